@@ -1,4 +1,4 @@
-"""Holdfast: an async streaming LLM inference engine whose unit is the session.
+"""Holdfast: an async streaming LLM inference engine for sessions instead of requests.
 
 The rooms, from the ground up: ``sdk`` (client, frames), ``kernels``, ``kvstore``, ``runtime``, ``sessions``,
 ``gateway``. A room imports only rooms on lower floors; ``tests/test_house.py`` measures it.

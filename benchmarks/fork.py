@@ -40,7 +40,7 @@ class _Nothing:
     plan: Plan
 
     def tokens(self) -> list[Outcome]:
-        return [None if row.sampling is None else row.seq % VOCAB for row in self.plan.rows]
+        return [[] if row.sampling is None else [row.seq % VOCAB] for row in self.plan.rows]
 
 
 class Stage:
@@ -67,14 +67,14 @@ class Stage:
     def apply(self, verb: SequenceVerb) -> float:
         """Seconds that a verb took."""
         began = time.perf_counter()
-        self.scheduler.apply(verb)
+        self.scheduler.apply(verb, 0.0)
         return time.perf_counter() - began
 
     def step(self) -> bool:
         """One step; whether there was anything to do."""
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(0.0)
         if plan is not None:
-            self.scheduler.commit(plan, _Nothing(plan).tokens())
+            self.scheduler.commit(plan, _Nothing(plan).tokens(), 0.0)
         return plan is not None
 
     def rest(self) -> None:

@@ -16,11 +16,11 @@ from starlette.websockets import WebSocket
 
 from .. import __version__
 from .auth import KEY, OPERATOR, TENANT, Guard, Hosts
-from .errors import error_details, wire_error
+from .errors import http_answer
 from .metrics import CONTENT_TYPE, exposition
+from .net.channel import SocketChannel
 from .net.proxy import BehindProxy
-from .realtime.channel import SocketChannel
-from .realtime.socket import Visitor
+from .realtime.socket import ClientIdentity
 from .service import Service
 
 
@@ -39,8 +39,7 @@ def build_app(service: Service) -> ASGIApp:
         ]
     )
     settings, keys = service.settings, service.tenants.keys
-    guard = Guard(app, keys, Hosts.of(settings, keys=keys is not None))
-    service.on_keys(lambda keys: setattr(guard, "keys", keys))
+    guard = Guard(app, lambda: service.tenants.keys, Hosts.of(settings, keys=keys is not None))
     return BehindProxy(guard, settings.network)
 
 
@@ -61,7 +60,7 @@ class _Routes:
             await socket.send_denial_response(_refusal(error))
             return
         await socket.accept()
-        await self._service.converse(SocketChannel(socket), _visitor(socket))
+        await self._service.converse(SocketChannel(socket), _identity(socket))
 
     async def models(self, request: Request) -> Response:
         """What is served, in OpenAI's list form."""
@@ -88,7 +87,7 @@ class _Routes:
     async def metrics(self, request: Request) -> Response:
         """For Prometheus; a tenant that is not an operator finds its own numbers alone."""
         scope = request.scope
-        snapshot = await self._service.snapshot(scope[TENANT], everybody=scope[OPERATOR])
+        snapshot = await self._service.snapshot(scope[TENANT], all_tenants=scope[OPERATOR])
         return Response(exposition(snapshot), media_type=CONTENT_TYPE)
 
     async def version(self, request: Request) -> Response:
@@ -100,9 +99,9 @@ class _Routes:
         return {"id": service.model, "object": "model", "created": service.started, "owned_by": "holdfast"}
 
 
-def _visitor(socket: WebSocket) -> Visitor:
+def _identity(socket: WebSocket) -> ClientIdentity:
     asked, key = socket.query_params, socket.headers.get("authorization", "")
-    return Visitor(
+    return ClientIdentity(
         owner=hashlib.blake2b(key.encode(), digest_size=16).digest(),
         salt=socket.scope.get(TENANT, b""),
         key=socket.scope.get(KEY, b""),
@@ -113,7 +112,4 @@ def _visitor(socket: WebSocket) -> Visitor:
 
 
 def _refusal(error: Exception) -> Response:
-    wire, told = wire_error(error), error_details(error)
-    body = {"type": told.type, "code": told.code, "message": told.message, "param": told.param}
-    headers = {"Retry-After": "1"} if wire.status in (429, 503) else None
-    return JSONResponse({"error": body}, wire.status, headers)
+    return JSONResponse(*http_answer(error))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -21,7 +21,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .errors import KeysUnusable
+from .errors import GatewayError, HostRefused, KeyInvalid, KeysUnusable, OriginRefused, http_answer
 from .settings import GatewaySettings
 
 PROBES = frozenset({"/health", "/ready"})
@@ -159,46 +159,53 @@ class Hosts:
 
 
 class Guard:
-    """ASGI middleware. ``keys`` None: everybody may come in. ``hosts``: by default a loopback server's.
+    """ASGI middleware. ``keys`` returns those that count at the moment; None: every client on this machine is
+    admitted. ``hosts``: by default a loopback server's.
 
-    Tells the application whose key it was (`TENANT`), and whether it may see everybody's numbers (`OPERATOR`).
+    Puts the key's tenant into the request's scope (`TENANT`), and whether it may see all tenants' numbers
+    (`OPERATOR`).
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys | None, hosts: Hosts | None = None) -> None:
-        self.keys = keys
-        """May be replaced while the server runs."""
+    def __init__(self, app: ASGIApp, keys: Callable[[], Keys | None], hosts: Hosts | None = None) -> None:
         self._app = app
-        self._hosts = hosts or Hosts.of(GatewaySettings(), keys=keys is not None)
+        self._keys = keys
+        self._hosts = hosts or Hosts.of(GatewaySettings(), keys=keys() is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401 or 403."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(scope, Headers(scope=scope))
-        await (self._app if refusal is None else refusal)(scope, receive, send)
+        try:
+            self._admit(scope, Headers(scope=scope))
+        except GatewayError as error:
+            await JSONResponse(*http_answer(error))(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
-    def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+    def _admit(self, scope: Scope, headers: Headers) -> None:
+        """Check a request and put its tenant into its scope.
+
+        Raises ``HostRefused``, ``OriginRefused`` or ``KeyInvalid``.
+        """
         host = headers.get("host")
         if host is not None and host not in self._hosts:
-            told = f"this server does not answer to the host {host[:256]!r}: see --allowed-host"
-            return _refused(403, "host_not_allowed", told)
+            raise HostRefused(f"this server does not answer to the host {host[:256]!r}: see --allowed-host")
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path in PROBES:
-            return None
-        if self.keys is None:
+            return
+        keys = self._keys()
+        if keys is None:
             if not _same_origin(headers):
-                return _refused(403, "origin_not_allowed", "this origin may not connect")
+                raise OriginRefused("this origin may not connect")
             scope[TENANT], scope[OPERATOR] = b"", True
-            return None
+            return
         bearer = _bearer(headers)
-        tenant, operator = self.keys.tenant(bearer), self.keys.is_operator(bearer)
+        tenant, operator = keys.tenant(bearer), keys.is_operator(bearer)
         if tenant is None and not (operator and path in OPERATORS_ROUTES):
-            told = "a valid API key is needed: Authorization: Bearer KEY"
-            return _refused(401, "invalid_api_key", told)
+            raise KeyInvalid("a valid API key is needed: Authorization: Bearer KEY")
         scope[TENANT], scope[OPERATOR] = salt_of(tenant or ""), operator
         scope[KEY] = _digest(bearer)
-        return None
 
 
 def _bearer(headers: Headers) -> str:
@@ -235,9 +242,3 @@ def _is_address(name: str) -> bool:
 
 def _is_loopback(host: str) -> bool:
     return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
-
-
-def _refused(status: int, code: str, message: str) -> JSONResponse:
-    body = {"error": {"type": "authentication_error", "code": code, "message": message, "param": None}}
-    extra = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return JSONResponse(body, status, extra)

@@ -23,8 +23,8 @@ from ..sdk.errors import ConnectionFailed, ConnectionLost
 from ..sdk.reconnect import Patience
 from .compose import model_name, opened
 from .errors import GatewayError
-from .realtime.channel import ChannelClosed, MemoryChannel, memory_pair
-from .realtime.socket import Visitor
+from .net.channel import ChannelClosed, MemoryChannel, memory_pair
+from .realtime.socket import ClientIdentity
 from .service import Service
 from .settings import GatewaySettings
 
@@ -86,8 +86,8 @@ def in_memory(service: Service) -> Client:
         except (GatewayError, RuntimeFault) as error:
             raise ConnectionFailed(error.message) from error
         ours, theirs = memory_pair()
-        visitor = Visitor(resumable=True, resume=resume)
-        connection = asyncio.create_task(_serve(service, ours, visitor))
+        identity = ClientIdentity(resumable=True, resume=resume)
+        connection = asyncio.create_task(_serve(service, ours, identity))
         connections.add(connection)
         connection.add_done_callback(connections.discard)
         return MemoryTransport(theirs)
@@ -98,9 +98,9 @@ def in_memory(service: Service) -> Client:
     return Client(dial, redial=redial, patience=ONE_TRY)
 
 
-async def _serve(service: Service, channel: MemoryChannel, visitor: Visitor) -> None:
+async def _serve(service: Service, channel: MemoryChannel, identity: ClientIdentity) -> None:
     try:
-        await service.converse(channel, visitor)
+        await service.converse(channel, identity)
     finally:
         await channel.close(1000, "")
 

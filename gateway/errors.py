@@ -12,7 +12,12 @@ GatewayError
 ├── NetworkInvalid            an option says nothing clear of names, proxies or prefixes
 ├── CertificateUnusable       the TLS certificate or its key cannot be read
 ├── SlowReader                a client took no frame for too long
+├── KeyInvalid                a request has no key, or one that is not in the keys file
+├── HostRefused               the Host header is no name of this server
+├── OriginRefused             a web page of another origin asks
 ├── KeyRemoved                the key that opened a socket is not in the keys file any more
+├── TooManyControlFrames      a socket sends too many pings and pongs
+├── TooManyFragments          a message comes in too many frames
 ├── TooManyInvalid            a socket sends too many frames that are no events
 ├── TooManyResponses          a socket has as many responses running as it may
 ├── TooManyMoves              a session has as many moves of its KV on their way as it may
@@ -81,6 +86,24 @@ class CertificateUnusable(GatewayError):
     code = "certificate_unusable"
 
 
+class KeyInvalid(GatewayError):
+    """A request has no key, or one that is not in the keys file."""
+
+    code = "invalid_api_key"
+
+
+class HostRefused(GatewayError):
+    """The Host header is no name of this server."""
+
+    code = "host_not_allowed"
+
+
+class OriginRefused(GatewayError):
+    """A web page of another origin asks."""
+
+    code = "origin_not_allowed"
+
+
 class KeyRemoved(GatewayError):
     """The key that opened this socket is not in the keys file any more, or is another tenant's."""
 
@@ -91,6 +114,18 @@ class SlowReader(GatewayError):
     """A client took no frame for too long."""
 
     code = "slow_reader"
+
+
+class TooManyControlFrames(GatewayError):
+    """A socket sends too many pings and pongs."""
+
+    code = "too_many_control_frames"
+
+
+class TooManyFragments(GatewayError):
+    """A message comes in too many frames."""
+
+    code = "too_many_fragments"
 
 
 class TooManyInvalid(GatewayError):
@@ -163,6 +198,10 @@ def _busy(code: str, status: int = 429, close: int | None = None) -> WireError:
     return WireError("rate_limit_error", code, status, close)
 
 
+def _unknown(code: str, status: int) -> WireError:
+    return WireError("authentication_error", code, status)
+
+
 INTERNAL = _server("internal_error")
 
 TABLE: dict[type[Exception], WireError] = {
@@ -202,6 +241,7 @@ TABLE: dict[type[Exception], WireError] = {
     sessions.HandleUnknown: _invalid("session_not_found", 404),
     sessions.EventsExpired: _invalid("events_expired", 410),
     sessions.StorageUnavailable: _server("storage_unavailable", 503, close=1013),
+    sessions.ShareFull: _server("storage_unavailable", 503, close=1013),
     sessions.RecordDamaged: _server("session_damaged"),
     sessions.StoreUnusable: _server("store_unusable", 503, close=1011),
     sessions.StoreHeld: _server("store_unusable", 503, close=1011),
@@ -233,8 +273,13 @@ TABLE: dict[type[Exception], WireError] = {
     KeysUnusable: _server("keys_unusable", 503),
     NetworkInvalid: _server("network_invalid", 503),
     CertificateUnusable: _server("certificate_unusable", 503),
+    KeyInvalid: _unknown("invalid_api_key", 401),
+    HostRefused: _unknown("host_not_allowed", 403),
+    OriginRefused: _unknown("origin_not_allowed", 403),
     KeyRemoved: _invalid("invalid_api_key", 401, close=1008),
     SlowReader: _invalid("slow_reader", 408, close=1008),
+    TooManyControlFrames: _invalid("too_many_control_frames", 429, close=1008),
+    TooManyFragments: _invalid("too_many_fragments", 429, close=1008),
     TooManyInvalid: _invalid("too_many_invalid_events", 429, close=1008),
     TooManyResponses: _busy("too_many_responses"),
     TooManyMoves: _busy("too_many_moves"),
@@ -262,3 +307,11 @@ def error_details(error: BaseException, event_id: str | None = None) -> ErrorDet
         param=getattr(error, "param", None),
         event_id=event_id or getattr(error, "event_id", None),
     )
+
+
+def http_answer(error: BaseException) -> tuple[dict[str, object], int, dict[str, str] | None]:
+    """The body, status and headers of an HTTP answer that refuses a request."""
+    wire, told = wire_error(error), error_details(error)
+    body = {"type": wire.type, "code": wire.code, "message": told.message, "param": told.param}
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
+    return {"error": body}, wire.status, headers.get(wire.status)

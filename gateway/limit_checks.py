@@ -16,10 +16,12 @@ from ..runtime.link.messages import Hello
 from ..runtime.settings import EngineSettings
 from ..sessions.settings import SessionSettings
 from .errors import LimitsTooLarge
+from .quotas import TENANT_QUOTAS
 from .settings import GatewaySettings
-from .tenants import SIZES, Allowance, Tenants
+from .tenants import Allowance, Tenants
 
 NAMED = 3  # tenants that an arithmetic names
+_IN_BYTES = {quota.name for quota in TENANT_QUOTAS if quota.in_bytes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +66,13 @@ def check_bound(tenants: Tenants, bound: Bound) -> None:
 
 def amount(limit: str) -> Callable[[int], str]:
     """How a value of this limit is told."""
-    return shown if limit in SIZES else lambda value: f"{value:,}"
+    return shown if limit in _IN_BYTES else lambda value: f"{value:,}"
 
 
 def told(allowance: Allowance) -> str:
     """A tenant's limits in one line."""
-    words = {
-        "sessions": "{} sessions open",
-        "kept": "{} kept",
-        "turns": "{} replies at once",
-        "journal": "{} of the journal",
-        "leased": "{} leased",
-        "disk": "{} of KV on disk",
-    }
-    values = {name: getattr(allowance, name) for name in words}
-    set_ = [words[name].format(amount(name)(value)) for name, value in values.items() if value is not None]
+    values = ((quota, getattr(allowance, quota.name)) for quota in TENANT_QUOTAS)
+    set_ = [quota.shown.format(amount(quota.name)(value)) for quota, value in values if value is not None]
     return ", ".join(set_) or "no limits"
 
 

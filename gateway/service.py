@@ -1,6 +1,6 @@
-"""What the routes share: the engine's link, the sessions, and the sockets that run.
+"""What all routes share: the engine's link, the live sessions, and the sockets that are open.
 
-Composes; decides only who may come in now. The same for the server and for the embedded engine.
+`Service` admits clients and composes faces. The server and the embedded engine both use it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,13 +16,13 @@ from ..runtime.link.client import EngineLink
 from ..runtime.link.messages import Phase
 from ..sessions.journal.journal import Journal
 from ..sessions.registry import SessionRegistry
-from .auth import Keys
 from .errors import Draining, KeyRemoved, ModelNotServed, SlowReader
+from .live_session import LiveSession
+from .live_sessions import LiveSessions
 from .metrics import Snapshot, TenantSnapshot
-from .realtime.channel import Channel
-from .realtime.live_session import LiveSession
-from .realtime.live_sessions import Registry
-from .realtime.socket import Realtime, Visitor
+from .net.channel import Channel
+from .realtime.session import RealtimeFace
+from .realtime.socket import ClientIdentity, RealtimeSocket
 from .settings import GatewaySettings
 from .tenants import ALLOWED, Tenants
 
@@ -32,9 +31,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How the engine is, as far as its heartbeats tell. ``alive``: no restart of the server would help.
+    """The engine's state as its heartbeats tell it. ``alive``: a restart of the server would not help.
 
-    ``journal``: how it differs from that of the last start, where it does.
+    ``journal``: how the journal differs from that of the last start.
     """
 
     alive: bool
@@ -45,16 +44,16 @@ class State:
     journal: tuple[str, ...] = ()
 
     def told(self) -> dict[str, object]:
-        """As the probes answer it."""
+        """The body of an answer to a probe."""
         status = "ready" if self.ready else "not ready" if self.alive else "hung"
         told = {"status": status, "phase": self.phase, "detail": self.detail, "fraction": self.fraction}
         return {**told, "journal": list(self.journal)} if self.journal else told
 
 
 class Service:
-    """One model behind one link. ``book`` is absent until the engine was loaded for the first time.
+    """One model behind one link. There are no sessions until the engine was loaded for the first time.
 
-    ``tenants``: those of the settings, where they have been read already. Raises ``KeysUnusable``.
+    ``tenants``: those of the settings, if they have been read already. Raises ``KeysUnusable``.
     """
 
     def __init__(
@@ -64,63 +63,62 @@ class Service:
         self.tenants = tenants or Tenants.of(settings)
         self.model = model
         self.started = int(time.time())
-        self._book: SessionRegistry | None = None
+        self._registry: SessionRegistry | None = None
         self._journal: Journal | None = None
-        self._registry: Registry | None = None
+        self._live: LiveSessions | None = None
         self._link = link
-        self._running: dict[asyncio.Task[None], Realtime] = {}
+        self._sockets: dict[asyncio.Task[None], RealtimeSocket] = {}
         self._draining = False
         self._slow_readers = 0
-        self._watchers: list[Callable[[Keys | None], object]] = []
         link.on_recovery(self._recovered)
 
-    def open(self, book: SessionRegistry, journal: Journal | None = None) -> None:
-        """Sessions may be made from now on; ``journal`` is the book's, where it has one."""
-        self._book = book
+    def open(self, registry: SessionRegistry, journal: Journal | None = None) -> None:
+        """Let sessions be opened from now on. ``journal``: the registry's, if it has one."""
+        self._registry = registry
         self._journal = journal
-        self._registry = Registry(book, self._link, self.model, self.settings.limits)
+        self._live = LiveSessions(registry, self.settings.limits)
         if journal is not None:
-            journal.watchers.add(self._registry.alarm)
+            journal.watchers.add(self._live.alarm)
 
     async def close(self) -> None:
-        """Let nobody in any more, say goodbye on all sockets, end all sessions.
+        """Admit no client any more, say goodbye on all sockets, end all sessions.
 
-        An engine that does not answer holds it up for ``close_seconds`` at most.
+        An engine that does not answer holds this up for ``close_seconds`` at most.
         """
         self._draining = True
-        if self._registry is not None:
-            self._registry.stop()
-        for realtime in self._running.values():
-            realtime.leave()
-        if self._running:
-            await asyncio.wait(list(self._running), timeout=self.settings.limits.close_seconds)
-        book, registry = self._book, self._registry
-        self._book = self._registry = None
-        if book is not None and registry is not None:
+        if self._live is not None:
+            self._live.stop()
+        for socket in self._sockets.values():
+            socket.leave()
+        if self._sockets:
+            await asyncio.wait(list(self._sockets), timeout=self.settings.limits.close_seconds)
+        registry, live = self._registry, self._live
+        self._registry = self._live = None
+        if registry is not None and live is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.settings.limits.close_seconds):
+                    await live.aclose()
                     await registry.aclose()
-                    await book.aclose()
 
     @property
     def connections(self) -> frozenset[asyncio.Task[None]]:
         """The tasks of the connections that are open."""
-        return frozenset(self._running)
+        return frozenset(self._sockets)
 
     def sessions(self) -> list[LiveSession]:
-        """Those in memory, with or without a socket."""
-        return [] if self._registry is None else self._registry.live()
+        """The sessions in memory, on a connection or not."""
+        return [] if self._live is None else self._live.live()
 
     def state(self) -> State:
-        """For the probes."""
+        """What the probes answer."""
         link, beat = self._link, self._link.heartbeat
-        lack = self._journal.fault if self._journal is not None and self._book is not None else None
-        ready = link.ready and self._book is not None and not self._draining and lack is None
+        fault = self._journal.fault if self._journal is not None and self._registry is not None else None
+        ready = link.ready and self._registry is not None and not self._draining and fault is None
         return State(
             alive=link.overdue == 0.0,
             ready=ready,
             phase=link.phase,
-            detail="draining" if self._draining else lack.message if lack else beat.detail if beat else "",
+            detail="draining" if self._draining else fault.message if fault else beat.detail if beat else "",
             fraction=beat.fraction if beat else 0.0,
             journal=() if self._journal is None else tuple(self._journal.mismatches),
         )
@@ -130,35 +128,38 @@ class Service:
         if name and name != self.model:
             raise ModelNotServed(f"This server serves {self.model!r}, not {name!r}")
 
-    def admit(self, model: str | None) -> SessionRegistry:
-        """Raises ``ModelNotServed``, ``Draining``, or ``EngineDied`` until the engine is first loaded."""
+    def admit(self, model: str | None) -> LiveSessions:
+        """The sessions, for a face to open one.
+
+        Raises ``ModelNotServed``, ``Draining``, or ``EngineDied`` until the engine was loaded once.
+        """
         self.check_model(model)
         if self._draining:
             raise Draining("The server is going away")
-        if self._book is None:
+        if self._live is None:
             raise EngineDied("The engine is loading")
-        return self._book
+        return self._live
 
-    async def converse(self, channel: Channel, visitor: Visitor | None = None) -> None:
-        """One socket, until either side ends it; the calling task is the connection's."""
-        self.admit(None)
-        assert self._registry is not None, "there is one where there is a book"
-        realtime = Realtime(channel, self._registry, visitor or Visitor(), self.settings.limits)
+    async def converse(self, channel: Channel, client: ClientIdentity | None = None) -> None:
+        """Serve one Realtime socket until either side ends it. The calling task is the connection's."""
+        limits = self.settings.limits
+        face = RealtimeFace(self.admit(None), self._link, self.model, limits)
+        socket = RealtimeSocket(channel, face, client or ClientIdentity(), limits)
         task = asyncio.current_task()
         assert task is not None, "a connection has a task of its own"
-        self._running[task] = realtime
-        self._check_key(realtime)  # it may have been removed since the request was let in
+        self._sockets[task] = socket
+        self._check_key(socket)  # it may have been removed since the request was let in
         try:
-            await realtime.run()
+            await socket.run()
         except SlowReader as slow:
-            log.warning("the client at %s was dropped: %s", realtime.visitor.address or "?", slow.message)
+            log.warning("the client at %s was dropped: %s", socket.client.address or "?", slow.message)
             self._slow_readers += 1
             channel.drop()
         finally:
-            del self._running[task]
+            del self._sockets[task]
 
     async def drain(self) -> None:
-        """Take no new work, tell all clients, give replies that run ``drain_seconds`` to end; cut the rest."""
+        """Take no new work, tell all clients, give running replies ``drain_seconds`` to end; cut the rest."""
         self._draining = True
         seconds = self.settings.drain_seconds
         ending = [asyncio.ensure_future(session.drain(seconds)) for session in self.sessions()]
@@ -168,45 +169,39 @@ class Service:
                 task.cancel()
 
     def _recovered(self, lost_seconds: float) -> None:
-        """Another engine has taken over: all sessions are told, idle ones too."""
-        for session in self.sessions():
-            session.recovered(lost_seconds)
-
-    def on_keys(self, told: Callable[[Keys | None], object]) -> None:
-        """``told`` gets the keys whenever they change."""
-        self._watchers.append(told)
+        """Another engine has taken over: tell all sessions, idle ones too."""
+        if self._live is not None:
+            self._live.recovered(lost_seconds)
 
     def change_tenants(self, tenants: Tenants) -> int:
-        """From now on these come in, with these numbers of sessions and turns.
+        """Admit these from now on, with these numbers of sessions and turns.
 
-        Closes the sockets whose key is gone, or another tenant's; returns how many. What the engine and the
-        journal hold tenants to stays as it was at the start.
+        Closes the sockets of keys that are gone or another tenant's; returns their number. The limits that the
+        engine and the journal enforce stay as they were at the start.
         """
         self.tenants = tenants
-        for told in self._watchers:
-            told(tenants.keys)
-        if self._book is not None:
-            self._book.change_limits(tenants.sessions())
-        return sum([self._check_key(realtime) for realtime in self._running.values()])
+        if self._registry is not None:
+            self._registry.change_limits(tenants.sessions())
+        return sum([self._check_key(socket) for socket in self._sockets.values()])
 
-    def _check_key(self, realtime: Realtime) -> bool:
-        """Part with a socket whose key is not valid any more; whether that is so."""
-        keys, visitor = self.tenants.keys, realtime.visitor
-        if keys is None or not visitor.key or keys.opens(visitor.key, visitor.salt):
+    def _check_key(self, socket: RealtimeSocket) -> bool:
+        """Close a socket whose key is not valid any more; returns whether that is so."""
+        keys, client = self.tenants.keys, socket.client
+        if keys is None or not client.key or keys.opens(client.key, client.salt):
             return False
-        realtime.leave(KeyRemoved())
+        socket.leave(KeyRemoved())
         return True
 
-    async def snapshot(self, salt: bytes = b"", *, everybody: bool = True) -> Snapshot:
-        """Statistics now: ``everybody``'s or none, and those of the tenant who asks."""
-        if not everybody:
+    async def snapshot(self, salt: bytes = b"", *, all_tenants: bool = True) -> Snapshot:
+        """Statistics now: of ``all_tenants`` or of none, and those of the tenant that asks."""
+        if not all_tenants:
             return Snapshot(self.state().ready, None, {}, {}, await self._tenant(salt))
         try:
             engine = await self._link.statistics()
         except EngineGone:
             engine = {}
-        sessions = self._book.statistics() if self._book is not None else {}
-        if self._book is not None and self._journal is not None:
+        sessions = self._registry.statistics() if self._registry is not None else {}
+        if self._registry is not None and self._journal is not None:
             sessions = {**sessions, **await self._journal.statistics()}
         gateway = {**sessions, **self._lengths()}
         return Snapshot(
@@ -215,17 +210,17 @@ class Service:
 
     async def _tenant(self, salt: bytes) -> TenantSnapshot | None:
         name, limits = self.tenants.name(salt), self.tenants.of_salt(salt)
-        if not name or self._book is None:
+        if not name or self._registry is None:
             return None
-        used = await self._book.statistics_of(salt)
+        used = await self._registry.statistics_of(salt)
         return TenantSnapshot(name, used, {kind: getattr(limits, kind) for kind in ALLOWED})
 
     def _lengths(self) -> dict[str, float]:
-        outboxes = [realtime.outbox.statistics() for realtime in self._running.values()]
+        outboxes = [socket.outbox.statistics() for socket in self._sockets.values()]
         return {
-            "sockets": len(self._running),
-            "sessions_live": 0 if self._registry is None else len(self._registry),
-            "responses_running": 0 if self._registry is None else self._registry.responses,
+            "sockets": len(self._sockets),
+            "sessions_live": 0 if self._live is None else len(self._live),
+            "responses_running": 0 if self._live is None else self._live.responses,
             "outbox_events": sum(outbox.events for outbox in outboxes),
             "outbox_bytes": sum(outbox.bytes for outbox in outboxes),
             "slow_readers_dropped": self._slow_readers,

@@ -11,22 +11,15 @@ from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
 
-from ..sessions.journal.settings import JournalSettings
+from ..sessions.settings import JournalSettings
 from ..sessions.tools.formats import CallForm, ReasoningForm
 from .errors import NetworkInvalid
+from .net.rates import Rate
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8040
 ALLOWED_HOST = re.compile(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
 ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """A token bucket: so many per second in the long run, and ``burst`` at once."""
-
-    per_second: float
-    burst: int
 
 
 @dataclass(frozen=True, slots=True)

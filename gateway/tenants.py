@@ -22,21 +22,19 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
-from msgspec.structs import asdict
 
 from ..runtime.settings import TenantBudget
-from ..sessions.journal.settings import UNLIMITED, JournalShare
-from ..sessions.settings import TenantLimits
+from ..sessions.settings import UNLIMITED, JournalShare, TenantLimits
 from .auth import NAME, Keys, add_key, read_text, salt_of
-from .cli.sizes import bytes_of
 from .errors import KeysUnusable
+from .quotas import TENANT_QUOTAS, bytes_of
 from .settings import GatewaySettings
 
-SIZES = ("journal", "leased", "disk")
-"""Limits in bytes; the others are counts."""
+ALLOWED = tuple(quota.name for quota in TENANT_QUOTAS)
+"""The names of all limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +55,16 @@ class Allowance:
     """Bytes of its KV on disk."""
 
     def __post_init__(self) -> None:
-        for name in ALLOWED:
-            value, least = getattr(self, name), 0 if name == "leased" else 1
-            if value is not None and value < least:
-                raise KeysUnusable(f"{name} = {value} is less than {least}")
+        for quota in TENANT_QUOTAS:
+            value = getattr(self, quota.name)
+            if value is not None and value < quota.least:
+                raise KeysUnusable(f"{quota.name} = {value} is less than {quota.least}")
         if self.sessions is not None and self.kept is not None and self.kept < self.sessions:
             raise KeysUnusable(
                 f"kept = {self.kept} is less than sessions = {self.sessions}, which are kept, too"
             )
 
 
-ALLOWED = tuple(Allowance.__dataclass_fields__)
-"""The names of all limits."""
 NOTHING_SET = Allowance()
 
 
@@ -143,39 +139,27 @@ class Tenants:
 
 # --- the TOML form ------------------------------------------------------------------------------------------
 
-Size: TypeAlias = int | str | None
+_Count: TypeAlias = int | None
+_Size: TypeAlias = int | str | None
+_FIELDS: list[Any] = [(quota.name, _Size if quota.in_bytes else _Count, None) for quota in TENANT_QUOTAS]
+_KEYS: Any = ("keys", list[str], msgspec.field(default_factory=list))
 
 
-class _Limits(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    sessions: int | None = None
-    kept: int | None = None
-    turns: int | None = None
-    journal: Size = None
-    leased: Size = None
-    disk: Size = None
-
-    def allowance(self, usual: Allowance = NOTHING_SET) -> Allowance:
-        """Raises ``KeysUnusable``."""
-        given = {name: value for name, value in asdict(self).items() if name in ALLOWED and value is not None}
-        try:
-            sizes = {name: bytes_of(str(given[name])) for name in SIZES if name in given}
-        except ValueError as error:
-            raise KeysUnusable(str(error)) from None
-        return Allowance(**{**{name: getattr(usual, name) for name in ALLOWED}, **given, **sizes})
+def _table(name: str, fields: list[Any]) -> type[msgspec.Struct]:
+    return msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
 
 
-class _Tenant(_Limits, forbid_unknown_fields=True, kw_only=True):
-    keys: list[str] = []
-
-
-class _Operators(msgspec.Struct, forbid_unknown_fields=True):
-    keys: list[str] = []
-
-
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    operators: _Operators = msgspec.field(default_factory=_Operators)
-    limits: _Limits = msgspec.field(default_factory=_Limits)
-    tenants: dict[str, _Tenant] = {}
+_LimitsTable = _table("_LimitsTable", _FIELDS)
+_TenantTable = _table("_TenantTable", [*_FIELDS, _KEYS])
+_OperatorsTable = _table("_OperatorsTable", [_KEYS])
+_File: Any = _table(
+    "_File",
+    [
+        ("operators", _OperatorsTable, msgspec.field(default_factory=_OperatorsTable)),
+        ("limits", _LimitsTable, msgspec.field(default_factory=_LimitsTable)),
+        ("tenants", dict[str, _TenantTable], msgspec.field(default_factory=dict)),  # type: ignore[valid-type]
+    ],
+)
 
 
 def _from_toml(text: str, source: str) -> Tenants:
@@ -198,8 +182,15 @@ def _from_toml(text: str, source: str) -> Tenants:
     return Tenants(held, {name: one for name, one in limits.items() if one != NOTHING_SET}, source)
 
 
-def _placed(place: str, limits: _Limits, usual: Allowance) -> Allowance:
+def _placed(place: str, table: msgspec.Struct, usual: Allowance) -> Allowance:
+    """What a table of the file allows; ``usual`` where it says nothing. Raises ``KeysUnusable``."""
+    given = {name: value for name in ALLOWED if (value := getattr(table, name)) is not None}
     try:
-        return limits.allowance(usual)
-    except KeysUnusable as fault:
-        raise KeysUnusable(f"{place}: {fault.message}") from None
+        sizes = {
+            quota.name: bytes_of(str(given[quota.name]))
+            for quota in TENANT_QUOTAS
+            if quota.in_bytes and quota.name in given
+        }
+        return replace(usual, **{**given, **sizes})
+    except (ValueError, KeysUnusable) as fault:
+        raise KeysUnusable(f"{place}: {fault}") from None

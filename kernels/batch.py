@@ -170,7 +170,7 @@ def gathers_of(
 
 
 @dataclass(frozen=True, slots=True)
-class _Draft:
+class _HostGather:
     """A gather on the host. ``starts``: ``[rows]``, the first gathered position of each row; empty if all are
     0.
     """
@@ -181,7 +181,7 @@ class _Draft:
     span: int
 
 
-def _draft(group: RowGroup, arena: Tensor, window: int | None) -> _Draft:
+def _draft(group: RowGroup, arena: Tensor, window: int | None) -> _HostGather:
     _, layers, _, heads, slots_per_block, _ = arena.shape
     blocks, starts, ends = group.blocks, _FROM_THE_BEGINNING, group.firsts + group.count
     if window is not None:
@@ -193,7 +193,7 @@ def _draft(group: RowGroup, arena: Tensor, window: int | None) -> _Draft:
     tiles = (blocks * (layers * 2 * heads)).reshape(1, rows, 1, width) + sides_and_heads
     hollow = np.empty((2, rows, heads, span), dtype=bool)
     hollow[:] = (np.arange(span) >= ends[:, None])[:, None]
-    return _Draft(tiles.reshape(-1), np.flatnonzero(hollow), starts, span)
+    return _HostGather(tiles.reshape(-1), np.flatnonzero(hollow), starts, span)
 
 
 def _behind(group: RowGroup, window: int, slots_per_block: int) -> tuple[Ints, Ints]:

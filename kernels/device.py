@@ -127,12 +127,12 @@ class _Caller:
         """All that is before it is done."""
 
 
-class _Done:
+class _CompletedEvent:
     def wait(self) -> None:
         """It is."""
 
 
-_CALLER, _DONE = _Caller(), _Done()
+_CALLER, _DONE = _Caller(), _CompletedEvent()
 
 
 # --- CUDA -----------------------------------------------------------------------------------------------------

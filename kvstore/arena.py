@@ -1,8 +1,7 @@
 """The device arena: the bytes of one KV group's blocks, in the one layout every tier shares.
 
 ``kv[block, layer, k|v, head, slot, dim]``: a block is one contiguous run of bytes, and so is each (head,
-block) tile in it, for K and for V. The only file of this room that imports torch. Knows bytes and offsets;
-not what the blocks mean, nor who holds them.
+block) tile in it, for K and for V. Knows bytes and offsets; not what the blocks mean. Imports torch.
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ class DeviceArena:
 
     @property
     def blocks(self) -> int:
-        """How many."""
+        """Number of blocks."""
         return self.kv.shape[0]
 
     @property
     def device(self) -> torch.device:
-        """Where."""
+        """Where the bytes are."""
         return self.kv.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of one element."""
+        """Type of one element."""
         return self.kv.dtype
 
     def offset_of(self, block: int) -> int:
@@ -68,11 +67,11 @@ class DeviceArena:
         return self.kv[block].view(torch.uint8).view(-1)
 
     def poison(self, blocks: Sequence[int]) -> None:
-        """Fill with NaN what must not be read before it is written; for tests and debug."""
+        """Fill blocks that must be written before they are read with NaN; for tests and debug."""
         self._fill(blocks, float("nan"))
 
     def zero(self, blocks: Sequence[int]) -> None:
-        """Fill with zeros."""
+        """Fill blocks with zeros."""
         self._fill(blocks, 0.0)
 
     def zero_behind(self, block: int, tokens: int) -> None:

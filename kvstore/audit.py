@@ -1,24 +1,25 @@
-"""The pool's audit: do the books balance?
+"""The pool's audit: checks that every block is in one state, and that the references are those expected.
 
-Pure: reads a statement of the books, changes nothing, knows no step and no sequence.
+A pure function of a statement of the pool's books.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .errors import LeakFound
-from .owners import OwnerTags
 
 SHOWN = 8
-"""At most so many blocks are named per complaint."""
+"""Blocks named per complaint, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """Which blocks a pool of ``blocks`` has in which state; ``sealed``: those its index finds."""
+    """The blocks of a pool of ``blocks`` by state. ``sealed``: those its index finds. ``owners``: gives a
+    block's owners, for the text of a complaint.
+    """
 
     blocks: int
     free: Sequence[int]
@@ -27,7 +28,7 @@ class Books:
     cached: Sequence[int]
     sealed: frozenset[int]
     in_flight: bool
-    owners: OwnerTags | None = None
+    owners: Callable[[int], list[int | str | None]] | None = None
 
 
 def balance(books: Books, held: Mapping[int, int] | None = None) -> None:
@@ -68,7 +69,7 @@ def _leaks(books: Books, held: Mapping[int, int]) -> Iterable[str]:
     for block in sorted(books.references.keys() | held.keys())[: books.blocks]:
         ours, theirs = books.references.get(block, 0), held.get(block, 0)
         if ours != theirs:
-            tags = f" by {books.owners.of(block)}" if books.owners is not None else ""
+            tags = f" by {books.owners(block)}" if books.owners is not None else ""
             yield f"block {block} is held {ours} times{tags}, {theirs} accounted for"
 
 

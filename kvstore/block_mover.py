@@ -1,9 +1,8 @@
-"""Moves of whole blocks between the device arena and the host tier's slots, as bytes.
+"""Copies whole blocks between the device arena and the host tier's slots.
 
-On a CPU all of a move's blocks are copied by one call, which is done on return. On a device that works beside
-the host, saves run on a stream of their own beside the step, loads on the step's own, before its rows; the
-slots' memory is registered with it ahead of the copies (`registration`). Knows arenas, slots and streams; not
-why anything moves. Imports torch.
+On a CPU one call copies all blocks of a move, and is done on return. On a GPU saves run on a stream of their
+own beside the step, and loads on the step's stream, before its rows; the slots' memory is registered with the
+device ahead of the copies (`registration`). Knows arenas, slots and streams. Imports torch.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ Copy: TypeAlias = Callable[[Tensor, Tensor, NDArray[np.int64], int], None]
 class BlockMover:
     """Copies between ``arenas``, one per KV group, and ``memory``.
 
-    A slot holds what one block id names: its bytes in each arena, one after the other. ``copy``: how they are
-    copied where both lie in this machine's memory. ``device``: the arenas', by default as torch has it.
+    A slot holds the block's bytes of each arena, one after the other. ``copy``: copies where both lie in this
+    machine's memory. ``device``: the arenas' device, by default as torch has it.
     """
 
     def __init__(
@@ -53,17 +52,17 @@ class BlockMover:
         overlaps = self._device.overlaps
         self._flat = () if overlaps else tuple(_flat(arena) for arena in arenas)
         self._stream = self._device.stream() if overlaps else None
-        self._saved: Saving | None = None  # of the move before
+        self._saved: Saving | None = None  # by the last move
         self._loaded: Event | None = None
         self.registration = Registration(self._device, memory, self._bytes.data_ptr())
 
     @property
     def reach(self) -> Callable[[int], Sequence[memoryview]] | None:
-        """Gives a block's bytes in each arena, one after the other; None where they lie in other memory."""
+        """Function that gives a block's bytes in each arena; None where they lie in a GPU's memory."""
         return None if self._stream is not None else self._of_block
 
     def close(self) -> None:
-        """No more moves; waits for those in flight, and gives the slots' memory back as it was."""
+        """Wait for the moves in flight, and unregister the slots' memory."""
         if self._saved is not None:
             self._saved.done.wait()
         if self._loaded is not None:
@@ -76,11 +75,12 @@ class BlockMover:
         loads: Sequence[tuple[int, int]],
         overwritten: Collection[int] = (),
     ) -> Saving | None:
-        """Copy (block, slot, tokens) down, zeros behind the tokens, then (slot, block) up.
+        """Copy ``saves`` (block, slot, tokens) down, with zeros behind the tokens, then ``loads`` (slot,
+        block) up.
 
-        ``overwritten``: blocks that the loads, or work that follows on the current stream, will write before
-        the next call: all of it comes after the saves of these. Work behind the next call comes after all.
-        None where everything is done on return.
+        ``overwritten``: blocks that the loads, or later work on the current stream, write before the next
+        call: that work waits for the saves of these blocks. Work after the next call waits for all saves.
+        Returns None where everything is done on return.
         """
         if self._stream is None:
             self._copy_all([(slot, block) for block, slot, _ in saves], up=False)
@@ -103,7 +103,7 @@ class BlockMover:
         return self._saved
 
     def _save(self, stream: Stream, saves: Sequence[tuple[int, int, int]]) -> Saving:
-        """What is saved was computed by steps that are done, but may have been loaded by one in flight."""
+        """Start the saves. Their blocks were computed by finished steps, but may be loaded by one in flight."""
         if self._loaded is not None:
             stream.follow(self._loaded)
         stream.copy(
@@ -112,7 +112,7 @@ class BlockMover:
         return Saving(self, saves, stream.record())
 
     def _copy_all(self, pairs: Sequence[tuple[int, int]], *, up: bool) -> None:
-        """Of each (slot, block) the slot's bytes to the block's; not ``up``: the other way."""
+        """Copy each (slot, block): ``up`` the slot's bytes to the block, else the block's to the slot."""
         if not pairs:
             return
         places = np.array(pairs, dtype=np.int64)
@@ -127,7 +127,7 @@ class BlockMover:
 
     def _of_block(self, block: int) -> list[memoryview]:
         """The bytes of a block in each arena of this machine's memory."""
-        if len(self._flat) == 1:  # as almost always, and asked for each block that comes up
+        if len(self._flat) == 1:  # the usual case, on the path of each block that is read
             (flat,), (size,) = self._flat, self._sizes
             return [flat[block * size : (block + 1) * size]]
         sized = zip(self._flat, self._sizes, strict=True)
@@ -153,7 +153,7 @@ class BlockMover:
 
 
 class Saving:
-    """Copies down that run on the stream for saves until ``done``."""
+    """Saves that run on their stream until ``done``."""
 
     def __init__(self, mover: BlockMover, saves: Sequence[tuple[int, int, int]], done: Event) -> None:
         self.done = done
@@ -161,7 +161,7 @@ class Saving:
         self._saves = saves
 
     def wait(self) -> None:
-        """Wait until all bytes are in their slots."""
+        """Wait until all bytes are in their slots, and zero what is behind the tokens."""
         self.done.wait()
         for _, slot, tokens in self._saves:
             self._mover.zero_behind(slot, tokens)

@@ -1,14 +1,23 @@
-"""A block table: the blocks of one sequence, in the order of its tokens.
-
-Knows ids only; who may hold them is the pool's affair.
-"""
+"""A block table: the blocks of one sequence, in the order of its tokens. The pool counts references."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+BlockIds: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.intp]
+"""Blocks, in the order of their sequence."""
+
+BlockArray: TypeAlias = NDArray[np.intp]
+"""Block ids ``[blocks]``, of the type by which numpy looks up: another takes twice as long."""
+
+
+def as_array(blocks: BlockIds) -> BlockArray:
+    """The same ids as one array."""
+    return np.asarray(blocks, dtype=np.intp)
 
 
 class BlockTable:
@@ -37,26 +46,26 @@ class BlockTable:
         return view
 
     def append(self, block: int) -> None:
-        """Put one block behind the last."""
+        """Append one block."""
         self._reserve(self._length + 1)
         self._ids[self._length] = block
         self._length += 1
 
     def extend(self, blocks: Sequence[int]) -> None:
-        """Put blocks behind the last, in order."""
+        """Append blocks, in order."""
         end = self._length + len(blocks)
         self._reserve(end)
         self._ids[self._length : end] = blocks
         self._length = end
 
     def replace(self, index: int, block: int) -> int:
-        """Put ``block`` where another stood (copy on write); returns the other."""
+        """Put ``block`` in place of another (copy on write); returns the other."""
         before = self[index]
         self._ids[: self._length][index] = block
         return before
 
     def truncate(self, length: int) -> NDArray[np.int32]:
-        """Keep the first ``length`` blocks; returns the others, in order, for the pool's ``release``."""
+        """Keep the first ``length`` blocks; returns the others, in order, for `BlockPool.release`."""
         assert 0 <= length <= self._length, f"cannot keep {length} of {self._length} blocks"
         dropped = self._ids[length : self._length].copy()
         self._length = length
@@ -70,7 +79,7 @@ class BlockTable:
         return twin
 
     def to_list(self, start: int = 0) -> list[int]:
-        """The ids from ``start`` on as plain ints, as the pool takes them."""
+        """The ids from ``start`` on as a list."""
         ids: list[int] = self._ids[start : self._length].tolist()
         return ids
 

@@ -6,10 +6,10 @@
     ├── GroupInvalid          a KV group, hasher or arena was asked for with impossible numbers
     ├── PoolExhausted         more blocks asked for than can be had now: wait, preempt or refuse
     ├── BookkeepingError      our own mistake, never the user's
-    │   ├── BlockMisused      a block is not in the state that the act needs; names both
+    │   ├── BlockMisused      a block is not in the state that an operation needs; names both
     │   ├── SlotMisused       a host slot cannot go from the state it is in to the one asked for
     │   ├── StepOutOfOrder    steps must be launched and finished in rising order
-    │   └── LeakFound         an audit's books do not balance
+    │   └── LeakFound         an audit found blocks or slots that do not add up
     └── RecordUnavailable     a tier has no usable record under this key
         ├── RecordMissing     it holds none
         └── RecordDamaged     it held one that failed its checks, and has dropped it
@@ -36,11 +36,11 @@ class PoolExhausted(KVStoreError):
 
 
 class BookkeepingError(KVStoreError):
-    """Our own mistake, never the user's: the caller's books and the pool's disagree."""
+    """Our own mistake, never the user's: the caller and the pool or tier disagree."""
 
 
 class BlockMisused(BookkeepingError):
-    """``block`` is in state ``state``, from which it cannot be ``act`` (leased, shared, released, sealed)."""
+    """``block`` is in state ``state``, in which it cannot be ``act`` (shared, released, sealed)."""
 
     def __init__(self, block: int, state: str, act: str) -> None:
         super().__init__(f"block {block} is {state}: it cannot be {act}")
@@ -50,7 +50,7 @@ class BlockMisused(BookkeepingError):
 
 
 class SlotMisused(BookkeepingError):
-    """``slot`` is in state ``state``, from which it cannot become ``wanted``."""
+    """``slot`` is in state ``state``, and cannot go from there to ``wanted``."""
 
     def __init__(self, slot: int, state: str, wanted: str) -> None:
         super().__init__(f"slot {slot} is {state}: it cannot become {wanted}")
@@ -64,7 +64,7 @@ class StepOutOfOrder(BookkeepingError):
 
 
 class LeakFound(BookkeepingError):
-    """An audit's books do not balance; the text lists what is wrong."""
+    """An audit found blocks or slots that do not add up; the text lists them."""
 
 
 class RecordUnavailable(KVStoreError):

@@ -1,32 +1,31 @@
-"""Who goes first: the order in which cached blocks are given up. The rule stands here and nowhere else.
+"""The eviction order of cached blocks. The rule stands here and nowhere else.
 
-Worth = chance of return, estimated by how often a block was found again and how lately it was let go:
+The chance that a block is wanted again is estimated by how often it was found, and how lately it was released:
 
 1. Three **ranks** by hits since sealing: *one-off* (0), *returned* (1 to 3), *hot* (4 and more). A lower rank
-   goes first, so a flood of one-off prefixes passes through below a hot shared prompt.
-2. Inside a rank the one **let go longest ago** goes first. A sequence lets its blocks go from the end to the
-   beginning, and who holds a block holds all before it; so the end of a chain always goes before its
-   beginning, and no eviction cuts off blocks that are still kept.
-3. **Old fame fades**: *returned* and *hot* may each fill a quarter of the pool. What overflows falls, oldest
-   first, behind the rank below and forgets the hits above it.
+   is evicted first, so a flood of one-off prefixes passes through below a hot shared prompt.
+2. Inside a rank the block **released longest ago** is evicted first. A sequence releases its blocks from the
+   end to the beginning, and holds all blocks before each one it holds. So the end of a chain is always evicted
+   before its beginning, and no eviction cuts off blocks that are still kept.
+3. **Old hits fade**: *returned* and *hot* may each fill a quarter of the pool. The oldest of what overflows
+   moves behind the rank below, and keeps no more hits than that rank has.
+4. What a **lease** covers (`lease`) is evicted after all ranks, the latest expected return first.
 
-4. What a **lease** covers (`promise`) goes after all ranks, the latest expected return first.
-
-Rules 1 and 3 keep 2 true: every hit of a block is a hit of all before it, and ranks overflow in order. It
-rests on sequences that hold every block they build on (`pool.join`), and say so when they find more
-(``behind`` of `pool.share`); where they do not, a block may outlive one before it, and waste its place.
-Every move is O(1). Knows no keys and no references.
+Rules 1 and 3 keep rule 2 true: each hit of a block is a hit of all before it, and ranks overflow in order.
+Rule 2 also needs sequences that hold every block they build on (`pool.join`) and report a longer match
+(``behind`` of `pool.share`). Otherwise a block may outlive one before it, and waste its place.
+Every operation is O(1). Knows no keys and no references.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain
 
 import numpy as np
 
-from .references import BlockIds, as_places
+from .block_table import BlockIds, as_array
 
 MOST_HITS = (0, 3)
 """The most hits a block of rank 0 and of rank 1 has; rank 2 is open above."""
@@ -39,14 +38,14 @@ RANK_SHARE = 4
 
 
 class EvictionOrder:
-    """The cached blocks of a pool of ``blocks``, the least worthy first; remembers hits of held ones too."""
+    """The cached blocks of a pool of ``blocks``, in eviction order; remembers hits of held ones too."""
 
     def __init__(self, blocks: int) -> None:
         self._room = max(1, blocks // RANK_SHARE)
         self._hits = np.zeros(blocks, dtype=np.int32)
-        # A queue per rank, the longest let go first. OrderedDict: its first is O(1) even after deletions.
+        # A queue per rank, the longest released first. OrderedDict: its first is O(1) even after deletions.
         self._ranks: tuple[OrderedDict[int, None], ...] = tuple(OrderedDict() for _ in range(TOP + 1))
-        self._returns: dict[int, float] = {}  # of what leases cover, held ones too
+        self._returns: dict[int, float] = {}  # of leased blocks, held ones too
         self._leased: OrderedDict[int, None] = OrderedDict()
         self._queues = (*self._ranks, self._leased)
 
@@ -58,7 +57,7 @@ class EvictionOrder:
         return block in low or block in middle or block in high or block in leased
 
     def lease(self, block: int, returns: float | None) -> None:
-        """A lease covers ``block``, which is wanted again at ``returns``; None: no lease does any more."""
+        """A lease covers ``block``, wanted again at ``returns`` (seconds); None: no lease covers it."""
         if returns is None:
             self._returns.pop(block, None)
         else:
@@ -67,17 +66,17 @@ class EvictionOrder:
             self.add([block])
 
     def hit(self, blocks: BlockIds, times: int = 1) -> None:
-        """Each of these was found again by its key, so many times."""
-        np.add.at(self._hits, as_places(blocks), np.int32(times))
+        """Each of these was found by its key, ``times`` times."""
+        np.add.at(self._hits, as_array(blocks), np.int32(times))
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """These lost their key: what they hold next has no past."""
+        """These lost their key: forget their hits and leases."""
         for block in blocks:
             self._hits[block] = 0
             self._returns.pop(block, None)
 
     def add(self, blocks: Iterable[int]) -> None:
-        """These were let go in this order, the end of a chain before its beginning."""
+        """Add blocks that were released in this order, the end of a chain before its beginning."""
         for block in blocks:
             if block in self._returns:
                 self._leased[block] = None
@@ -90,7 +89,9 @@ class EvictionOrder:
                 self._overflow(rank)
 
     def put_first(self, block: int) -> None:
-        """This one goes before all others: it is kept elsewhere, too. Not what a lease covers."""
+        """Add a block to be evicted before all others, since it is kept elsewhere too; a leased one is added
+        as ever.
+        """
         if block in self._returns:
             return self.add([block])
         self._ranks[0][block] = None
@@ -98,7 +99,7 @@ class EvictionOrder:
         return None
 
     def remove(self, block: int) -> bool:
-        """Take one out that is held again; whether it was in."""
+        """Take a block out; returns whether it was in."""
         for queue in self._queues:
             if block in queue:
                 del queue[block]
@@ -106,36 +107,27 @@ class EvictionOrder:
         return False
 
     def pop(self, count: int) -> list[int]:
-        """Take out the ``count`` least worthy, the least worthy first."""
+        """Take out the first ``count`` in eviction order."""
         taken: list[int] = []
         for rank in self._ranks:
             wanted = min(count - len(taken), len(rank))
             taken.extend(rank.popitem(last=False)[0] for _ in range(wanted))
-        for block in self._last()[: count - len(taken)] if count > len(taken) else ():
+        for block in self.leased()[: count - len(taken)] if count > len(taken) else ():
             del self._leased[block]
             taken.append(block)
         return taken
 
     def unleased(self) -> Iterator[int]:
-        """Those that no lease covers, the least worthy first."""
+        """Those that no lease covers, in eviction order."""
         return chain.from_iterable(self._ranks)
 
     def leased(self) -> list[int]:
-        """Those that leases cover, the latest return first."""
-        return self._last()
-
-    def first(self, count: int) -> list[int]:
-        """The ``count`` least worthy, the least worthy first; they stay."""
-        found = list(islice(chain.from_iterable(self._ranks), max(0, count)))
-        return found if len(found) >= count else found + self._last()[: count - len(found)]
+        """Those that leases cover: the latest return first, of equal ones the longest released."""
+        return sorted(self._leased, key=self._returns.__getitem__, reverse=True)
 
     def blocks(self) -> list[int]:
-        """All of them, the least worthy first."""
-        return [*chain.from_iterable(self._ranks), *self._last()]
-
-    def _last(self) -> list[int]:
-        """Those that leases cover: the latest return first, of one return the longest let go."""
-        return sorted(self._leased, key=self._returns.__getitem__, reverse=True)
+        """All of them, in eviction order."""
+        return [*chain.from_iterable(self._ranks), *self.leased()]
 
     def _overflow(self, rank: int) -> None:
         crowded, below = self._ranks[rank], self._ranks[rank - 1]

@@ -1,8 +1,8 @@
 """KV groups: the layers that share one cache spec, and the byte layout of their blocks.
 
-Today a model has one group. Arena, pool and block table are made per group, and the group's id is in every
-block key, so that sliding-window and hybrid models can later free what they need no longer.
-Knows no tensor and no model: dtypes are names, as torch spells them.
+Today a model has one group. Arena, pool and block table are made per group, and the group's id is in each block
+key, so that sliding-window and hybrid models can later free blocks early. Knows no tensor and no model: dtypes
+are names, as torch spells them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from math import prod
 from .errors import GroupInvalid
 
 LAYOUT_VERSION = 1
-"""Raised when the meaning of a block's bytes changes; part of every namespace: old records are not found."""
+"""Increased when the meaning of a block's bytes changes. It is part of each namespace: old records are not
+found.
+"""
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 """KV element types and their size in bytes."""
@@ -23,14 +25,14 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """The layers ``layers`` (the model's numbers) whose K and V are cached alike.
+    """The layers ``layers`` (the model's numbers), with K and V of one shape and type.
 
     ``dtype``: a name in `DTYPE_BYTES`. ``block_tokens``: tokens in one block.
     ``window``: tokens a layer looks back, None for all of them. ``key_scale``, ``value_scale``: what stored
     numbers are multiplied by to be K and V.
 
     Raises:
-        GroupInvalid: on numbers that cannot be.
+        GroupInvalid: a number is out of range, or the dtype unknown.
     """
 
     id: int
@@ -68,13 +70,13 @@ class KVGroup:
         return prod(self.block_shape) * DTYPE_BYTES[self.dtype]
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that ``tokens`` tokens fill, the last one perhaps in part."""
+        """Blocks that hold ``tokens`` tokens; the last may be partial."""
         return -(-tokens // self.block_tokens)
 
     def spec_digest(self) -> bytes:
-        """16 bytes that differ wherever two groups' blocks cannot stand for each other."""
+        """16 bytes that differ between groups with incompatible blocks."""
         fields = asdict(self)
-        if (self.key_scale, self.value_scale) == (1.0, 1.0):  # as before there were any
+        if (self.key_scale, self.value_scale) == (1.0, 1.0):  # digests of before there were scales stay valid
             del fields["key_scale"], fields["value_scale"]
         spec = json.dumps({**fields, "layout": LAYOUT_VERSION}, sort_keys=True)
         return hashlib.blake2b(spec.encode(), digest_size=16, person=b"holdfast.group").digest()

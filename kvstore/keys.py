@@ -1,17 +1,18 @@
-"""Block keys: the name under which a full block's KV can be found again.
+"""Block keys: the names by which KV is found again, and the list of a sequence's keys.
 
 A chain: ``key(i) = H(key(i-1), tokens of block i)``, and ``key(-1) = H(namespace, salt)``; ``H`` is keyed
 BLAKE2b (RFC 7693) of 128 bits. Equal keys mean: same weights and layout, same tenant, same tokens from
-position 0 on. Without the secret nobody can aim two prompts at one key. Stable over restarts while the
-secret is kept. Knows no block ids, no tensors, no torch.
+position 0 on. Without the secret two prompts cannot be aimed at one key. Keys are the same after a restart
+while the secret is kept. Knows no block ids, no tensors.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +61,7 @@ class BlockHasher:
     def tail(self, parent: bytes, tokens: TokenIds) -> bytes:
         """The key of a partial last block that follows ``parent`` and holds exactly ``tokens``.
 
-        Their number is part of it: a record of more or of fewer tokens has another key.
+        The number of tokens is hashed too: a record of more or fewer tokens has another key.
         """
         assert 0 < len(tokens) < self.block_tokens, "a tail is neither empty nor full"
         state = self._tail.copy()
@@ -68,7 +69,7 @@ class BlockHasher:
         return state.digest()
 
     def space(self, namespace: bytes) -> bytes:
-        """16 bytes that tell records of this ``namespace`` and secret from all others."""
+        """16 bytes that differ for each ``namespace`` and secret: they name a store's records."""
         return self.root(namespace, b"records")
 
     def chain(self, parent: bytes, tokens: TokenIds) -> list[bytes]:
@@ -96,14 +97,13 @@ def namespace_digest(
     adapter: bytes = b"",
     scales: bytes = b"",
 ) -> bytes:
-    """16 bytes for everything but tokens and tenant that decides what a block's bytes mean.
+    """16 bytes that stand for all that decides what a block's bytes mean, except tokens and tenant.
 
     Args:
         weights: digest of the weights' content.
         config: the model's settings that shape KV, rotary ones included; JSON values.
-        groups: all that one block id names blocks of; dtype, layout version, block size and id are in a
-            group's ``spec_digest``.
-        rank, ranks: which shard of how many.
+        groups: all KV groups; a group's ``spec_digest`` holds its dtype, layout version, block size and id.
+        rank, ranks: number of the shard, and of shards.
         adapter: digest of the adapter's content, empty without one.
         scales: digest of the quantisation scales, empty without any.
     """
@@ -117,3 +117,60 @@ def namespace_digest(
     }
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES, person=b"holdfast.space").digest()
+
+
+class KeyChain(Sequence[bytes]):
+    """The block keys of one sequence, in the order of its blocks; reads as a list, changes at its end only.
+
+    A fork shares the list and copies nothing: each chain reads it to its own length. The chain that ends where
+    the list ends appends to it, which the others do not see; one that would write where another may read
+    copies the list first.
+    """
+
+    __slots__ = ("_keys", "_length", "_shared")
+
+    def __init__(self, keys: Iterable[bytes] = ()) -> None:
+        self._keys = list(keys)
+        self._length = len(self._keys)
+        self._shared = False
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, place: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[bytes]: ...
+
+    def __getitem__(self, place: int | slice) -> bytes | list[bytes]:
+        if isinstance(place, slice):
+            return self._keys[slice(*place.indices(self._length))]
+        if not -self._length <= place < self._length:
+            raise IndexError(f"key {place} of {self._length}")
+        return self._keys[place % self._length]
+
+    def extend(self, keys: Iterable[bytes]) -> None:
+        """Append keys."""
+        if self._length < len(self._keys):
+            self._part()
+        self._keys.extend(keys)
+        self._length = len(self._keys)
+
+    def truncate(self, length: int) -> None:
+        """Keep the first ``length`` at most."""
+        self._length = min(length, self._length)
+        if not self._shared:
+            del self._keys[self._length :]
+
+    def copy(self, length: int) -> KeyChain:
+        """Another chain with the first ``length`` keys at most. O(1)."""
+        twin = KeyChain()
+        twin._keys, twin._length = self._keys, min(length, self._length)
+        twin._shared = self._shared = True
+        return twin
+
+    def _part(self) -> None:
+        """Copy the list: another chain may read the keys behind this one's end."""
+        self._keys = list(islice(self._keys, self._length))
+        self._shared = False

@@ -1,34 +1,134 @@
-"""The block pool: who holds which device block, and when one may be used again.
+"""The block pool: counts the references to each device block, and decides when a block may be used again.
 
-Counts references, keeps the step fence, and gives up cached blocks when free ones run out. Owns the
-`PrefixIndex`, because a block may be found by its key exactly as long as the pool keeps its content.
-Knows ids only: no tensors, no tokens, no sequences. One thread uses it.
+Keeps the step fence, and evicts cached blocks when free ones run out. Owns the `PrefixIndex`, because a block
+can be found by its key exactly as long as the pool keeps its content. Knows ids only: no tensors, tokens,
+sequences. One thread uses it.
 
 ::
 
-                    lease                     last release, unsealed
+                   allocate                   last release, unsealed
         FREE ───────────────────▶ HELD ────────────────────────────────▶ FREE
           ▲                       ▲  │   last release, sealed
-          │ lease (evicted)       │  └─────────────────────────────────▶ CACHED
+          │ allocate (evicts)     │  └─────────────────────────────────▶ CACHED
           └────────── CACHED ─────┘ share (found again)
 
-    A block let go while steps are in flight is FENCED on its way to FREE or CACHED until the last of them has
-    finished: not leased, but if sealed still found and shared.
+    A block released while steps are in flight is FENCED on its way to FREE or CACHED until the last of them has
+    finished: it is not allocated, but if it is sealed it is still found and shared.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .audit import Books, balance
+from .block_table import BlockArray, BlockIds, as_array
 from .errors import BlockMisused, PoolExhausted, StepOutOfOrder
 from .eviction import EvictionOrder
-from .owners import Owner, OwnerTags
 from .prefix_index import PrefixIndex
-from .references import BlockIds, PayloadOffsets, References, as_places
+
+Owner: TypeAlias = int | str | None
+"""A sequence's number, or any other name; None for callers that give none."""
+
+
+class OwnerTags:
+    """The owners of each held block, one entry per reference; kept in debug and in tests only.
+
+    So a block that is released by mistake, or leaked, is reported with a name.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[int, Counter[Owner]] = {}
+
+    def take(self, blocks: Iterable[int], owner: Owner) -> None:
+        """Add one reference of ``owner`` to each."""
+        for block in blocks:
+            self._owners.setdefault(block, Counter())[owner] += 1
+
+    def check(self, blocks: Iterable[int], owner: Owner) -> None:
+        """Raises `BlockMisused` if ``owner`` does not hold one of these."""
+        for block in blocks:
+            if not self._owners.get(block, Counter())[owner]:
+                raise BlockMisused(block, f"held by {self.of(block)}", f"released by {owner!r}")
+
+    def give(self, blocks: Iterable[int], owner: Owner) -> None:
+        """Remove one reference of ``owner`` from each."""
+        for block in blocks:
+            owners = self._owners[block]
+            owners[owner] -= 1
+            if not owners[owner]:
+                del owners[owner]
+            if not owners:
+                del self._owners[block]
+
+    def of(self, block: int) -> list[Owner]:
+        """The block's owners, one entry per reference."""
+        return list(self._owners.get(block, Counter()).elements())
+
+
+class References:
+    """How often each of ``blocks`` blocks is held: an array, so that a whole table is counted at once.
+
+    All are 0 at first. A block of another pool has 0 references.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        self._counts = np.zeros(blocks, dtype=np.int32)
+        self._marks = np.zeros(blocks, dtype=np.int32)  # scratch of `first_twice`
+        self._held = 0
+
+    def __len__(self) -> int:
+        """Blocks that are held."""
+        return self._held
+
+    def __contains__(self, block: int) -> bool:
+        return self.of(block) > 0
+
+    def of(self, block: int) -> int:
+        """References of one block."""
+        return int(self._counts[block]) if 0 <= block < len(self._counts) else 0
+
+    def each(self, ids: BlockArray) -> NDArray[np.int32]:
+        """References of each, int32 ``[ids]``."""
+        if len(ids) and (ids.min() < 0 or ids.max() >= len(self._counts)):
+            return np.array([self.of(block) for block in ids.tolist()], dtype=np.int32)
+        return self._counts.take(ids)
+
+    def first_twice(self, ids: BlockArray) -> int | None:
+        """A block that appears in ``ids``, all held, more than once; None if there is none."""
+        positions = np.arange(len(ids), dtype=np.int32)
+        self._marks[ids] = positions  # of equal ones the last stays
+        twice = np.flatnonzero(self._marks[ids] != positions)
+        return int(ids[twice[0]]) if len(twice) else None
+
+    def take(self, ids: BlockArray, times: int = 1) -> list[int]:
+        """Add ``times`` references to each; returns those that had none."""
+        loose = self._counts.take(ids) == 0
+        fresh: list[int] = ids[loose].tolist() if loose.any() else []
+        np.add.at(self._counts, ids, np.int32(times))  # of one type: ten times as fast
+        self._held += len(set(fresh))
+        return fresh
+
+    def give(self, ids: BlockArray) -> list[int]:
+        """Remove one reference from each; all are held, none appears twice. Returns those without references
+        now, the last first.
+        """
+        counts = self._counts.take(ids)
+        self._counts[ids] = counts - 1
+        retired: list[int] = ids[counts == 1][::-1].tolist()
+        self._held -= len(retired)
+        return retired
+
+    def counts(self) -> dict[int, int]:
+        """References by block, of held blocks."""
+        held = np.flatnonzero(self._counts)
+        return dict(zip(held.tolist(), self._counts[held].tolist(), strict=True))
 
 
 class BlockState(StrEnum):
@@ -43,10 +143,11 @@ class BlockState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
-    """Blocks by state (``free + held + cached + fenced == blocks``) and by promise; counts since birth.
+    """Blocks by state (``free + held + cached + fenced == blocks``); the last three count since the start.
 
-    ``available``: could be leased now. ``sealed``: can be found by a key. ``in_flight``: steps not finished.
-    ``leased``, ``evicted``: blocks. ``found``: references taken by ``share`` on sealed blocks.
+    ``available``: could be allocated now. ``sealed``: can be found by a key. ``in_flight``: unfinished steps.
+    ``leased``: blocks allocated. ``evicted``: blocks evicted. ``found``: references that ``share`` took on
+    sealed blocks.
     """
 
     blocks: int
@@ -62,11 +163,30 @@ class PoolStatistics:
     found: int
 
 
+class EvictedBlock(NamedTuple):
+    """A cached block that was given up for an allocation, and the key under which it was found.
+
+    Its content stands in the block until the new holder writes it. ``wanted``: False after
+    `BlockPool.evict_first`: it is unlikely to be looked for again.
+    """
+
+    block: int
+    key: bytes
+    wanted: bool
+
+
+class Allocation(NamedTuple):
+    """``blocks``: one reference each, content unknown. ``evicted``: what stood in those that were cached."""
+
+    blocks: list[int]
+    evicted: list[EvictedBlock]
+
+
 class BlockPool:
     """``blocks`` device blocks of ``block_tokens`` tokens, all free at first.
 
-    Every verb either does all it was asked or raises and changes nothing.
-    ``debug`` remembers owners: then ``release`` by one who does not hold the block raises.
+    Each method does all it is asked, or raises and changes nothing. ``debug``: owners are remembered, and
+    ``release`` raises for an owner that does not hold the block.
     """
 
     def __init__(self, blocks: int, block_tokens: int = 16, *, debug: bool = False) -> None:
@@ -74,54 +194,52 @@ class BlockPool:
         self.blocks = blocks
         self.index = PrefixIndex(block_tokens)
         self.owners = OwnerTags() if debug else None
-        # Told of a cached block, its key and whether anybody is likely to want it, before it is handed out: the
-        # bytes stay until the plan in the making writes them.
-        self.gives_up: Callable[[int, bytes, bool], None] = lambda block, key, wanted: None
         # Each block is in exactly one of these four.
         self._free = list(range(blocks - 1, -1, -1))  # last in, first out
         self._references = References(blocks)
         self._fenced: OrderedDict[int, int] = OrderedDict()  # block: the step that must finish; steps rise
         self._cached = EvictionOrder(blocks)
-        self._unwanted: set[int] = set()  # of those: see `give_way`
+        self._unwanted: set[int] = set()  # of the cached ones: see `evict_first`
         self._in_flight: deque[int] = deque()
         self._last_step: int | None = None
         self._leased = self._evicted = self._found = 0
 
     @property
     def available(self) -> int:
-        """Blocks that `lease` could hand out now: free ones and cached ones, fenced ones not."""
+        """Blocks that `allocate` could hand out now: free and cached ones, not fenced ones."""
         return len(self._free) + len(self._cached)
 
-    def allocate(self, count: int, owner: Owner = None) -> list[int]:
-        """Take ``count`` blocks of unknown content, one reference each: free ones, then cached ones, the
-        least worthy first.
+    def allocate(self, count: int, owner: Owner = None) -> Allocation:
+        """Take ``count`` blocks: free ones, then cached ones in eviction order.
 
         Raises:
             PoolExhausted: fewer are available.
         """
-        assert count >= 0, f"cannot lease {count} blocks"
+        assert count >= 0, f"cannot allocate {count} blocks"
         if count > self.available:
             raise PoolExhausted(count, self.available)
         split = max(0, len(self._free) - count)
         taken = self._free[split:][::-1]
         del self._free[split:]
-        taken += self._evict(count - len(taken))
-        self._references.take(as_places(taken))
+        evicted = self._evict(count - len(taken)) if len(taken) < count else []
+        taken += [block for block, _, _ in evicted]
+        self._references.take(as_array(taken))
         self._leased += count
         if self.owners is not None:
             self.owners.take(taken, owner)
-        return taken
+        return Allocation(taken, evicted)
 
     def share(self, blocks: BlockIds, *owners: Owner, behind: BlockIds = ()) -> None:
-        """Take one more reference on each for each of ``owners``: held blocks (a fork, the owners its
-        children), cached or fenced sealed ones (a prefix hit). O(blocks) in arrays.
+        """Add one reference to each block for each of ``owners``: held blocks (a fork; the owners are its
+        children), or sealed ones that are cached or fenced (a prefix hit). O(blocks) in arrays.
 
-        ``behind``: blocks of the same sequence before these, which it holds already; the hit is theirs too.
+        ``behind``: blocks of the same sequence before these, which it holds already; the hit counts for them
+        too.
 
         Raises:
             BlockMisused: one is neither held nor sealed.
         """
-        ids, times = as_places(blocks), max(1, len(owners))
+        ids, times = as_array(blocks), max(1, len(owners))
         sealed = self.index.holds_each(ids)
         loose = self._references.each(ids) == 0
         if loose.any():
@@ -133,18 +251,18 @@ class BlockPool:
         self._found += times * len(found)
         self._cached.hit(found, times)
         if len(behind):
-            before = as_places(behind)
+            before = as_array(behind)
             self._cached.hit(before[self.index.holds_each(before)], times)
 
     def release(self, blocks: BlockIds, owner: Owner = None, *, keep: bool = True) -> None:
-        """Give one reference on each back; ``blocks`` in the order of the sequence.
+        """Remove one reference from each; ``blocks`` in the order of the sequence.
 
-        A block that nobody holds any more is cached if it is sealed and ``keep`` is set, else free.
+        A block without references is cached if it is sealed and ``keep`` is set, else free.
 
         Raises:
             BlockMisused: one is not held, or comes twice.
         """
-        ids = as_places(blocks)
+        ids = as_array(blocks)
         self._check_held(ids)
         if self.owners is not None:
             named = ids.tolist()
@@ -156,10 +274,10 @@ class BlockPool:
         if self._in_flight:
             self._fenced.update(dict.fromkeys(retired, self._in_flight[-1]))
         else:
-            self._settle(retired)
+            self._make_available(retired)
 
     def seal(self, block: int, key: bytes) -> bool:
-        """The held ``block`` is full and computed, read-only from now on, and is found by ``key``.
+        """Name a held block by ``key``: it is full and computed, read-only from now on, and can be found.
 
         Returns:
             False if ``key`` already names another block: the first wins, and this one stays unsealed.
@@ -177,10 +295,10 @@ class BlockPool:
         return True
 
     def join(self, block: int, key: bytes, owner: Owner = None) -> int:
-        """`seal`, but where ``key`` already names another block hold that one and release this one.
+        """As `seal`; but where ``key`` already names another block, hold that one and release this one.
 
-        So two sequences that computed the same prompt side by side end up on one copy, and whoever holds a
-        sealed block holds those that the keys before it name, on which the eviction order rests.
+        So two sequences that computed the same prompt side by side end up with one copy. A sequence that holds
+        a sealed block then holds those that the keys before it name; the eviction order relies on that.
 
         Returns:
             The block that now stands in the sequence's table.
@@ -191,12 +309,12 @@ class BlockPool:
         return block if self.seal(block, key) else self._change_over(block, key, owner)
 
     def join_each(self, blocks: Sequence[int], keys: Sequence[bytes], owner: Owner = None) -> list[int]:
-        """`join` of many fresh ones, which have no keys, in the order of their sequence.
+        """`join` of many blocks without keys, in the order of their sequence.
 
         Raises:
             BlockMisused: one is not held.
         """
-        loose = self._references.each(as_places(blocks)) == 0
+        loose = self._references.each(as_array(blocks)) == 0
         if loose.any():
             block = blocks[int(loose.argmax())]
             raise BlockMisused(block, self.state(block), "sealed")
@@ -206,26 +324,28 @@ class BlockPool:
         return standing
 
     def _change_over(self, block: int, key: bytes, owner: Owner) -> int:
-        """From a block to the one that has its key already, which is returned."""
+        """Hold the block that has the key already in place of ``block``; returns it."""
         first = self.index.block_of(key)
         assert first is not None, "a key that refuses a block names another"
         self.release([block], owner)
-        only = as_places([first])
+        only = as_array([first])
         self._tag(only, owner)
         self._hold(only, 1)
         return first
 
-    def give_way(self, blocks: Iterable[int]) -> None:
-        """Nobody is likely to want these: the cached ones go before all others, the last of them first."""
+    def evict_first(self, blocks: Iterable[int]) -> None:
+        """Evict the cached ones of these before all others, the last of them first: they are unlikely to be
+        looked for again.
+        """
         for block in blocks:
             if self._cached.remove(block):
                 self._cached.put_first(block)
                 self._unwanted.add(block)
 
     def distrust(self, blocks: Iterable[int]) -> None:
-        """Nobody knows what these hold: they are found no longer, and free once nobody holds them.
+        """Forget the keys of these, whose content is unknown: they are found no longer, and free when released.
 
-        Those that nobody holds now, but that would be kept, are given up at once.
+        Cached ones are free at once.
         """
         for block in blocks:
             self._unseal([block])
@@ -233,7 +353,7 @@ class BlockPool:
                 self._free.append(block)
 
     def discard(self, block: int) -> bool:
-        """What a cached block holds is kept elsewhere: it is free; whether it was cached. Others stay."""
+        """Free a cached block, whose content is kept elsewhere; returns whether it was cached."""
         if not self._cached.remove(block):
             return False
         self._unseal([block])
@@ -252,7 +372,7 @@ class BlockPool:
         self._in_flight.append(step)
 
     def finished(self, step: int) -> None:
-        """The device is done with ``step`` and all before it: what was let go behind them can be used again.
+        """The device is done with ``step`` and all before it: blocks released meanwhile can be used again.
 
         Raises:
             StepOutOfOrder: the step is not in flight.
@@ -268,7 +388,7 @@ class BlockPool:
             passed.append(block)
         for block in passed:
             del self._fenced[block]
-        self._settle(passed)
+        self._make_available(passed)
 
     def references(self, block: int) -> int:
         """How often the block is held; 0 for free, cached and fenced ones."""
@@ -319,15 +439,15 @@ class BlockPool:
             cached=self._cached.blocks(),
             sealed=self.index.blocks(),
             in_flight=bool(self._in_flight),
-            owners=self.owners,
+            owners=None if self.owners is None else self.owners.of,
         )
 
-    def _check_found(self, neither: PayloadOffsets) -> None:
+    def _check_found(self, neither: BlockArray) -> None:
         if len(neither):
             block = int(neither[0])
             raise BlockMisused(block, self.state(block), "shared")
 
-    def _check_held(self, ids: PayloadOffsets) -> None:
+    def _check_held(self, ids: BlockArray) -> None:
         loose = ids[self._references.each(ids) == 0]
         if len(loose):
             block = int(loose.min())
@@ -336,23 +456,24 @@ class BlockPool:
         if twice is not None:
             raise BlockMisused(twice, "named twice", "released")
 
-    def _hold(self, ids: PayloadOffsets, times: int) -> None:
+    def _hold(self, ids: BlockArray, times: int) -> None:
         for block in self._references.take(ids, times):
             if self._fenced.pop(block, None) is None:
                 self._cached.remove(block)
                 self._unwanted.discard(block)
 
-    def _tag(self, ids: PayloadOffsets, owner: Owner) -> None:
+    def _tag(self, ids: BlockArray, owner: Owner) -> None:
         if self.owners is not None:
             self.owners.take(ids.tolist(), owner)
 
-    def _evict(self, count: int) -> list[int]:
-        evicted = self._cached.pop(count)
-        for block in evicted:
+    def _evict(self, count: int) -> list[EvictedBlock]:
+        blocks = self._cached.pop(count)
+        evicted = []
+        for block in blocks:
             key = self.index.key_of(block)
             assert key is not None, "a cached block is sealed"
-            self.gives_up(block, key, block not in self._unwanted)
-        self._unseal(evicted)
+            evicted.append(EvictedBlock(block, key, block not in self._unwanted))
+        self._unseal(blocks)
         self._evicted += count
         return evicted
 
@@ -361,8 +482,10 @@ class BlockPool:
         self._cached.forget(blocks)
         self._unwanted.difference_update(blocks)
 
-    def _settle(self, blocks: Sequence[int]) -> None:
-        """Nobody holds these and no step uses them, the end of a chain first: cached if sealed, else free."""
+    def _make_available(self, blocks: Sequence[int]) -> None:
+        """Cache the sealed ones of these, free the others. They have no references, no step uses them, and the
+        end of a chain comes first.
+        """
         sealed = self.index.holds
         self._cached.add(block for block in blocks if sealed(block))
         self._free.extend(block for block in blocks if not sealed(block))

@@ -1,7 +1,7 @@
 """The prefix index: which block holds the KV that a key names.
 
 One key names one block and one block has one key: of two blocks with equal tokens the first sealed is found.
-Knows nothing of references: the pool decides how long a block keeps its key.
+The pool decides how long a block keeps its key.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .references import BlockIds, PayloadOffsets, as_places
+from .block_table import BlockArray, BlockIds, as_array
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What the index holds of a prompt: ``blocks`` in order and the ``tokens`` in them.
+    """What the index holds of a prompt: its first ``blocks``, in order, and the ``tokens`` in them.
 
-    ``key`` is the chain's state behind them, from which hashing goes on: the last matched block's key, or the
-    root's where nothing matched.
+    ``key``: of the last matched block, or the root where nothing matched; hashing goes on from it.
     """
 
     blocks: tuple[int, ...]
@@ -30,7 +29,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class IndexStatistics:
-    """``entries`` now; since birth: ``lookups``, blocks ``asked`` for and blocks ``found``."""
+    """``entries`` now; since the start: ``lookups``, blocks ``asked`` for and blocks ``found``."""
 
     entries: int
     lookups: int
@@ -45,7 +44,7 @@ class PrefixIndex:
         self.block_tokens = block_tokens
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
-        self._named = np.zeros(1024, dtype=np.bool_)  # the keys of `_key_of`, to be asked for many at once
+        self._named = np.zeros(1024, dtype=np.bool_)  # whether a block is in `_key_of`, for many at once
         self._lookups = 0
         self._asked = 0
         self._found = 0
@@ -56,7 +55,7 @@ class PrefixIndex:
     def match(self, keys: Sequence[bytes], root: bytes) -> Match:
         """The longest beginning of ``keys`` that is held; ``root`` is the state before ``keys[0]``.
 
-        They are not yours yet: ``pool.share(match.blocks)`` before the next ``lease``, which may evict them.
+        Call ``pool.share(match.blocks)`` before the next ``allocate``, which may evict them.
         """
         found: list[int] = []
         block_of = self._block_of.get
@@ -83,8 +82,8 @@ class PrefixIndex:
         return True
 
     def add_each(self, keys: Sequence[bytes], blocks: BlockIds) -> list[int]:
-        """`add` of many, none of which has a key, under keys that differ; the positions of those refused."""
-        places = as_places(blocks)
+        """`add` of many blocks without keys, under different keys; returns the positions of those refused."""
+        places = as_array(blocks)
         assert not self.holds_each(places).any(), "one has a key already"
         refused = [at for at, key in enumerate(keys) if key in self._block_of]
         if refused:
@@ -108,7 +107,7 @@ class PrefixIndex:
         """Whether the block can be found by a key."""
         return block in self._key_of
 
-    def holds_each(self, blocks: PayloadOffsets) -> NDArray[np.bool_]:
+    def holds_each(self, blocks: BlockArray) -> NDArray[np.bool_]:
         """`holds` of each, bool ``[blocks]``."""
         if not len(blocks):
             return np.zeros(0, dtype=np.bool_)
@@ -121,7 +120,7 @@ class PrefixIndex:
 
     @property
     def here(self) -> Mapping[bytes, int]:
-        """The block of each key: for who asks about many of them."""
+        """The block of each key, to ask about many at once."""
         return self._block_of
 
     def key_of(self, block: int) -> bytes | None:

@@ -1,10 +1,10 @@
-"""Whose records give way: those of the tenant that holds most, so that a flood passes through its own share.
+"""Eviction among tenants: the tenant that holds most gives up a record, so that a flood stays within its share.
 
-The rule is max-min fairness without a number to set: room is taken from the largest holder, whoever asks, and
-who asks counts as holding what comes. One tenant alone may so fill a tier whole; as soon as a second one comes
-it grows at the cost of the first, until both hold as much; and nobody loses a record while another holds more.
-What a lease covers gives way after all that no lease covers. Inside a tenant the order is `eviction`'s. A
-tenant is a number; 0 is for records of which nobody knows whose they are. Knows no keys, no bytes.
+The rule is max-min fairness, with no number to set. Room is always taken from the largest holder, and the
+tenant that asks for room counts as holding what comes. One tenant alone may fill a tier; when a second one
+comes, it grows at the cost of the first until both hold as much. No tenant loses a record while another holds
+more. Records that a lease covers are evicted after all others. Inside a tenant the order is that of
+`eviction`. A tenant is a number; 0 is for records of unknown tenants. Knows no keys, no bytes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from .eviction import EvictionOrder
 T = TypeVar("T")
 
 TENANT_BYTES = 8
-"""Of a tenant's number, where it is written."""
+"""Length of a tenant's number, where it is written."""
 
 
 def tenant_of(root: bytes) -> int:
-    """Of the tenant whose blocks follow ``root`` (see `BlockHasher.root`); the same after a restart."""
+    """The number of the tenant with this ``root`` (see `BlockHasher.root`); the same after a restart."""
     return int.from_bytes(root[:TENANT_BYTES], "little")
 
 
 def by_largest(held: Mapping[int, int], queues: Mapping[int, Iterator[T]]) -> Iterator[T]:
-    """What gives way, in order: always the next of the tenant that then holds most; of equals any."""
+    """Records in eviction order: always the next of the tenant that then holds most.
+
+    ``held``: records by tenant. ``queues``: each tenant's records, in the order in which it gives them up.
+    """
     heap = [(-held.get(tenant, 0), tenant) for tenant in queues]
     heapq.heapify(heap)
     while heap:
@@ -56,14 +59,14 @@ class FairOrder:
         return tenant is not None and slot in self._orders[tenant]
 
     def take(self, slot: int, tenant: int) -> None:
-        """The slot holds, or will hold, a record of this tenant."""
+        """The slot holds, or is being filled with, a record of this tenant."""
         self._tenants[slot] = tenant
         self._held[tenant] += 1
         if tenant not in self._orders:
             self._orders[tenant] = EvictionOrder(self._slots)
 
     def free(self, slot: int) -> None:
-        """It holds nothing any more."""
+        """The slot is empty."""
         tenant = self._tenants.pop(slot)
         self._orders[tenant].remove(slot)
         self._held[tenant] -= 1
@@ -71,7 +74,7 @@ class FairOrder:
             del self._held[tenant], self._orders[tenant]
 
     def tenant(self, slot: int) -> int:
-        """Whose record the slot holds."""
+        """The tenant of the slot's record."""
         return self._tenants[slot]
 
     def held(self) -> dict[int, int]:
@@ -79,7 +82,7 @@ class FairOrder:
         return dict(self._held)
 
     def lease(self, slot: int, returns: float | None) -> None:
-        """As `EvictionOrder.promise`."""
+        """As `EvictionOrder.lease`."""
         self._of(slot).lease(slot, returns)
 
     def hit(self, slots: Iterable[int]) -> None:
@@ -108,19 +111,19 @@ class FairOrder:
         return slot in self._tenants and self._of(slot).remove(slot)
 
     def remove_each(self, slots: Iterable[int]) -> list[int]:
-        """The same of many; those that were in."""
+        """`remove` of many; returns those that were in."""
         removed: list[int] = []
         for tenant, those in groupby(filter(self._tenants.__contains__, slots), self._tenants.__getitem__):
             removed += filter(self._orders[tenant].remove, those)
         return removed
 
     def first_besides(self, others: Container[int], tenant: int) -> int | None:
-        """What gives way to a record of ``tenant``, none of ``others``; None: there is none. It stays."""
+        """The slot to evict for a record of ``tenant``, none of ``others``; None if there is none."""
         order = self._in_order(self._held + Counter([tenant]))
         return next((slot for slot in order if slot not in others), None)
 
     def slots(self) -> Iterator[int]:
-        """All that can give way, the first of them first."""
+        """All slots that can be evicted, in order."""
         return self._in_order(self._held)
 
     def _in_order(self, held: Mapping[int, int]) -> Iterator[int]:

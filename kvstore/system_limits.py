@@ -1,14 +1,16 @@
-"""Says which limit an operation has hit: an error of the system, and the file, becomes one sentence.
+"""Limits of the process and the machine: the one behind an error, in one sentence; the cores of a thread.
 
-The system's own texts name neither: ``File too large`` is a limit of this process, ``Too many open files`` one
-of this process or of the machine. Reads the process's limits; knows no tier and raises nothing.
+The system's own texts name no limit: ``File too large`` comes from one of this process, ``Too many open files``
+from one of this process or of the machine. Nothing here raises.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
+import sys
 from pathlib import Path
 
 NAMED = (
@@ -21,9 +23,9 @@ NAMED = (
     errno.EROFS,
     errno.EAGAIN,
 )
-"""Errors that have a limit behind them; looked for by their text where a library tells no number."""
+"""Errors that have a limit behind them; found by their text where a library gives no number."""
 OUT_OF_MEMORY = ("can't allocate memory", "can't start new thread", "failed to map segment")
-"""The words of torch, Python and the dynamic linker for it."""
+"""Texts of torch, Python and the dynamic linker for it."""
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
@@ -54,7 +56,7 @@ def explained(error: BaseException, what: str) -> str:
 
 
 def errno_of(error: BaseException) -> int | None:
-    """The number of the error, by its text where it carries none; None for one that is not the system's."""
+    """The error's number, found by its text where it carries none; None if it is not one of the system's."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     if isinstance(error, MemoryError):
@@ -66,17 +68,31 @@ def errno_of(error: BaseException) -> int | None:
 
 
 def open_files() -> int:
-    """Descriptors that this process may have open."""
+    """Most descriptors that this process may have open."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def file_bytes() -> int | None:
-    """Bytes that a file of this process may have; None: no limit."""
+    """Most bytes that a file of this process may have; None: no limit."""
     return _finite("RLIMIT_FSIZE")
 
 
+def roam() -> None:
+    """Let the calling thread, new and without work to compute, run on any core of this process but its maker's.
+
+    The engine's thread may be bound to a core of its own (`kernels.cpu.cores`). A thread that it makes starts
+    there, and would run in place of a step instead of beside it. Does nothing but on Linux.
+    """
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError):  # a sandbox forbids it, or a thread has just ended
+        threads = [int(path.name) for path in Path("/proc/self/task").iterdir()]
+        allowed = set().union(*map(os.sched_getaffinity, threads))
+        os.sched_setaffinity(0, allowed - os.sched_getaffinity(0) or allowed)
+
+
 def _memory() -> str:
-    """The limit on memory that is likely the one."""
+    """The likely limit on memory."""
     for name, option in (("RLIMIT_AS", "ulimit -v"), ("RLIMIT_DATA", "ulimit -d")):
         if _finite(name) is not None:
             return _limit(name, option)

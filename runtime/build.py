@@ -23,6 +23,7 @@ from .execution.runner import TorchRunner
 from .execution.warmup import rehearse
 from .execution.watchdog import WatchedRunner
 from .grammar import llguidance
+from .grammar.matcher import Matchers
 from .kv_placement.costs import CostBook, measure, this_machine
 from .kv_placement.sizing import (
     blocks_of,
@@ -120,7 +121,8 @@ def _engine(
     disk = None
     if tier is not None and mover is not None and disk_socket is not None:
         disk = disk_tier(disk_socket, tier, settings, hasher, namespace, mover.reach)
-    bare = TorchRunner(model.decoder, *arenas, mover=mover)
+    matchers = Matchers()
+    bare = TorchRunner(model.decoder, *arenas, mover=mover, grammars=matchers)
     runner = WatchedRunner(bare, liveness)
     gpu = device.type != "cpu"
     if gpu:
@@ -144,7 +146,8 @@ def _engine(
     if settings.debug:
         for arena in arenas:
             arena.poison(range(numbers.blocks))
-    scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk, costs, _grammar_compiler(model))
+    compiler = _grammar_compiler(model)
+    scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk, costs, compiler, matchers)
     return Engine(scheduler, runner, debug=settings.debug), mover
 
 

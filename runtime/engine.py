@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..kvstore.errors import LeakFound
 from .errors import EngineDied, VerbRefused
 from .kv_placement.offload import POLL_SECONDS
-from .link.messages import AnyVerb, Lease, Refusal, Row, Settle, Stage, Statistics, Step, VerbReply
+from .link.messages import AnyVerb, Refusal, Row, Statistics, Step, VerbReply
 from .plan import Handle, Outcome, Plan, RowFault, Runner
 from .scheduler.scheduler import Scheduler
 from .step_log import StepLog, Timing
@@ -80,18 +80,8 @@ class Engine:
         if isinstance(verb, Statistics):
             return VerbReply(verb.request, statistics=self.statistics())
         self._idle = False
-        now = self._clock()
-        self.scheduler.note(now)
         try:
-            match verb:
-                case Lease():
-                    state, receipt = self.scheduler.lease(verb, now)
-                    return VerbReply(verb.request, state=state, receipt=receipt)
-                case Stage(wait=True) | Settle(wait=True):
-                    self.scheduler.follow(verb, now)
-                    return None
-                case _:
-                    return VerbReply(verb.request, state=self.scheduler.apply(verb))
+            return self.scheduler.apply(verb, self._clock())
         except VerbRefused as refusal:
             return Refusal(verb.request, refusal.code, refusal.message)
 
@@ -106,18 +96,18 @@ class Engine:
             EngineDied: the device computes nothing any more.
             LeakFound: only in debug.
         """
-        self.scheduler.tick(self._clock())
+        now = self._clock()
+        self.scheduler.tick(now)
         while len(self._in_flight) < self.scheduler.settings.depth and not self._broken:
             timing = self.log.begin()
-            plan = self.scheduler.plan()
+            plan = self.scheduler.plan(now)
             if plan is None:
                 break
             self.log.planned(timing)
             self._in_flight.append((plan, self._launch(plan), timing))
             self.log.launched(timing)
         self._idle = not self._in_flight
-        self.scheduler.look(self._clock(), idle=self._idle)
-        told = self.scheduler.rows()
+        told = self.scheduler.planned(self._clock(), idle=self._idle)
         if self._idle:
             self.log.rest()
             self._prepares = self.scheduler.prepare()
@@ -131,11 +121,11 @@ class Engine:
         except EngineDied:
             raise
         except Exception as error:  # whatever it is, one sequence may be the cause of it
-            return Step(plan.step, told + self._isolate(plan, error))
+            return Step(plan.step, told + self._isolate(plan, error, now))
         self._lost_steps = 0
         self.log.landed(timing)
         self.scheduler.took(plan, timing.busy)
-        rows = self.scheduler.commit(plan, outcomes)
+        rows = self.scheduler.commit(plan, outcomes, now)
         self.log.committed(timing, plan.step, len(plan.rows))
         return Step(plan.step, told + rows)
 
@@ -171,7 +161,7 @@ class Engine:
         except Exception as error:
             return _NeverLaunched(error)
 
-    def _isolate(self, failed: Plan, error: Exception) -> list[Row]:
+    def _isolate(self, failed: Plan, error: Exception, now: float) -> list[Row]:
         """Run the failed step's sequences, and those of steps launched behind it, one at a time."""
         self.log.rest()
         plans = [failed]
@@ -179,17 +169,17 @@ class Engine:
             plan, handle, _ = self._in_flight.popleft()
             self._settle(handle)
             plans.append(plan)
-        suspects = self.scheduler.revoke(plans)
+        suspects = self.scheduler.revoke(plans, now)
         rows: list[Row] = []
         survivors = 0
         for seq in suspects:
-            plan_alone = self.scheduler.plan_alone(seq)
+            plan_alone = self.scheduler.plan_alone(seq, now)
             if plan_alone is None:  # no blocks for it now; it comes again with the others
                 survivors += 1
                 continue
             outcomes, moved = self._run_alone(plan_alone)
             survivors += moved and not any(isinstance(outcome, RowFault) for outcome in outcomes)
-            rows += self.scheduler.commit(plan_alone, outcomes, moved=moved)
+            rows += self.scheduler.commit(plan_alone, outcomes, now, moved=moved)
         self._lost_steps = 0 if survivors else self._lost_steps + 1
         if self._lost_steps >= MOST_LOST_STEPS:
             raise EngineDied(f"{MOST_LOST_STEPS} steps in a row failed: {_text(error)}") from error

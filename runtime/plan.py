@@ -1,21 +1,21 @@
-"""The plan: what one step computes, as plain data between scheduler and runner.
+"""The plan: what one step computes, as plain data that could cross a process.
 
-No tensors, no policy. The runner asks nothing back.
+Scheduler and runner share nothing else: no tensors, no policy, no live objects. The runner asks nothing back
+but the masks of grammars, by the numbers in the plan.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .grammar.matcher import Matcher
 from .link.messages import Sampling, TokenLogprob
 
-NOBODY = -1
-"""The sequence of a row that is computed for nobody, before there are any."""
+NO_SEQUENCE = -1
+"""The sequence of a row that warms up or measures: it belongs to none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,12 @@ class PlanRow:
 
     ``tokens``: their ids, int64 ``[count]``; where ``fed_by`` is set the row has one token, the one that row
     ``fed_by`` of the *previous* step samples (it stays on the device), and ``tokens`` is empty.
-    ``table``: block ids, int32 ``[>= ceil((first + count) / block_tokens)]``; valid until ``launch`` returns.
+    ``table``: block ids, int32 ``[ceil((first + count) / block_tokens)]``, a copy.
     ``sampling``: how to draw the token at position ``first + count``; None for a chunk that needs no draw.
     ``past``, where ``sampling.reads_past``: ids of all tokens before the row's last one, int32
-    ``[first + count - 1]``, valid until ``launch`` returns; from ``output_from`` on they were generated.
-    ``forbidden``: ids that may not be drawn now. ``matcher``: tells those that the row's grammar allows, asked
-    before ``launch`` returns, so that it can be while the device computes.
+    ``[first + count - 1]``, a copy; from ``output_from`` on they were generated.
+    ``forbidden``: ids that may not be drawn now. ``grammar``: the number of the grammar that the draw follows;
+    its owner makes the mask (`GrammarMasks`) before ``launch`` returns, while the device computes.
     """
 
     seq: int
@@ -43,7 +43,7 @@ class PlanRow:
     past: NDArray[np.int32] | None = None
     output_from: int = 0
     forbidden: tuple[int, ...] = ()
-    matcher: Matcher | None = None
+    grammar: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class BlockSave:
-    """Copy a block into a host slot, its slots behind the first ``tokens`` as zeros.
+    """Copy a block into a host slot; the part behind its first ``tokens`` tokens becomes zeros.
 
     It may run beside the rows, but reads what stood there before this plan: it comes before any load, copy or
-    row of this plan or a later one that writes ``block``. Done when ``tokens()`` returns. ``spare``: first to
-    give way there, as the block is kept, too, or wanted by nobody; of no concern to who copies.
+    row of this plan or a later one that writes ``block``. It is done when ``tokens()`` returns. ``spare``: the
+    slot is the first to be given up, as the block has a copy or is not wanted; the runner ignores it.
     """
 
     block: int
@@ -105,7 +105,7 @@ class Plan:
 class RowFault:
     """This row alone failed (not-a-number logits, an exception); the other rows are good.
 
-    ``code`` names a class of ``runtime.errors``, if one says it.
+    ``code`` names a class of ``runtime.errors``, if there is one for it.
     """
 
     message: str
@@ -114,14 +114,15 @@ class RowFault:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A sampled id and its log probability, where the row's ``sampling.logprobs`` asks for it."""
+    """Sampled ids and their log probabilities, one each, where the row's ``sampling.logprobs`` asks for
+    them."""
 
-    token: int
-    logprob: TokenLogprob
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
 
 
-Outcome = int | Scored | RowFault | None
-"""Per row: the sampled id, a fault, or None where nothing was to be drawn."""
+Outcome: TypeAlias = list[int] | Scored | RowFault
+"""Per row: the sampled ids in order, none where nothing was to be drawn, or a fault."""
 
 
 class Handle(Protocol):
@@ -136,8 +137,20 @@ class Runner(Protocol):
     """Computes plans on a device."""
 
     def launch(self, plan: Plan) -> Handle:
-        """Start a step; on a GPU returns before it is done. ``table`` and ``tokens`` are read by then.
+        """Start a step; on a GPU it returns before the step is done.
 
         What this or ``tokens`` raises fails the whole step; `EngineDied` says that the device is lost.
         """
+        ...
+
+
+class GrammarMasks(Protocol):
+    """Which tokens the grammars in a plan allow, by their numbers: what a runner asks for beside the plan."""
+
+    def fill(self, grammar: int, mask: NDArray[np.int64]) -> None:
+        """Set the bits of the allowed tokens in ``mask``, and clear all others; as `Matcher.fill` does."""
+        ...
+
+    def fault(self, grammar: int) -> str:
+        """Why the grammar allows no token any more; empty while it does, or if it is not known."""
         ...

@@ -14,14 +14,14 @@ truncation lower them; streamed input raises `total`. Knows no pool, no queue an
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..kvstore.block_table import BlockTable
-from ..kvstore.keychain import KeyChain
+from ..kvstore.keys import KeyChain
 from ..kvstore.quotas import tenant_of
-from .grammar.matcher import Matcher
 from .link.messages import Finish, Sampling, SequenceState, TokenLimits, TokenLogprob, Work
 from .tokens import TokenList
 
@@ -33,8 +33,8 @@ class Turn:
 
     ``allowed``: tokens it may sample in all, ``exhausted``: why no more. ``resident``: computed tokens that
     its first admission found. ``generated_from``: tokens at the prompt's end that this generation had sampled
-    before it was begun again. ``matcher``: where it stands in its grammar, once that is compiled. ``untold``:
-    committed tokens that wait for more to be told with, and their log probabilities.
+    before it was begun again. ``grammar``: the number of its matcher, once the grammar is compiled. ``untold``:
+    committed tokens that wait for more to be told with; ``scores``: their log probabilities.
     """
 
     sampling: Sampling
@@ -45,7 +45,7 @@ class Turn:
     sampled: int = 0
     resident: int | None = None
     generated_from: int = 0
-    matcher: Matcher | None = None
+    grammar: int | None = None
     untold: list[int] = field(default_factory=list)
     scores: list[TokenLogprob] = field(default_factory=list)
 
@@ -58,14 +58,24 @@ class Turn:
     def goes_on(self) -> bool:
         """Whether tokens that its grammar leaves no choice about are taken without a step.
 
-        Nobody knows how likely they were; and one that may not come is for the step to find.
+        Not with log probabilities, which only a step tells; nor with bad words, which only a step looks for.
         """
-        return self.matcher is not None and self.sampling.logprobs is None and not self.sampling.bad_words
+        return self.grammar is not None and self.sampling.logprobs is None and not self.sampling.bad_words
 
     def forbidden(self, pending_samples: int) -> tuple[int, ...]:
         """Ids that may not be sampled next: the stop ids, while ``min_tokens`` is not reached."""
         early = self.generated_from + self.sampled + pending_samples < self.limits.min_tokens
         return self.limits.stop_ids if early else ()
+
+
+class TurnPlace(NamedTuple):
+    """A turn's place by age. ``rank``: what turns are ordered by first. ``number``: the turn's own, in the
+    order in which turns began. ``step``: how many steps had been planned when it was queued.
+    """
+
+    rank: int = 0
+    number: int = 0
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +149,7 @@ class Sequence:
     lease: GrantedLease | None = None
     used: float = 0.0
     returns: float | None = None
-    place: tuple[int, int] = (0, 0)
+    place: TurnPlace = TurnPlace()
     compute_until: int | None = None
     chosen: int = 0
     turn_expected: bool = False
@@ -171,7 +181,7 @@ class Sequence:
         if turn is None:
             return max(self.total - 1, self.planned)
         if turn.sampled + self.pending_samples >= turn.allowed or (
-            self.pending_samples and turn.matcher is not None
+            self.pending_samples and turn.grammar is not None
         ):
             return self.planned  # nothing is left to ask for, or a grammar has to hear the last token first
         return (
@@ -184,6 +194,12 @@ class Sequence:
     def to_do(self) -> int:
         """Tokens that could be planned now."""
         return self.target - self.planned
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that the turn has still to compute or to sample, at most; without one those to compute."""
+        left = 0 if self.turn is None else self.turn.allowed - self.turn.sampled
+        return len(self.tokens) - self.computed + left
 
     @property
     def priority(self) -> int:
@@ -222,27 +238,25 @@ class Sequence:
         self.high_water = max(high_water, end)
         return prefilled, recomputed
 
-    def keep(self, token: int) -> None:
-        """A pending_samples token is known."""
+    def keep(self, tokens: list[int]) -> None:
+        """A draw is known: append its tokens."""
         assert self.pending_samples and self.turn
         self.pending_samples -= 1
         self.isolated = False
-        self.tokens.append(token)
-        self.turn.sampled += 1
-        if self.turn.matcher is not None and token not in self.turn.limits.stop_ids:
-            self.turn.matcher.take(token)
+        self._append(self.turn, tokens)
 
-    def go_on(self) -> list[int]:
-        """Append what the turn's grammar leaves no choice about; its ids, which no step has to draw."""
-        turn = self.turn
-        assert turn is not None
-        if turn.matcher is None or not turn.goes_on:
-            return []
+    def force(self, tokens: list[int]) -> None:
+        """Append tokens that the turn's grammar leaves no choice about: no step has to draw them."""
+        assert self.turn
         assert not self.pending_samples, "what must follow a token is not known before it"
-        ids = turn.matcher.go_on(turn.allowed - turn.sampled)
-        self.tokens.extend(np.array(ids, dtype=np.int32))
-        turn.sampled += len(ids)
-        return ids
+        self._append(self.turn, tokens)
+
+    def _append(self, turn: Turn, tokens: list[int]) -> None:
+        if len(tokens) == 1:
+            self.tokens.append(tokens[0])
+        else:
+            self.tokens.extend(np.array(tokens, dtype=np.int32))
+        turn.sampled += len(tokens)
 
     def recall(self) -> None:
         """Take back what is planned: rows in flight are discarded when their step ends."""

@@ -60,9 +60,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     lease_share: share of the blocks, and of the host tier, that leases may cover in all.
     idle_stretch: times as long as without it a step may take into which prefill of idle sequences (input that
         still comes, above all) is put beside turns, but for one in thirteen; 1 or less for no limit.
-    tenants: those that may have less than all.
-    secret: keys the block hashes, 16 to 64 bytes; drawn anew at each start when empty.
-    debug: owner tags and an audit whenever the engine is idle.
+    policy: the order of turns: a name in `scheduler.policy`, or ``package.module:Class``.
+    patience: steps after which a turn goes before all younger ones, under a policy that promises no bound
+    itself. tenants: those that may have less than all. secret: keys the block hashes, 16 to 64 bytes; drawn
+    anew at each start when empty. debug: owner tags and an audit whenever the engine is idle.
     """
 
     model: str
@@ -86,6 +87,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     watermark: float = 0.01
     lease_share: float = 0.5
     idle_stretch: float = 1.25
+    policy: str = "first_come_first_served"
+    patience: int = 4096
     tenants: tuple[TenantBudget, ...] = ()
     secret: bytes = b""
     debug: bool = False
@@ -127,6 +130,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             watermark_blocks=int(blocks * self.watermark),
             lease_share=self.lease_share,
             idle_stretch=self.idle_stretch,
+            policy=self.policy,
+            patience=self.patience,
             lease_caps={
                 one.salt: one.leased_bytes // block_bytes
                 for one in self.tenants
@@ -157,6 +162,8 @@ class SchedulerSettings:
     watermark_blocks: int = 0
     lease_share: float = 0.5
     idle_stretch: float = 0.0
+    policy: str = "first_come_first_served"
+    patience: int = 4096
     lease_caps: Mapping[bytes, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -169,7 +176,7 @@ class SchedulerSettings:
             max_open=self.max_open,
         )
         _check_least(2, max_context=self.max_context)
-        _check_least(0, watermark_blocks=self.watermark_blocks)
+        _check_least(0, watermark_blocks=self.watermark_blocks, patience=self.patience)
         if not 0 <= self.lease_share <= 1:
             raise SettingsInvalid(f"lease_share is {self.lease_share}, not between 0 and 1")
         if self.depth not in DEPTHS:

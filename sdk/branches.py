@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from .connection import Connection
-from .frames.verbs import (
-    Relative,
-    SessionName,
-    SessionNamed,
-    SessionPrune,
-    SessionPruned,
-    SessionRewind,
-    SessionRewound,
-    SessionTree,
-    SessionTreeListed,
-)
+from .frames.client import SessionName, SessionPrune, SessionRewind, SessionTree
+from .frames.server import Relative, SessionNamed, SessionPruned, SessionRewound, SessionTreeListed
 
 MOST = 1000
 """Sessions of a tree that are asked for at once."""
@@ -21,10 +12,7 @@ MOST = 1000
 
 async def rewind(connection: Connection, to: str | int) -> SessionRewound:
     """Go back to an item, a number of tokens, or the root."""
-    sent = await connection.send(SessionRewind(to=to))
-    rewound = await connection.answer(sent, lambda event: isinstance(event, SessionRewound))
-    assert isinstance(rewound, SessionRewound)
-    return rewound
+    return await connection.request(SessionRewind(to=to), SessionRewound)
 
 
 async def tree(connection: Connection) -> list[Relative]:
@@ -32,9 +20,7 @@ async def tree(connection: Connection) -> list[Relative]:
     found: list[Relative] = []
     after: str | None = None
     while True:
-        sent = await connection.send(SessionTree(limit=MOST, after=after))
-        listed = await connection.answer(sent, lambda event: isinstance(event, SessionTreeListed))
-        assert isinstance(listed, SessionTreeListed)
+        listed = await connection.request(SessionTree(limit=MOST, after=after), SessionTreeListed)
         found += listed.sessions
         if not listed.has_more:
             return found
@@ -43,13 +29,10 @@ async def tree(connection: Connection) -> list[Relative]:
 
 async def name(connection: Connection, name: str) -> None:
     """Name the session."""
-    sent = await connection.send(SessionName(name=name))
-    await connection.answer(sent, lambda event: isinstance(event, SessionNamed))
+    await connection.request(SessionName(name=name), SessionNamed)
 
 
 async def prune(connection: Connection, session_id: str) -> None:
     """End another one for good."""
-    sent = await connection.send(SessionPrune(session=session_id))
-    await connection.answer(
-        sent, lambda event: isinstance(event, SessionPruned) and event.session == session_id
-    )
+    prune = SessionPrune(session=session_id)
+    await connection.request(prune, SessionPruned, lambda event: event.session == session_id)

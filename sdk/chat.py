@@ -25,18 +25,21 @@ from .configuring import Configuration
 from .connection import Connection
 from .detached import Detached
 from .errors import ChatBusy, ConnectionLost, SessionLost
-from .frames.client import ClientEvent, ItemCreate, TypedRole
+from .frames.client import ClientEvent, ItemCreate, ResponseSteer, SessionFork, TypedRole
 from .frames.items import AnyItem, FunctionCallItem, MessageItem
 from .frames.server import (
+    Fork,
+    Relative,
     ServerEvent,
     SessionCreated,
+    SessionForked,
     SessionLeased,
     SessionResumed,
+    SessionRewound,
     SessionSettled,
     SessionStaged,
 )
 from .frames.session import SessionResource
-from .frames.verbs import Fork, Relative, ResponseSteer, SessionFork, SessionForked, SessionRewound
 from .params import create_of
 from .reconnect import Return
 from .reply import Finished, Progress, Reply, Rounds, characters_heard, place_in, said_in
@@ -82,7 +85,11 @@ class Chat:
         `back` finds the way back when the connection is lost.
         """
         connection = Connection(transport, back)
-        created = await connection.answer("", lambda event: isinstance(event, SessionCreated))
+        try:
+            created = await connection.answer("", lambda event: isinstance(event, SessionCreated))
+        except BaseException:
+            await connection.aclose()
+            raise
         assert isinstance(created, SessionCreated)
         return cls(connection, created.session, max_tool_rounds=max_tool_rounds)
 
@@ -276,9 +283,7 @@ class Chat:
         """
         back = self._connection.way_back()
         item_id = at if at is None or isinstance(at, str) else at.id
-        sent = await self._connection.send(SessionFork(at=item_id, children=children))
-        forked = await self._connection.answer(sent, lambda event: isinstance(event, SessionForked))
-        assert isinstance(forked, SessionForked)
+        forked = await self._connection.request(SessionFork(at=item_id, children=children), SessionForked)
         chats: list[Chat] = []
         for fork in forked.sessions:
             way = back.another(fork.handle)
@@ -411,8 +416,9 @@ class Chat:
     async def _beside(self, fork: Fork, back: Return) -> tuple[Transport, SessionResumed] | None:
         """A fork on this chat's connection; None where that is lost meanwhile."""
         try:
-            line = await self._connection.share(self.session.id or "").attach(fork.id, fork.handle)
-            return line, await back.greeted(line)
+            shared = await self._connection.share(self.session.id or "")
+            transport = await shared.attach(fork.id, fork.handle)
+            return transport, await back.greeted(transport)
         except SessionLost:
             raise
         except ConnectionLost:

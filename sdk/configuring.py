@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from .connection import Connection
-from .errors import ServerError
+from .errors import FrameError, ServerError
 from .frames.client import SessionUpdate
-from .frames.server import ServerEvent, SessionUpdated
+from .frames.server import SessionUpdated
 from .frames.session import SessionPatch, SessionResource
 from .params import converted
 from .tools.tool import Tool
@@ -35,20 +35,21 @@ class Configuration:
         if tools is not None:
             fields = {**fields, "tools": [tool.definition for tool in tools.values()]}
         patch = converted(fields, SessionPatch, "session")
+        sure, self._sure = self._sure, False
         try:
-            sent = await self._connection.send(SessionUpdate(session=patch))
-            self._sure = False
-            updated = await self._connection.answer(sent, lambda event: _answers(event, tools))
+            updated = await self._connection.request(
+                SessionUpdate(session=patch), SessionUpdated, lambda event: _answers(event, tools)
+            )
+        except FrameError:
+            self._sure = sure  # nothing was sent
+            raise
         except ServerError:
             self._sure = True  # all is as it was
             raise
-        assert isinstance(updated, SessionUpdated)
         self._sure = True
         return updated.session
 
 
-def _answers(event: ServerEvent, tools: Mapping[str, Tool] | None) -> bool:
-    """Whether it is no answer to an earlier change that nobody waited for."""
-    if not isinstance(event, SessionUpdated):
-        return False
+def _answers(event: SessionUpdated, tools: Mapping[str, Tool] | None) -> bool:
+    """Whether it is not the answer to an earlier change that was not waited for."""
     return tools is None or [tool.name for tool in event.session.tools] == list(tools)

@@ -1,21 +1,25 @@
-"""Events over one transport: sent with ids of their own, read by one reader at a time.
+"""One session's connection to the server: client events go out, one task receives what comes back.
 
-Keeps count of the responses that run, so that those nobody reads can be ended. Knows nothing of turns.
+    transport ─ receive task ─┬▶ the request that the event answers
+                              └▶ a bounded queue ─▶ the reader: a turn, a run, or `chat.events`
+
+The receive task also makes a lost connection again (`reconnect`). This file knows nothing of turns.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import anyio
 import msgspec
-from anyio import BusyResourceError, ResourceGuard
 
 from .buffer import Buffer
 from .errors import (
@@ -29,73 +33,93 @@ from .errors import (
     SessionLost,
 )
 from .frames import codec
-from .frames.client import ClientEvent, ItemDelete, ResponseCancel, ResponseCreate, TextClear
+from .frames.client import (
+    ClientEvent,
+    ItemDelete,
+    ItemTruncate,
+    ResponseCancel,
+    ResponseCreate,
+    ResponseSteer,
+    TextClear,
+)
 from .frames.server import (
     ErrorDetails,
     ErrorEvent,
     ItemDeleted,
+    ItemTruncated,
     ResponseCreated,
     ResponseDone,
     ServerEvent,
     TextCommitted,
 )
-from .frames.verbs import ItemTruncate, ItemTruncated, ResponseSteer
-from .multiplex import Line, SharedConnection
+from .multiplex import SessionTransport, SharedTransport
 from .reconnect import Return, deadline
 from .transport import Transport
 
+MAX_QUEUED = 64
+"""Events that wait for a slow reader. Beyond them the transport is not read, so that the server waits."""
+
+_Event = TypeVar("_Event")
+
 
 @dataclass(slots=True, eq=False)
-class _Wanted:
-    """An answer that somebody waits for; ``frame`` asks for it again."""
+class _PendingRequest:
+    """A client event that waits for its answer. ``frame``: sent again where a restarted server lost the answer.
+
+    ``position``: how many events had been queued when the answer came.
+    """
 
     event_id: str
-    wanted: Callable[[ServerEvent], bool]
+    matches: Callable[[ServerEvent], bool]
+    answer: asyncio.Future[ServerEvent]
     frame: bytes | None = None
-    found: ServerEvent | None = None
+    position: int = 0
 
-    def takes(self, event: ServerEvent) -> bool:
-        """Keep the event if it is the answer, or the refusal."""
-        if self.found is None:
-            refused = isinstance(event, ErrorEvent) and event.error.event_id in (self.event_id, None)
-            if refused or (not isinstance(event, ErrorEvent) and self.wanted(event)):
-                self.found = event
-                return True
-        return False
+    def is_answered_by(self, event: ServerEvent) -> bool:
+        """Whether the event is the answer, or an error about this request or about none in particular."""
+        if self.answer.done():
+            return False
+        if isinstance(event, ErrorEvent):
+            return event.error.event_id in (self.event_id, None)
+        return self.matches(event)
 
 
 class Connection:
-    """Sends client events and receives server events.
+    """Sends client events, answers requests and queues all other server events for one reader.
 
-    With a way `back` a lost connection is made again behind both: what was read is not read twice, what was
-    sent is not served twice.
+    With a `back` a lost connection is made again, by the receive task, when something next needs it: no event
+    is read twice, and no request is served twice.
     """
 
     def __init__(self, transport: Transport, back: Return | None = None, running: Iterable[str] = ()) -> None:
         self.buffer = Buffer()
         self._transport = transport
         self._back = back
-        self._returning = anyio.Lock()
         self._closed = False
-        self._wanted: list[_Wanted] = []
-        self.refusals: deque[ErrorDetails] = deque(maxlen=64)
-        """The latest, whoever read them."""
-        self.commits: deque[TextCommitted] = deque(maxlen=64)
-        """The same of answers to commits."""
-        self._aside: deque[ServerEvent] = deque()  # read, and waiting for the next reader
-        self._turned = anyio.Event()  # set when a reader leaves, or has found what another waits for
         self._prefix = f"client_{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
-        self._created: dict[str, str] = {}  # ids of running responses, and of what asked for them
+        self.refusals: deque[ErrorDetails] = deque(maxlen=64)
+        """The last errors that were received."""
+        self.commits: deque[TextCommitted] = deque(maxlen=64)
+        """The last answers to commits of text that were received."""
+        # the receive task, and what waits for it
+        self._task: asyncio.Task[None] | None = None
+        self._queue: deque[ServerEvent | ProtocolBroken] = deque()
+        self._taken = 0  # events that have left the queue
+        self._requests: list[_PendingRequest] = []
+        self._senders: list[asyncio.Future[None]] = []  # their frames wait for a new connection
+        self._arrival: asyncio.Future[None] | None = None  # the reader waits for an event
+        self._room: asyncio.Future[None] | None = None  # the receive task waits for room in the queue
+        self._reading = False
+        self._read_on: asyncio.Event | None = None  # set when the reader has taken an event, or has stopped
+        # the responses, as far as their events have been read
+        self._created: dict[str, str] = {}  # ids of running responses, and of the events that asked for them
         self._cancels: set[str] = set()
-        self._asked: list[str] = []  # ids of `response.create`s not answered yet, in order
-        self._begun: deque[str] = deque(maxlen=64)  # of those whose response has begun, by their order
+        self._asked: list[str] = []  # ids of `response.create`s without an answer, in order
+        self._begun: deque[str] = deque(maxlen=64)  # ids of those whose response has begun, in that order
         self._running: set[str] = set(running)  # ids of responses without their `response.done`
-        self._inherited = frozenset(self._running)  # their beginning is told again
-        self._ending: set[str] = set()  # of those that run, the ones that were told to end
-        self._reading = ResourceGuard("reading from")
-        self._read = False  # whether a task reads now
-        self._fetching = False  # whether one that waits for an answer does
+        self._inherited = frozenset(self._running)  # their events come again from the first
+        self._ending: set[str] = set()  # ids of running responses that a cancel was sent for
 
     @property
     def busy(self) -> bool:
@@ -107,184 +131,140 @@ class Connection:
         return response_id in self._running
 
     def awaits(self, event_id: str) -> bool:
-        """Whether this `response.create` has not been answered yet."""
+        """Whether the answer to this `response.create` has not been read yet."""
         return event_id in self._asked
 
     @property
     def handle(self) -> str | None:
-        """What opens the session again."""
+        """Opens the session again; None where the connection cannot be made again."""
         return None if self._back is None else self._back.handle
 
     def way_back(self) -> Return:
-        """How this session is come back to. Raises `ConnectionFailed` where there is no way."""
+        """How this session is resumed. Raises `ConnectionFailed` where it cannot be."""
         if self._back is None:
             raise ConnectionFailed("This client has no way to open a session by its handle")
         return self._back
 
-    def share(self, session_id: str) -> SharedConnection:
-        """Make room on the connection for other sessions; while nobody reads."""
-        if self._read:
-            raise ChatBusy("A turn is being read on this chat: it cannot share its connection now")
-        if not isinstance(self._transport, Line):
-            self._transport = SharedConnection(self._transport, session_id).line(session_id)
-        return self._transport.connection
+    # --- sending --------------------------------------------------------------------------------------------
 
     async def send(self, event: ClientEvent) -> str:
         """Send one event, with an id if it has none; returns its id.
 
-        Raises `ConnectionLost`, and a `FrameError` where the event can be no frame, or has an id so long that
-        no answer would name it: then nothing was sent.
+        Raises `ConnectionLost`, and a `FrameError`, without sending, for an event that cannot be encoded or
+        whose id is too long for the server to repeat.
         """
-        event_id = event.event_id or f"{self._prefix}_{next(self._numbers)}"
+        event_id = event.event_id or self._new_id()
         if len(event_id) > codec.MAX_EVENT_ID:
             raise FieldInvalid(f"An event's id has at most {codec.MAX_EVENT_ID} characters", "event_id")
-        frame = codec.framed(msgspec.structs.replace(event, event_id=event_id))  # before it counts as asked
+        frame = codec.framed(msgspec.structs.replace(event, event_id=event_id))
         if isinstance(event, ResponseCancel):
             self._cancels.add(event_id)
             self._ending.update([event.response_id] if isinstance(event.response_id, str) else [])
         elif isinstance(event, ResponseCreate | ResponseSteer):
             self._asked.append(event_id)
+        for request in self._requests:
+            if request.event_id == event_id:
+                request.frame = frame
         transport = self._transport
         if self._back is not None:
             self._back.sent(event_id, frame)
         try:
             await transport.send(frame)
         except ConnectionLost as lost:
-            await self._come_back(transport, lost)  # it is sent again with all that may be lost
+            await self._returned(transport, lost)
         return event_id
 
-    async def receive(self) -> ServerEvent:
-        """The next event that this version knows.
-
-        Errors about a cancel are passed over: it came too late and harmed nothing. Raises `ConnectionLost`,
-        `ProtocolBroken`, and `ChatBusy` while another task reads.
-        """
-        try:
-            with self._reading:
-                self._read = True
-                try:
-                    while True:
-                        event = await self._next()
-                        if event is not None and self._take_in(event):
-                            return event
-                finally:
-                    self._read = False
-                    self._turn()
-        except BusyResourceError:
-            raise ChatBusy("Another task reads this chat's events") from None
-
-    async def answer(
+    async def request(
         self,
-        event_id: str,
-        wanted: Callable[[ServerEvent], bool],
+        event: ClientEvent,
+        answer: type[_Event],
+        matches: Callable[[_Event], bool] = lambda event: True,
         meanwhile: Callable[[ServerEvent], object] | None = None,
-    ) -> ServerEvent:
-        """The first event that is `wanted`, read here or by the task that reads now.
+    ) -> _Event:
+        """Send one event and wait for its answer: the first of the type ``answer`` that ``matches``.
 
-        What is read here until then is given to `meanwhile`; without it, it is put aside for who reads next
-        if a response runs. Raises `ServerError` when the event sent was refused.
+        Events that came before it go to ``meanwhile`` where no other task reads. Raises `ServerError` for a
+        refusal, and what `send` raises.
         """
-        frame = None if self._back is None else self._back.frame_of(event_id)
-        waiting = _Wanted(event_id, wanted, frame)
-        self._wanted.append(waiting)
-        try:
-            while waiting.found is None:
-                if self._read or self._fetching:
-                    await self._turned.wait()
-                elif meanwhile is not None:
-                    meanwhile(await self.receive())
-                else:
-                    await self._put_aside()
-            if isinstance(waiting.found, ErrorEvent):
-                raise server_error(waiting.found.error)
+        event_id = event.event_id or self._new_id()
+        with self._pending(event_id, lambda event: isinstance(event, answer) and matches(event)) as request:
+            await self.send(msgspec.structs.replace(event, event_id=event_id))
+            found = await self._answer(request, meanwhile)
+        assert isinstance(found, answer)
+        return found
+
+    async def answer(self, event_id: str, matches: Callable[[ServerEvent], bool]) -> ServerEvent:
+        """The answer to an event that was sent before: the first that ``matches``, queued already or to come.
+
+        Raises `ServerError` for a refusal.
+        """
+        with self._pending(event_id, matches) as request:
             if self._back is not None:
-                self._back.arrived(event_id)
-            return waiting.found
-        finally:
-            self._wanted.remove(waiting)
+                request.frame = self._back.frame_of(event_id)
+            for index, event in enumerate(self._queue):
+                if not isinstance(event, ProtocolBroken) and request.is_answered_by(event):
+                    del self._queue[index]
+                    self._resolve(request, event, self._taken + index)
+                    self._take_in(event)
+                    break
+            return await self._answer(request, None)
 
     async def delete(self, item_id: str) -> None:
         """Take an item out of the conversation."""
-        sent = await self.send(ItemDelete(item_id=item_id))
-        await self.answer(sent, lambda event: isinstance(event, ItemDeleted) and event.item_id == item_id)
+        await self.request(ItemDelete(item_id=item_id), ItemDeleted, lambda event: event.item_id == item_id)
 
     async def committed(self, commit: str, call_id: str) -> TextCommitted | None:
-        """The answer to the event ``commit``, by which a call's output became an item; None: it was refused."""
+        """The answer to the event ``commit``, which made a call's output an item; None: it was refused."""
         for known in self.commits:
             if known.call_id == call_id:
                 return known
         if any(refusal.event_id == commit for refusal in self.refusals):
             return None
-        told = await self.answer(
+        answer = await self.answer(
             commit, lambda event: isinstance(event, TextCommitted) and event.call_id == call_id
         )
-        assert isinstance(told, TextCommitted)
-        return told
+        assert isinstance(answer, TextCommitted)
+        return answer
 
     async def truncate(
         self, item_id: str, end: int, meanwhile: Callable[[ServerEvent], object] | None = None
     ) -> ItemTruncated:
         """End a message of the model after `end` characters."""
-        sent = await self.send(ItemTruncate(item_id=item_id, text_end=end))
-        done = await self.answer(
-            sent,
-            lambda event: isinstance(event, ItemTruncated) and event.item_id == item_id,
-            meanwhile or (lambda _: None),
-        )
-        assert isinstance(done, ItemTruncated)
-        return done
+        event = ItemTruncate(item_id=item_id, text_end=end)
+        matches: Callable[[ItemTruncated], bool] = lambda event: event.item_id == item_id
+        return await self.request(event, ItemTruncated, matches, meanwhile or (lambda _: None))
+
+    # --- reading --------------------------------------------------------------------------------------------
+
+    async def receive(self) -> ServerEvent:
+        """The next event of a known type that answers no request.
+
+        Errors about a cancel are skipped: the response had ended before. Raises `ConnectionLost`,
+        `ProtocolBroken`, and `ChatBusy` while another task reads.
+        """
+        if self._reading:
+            raise ChatBusy("Another task reads this chat's events")
+        self._reading = True
+        try:
+            while True:
+                while not self._queue:
+                    await self._next_arrival()
+                event = self._taken_next()
+                if self._take_in(event):
+                    return event
+        finally:
+            self._reading = False
+            if self._read_on is not None:
+                self._read_on.set()
+                self._read_on = None
 
     async def others(self) -> None:
         """Wait until no other task reads."""
-        while self._read:
-            await self._turned.wait()
-
-    async def fresh(self) -> None:
-        """Take back what an earlier client of the session may have left in the buffer."""
-        if self.buffer.stale:
-            self.buffer.stale = False
-            await self.send(TextClear())
-
-    async def _put_aside(self) -> None:
-        """Read one event, and keep it for who reads next; where nothing runs, nobody will."""
-        self._fetching = True
-        try:
-            event = await self._incoming()
-        finally:
-            self._fetching = False
-            self._turn()
-        if event is not None:
-            if any(waiting.found is event for waiting in self._wanted):
-                self._take_in(event)
-            else:
-                self._aside.append(event)
-        while self._aside and not self.busy and not self._read:
-            self._take_in(self._aside.popleft())
-
-    async def _next(self) -> ServerEvent | None:
-        """The next event for who reads: one put aside, or else one that comes."""
-        while self._fetching and not self._aside:
-            await self._turned.wait()
-        return self._aside.popleft() if self._aside else await self._incoming()
-
-    async def _incoming(self) -> ServerEvent | None:
-        """The next event; who waits for it has it."""
-        event = self._decoded(await self._frame())
-        if isinstance(event, ErrorEvent):
-            self.refusals.append(event.error)
-        elif isinstance(event, TextCommitted):
-            self.commits.append(event)
-        for waiting in self._wanted if event is not None else ():
-            if event is not None and waiting.takes(event):
-                self._turn()
-        return event
-
-    def _turn(self) -> None:
-        self._turned.set()
-        self._turned = anyio.Event()
+        while self._reading:
+            await self._other_reader()
 
     async def quiet(self) -> None:
-        """Cancel what runs and read on until nothing does, dropping what still comes."""
+        """Cancel what runs and drop events until nothing runs."""
         await self.cut()
         while self.busy:
             await self.receive()
@@ -294,35 +274,29 @@ class Connection:
         meanwhile: Callable[[ServerEvent], object] | None = None,
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wait until nothing runs, or it is `enough`, whoever reads; what is read here goes to `meanwhile`."""
+        """Wait until nothing runs or `enough` holds, whether or not another task reads.
+
+        Events that are read here go to `meanwhile`.
+        """
         while self.busy and not enough():
-            if self._read:
-                await self._turned.wait()
+            if self._reading:
+                await self._other_reader()
                 continue
             event = await self.receive()
             if meanwhile is not None:
                 meanwhile(event)
 
     async def make_way(self) -> None:
-        """Cancel what runs, for a turn that is sent next: the server serves it when that has ended.
+        """Cancel what runs, for a turn that is sent next: the server serves it when the running one has ended.
 
-        What was not answered at all is waited for: its answer would be taken for the turn's.
+        Responses that were asked for and have not begun are waited for: the next `response.created` would be
+        taken for the new turn's.
         """
-        if self._read or self._inherited & self._running:
+        if self._reading or self._inherited & self._running:
             await self.quiet()
         await self.cut()
         while self._asked:
             await self.receive()
-
-    async def aclose(self, *, cut: bool = False) -> None:
-        """End the connection. ``cut``: and what runs, which would go on until the session's lease is over."""
-        self._closed = True
-        try:
-            with suppress(ConnectionLost):
-                if cut:
-                    await self.cut()
-        finally:
-            await self._transport.aclose()
 
     async def cut(self) -> None:
         """Cancel what runs and what has been asked for."""
@@ -331,54 +305,262 @@ class Connection:
         for response_id in self._running - self._ending:
             await self.send(ResponseCancel(response_id=response_id))
 
-    async def _frame(self) -> bytes:
-        while True:
-            transport = self._transport
-            try:
-                return await transport.receive()
-            except ConnectionLost as lost:
-                await self._come_back(transport, lost)
+    async def fresh(self) -> None:
+        """Take back what an earlier client of the session may have left in the buffer."""
+        if self.buffer.stale:
+            self.buffer.stale = False
+            await self.send(TextClear())
 
-    async def _come_back(self, transport: Transport, lost: ConnectionLost) -> None:
-        """Put another transport in the place of this one. Raises ``lost`` where there is no way back."""
-        async with self._returning:
-            back = self._back
-            if self._transport is not transport:
-                return  # the other side of this connection has found the way already
-            if back is None or self._closed or not back.possible(lost):
-                raise lost
-            give_up = deadline(back.patience)
-            for pause in back.patience.pauses():
-                await anyio.sleep(pause)
+    # --- the transport --------------------------------------------------------------------------------------
+
+    async def share(self, session_id: str) -> SharedTransport:
+        """The transport under this session, made ready to carry other sessions beside it."""
+        if not isinstance(self._transport, SessionTransport):
+            await self._stop()
+            self._transport = SharedTransport(self._transport, session_id).session(session_id)
+            if self._is_needed():
+                self._start()
+        return self._transport.connection
+
+    async def aclose(self, *, cut: bool = False) -> None:
+        """Close the transport. ``cut``: cancel running responses first, which else go on at the server."""
+        self._closed = True
+        try:
+            with suppress(ConnectionLost):
+                if cut:
+                    await self.cut()
+        finally:
+            try:
+                await self._stop()
+            finally:
+                self._fail(ConnectionLost("This connection was closed"))
+                await self._transport.aclose()
+
+    # --- the receive task -----------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Start the receive task where it does not run: at first, and after a loss that ended it."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._receive_all(), name="holdfast-receive")
+
+    async def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _receive_all(self) -> None:
+        """Receive until the connection is lost while nothing needs it, or cannot be made again."""
+        try:
+            while True:
                 try:
-                    self._transport = await self._resumed(back)
-                    return
-                except SessionLost:
-                    raise
-                except (ConnectionFailed, ConnectionLost):
-                    if time.monotonic() > give_up:
-                        raise lost from None
+                    frame = await self._transport.receive()
+                except ConnectionLost as lost:
+                    if not self._is_needed():
+                        return  # the next that needs it starts this task again
+                    await self._come_back(lost)
+                    continue
+                self._arrived(frame)
+                while self._is_full():
+                    self._room = asyncio.get_running_loop().create_future()
+                    await self._room
+        except Exception as error:
+            self._fail(error)
+
+    def _arrived(self, frame: bytes) -> None:
+        """Give one event to the request it answers, and to the reader."""
+        try:
+            event = codec.decode_server(frame)
+        except FrameError as error:
+            broken = ProtocolBroken(f"The server sent a frame this client cannot read: {error}")
+            broken.__cause__ = error
+            if self._requests:
+                self._fail(broken)
+            else:
+                self._put(broken)
+            return
+        if self._back is not None:
+            self._back.read(frame, event)
+        if event is None:
+            return
+        if isinstance(event, ErrorEvent):
+            self.refusals.append(event.error)
+        elif isinstance(event, TextCommitted):
+            self.commits.append(event)
+        answered = False
+        for request in self._requests:
+            if request.is_answered_by(event):
+                answered = True
+                self._resolve(request, event, self._taken + len(self._queue))
+                if not isinstance(event, ErrorEvent):
+                    break
+        if answered and not self._reading:
+            self._take_in(event)
+        else:
+            self._put(event)
+
+    def _put(self, event: ServerEvent | ProtocolBroken) -> None:
+        self._queue.append(event)
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    def _is_full(self) -> bool:
+        """Whether to hold back the server; not while a request waits, as its answer may come later."""
+        return len(self._queue) >= MAX_QUEUED and not self._requests and not self._senders
+
+    def _is_needed(self) -> bool:
+        """Whether a request, a sender or a reader with an empty queue waits."""
+        return bool(self._requests or self._senders or (self._arrival is not None and not self._queue))
+
+    def _fail(self, error: Exception) -> None:
+        """Raise the error in all that wait."""
+        waiting = [request.answer for request in self._requests]
+        for future in (*waiting, *self._senders, self._arrival):
+            if future is not None and not future.done():
+                future.set_exception(error)
+
+    async def _come_back(self, lost: ConnectionLost) -> None:
+        """Replace the lost transport by a new one. Raises ``lost`` where that is not possible."""
+        back = self._back
+        if back is None or self._closed or not back.possible(lost):
+            raise lost
+        give_up = deadline(back.patience)
+        for pause in back.patience.pauses():
+            await anyio.sleep(pause)
+            try:
+                self._transport = await self._resumed(back)
+                break
+            except SessionLost:
+                raise
+            except (ConnectionFailed, ConnectionLost):
+                if time.monotonic() > give_up:
+                    raise lost from None
+        for sender in self._senders:
+            if not sender.done():
+                sender.set_result(None)
 
     async def _resumed(self, back: Return) -> Transport:
+        """A new transport on which all has been sent again that the server may lack."""
         transport, resumed = await back.connect()
-        awaited = {waiting.event_id: waiting.frame for waiting in self._wanted if waiting.found is None}
-        frames = [*self._cancelled_again(), *back.again(resumed, awaited)]
-        sent: set[bytes] = set()
-        while frames:
-            for frame in frames:
-                await transport.send(frame)
-            sent.update(frames)
-            frames = back.since(sent)  # given meanwhile to the connection that is lost
-        return transport
+        try:
+            awaited = {one.event_id: one.frame for one in self._requests if not one.answer.done()}
+            frames = [*self._cancelled_again(), *back.again(resumed, awaited)]
+            sent: set[bytes] = set()
+            while frames:
+                for frame in frames:
+                    await transport.send(frame)
+                sent.update(frames)
+                frames = back.since(sent)  # sent meanwhile over the lost transport
+            return transport
+        except BaseException:
+            await transport.aclose()
+            raise
 
     def _cancelled_again(self) -> list[bytes]:
         """A server that died before a cancelled response was over goes on with it, and refuses another."""
         frames = []
         for response_id in sorted(self._ending & self._running):
-            event_id = f"{self._prefix}_{next(self._numbers)}"
+            event_id = self._new_id()
             self._cancels.add(event_id)
             frames.append(codec.encode(ResponseCancel(event_id=event_id, response_id=response_id)))
         return frames
+
+    # --- waiting for it -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _pending(self, event_id: str, matches: Callable[[ServerEvent], bool]) -> Iterator[_PendingRequest]:
+        """A request that is answered from now on, until the block is left."""
+        self._check_open()
+        request = _PendingRequest(event_id, matches, asyncio.get_running_loop().create_future())
+        self._requests.append(request)
+        self._make_room()
+        try:
+            yield request
+        finally:
+            self._requests.remove(request)
+            _forget(request.answer)
+
+    async def _answer(
+        self, request: _PendingRequest, meanwhile: Callable[[ServerEvent], object] | None
+    ) -> ServerEvent:
+        self._start()
+        event = await request.answer
+        while self._taken < request.position and self._queue and not self._reading:
+            if meanwhile is not None:
+                passed = self._taken_next()
+                if self._take_in(passed):
+                    meanwhile(passed)
+            elif not self.busy:  # nothing runs that a reader would come for
+                self._take_in(self._taken_next())
+            else:
+                break
+        if isinstance(event, ErrorEvent):
+            raise server_error(event.error)
+        return event
+
+    def _resolve(self, request: _PendingRequest, event: ServerEvent, position: int) -> None:
+        request.position = position
+        request.answer.set_result(event)
+        if self._back is not None and not isinstance(event, ErrorEvent):
+            self._back.arrived(request.event_id)
+
+    async def _next_arrival(self) -> None:
+        """Wait until there is an event in the queue."""
+        self._check_open()
+        self._arrival = asyncio.get_running_loop().create_future()
+        self._start()
+        try:
+            await self._arrival
+        finally:
+            _forget(self._arrival)
+            self._arrival = None
+
+    def _taken_next(self) -> ServerEvent:
+        """The first event of the queue. Raises `ProtocolBroken` where it could not be read."""
+        event = self._queue.popleft()
+        self._taken += 1
+        if self._room is not None and len(self._queue) <= MAX_QUEUED // 2:
+            self._make_room()
+        if isinstance(event, ProtocolBroken):
+            raise event
+        return event
+
+    def _make_room(self) -> None:
+        """Let the receive task go on."""
+        if self._room is not None:
+            if not self._room.done():
+                self._room.set_result(None)
+            self._room = None
+
+    async def _returned(self, transport: Transport, lost: ConnectionLost) -> None:
+        """Wait until the receive task has replaced a transport that a sender found lost. Raises ``lost``."""
+        if self._transport is not transport:
+            return
+        if self._back is None or self._closed or not self._back.possible(lost):
+            raise lost
+        sender: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._senders.append(sender)
+        self._make_room()
+        self._start()
+        try:
+            await sender
+        finally:
+            self._senders.remove(sender)
+            _forget(sender)
+
+    async def _other_reader(self) -> None:
+        """Wait until the other task that reads has an event, or has stopped."""
+        if self._read_on is None:
+            self._read_on = asyncio.Event()
+        await self._read_on.wait()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectionLost("This connection was closed")
+
+    def _new_id(self) -> str:
+        return f"{self._prefix}_{next(self._numbers)}"
+
+    # --- the responses --------------------------------------------------------------------------------------
 
     def _take_in(self, event: ServerEvent) -> bool:
         """Note what the event says of responses; whether it is for the reader."""
@@ -401,12 +583,12 @@ class Connection:
         return True
 
     def _begin(self) -> None:
-        """A response does not say what asked for it: the first that was not answered."""
+        """A response does not name its `response.create`: it is the first without an answer."""
         if self._asked:
             self._begun.append(self._asked.pop(0))
 
     def _note_arrivals(self, event: ServerEvent) -> None:
-        """Which client events need not be sent again: those refused, and those up to what a response ends."""
+        """Tell `back` what need not be sent again: events refused, and those up to what a response ends."""
         if self._back is None:
             return
         match event:
@@ -416,15 +598,6 @@ class Connection:
                 self._created[response.id] = self._asked[0]
             case ResponseDone(response=response) if response.id in self._created:
                 self._back.arrived(self._created.pop(response.id))
-
-    def _decoded(self, frame: bytes) -> ServerEvent | None:
-        try:
-            event = codec.decode_server(frame)
-            if self._back is not None:
-                self._back.read(frame, event)
-            return event
-        except FrameError as error:
-            raise ProtocolBroken(f"The server sent a frame this client cannot read: {error}") from error
 
 
 def server_error(details: ErrorDetails) -> ServerError:
@@ -436,3 +609,9 @@ def server_error(details: ErrorDetails) -> ServerError:
         param=details.param,
         event_id=details.event_id,
     )
+
+
+def _forget(future: asyncio.Future[_Event]) -> None:
+    """Nothing awaits the future any more: an error in it is not logged as unread."""
+    if future.done() and not future.cancelled():
+        future.exception()

@@ -12,19 +12,11 @@ from .turn import named
 async def add(connection: Connection, item: AnyItem, previous_item_id: str | None) -> AnyItem:
     """The item as the server has it, at the end or after the one named. Raises `ServerError`."""
     item = named(item)
-    sent = await connection.send(ItemCreate(item=item, previous_item_id=previous_item_id))
-    done = await connection.answer(
-        sent, lambda event: isinstance(event, ItemDone) and event.item.id == item.id
-    )
-    assert isinstance(done, ItemDone)
-    return done.item
+    create = ItemCreate(item=item, previous_item_id=previous_item_id)
+    return (await connection.request(create, ItemDone, lambda event: event.item.id == item.id)).item
 
 
 async def retrieve(connection: Connection, item_id: str) -> AnyItem:
     """An item as the server has it. Raises `ServerError`."""
-    sent = await connection.send(ItemRetrieve(item_id=item_id))
-    found = await connection.answer(
-        sent, lambda event: isinstance(event, ItemRetrieved) and event.item.id == item_id
-    )
-    assert isinstance(found, ItemRetrieved)
-    return found.item
+    retrieve = ItemRetrieve(item_id=item_id)
+    return (await connection.request(retrieve, ItemRetrieved, lambda event: event.item.id == item_id)).item

@@ -16,23 +16,15 @@ async def lease(
     connection: Connection, priority: int | None, ttl: float | None, returns_in: float | None
 ) -> SessionLeased:
     """Ask for a lease; the receipt."""
-    sent = await connection.send(SessionLease(priority=priority, ttl=ttl, returns_in=returns_in))
-    leased = await connection.answer(sent, lambda event: isinstance(event, SessionLeased))
-    assert isinstance(leased, SessionLeased)
-    return leased
+    event = SessionLease(priority=priority, ttl=ttl, returns_in=returns_in)
+    return await connection.request(event, SessionLeased)
 
 
 async def stage(connection: Connection) -> SessionStaged:
     """Bring KV up; where it came from."""
-    sent = await connection.send(SessionStage())
-    staged = await connection.answer(sent, lambda event: isinstance(event, SessionStaged))
-    assert isinstance(staged, SessionStaged)
-    return staged
+    return await connection.request(SessionStage(), SessionStaged)
 
 
 async def settle(connection: Connection, tier: Literal["host", "disk"]) -> SessionSettled:
     """Send KV down; where it is."""
-    sent = await connection.send(SessionSettle(tier=tier))
-    settled = await connection.answer(sent, lambda event: isinstance(event, SessionSettled))
-    assert isinstance(settled, SessionSettled)
-    return settled
+    return await connection.request(SessionSettle(tier=tier), SessionSettled)

@@ -1,21 +1,26 @@
-"""Several sessions on one connection: each has a line, which is a transport like any other.
+"""Several sessions on one connection: a `SharedTransport` carries a `SessionTransport` for each.
 
-Whoever reads on one line reads for all, and leaves to the others what is theirs; what nobody reads is kept.
-Knows of a frame whose it is, nothing else.
+One task receives all frames and puts each into its session's bounded queue. It reads a frame's session alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import deque
+from contextlib import suppress
 
-import anyio
 import msgspec
 
 from .errors import ConnectionLost
 from .frames import codec
-from .frames.verbs import SessionAttach, SessionDetach
+from .frames.client import SessionAttach, SessionDetach
 from .transport import Transport
+
+MAX_QUEUED = 4096
+"""Frames that wait for a slow session. One that has more leaves, so that it does not hold up the others."""
+
+PATIENT_TURNS = 8
 
 
 class _Error(msgspec.Struct):
@@ -23,108 +28,142 @@ class _Error(msgspec.Struct):
 
 
 class _Frame(msgspec.Struct):
-    """What must be known of a frame: whose it is, or which attempt to attach it refuses."""
+    """The part of a frame that is read here: its session, or the `session.attach` that it refuses."""
 
     session_id: str | None = None
     error: _Error | None = None
 
 
-class SharedConnection:
-    """One transport under the sessions of a process; ``first`` is the one it was opened for."""
+class SharedTransport:
+    """One transport under several sessions; ``first`` is the one that it was opened for."""
 
     def __init__(self, transport: Transport, first: str) -> None:
         self._transport = transport
         self._first = first
-        self._lines: dict[str, Line] = {}
-        self._attaching: dict[str, str] = {}  # sessions, by the event that asks for them
+        self._sessions: dict[str, SessionTransport] = {}
+        self._attaching: dict[str, str] = {}  # sessions, by the event that attaches them
         self._numbers = itertools.count(1)
-        self._pumping = False
-        self._turned = anyio.Event()
-        self._lost: ConnectionLost | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.lost: ConnectionLost | None = None
+        """How the connection ended, once it has."""
 
-    def line(self, session_id: str) -> Line:
-        """A session's way."""
-        return self._lines.setdefault(session_id, Line(self, session_id))
+    def session(self, session_id: str) -> SessionTransport:
+        """The transport of one session."""
+        return self._sessions.setdefault(session_id, SessionTransport(self, session_id))
 
-    async def attach(self, session_id: str, handle: str) -> Line:
-        """Ask for a session that the server has; its answer is the first to be read from the line."""
+    async def attach(self, session_id: str, handle: str) -> SessionTransport:
+        """Ask for a session that the server has; the answer is the first frame of its transport."""
         event_id = f"attach_{next(self._numbers)}"
         self._attaching[event_id] = session_id
-        line = self.line(session_id)
+        session = self.session(session_id)
         await self._transport.send(codec.encode(SessionAttach(event_id=event_id, session=handle)))
-        return line
+        return session
 
     async def send(self, frame: bytes) -> None:
         """Send one frame as it is."""
         await self._transport.send(frame)
 
-    async def pump(self, waiting: deque[bytes]) -> None:
-        """Read until ``waiting`` has something, here or in the task that reads now. Raises `ConnectionLost`."""
-        while not waiting:
-            if self._lost is not None:
-                raise ConnectionLost(self._lost.message, self._lost.close_code)
-            if self._pumping:
-                await self._turned.wait()
-            else:
-                await self._read()
+    def start(self) -> None:
+        """Start the receive task where it has not been."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._receive_all(), name="holdfast-receive")
 
     async def leave(self, session_id: str) -> None:
-        """A line is closed; with the last one the connection ends."""
-        if self._lines.pop(session_id, None) is not None and self._lines:
+        """Detach a session; the connection ends with the last one."""
+        if self._sessions.pop(session_id, None) is not None and self._sessions:
             await self._transport.send(codec.encode(SessionDetach(session_id=session_id)))
-        elif not self._lines:
+        elif not self._sessions:
+            if self._task is not None and self._task is not asyncio.current_task():
+                self._task.cancel()
             await self._transport.aclose()
 
-    async def _read(self) -> None:
-        self._pumping = True
+    async def _receive_all(self) -> None:
         try:
-            self._route(await self._transport.receive())
+            while True:
+                session = self._session_of(frame := await self._transport.receive())
+                if session is not None:
+                    await self._put(session, frame)
         except ConnectionLost as lost:
-            self._lost = lost
-        finally:
-            self._pumping = False
-            self._turned.set()
-            self._turned = anyio.Event()
+            self.lost = lost
+        except Exception as error:
+            self.lost = ConnectionLost(f"The server sent a frame that belongs to no session: {error}")
+        for session in self._sessions.values():
+            session.wake()
 
-    def _route(self, frame: bytes) -> None:
-        told = msgspec.json.decode(frame, type=_Frame)
-        session_id = told.session_id or self._first
-        if told.error is not None and told.error.event_id in self._attaching:
-            session_id = self._attaching.pop(told.error.event_id)
-        line = self._lines.get(session_id)
-        if line is not None:
-            line.waiting.append(frame)
+    async def _put(self, session: SessionTransport, frame: bytes) -> None:
+        """Queue a frame; a session that makes no room within some turns of the event loop leaves."""
+        for _ in range(PATIENT_TURNS):
+            if session.put(frame):
+                return
+            await asyncio.sleep(0)
+        session.fall_behind()
+        await self.leave(session.id)
+
+    def _session_of(self, frame: bytes) -> SessionTransport | None:
+        read = msgspec.json.decode(frame, type=_Frame)
+        session_id = read.session_id or self._first
+        if read.error is not None and read.error.event_id in self._attaching:
+            session_id = self._attaching.pop(read.error.event_id)
+        return self._sessions.get(session_id)
 
 
-class Line:
-    """One session on the connection."""
+class SessionTransport:
+    """The transport of one session on a shared connection.
 
-    def __init__(self, connection: SharedConnection, session_id: str) -> None:
-        self.waiting: deque[bytes] = deque()
+    A session that does not read `MAX_QUEUED` frames in time is detached: after these frames its connection
+    counts as lost, and is made again for it alone.
+    """
+
+    def __init__(self, connection: SharedTransport, session_id: str) -> None:
         self.connection = connection
-        self._session_id = session_id
+        self.id = session_id
+        self._frames: deque[bytes] = deque()
+        self._arrival: asyncio.Event = asyncio.Event()
         self._closed = False
+        self._behind = False
+
+    def put(self, frame: bytes) -> bool:
+        """Queue a frame to be received; False where there is no room."""
+        if len(self._frames) >= MAX_QUEUED:
+            return False
+        self._frames.append(frame)
+        self.wake()
+        return True
+
+    def fall_behind(self) -> None:
+        """End this transport behind the frames that are queued."""
+        self._behind = True
+        self.wake()
+
+    def wake(self) -> None:
+        """There is a frame, or the end of the connection."""
+        self._arrival.set()
 
     async def send(self, frame: bytes) -> None:
         """Send one frame for this session. Raises `ConnectionLost`."""
         self._check()
-        await self.connection.send(b'{"session_id":"%s",' % self._session_id.encode() + frame[1:])
+        await self.connection.send(b'{"session_id":"%s",' % self.id.encode() + frame[1:])
 
     async def receive(self) -> bytes:
-        """Its next frame. Raises `ConnectionLost`."""
-        self._check()
-        await self.connection.pump(self.waiting)
-        return self.waiting.popleft()
+        """The session's next frame. Raises `ConnectionLost`."""
+        while not self._frames:
+            self._check()
+            if (lost := self.connection.lost) is not None:
+                raise ConnectionLost(lost.message, lost.close_code)
+            self._arrival.clear()
+            self.connection.start()
+            await self._arrival.wait()
+        return self._frames.popleft()
 
     async def aclose(self) -> None:
-        """The session leaves the connection."""
+        """Detach the session from the connection."""
         self._closed = True
-        try:
-            await self.connection.leave(self._session_id)
-        except ConnectionLost:
-            return
+        self.wake()
+        with suppress(ConnectionLost):
+            await self.connection.leave(self.id)
 
     def _check(self) -> None:
-        """Others may go on with the connection: who has left it may not."""
         if self._closed:
             raise ConnectionLost("This session has left the connection")
+        if self._behind:
+            raise ConnectionLost("This session fell behind on a connection that it shares")

@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from .errors import FieldInvalid, FieldUnknown
-from .frames.client import ItemCreate, ResponseCreate
+from .frames.client import ItemCreate, ResponseCreate, ResponseSteer
 from .frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem, MessageItem
 from .frames.response import ResponseParams
 from .frames.session import SessionPatch
-from .frames.verbs import ResponseSteer
 from .tools.tool import tools_of
 
 TOGETHER = 64 << 10

@@ -17,7 +17,7 @@ import msgspec
 
 from .connection import Connection, server_error
 from .errors import ProtocolBroken, ResponseFailed, SDKError
-from .frames.client import ItemCreate, ResponseCreate
+from .frames.client import ItemCreate, ResponseCreate, ResponseSteer
 from .frames.items import AnyItem, FunctionCallItem, MessageItem
 from .frames.response import KVReceipt, Response, Usage
 from .frames.sampling import TokenLogprob
@@ -32,7 +32,6 @@ from .frames.server import (
     ServerEvent,
     TextDelta,
 )
-from .frames.verbs import ResponseSteer
 from .params import Sent, together
 
 

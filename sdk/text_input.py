@@ -19,7 +19,7 @@ from msgspec import UNSET
 from .connection import Connection, server_error
 from .errors import InputClosed, ServerError
 from .frames.client import TextAppend, TextClear, TextCommit, TextReplace, TypedRole
-from .frames.server import ServerEvent, TextCleared, TextCommitted
+from .frames.server import TextCleared, TextCommitted
 
 
 class TextInput:
@@ -62,10 +62,11 @@ class TextInput:
         self._check()
         self._check_pieces()
         self._open = False
-        sent = await self._connection.send(TextCommit(call_id=self._call_id))
-        self._connection.buffer.release(self)
-        committed = await self._connection.answer(sent, self._is_told)
-        assert isinstance(committed, TextCommitted)
+        self._connection.buffer.release(self)  # what another sends next comes behind the commit
+        commit = TextCommit(call_id=self._call_id)
+        committed = await self._connection.request(
+            commit, TextCommitted, lambda event: event.call_id == (self._call_id or UNSET)
+        )
         try:
             self._check_pieces()
         except ServerError:
@@ -78,9 +79,8 @@ class TextInput:
         """Take all of it back."""
         self._check()
         self._open = False
-        sent = await self._connection.send(TextClear())
         self._connection.buffer.release(self)
-        await self._connection.answer(sent, lambda event: isinstance(event, TextCleared))
+        await self._connection.request(TextClear(), TextCleared)
 
     async def __aenter__(self) -> TextInput:
         if self._call_id is not None:
@@ -104,10 +104,6 @@ class TextInput:
         await self._connection.buffer.claim(self)
         await self._connection.fresh()
         self._pieces.add(await self._connection.send(event))
-
-    def _is_told(self, event: ServerEvent) -> bool:
-        """Whether it is this text that was committed: that of a tool which streams is, too."""
-        return isinstance(event, TextCommitted) and event.call_id == (self._call_id or UNSET)
 
     def _check_pieces(self) -> None:
         for refusal in self._connection.refusals:

@@ -14,10 +14,9 @@ import msgspec
 from .connection import Connection
 from .detached import Detached
 from .errors import ToolRoundsExceeded
-from .frames.client import ItemCreate, ResponseCreate
+from .frames.client import ItemCreate, ResponseCreate, ResponseSteer
 from .frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem
 from .frames.server import TextDelta
-from .frames.verbs import ResponseSteer
 from .params import in_brief
 from .reply import Reply, Rounds
 from .tools.outputs import failure

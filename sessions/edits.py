@@ -1,6 +1,6 @@
-"""Edits of a history in its own tokens: cut a reply, go back to an item or a token.
+"""Edits of a history: cut a reply, rewind to an item or a token.
 
-What is left of a reply keeps its exact ids, so that its KV stays. Knows a history and the tokenizer; nothing of
+What is left of a reply keeps its exact ids, so that its KV stays valid. Knows a history and the tokenizer, not
 the engine.
 """
 
@@ -11,14 +11,14 @@ import msgspec
 from .errors import ConversationBusy, CutInvalid
 from .history import ROOT, History
 from .items import Message, new_id
-from .journal.records import Cut
+from .journal.records import Truncated
 from .text.tokenizer import ChatTokenizer
-from .tree import Reply, TurnNode
+from .tree import TurnNode, TurnReply
 from .turn.cuts import checked_end, cut_after, cut_message, cut_tokens
 
 
 def shorten(history: History, item_id: str, end: int, tokenizer: ChatTokenizer) -> None:
-    """End the message ``item_id`` after ``end`` characters, and its reply with it.
+    """Cut the message ``item_id``, and the reply that holds it, after ``end`` characters.
 
     Raises ``ItemUnknown`` or ``CutInvalid``.
     """
@@ -27,7 +27,7 @@ def shorten(history: History, item_id: str, end: int, tokenizer: ChatTokenizer) 
 
 
 def rewind(history: History, to: str | int, tokenizer: ChatTokenizer) -> None:
-    """Take out all behind an item (``"root"``: all), or behind the first ``to`` tokens of the branch.
+    """Remove everything behind an item (``"root"``: everything), or behind the first ``to`` tokens.
 
     Raises ``ItemUnknown``, ``CutInvalid``, and ``ConversationBusy`` while a turn runs; then nothing changed.
     """
@@ -41,7 +41,7 @@ def rewind(history: History, to: str | int, tokenizer: ChatTokenizer) -> None:
 
 
 def end_with(history: History, item_id: str, end: int | None, tokenizer: ChatTokenizer) -> None:
-    """End the reply that holds the item with it, after ``end`` of its characters (None: all)."""
+    """Cut the reply that holds the item behind it, or after ``end`` of its characters."""
     item, reply = history.get(item_id), history.reply_of(item_id)
     kept = cut_message(item, end) if isinstance(item, Message) and end is not None else item
     if kept is item and (reply is None or reply.items[-1] is item):
@@ -49,16 +49,16 @@ def end_with(history: History, item_id: str, end: int | None, tokenizer: ChatTok
     cut = None if reply is None else cut_after(reply, item_id, end, tokenizer)
     if cut is None:
         before = [] if reply is None else list(reply.items[: reply.items.index(item)])
-        cut = Cut(item=item_id, items=(*before, kept), loose=True)
+        cut = Truncated(item=item_id, items=(*before, kept), loose=True)
     history.cut(msgspec.structs.replace(cut, node=new_id("turn")))
 
 
 def _cut_at(history: History, tokens: int, tokenizer: ChatTokenizer) -> str:
-    """Cut the reply that this many tokens end in, if they end inside one; the last item that they hold."""
+    """Cut the reply in which the first ``tokens`` tokens end, if in one. Returns the last item left."""
     head = history.told
     if head is None and history.tree.head is not None:
         raise CutInvalid(
-            "The conversation was edited: its tokens are counted anew in the next turn", param="to"
+            "The conversation was edited: its tokens are counted again in the next turn", param="to"
         )
     if not 0 <= tokens <= (0 if head is None else head.length):
         length = 0 if head is None else head.length
@@ -69,7 +69,7 @@ def _cut_at(history: History, tokens: int, tokenizer: ChatTokenizer) -> str:
     if node is None:
         return ROOT
     if tokens < node.start:
-        raise CutInvalid("The token is inside what was said to the model: name an item", param="to")
+        raise CutInvalid("The token is inside the model's input: name an item", param="to")
     inside = tokens - node.start
     if inside and inside >= len(node.reply.ids):
         return node.reply.items[-1].id if node.reply.items else _before(node)
@@ -88,5 +88,5 @@ def _before(node: TurnNode) -> str:
 
 
 def _last(node: TurnNode) -> str:
-    reply: Reply = node.reply
+    reply: TurnReply = node.reply
     return reply.items[-1].id if reply.items else _before(node)

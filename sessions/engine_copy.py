@@ -1,39 +1,82 @@
 """The engine's copy of a branch: one sequence over the link, and the tokens it is known to hold.
 
-Brings it to any wanted tokens by the cheapest verbs, and opens it anew when the engine was restarted or a
-verb was cut off in the middle. Knows nothing of text, turns or items.
+It brings the sequence to any wanted tokens with the cheapest verbs, and opens a new one when the engine was
+restarted or a verb was cut off. It knows nothing of text, turns or items.
+
+Its state says what is known of the sequence:
+
+       ┌─────────────────────────── close ───────────────────────────┐
+       ▼             verb sent                    reply              │
+     EMPTY ─────────────────────────▶ UNSURE ─────────────────────▶ HELD
+       ▲                              │ ▲  ▲       verb sent, or     │ ▲
+       │                    generation│ │  └──── extend refused ─────┘ │
+       │                      begins  │ │                            │
+       ├──────────── close ───────────┤ │ stop refused               │ reply to stop
+       │                              ▼ └──────────────┐              │
+       └──────────── close ────── GENERATING ── stop ──▶ STOPPING ────┤
+                                      └───────── its last row ────────┘
+
+A verb that is cut off leaves UNSURE, and so does a refused one: the next turn closes the sequence and opens
+another. An engine that dies changes no state: `EngineCopy.lost` tells that the sequence went with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 
 from ..runtime.errors import EngineDied, EngineGone, EpochStale, SequenceBusy, SequenceUnknown, VerbRefused
 from ..runtime.link.client import EngineLink
 from ..runtime.link.crash_report import EngineDeath
 from ..runtime.link.generation import Generation
-from ..runtime.link.messages import (
-    Moved,
-    Opening,
-    Receipt,
-    Sampling,
-    SequenceState,
-    TokenLimits,
-    VerbReply,
-)
-from .poison import PoisonRule
+from ..runtime.link.messages import Moved, Opening, Receipt, Sampling, SequenceState, TokenLimits, VerbReply
+from .poison import CrashCount
 from .token_ids import NONE, Ids, common_prefix
 
 
+class CopyState(Enum):
+    """What is known of the engine's sequence."""
+
+    EMPTY = "empty"
+    """There is none."""
+    UNSURE = "unsure"
+    """A verb is on its way, or was cut off or refused: the sequence may hold other tokens, or be gone."""
+    HELD = "held"
+    """It is idle and holds exactly the known tokens."""
+    GENERATING = "generating"
+    """It holds the known tokens, a turn's prompt, and samples more."""
+    STOPPING = "stopping"
+    """It was told to stop and to keep the known tokens. Later verbs wait for its reply."""
+
+
+MOVES = {
+    CopyState.EMPTY: {CopyState.EMPTY, CopyState.UNSURE, CopyState.HELD},  # HELD: its parent forked it
+    CopyState.UNSURE: set(CopyState),
+    CopyState.HELD: {CopyState.EMPTY, CopyState.UNSURE, CopyState.HELD, CopyState.STOPPING},
+    CopyState.GENERATING: {CopyState.EMPTY, CopyState.HELD, CopyState.STOPPING},
+    CopyState.STOPPING: {CopyState.UNSURE, CopyState.HELD},
+}
+"""Where each state may go."""
+
+
+class IllegalMove(AssertionError):
+    """The copy was to go where its state does not lead."""
+
+    def __init__(self, state: CopyState, wanted: CopyState) -> None:
+        super().__init__(f"the engine's copy cannot go from {state.name} to {wanted.name}")
+
+
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """A lease that was promised, or, until no later than now, only when it comes back. Times by
-    ``time.monotonic()``."""
+class _GrantedLease:
+    """A lease that the engine granted, until ``until``; and when the session is expected back, at ``returns``.
+
+    Times are of ``time.monotonic()``, in seconds.
+    """
 
     priority: int
     until: float
@@ -41,24 +84,24 @@ class _Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
-    """What is to be generated on which tokens."""
+class _Prompt:
+    """The tokens of a turn, and how to sample what follows; the last ``generated_from`` are of the reply."""
 
     ids: Ids
     sampling: Sampling
     limits: TokenLimits
     generated_from: int
 
-    def asked(self) -> tuple[Sampling, TokenLimits, int]:
-        """As the link takes it."""
+    def parameters(self) -> tuple[Sampling, TokenLimits, int]:
+        """As the link's verbs take them."""
         return self.sampling, self.limits, self.generated_from
 
 
 class EngineCopy:
-    """At most one sequence of the engine, with the tokens it is known to hold.
+    """At most one sequence of the engine, and the tokens it is known to hold.
 
-    With an ``origin`` it begins as a fork of that one, where the two share at least a block. ``reopened``: an
-    engine that is gone held the branch.
+    With an ``origin`` it begins as a fork of that copy, where the two share at least a block. ``reopened``: the
+    branch comes from the journal, and an earlier engine held it.
     """
 
     def __init__(
@@ -72,25 +115,23 @@ class EngineCopy:
         self._link = link
         self._salt = salt
         self._origin = origin
-        self._state: SequenceState | None = None
-        self._held = NONE
+        self.state = CopyState.EMPTY
+        self._sequence: SequenceState | None = None  # the engine's last word on it
+        self._tokens = NONE
         self._engine_number = 0 if reopened else link.engine_number  # the first engine is number 1
+        self._isolated = False  # the sequence was opened so that it shares no step
         self._verbs = asyncio.Lock()
-        self.retracted = False  # since the last turn, tokens were computed ahead that did not stay
-        self._ahead = False  # what is held was anticipated
-        self._computed_before = 0  # KV there was before anything was
-        self.found = 0
-        """Tokens that had KV before any of the last generation's prompt was computed, in it or ahead of it."""
-        self._certain = True  # False while a verb is on its way: cut off, it leaves us guessing
-        self._replies: set[asyncio.Future[VerbReply]] = set()  # that no verb waits for: see `_hand`
-        self._generating = False
-        self._stopping: asyncio.Task[None] | None = None  # holds the place of a verb until the engine answers
-        self._unread = 1
-        self._alone = False  # opened so that it shares no step
-        self._lease: _Wish | None = None
-        self._asking = 0  # leases that the engine has not answered yet
+        self._stop_reply: asyncio.Task[None] | None = None
+        self._extends: set[asyncio.Future[VerbReply]] = set()  # replies that no verb waits for: see `_extend`
+        self._without_kv = 1  # sampled tokens at the end that had no KV when the last generation ended
+        self._before_prefill: int | None = None  # tokens with KV before `prefill` ran; None: it did not
+        self._retracted = False
+        self.cached = 0
+        """Tokens that had KV before the last turn's prompt was computed, be it by `prefill` or by the turn."""
+        self._lease: _GrantedLease | None = None
+        self._lease_verbs = 0  # sent and not answered
         self._turns = 0
-        self.suspicion = PoisonRule()
+        self.crashes = CrashCount()
 
     @property
     def lost(self) -> bool:
@@ -99,374 +140,448 @@ class EngineCopy:
 
     @property
     def held(self) -> Ids:
-        """The tokens that the engine holds for it, as far as is known."""
-        return NONE if self.lost or not self._certain else self._held
+        """The tokens that the engine holds for certain, ``[tokens]``; none while it generates."""
+        return self._tokens if self.state is CopyState.HELD and not self.lost else NONE
 
     @property
-    def handed(self) -> Ids:
-        """What the engine was given; a turn that is on its way to it does not count."""
-        return NONE if self.lost else self._held
+    def sent(self) -> Ids:
+        """The tokens that were sent to the engine, ``[tokens]``, but for a turn that is on its way."""
+        return NONE if self.lost else self._tokens
 
     @property
-    def unanswered(self) -> int:
-        """Verbs with tokens of no turn that are on their way to the engine, or wait there for a step to end."""
-        return len(self._replies)
+    def pending_extends(self) -> int:
+        """Extensions that the engine has not answered yet."""
+        return len(self._extends)
 
-    async def answered(self) -> None:
-        """Wait until those are answered that are on their way now."""
-        if self._replies:
-            await asyncio.wait(self._replies)
+    async def wait_extended(self) -> None:
+        """Wait until the extensions that are on their way now are answered."""
+        if self._extends:
+            await asyncio.wait(self._extends)
+
+    async def wait_stopped(self) -> None:
+        """Wait until a generation that was stopped has ended."""
+        if self._stop_reply is not None:
+            await asyncio.wait([self._stop_reply])
+
+    def without_kv(self, keep: int) -> int:
+        """How many of the branch's first ``keep`` tokens were sampled last and have no KV yet."""
+        if self._sequence is None or self.lost or len(self._tokens) < keep:
+            return 1
+        computed = self._sequence.computed if self._before_prefill is None else self._before_prefill
+        return min(self._without_kv, max(0, keep - computed))
+
+    def take_retracted(self) -> bool:
+        """Whether, since the last call, tokens were prefilled that no turn kept."""
+        retracted, self._retracted = self._retracted, False
+        return retracted
+
+    # --- forks --------------------------------------------------------------------------------------------
 
     def child(self) -> EngineCopy:
-        """Another sequence that begins as a fork of this one."""
+        """Another copy, which begins as a fork of this one."""
         return EngineCopy(self._link, self._salt, self)
 
     async def fork(self, children: Sequence[EngineCopy], ids: Ids) -> None:
-        """Make children that share the beginning of ``ids`` this one holds, all in one verb.
+        """Fork the part of ``ids`` that this copy holds to all children, with one verb.
 
-        Where that cannot be they begin when they are first brought to something. While this one generates,
-        ``ids`` may reach as far as that was read.
+        While this one generates, ``ids`` may reach as far as its rows were read. Children that share no block
+        stay empty, and so they do where the engine refuses: they are opened when they are first used.
         """
-        async with self._verbs:
-            state = self._state
-            if state is None or self.lost or not (self._certain or self._generating):
+        async with self._exclusive():
+            sequence = self._sequence
+            if sequence is None or self.lost or self.state is CopyState.UNSURE:
                 return
-            at = common_prefix(self._held, ids)
-            if self._generating and at == len(self._held):
+            generating = self.state is CopyState.GENERATING
+            at = common_prefix(self._tokens, ids)
+            if generating and at == len(self._tokens):
                 at = len(ids)
             if at < self._link.hello.block_tokens:
                 return
-            computed = min(at, state.computed) if self._certain else at - 1
+            computed = at - 1 if generating else min(at, sequence.computed)
             with suppress(VerbRefused, EngineGone):
-                for child, seq in zip(
-                    children, await self._link.fork(state.seq, len(children), at), strict=True
-                ):
-                    child._origin = None
-                    child._settle(SequenceState(seq, at, computed, 0), ids[:at])
+                forked = await self._link.fork(sequence.seq, len(children), at)
+                for child, seq in zip(children, forked, strict=True):
+                    child._origin, child._engine_number = None, self._engine_number
+                    child._move(CopyState.HELD, SequenceState(seq, at, computed, 0), ids[:at])
 
-    def pending(self, keep: int) -> int:
-        """Of a branch's first ``keep`` tokens: the last ones that were said, but have no KV yet."""
-        if self._state is None or self.lost or len(self._held) < keep:
-            return 1
-        computed = self._computed_before if self._ahead else self._state.computed
-        return min(self._unread, max(0, keep - computed))
+    # --- turns --------------------------------------------------------------------------------------------
 
     async def begin(
         self, ids: Ids, sampling: Sampling, limits: TokenLimits, generated_from: int = 0
     ) -> Generation:
-        """Have the engine hold exactly these tokens and sample what follows, the last ``generated_from`` of
-        them being of the reply already.
+        """Make the engine hold exactly ``ids`` and sample what follows; the last ``generated_from`` are of the
+        reply already.
 
-        What only follows on what is held comes with that verb, and the whole sequence where nothing is, so no
-        step lies between. `stop` or `finished` tells how it ended. Raises the runtime's ``VerbRefused`` and
-        ``EngineGone``.
+        New tokens travel with the verb that generates, so no step lies between. Call `stop` or `finish` when
+        the generation is over. Raises the runtime's ``VerbRefused`` and ``EngineGone``.
         """
-        async with self._verbs:
-            self._is_back()
-            before = self._computed_before if self._ahead else len(ids)
-            held, ahead, self._ahead = self.held, self._ahead, False
-            turn = _Turn(ids, sampling, limits, generated_from)
-            state = await self._kept(ids, whole=False)
-            self.retracted |= ahead and common_prefix(held, ids) < len(held)
-            generation = await (self._opened(turn) if state is None else self._resumed(turn, state.seq))
-            self.found = min(before, generation.state.computed)
+        async with self._exclusive():
+            self._end_return_hint()
+            held, before, self._before_prefill = self.held, self._before_prefill, None
+            prompt = _Prompt(ids, sampling, limits, generated_from)
+            sequence = await self._reusable(ids, whole=False)
+            self._retracted |= before is not None and common_prefix(held, ids) < len(held)
+            generation = await (
+                self._begin_anew(prompt) if sequence is None else self._go_on(prompt, sequence.seq)
+            )
+            found = generation.state.computed
+            self.cached = min(len(ids) if before is None else before, found)
             return generation
 
-    async def anticipate(self, ids: Ids, *, unless: Callable[[], bool], due: bool = False) -> None:
-        """Have the engine hold the tokens of a turn that has not begun; not if one did while this waited for
-        its place. ``due``: it is about to.
+    async def stop(self, ids: Ids, reply: asyncio.Future[SequenceState] | None = None) -> None:
+        """End the generation and keep exactly ``ids``, a beginning of what it made.
 
-        Nor where an engine died in a step of this branch, or was killed in it. Whether that was its doing is
-        for a turn to find out, which pays for it with the poison rule, and not for every piece of text that
-        comes.
+        Returns before the engine answers, which it does when the step in flight is over; later verbs wait for
+        that. ``reply``: the engine's answer, where it was told to stop already.
         """
-        async with self._verbs:
-            if not unless() and not self._doubtful:
-                before = self.held
-                if not self._ahead:
-                    self._computed_before = self._state.computed if self._state else 0
-                await self._bring(ids, due=due)
-                self.retracted |= self._ahead and common_prefix(before, ids) < len(before)
-                self._ahead = True
+        async with self._exclusive():
+            if self._sequence is None:  # it was closed meanwhile
+                if reply is not None:
+                    await asyncio.wait([reply])
+                return
+            prompt, seq = len(self._tokens), self._sequence.seq
+            self._move(CopyState.STOPPING, self._sequence, ids)
+            self._stop_reply = asyncio.create_task(self._stop(seq, ids, prompt, reply))
+
+    async def _stop(
+        self, seq: int, ids: Ids, prompt: int, reply: asyncio.Future[SequenceState] | None
+    ) -> None:
+        try:
+            sequence = await (reply or self._link.stop(seq, len(ids)))
+            if sequence.length > len(ids):
+                sequence = await self._link.truncate(seq, len(ids), sequence.epoch)
+            sampled = sequence.length - prompt  # a grammar may have appended several without a step
+            self._without_kv = max(1, min(sampled, sequence.length - sequence.computed))
+            self._move(CopyState.HELD, sequence, ids[: sequence.length])
+        except (VerbRefused, EngineGone):  # the next turn opens another sequence
+            pass
+        finally:
+            if self.state is CopyState.STOPPING:
+                self._doubt()
+
+    def finish(self, ids: Ids, without_kv: int) -> None:
+        """The generation ended by itself. The sequence holds ``ids``, the last ``without_kv`` without KV."""
+        self._without_kv = without_kv
+        sequence = self._known
+        state = SequenceState(sequence.seq, len(ids), len(ids) - without_kv, sequence.epoch)
+        self._move(CopyState.HELD, state, ids)
+
+    async def prefill(self, ids: Ids, *, unless: Callable[[], bool], turn_expected: bool = False) -> None:
+        """Make the engine hold and compute the tokens of a turn that has not begun.
+
+        Does nothing where ``unless`` is true once this has its place among the verbs: the turn began meanwhile.
+        Nor does it where an engine died in a step of this branch: only a turn, under the poison rule, tries
+        that again. ``turn_expected``: compute them with a turn's priority.
+        """
+        async with self._exclusive():
+            if unless() or self._suspect:
+                return
+            held, again = self.held, self._before_prefill is not None
+            if not again:
+                self._before_prefill = self._sequence.computed if self._sequence else 0
+            await self._bring(ids, turn_expected=turn_expected)
+            self._retracted |= again and common_prefix(held, ids) < len(held)
+
+    # --- where the KV is ----------------------------------------------------------------------------------
 
     async def lease(
         self, ids: Ids, priority: int | None, ttl: float | None, returns_in: float | None
     ) -> Receipt:
-        """Have what is held kept first, or ``ids`` where nothing is; wished again of the next engine."""
+        """Lease the KV of the sequence, which is opened with ``ids`` where there is none.
+
+        ``ttl`` and ``returns_in`` are seconds. A granted lease is asked for again after the engine's death.
+        """
         turns = self._turns
-        self._asking += 1
+        self._lease_verbs += 1
         try:
             seq = await self._present(ids)
             receipt = await self._link.lease(seq, priority, ttl, returns_in)
         finally:
-            self._asking -= 1
+            self._lease_verbs -= 1
         self._lease = None
         now = time.monotonic()
         if receipt.ttl > 0 or (receipt.returns_in > 0 and turns == self._turns):
-            self._lease = _Wish(receipt.priority, now + receipt.ttl, now + receipt.returns_in)
+            self._lease = _GrantedLease(receipt.priority, now + receipt.ttl, now + receipt.returns_in)
         return receipt
 
-    async def foresee(self, returns_in: float) -> None:
-        """Tell the engine when this is likely to be wanted, in seconds, where nobody has said so, or does now:
-        it would take back the lease that is on its way."""
-        if self._state is not None and not self.lost and self._wished is None and not self._asking:
-            await self._link.lease(self._state.seq, None, 0.0, returns_in)
+    async def hint_return(self, returns_in: float) -> None:
+        """Tell the engine in how many seconds a turn is likely.
+
+        Does nothing where a lease is granted or asked for: the hint would take it back.
+        """
+        leased = self._live_lease is not None or self._lease_verbs > 0
+        if self._sequence is not None and not self.lost and not leased:
+            await self._link.lease(self._sequence.seq, None, 0.0, returns_in)
 
     async def stage(self, ids: Ids) -> Moved:
-        """Have the KV of what is held, or of ``ids`` where nothing is, brought up."""
+        """Bring the KV of the sequence, or of ``ids`` where there is none, up to the device."""
         return await self._link.stage(await self._present(ids))
 
     async def settle(self, ids: Ids, *, disk: bool) -> Moved:
-        """Have it sent down."""
+        """Send the KV of the sequence down, to the host tier or to ``disk``."""
         return await self._link.settle(await self._present(ids), disk)
 
-    async def _present(self, ids: Ids) -> int:
-        """The engine's sequence, opened with ``ids`` where it has none.
-
-        Raises ``EngineDied`` where an engine died by itself in a step of this branch: a turn is to find out
-        whether that happens again. An engine that was killed from outside is no such case, but engines that are
-        killed over it again and again are: ``SequencePoisoned``.
-        """
-        if self._state is not None and not self.lost:
-            return self._state.seq
-        async with self._verbs:
-            if self._state is None or self.lost:
-                state, fatal = self._state, self._fatal
-                if state is not None and fatal is not None and fatal.outside:
-                    await self.close()
-                    self.suspicion.weigh(fatal, state.seq, self._alone)
-                elif self._doubtful:
-                    raise EngineDied("an engine died over this session: its next turn begins it again")
-                await (self._bring(ids) if len(ids) else self._begin(NONE, alone=False))
-            return self._open.seq
-
-    @property
-    def _doubtful(self) -> bool:
-        if self._state is None or not self.lost:
-            return self.suspicion.alone
-        return self._fatal is not None
-
-    @property
-    def _fatal(self) -> EngineDeath | None:
-        """How the engine that held it died, if it died in a step of this branch.
-
-        A death that the link has forgotten is no evidence.
-        """
-        state = self._state
-        if state is None or not self.lost:
-            return None
-        death = self._link.death_of(self._engine_number)
-        return death if death is not None and state.seq in death.step else None
-
-    async def _bring(self, ids: Ids, *, due: bool = False) -> SequenceState:
-        """Have the engine hold exactly these tokens; ``due`` as in `anticipate`.
-
-        Raises the runtime's ``VerbRefused`` and ``EngineGone``.
-        """
-        state = await self._kept(ids, due=due)
-        if state is not None:
-            return state
-        alone = self.suspicion.alone
-        state = None if alone else await self._forked(ids)
-        if state is not None:
-            try:
-                return await self._mend(state, ids, whole=True, due=due)
-            except VerbRefused:  # its parent was not as we thought
-                await self.close()
-        return await self._begin(ids, alone=alone)
-
-    async def _kept(self, ids: Ids, *, whole: bool = True, due: bool = False) -> SequenceState | None:
-        """What the engine holds, made ``ids``, or not ``whole``: a beginning of them; None: nothing of use."""
-        assert len(ids) > 0, "a prompt has at least one token"
-        state = self._state if self._certain and not self.lost and not self.suspicion.alone else None
-        if state is not None:
-            try:
-                return await self._mend(state, ids, whole=whole, due=due)
-            except VerbRefused:  # it is not as we thought: begin again
-                pass
-        await self.close()
-        return None
-
-    async def _begin(self, ids: Ids, *, alone: bool) -> SequenceState:
-        self._certain, self._alone, self._engine_number = False, alone, self._link.engine_number
-        state = self._settle(await self._link.open(ids.tolist(), self._salt, alone), ids)
-        wish = self._wished
-        if wish is not None:
-            now = time.monotonic()
-            with suppress(VerbRefused):
-                ttl, returns_in = max(0.0, wish.until - now), max(0.0, wish.returns - now)
-                await self._link.lease(state.seq, wish.priority, ttl, returns_in)
-        return state
-
-    @property
-    def _wished(self) -> _Wish | None:
-        """The lease that it still has to have."""
-        wish = self._lease
-        return wish if wish is not None and max(wish.until, wish.returns) > time.monotonic() else None
-
-    def _is_back(self) -> None:
-        """What was said of its return is over; a lease is not."""
-        self._turns += 1
-        if self._lease is not None and self._lease.until <= time.monotonic():
-            self._lease = None
-
-    async def stop(self, ids: Ids, stopping: asyncio.Future[SequenceState] | None = None) -> None:
-        """End the generation and keep exactly ``ids``, a beginning of what it made.
-
-        The engine answers when the step in flight is over, and nobody waits for it here: verbs that come later
-        do. ``stopping``: its answer, where it was told to already.
-        """
-        await self._verbs.acquire()
-        prompt, self._held = len(self._held), ids
-        self._stopping = asyncio.create_task(self._stopped(ids, prompt, stopping))
-
-    async def at_rest(self) -> None:
-        """Wait until a generation that was stopped has ended."""
-        if self._stopping is not None:
-            await asyncio.wait([self._stopping])
-
-    async def _stopped(self, ids: Ids, prompt: int, stopping: asyncio.Future[SequenceState] | None) -> None:
-        try:
-            state = await (stopping or self._link.stop(self._open.seq, len(ids)))
-            if state.length > len(ids):
-                state = await self._link.truncate(state.seq, len(ids), state.epoch)
-        except (VerbRefused, EngineGone):  # the next turn finds the sequence lost, or begins it again
-            self._generating = False
-        else:
-            said = state.length - prompt  # of these a grammar may have had several follow without a step
-            self._unread = max(1, min(said, state.length - state.computed))
-            self._settle(state, ids[: state.length])
-        finally:
-            self._verbs.release()
-
-    def finished(self, ids: Ids, pending: int) -> None:
-        """The generation ended by itself; ``ids`` is all the sequence holds, ``pending`` of them without KV."""
-        self._unread = pending
-        self._settle(SequenceState(self._open.seq, len(ids), len(ids) - pending, self._open.epoch), ids)
+    # --- deaths and ends ----------------------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """The engine that held it is gone: wait for the next one, and weigh how that one died.
+        """The engine that held the sequence is gone: wait for the next one, and count how it died.
 
-        Raises ``EngineGone`` where none will come, ``SequencePoisoned`` where it died of this sequence.
+        Raises:
+            EngineGone: no engine will come.
+            SequencePoisoned: the engine died of this branch.
         """
-        state, held_by = self._state, self._engine_number
+        sequence, held_by = self._sequence, self._engine_number
         await self._link.wait_ready()
         if not self.lost:
             raise EngineDied("the engine answers what its link does not know")
         death = self._link.death_of(held_by)
-        if state is not None and death is not None:
+        if sequence is not None and death is not None:
             await self.close()
-            self.suspicion.weigh(death, state.seq, self._alone)
+            self.crashes.add(death, sequence.seq, self._isolated)
 
     async def close(self, *, keep_kv: bool = True) -> None:
-        """Let go of the engine's sequence, if there is one; it may be gone already.
+        """Close the engine's sequence, if there is one.
 
-        Of an engine that is gone it stays known, until another is there: did that one die of it?
+        Where the engine dies over it the sequence stays known until the next engine is there, so that
+        `recover` can tell whether it was in the fatal step.
         """
-        await self.at_rest()
-        state, lost = self._state, self.lost
-        self._state, self._held, self._certain, self._generating = None, NONE, True, False
-        if state is not None and not lost:
+        async with self._exclusive():
+            await self._close(keep_kv=keep_kv)
+
+    async def _close(self, *, keep_kv: bool = True) -> None:
+        sequence, lost = self._sequence, self.lost
+        self._move(CopyState.EMPTY, None, NONE)
+        if sequence is not None and not lost:
             try:
                 with suppress(VerbRefused):
-                    await self._link.close(state.seq, keep_kv)
+                    await self._link.close(sequence.seq, keep_kv)
             except EngineGone:
-                self._state, self._certain = self._state or state, False
+                self._move(CopyState.UNSURE, sequence, NONE)
+
+    # --- the state ----------------------------------------------------------------------------------------
+
+    def _move(self, state: CopyState, sequence: SequenceState | None, tokens: Ids) -> None:
+        """Go to ``state``; all changes of the state are made here. Raises ``IllegalMove``."""
+        if state not in MOVES[self.state]:
+            raise IllegalMove(self.state, state)
+        self.state, self._sequence, self._tokens = state, sequence, tokens
+
+    def _doubt(self) -> None:
+        """A verb goes out, or was refused: until its reply comes what the engine holds is not certain."""
+        self._move(CopyState.UNSURE, self._sequence, self._tokens)
+
+    @asynccontextmanager
+    async def _exclusive(self) -> AsyncIterator[None]:
+        """One verb at a time, each after the reply to a stop."""
+        async with self._verbs:
+            await self.wait_stopped()
+            yield
 
     @property
-    def _open(self) -> SequenceState:
-        if self._state is None:
-            raise SequenceUnknown("the session let its sequence go")
-        return self._state
+    def _known(self) -> SequenceState:
+        """The engine's sequence. Raises ``SequenceUnknown`` where there is none."""
+        if self._sequence is None:
+            raise SequenceUnknown("the session has no sequence in the engine")
+        return self._sequence
 
-    async def _mend(self, state: SequenceState, ids: Ids, *, whole: bool, due: bool) -> SequenceState:
-        shared = common_prefix(self._held, ids)
-        if shared < len(self._held):
-            self._certain = False
-            state = self._settle(await self._link.truncate(state.seq, shared, state.epoch), ids[:shared])
-        if whole and shared < len(ids):
-            self._hand(state.seq, ids, due)
-        return state
+    @property
+    def _live_lease(self) -> _GrantedLease | None:
+        """The lease, or the expected return, that is not over yet."""
+        lease = self._lease
+        return lease if lease is not None and max(lease.until, lease.returns) > time.monotonic() else None
 
-    def _hand(self, seq: int, ids: Ids, due: bool) -> None:
-        """Append what is new, and wait for no reply: it comes when the step in flight is over, and a verb that
-        waited for it would be a step late. Every verb says what it takes for granted: should this one be
-        refused, that one is, too.
+    def _end_return_hint(self) -> None:
+        """A turn begins: the session is back. A lease stays until its time is over."""
+        self._turns += 1
+        if self._lease is not None and self._lease.until <= time.monotonic():
+            self._lease = None
+
+    @property
+    def _suspect(self) -> bool:
+        """Whether only a turn may open the sequence, because engines died in steps of this branch."""
+        if self._sequence is None or not self.lost:
+            return self.crashes.isolated
+        return self._fatal is not None
+
+    @property
+    def _fatal(self) -> EngineDeath | None:
+        """The death of the engine that held the sequence, if it died in a step of it.
+
+        None where the link does not remember that death.
         """
-        there = len(self._held)
-        reply = self._link.extend(seq, ids[there:].tolist(), due, there)
-        self._held = ids
-        self._replies.add(reply)
-        reply.add_done_callback(partial(self._answered, seq))
-
-    def _answered(self, seq: int, reply: asyncio.Future[VerbReply]) -> None:
-        self._replies.discard(reply)
-        refused = reply.cancelled() or reply.exception() is not None
-        if self._state is None or self._state.seq != seq:
-            return
-        if refused:
-            self._certain = False
-        elif not self._generating:
-            self._state = reply.result().state or self._state
-
-    async def _resumed(self, turn: _Turn, seq: int) -> Generation:
-        """The turn, on a sequence that holds the beginning of it."""
-        try:
-            return await self._generated(turn, seq)
-        except (EpochStale, SequenceBusy, SequenceUnknown):  # it is not as we thought: begin again
-            if self.lost:
-                raise
-            await self.close()
-            return await self._opened(turn)
-
-    async def _opened(self, turn: _Turn) -> Generation:
-        """The turn, and its sequence with it."""
-        alone = self.suspicion.alone
-        if self._wished is not None:  # the turn is to have what was promised
-            return await self._generated(turn, (await self._begin(turn.ids, alone=alone)).seq)
-        parent = None if alone else self._parent(turn.ids)
-        if parent is not None:
-            with suppress(VerbRefused):  # it was not as we thought
-                return await self._opened_as(turn, Opening(parent=parent[0], at=parent[1]))
-        return await self._opened_as(turn, Opening(self._salt, alone))
-
-    async def _opened_as(self, turn: _Turn, opening: Opening) -> Generation:
-        self._certain, self._alone, self._engine_number = False, opening.isolated, self._link.engine_number
-        new = turn.ids[opening.at :].tolist()
-        return self._runs(turn, await self._link.begin(opening, *turn.asked(), new))
-
-    async def _generated(self, turn: _Turn, seq: int) -> Generation:
-        self._certain = False
-        there = len(self._held)
-        return self._runs(
-            turn, await self._link.generate(seq, *turn.asked(), turn.ids[there:].tolist(), there)
-        )
-
-    def _runs(self, turn: _Turn, generation: Generation) -> Generation:
-        self._certain, self._generating, self._unread = False, True, 1
-        self._state, self._held = generation.state, turn.ids  # of the epoch that the rows have
-        return generation
-
-    def _parent(self, ids: Ids) -> tuple[int, int] | None:
-        """A sequence, and so many of its tokens that these begin with, if enough for a fork."""
-        origin = self._origin
-        if origin is None or origin._state is None or origin.lost:
+        if self._sequence is None or not self.lost:
             return None
-        at = min(common_prefix(origin._held, ids), len(ids) - 1)
-        return None if at < self._link.hello.block_tokens else (origin._state.seq, at)
+        death = self._link.death_of(self._engine_number)
+        return death if death is not None and self._sequence.seq in death.step else None
 
-    async def _forked(self, ids: Ids) -> SequenceState | None:
-        parent = self._parent(ids)
+    # --- verbs --------------------------------------------------------------------------------------------
+
+    async def _present(self, ids: Ids) -> int:
+        """The engine's sequence, opened with ``ids`` where there is none.
+
+        Raises:
+            EngineDied: an engine crashed in a step of this branch: only a turn tries that again.
+            SequencePoisoned: too many engines were killed in steps of this branch.
+        """
+        if self._sequence is not None and not self.lost:
+            return self._sequence.seq
+        async with self._exclusive():
+            if self._sequence is None or self.lost:
+                sequence, fatal = self._sequence, self._fatal
+                if sequence is not None and fatal is not None and fatal.outside:
+                    await self._close()
+                    self.crashes.add(fatal, sequence.seq, self._isolated)
+                elif self._suspect:
+                    raise EngineDied("an engine died over this session: its next turn begins it again")
+                if len(ids):
+                    await self._bring(ids)
+                else:
+                    await self._close()
+                    await self._open(NONE, isolated=False)
+            return self._known.seq
+
+    async def _bring(self, ids: Ids, *, turn_expected: bool = False) -> SequenceState:
+        """Make the engine hold exactly ``ids``; ``turn_expected`` as in `prefill`.
+
+        Raises the runtime's ``VerbRefused`` and ``EngineGone``.
+        """
+        sequence = await self._reusable(ids, turn_expected=turn_expected)
+        if sequence is not None:
+            return sequence
+        isolated = self.crashes.isolated
+        sequence = None if isolated else await self._fork_origin(ids)
+        if sequence is not None:
+            try:
+                return await self._mend(sequence, ids, whole=True, turn_expected=turn_expected)
+            except VerbRefused:  # the fork is not what was expected
+                await self._close()
+        return await self._open(ids, isolated=isolated)
+
+    async def _reusable(
+        self, ids: Ids, *, whole: bool = True, turn_expected: bool = False
+    ) -> SequenceState | None:
+        """The sequence, brought to ``ids``, or where not ``whole`` to a beginning of them.
+
+        None: it could not be used and is closed.
+        """
+        assert len(ids) > 0, "a prompt has at least one token"
+        if self.state is CopyState.HELD and not self.lost and not self.crashes.isolated:
+            try:
+                return await self._mend(self._known, ids, whole=whole, turn_expected=turn_expected)
+            except VerbRefused:  # the sequence is not what was expected
+                pass
+        await self._close()
+        return None
+
+    async def _mend(
+        self, sequence: SequenceState, ids: Ids, *, whole: bool, turn_expected: bool
+    ) -> SequenceState:
+        """Truncate the sequence to what it shares with ``ids``; where ``whole``, extend it to all of them."""
+        shared = common_prefix(self._tokens, ids)
+        if shared < len(self._tokens):
+            self._doubt()
+            sequence = await self._link.truncate(sequence.seq, shared, sequence.epoch)
+            self._move(CopyState.HELD, sequence, ids[:shared])
+        if whole and shared < len(ids):
+            self._extend(sequence.seq, ids, turn_expected)
+        return sequence
+
+    def _extend(self, seq: int, ids: Ids, turn_expected: bool) -> None:
+        """Append the new tokens without waiting for the reply, which comes when the step in flight is over.
+
+        Every verb names the length that it expects, so where this one is refused the later ones are too.
+        """
+        there = len(self._tokens)
+        reply = self._link.extend(seq, ids[there:].tolist(), turn_expected, there)
+        self._tokens = ids
+        self._extends.add(reply)
+        reply.add_done_callback(partial(self._extended, seq))
+
+    def _extended(self, seq: int, reply: asyncio.Future[VerbReply]) -> None:
+        self._extends.discard(reply)
+        refused = reply.cancelled() or reply.exception() is not None
+        if self._sequence is None or self._sequence.seq != seq:
+            return
+        if refused and self.state is CopyState.HELD:
+            self._doubt()
+        elif not refused and self.state in (CopyState.HELD, CopyState.UNSURE):
+            self._sequence = reply.result().state or self._sequence
+
+    async def _open(self, ids: Ids, *, isolated: bool) -> SequenceState:
+        """Open a sequence that holds ``ids``, and ask again for the lease that it had."""
+        self._send_opening(isolated)
+        sequence = await self._link.open(ids.tolist(), self._salt, isolated)
+        self._move(CopyState.HELD, sequence, ids)
+        lease = self._live_lease
+        if lease is not None:
+            now = time.monotonic()
+            with suppress(VerbRefused):
+                ttl, returns_in = max(0.0, lease.until - now), max(0.0, lease.returns - now)
+                await self._link.lease(sequence.seq, lease.priority, ttl, returns_in)
+        return sequence
+
+    def _send_opening(self, isolated: bool) -> None:
+        """A verb goes out that makes the sequence, in the engine that runs now."""
+        self._doubt()
+        self._isolated, self._engine_number = isolated, self._link.engine_number
+
+    def _forkable(self, ids: Ids) -> tuple[int, int] | None:
+        """The origin's sequence and how many of its tokens begin ``ids``; None: too few for a fork."""
+        origin = self._origin
+        if origin is None or origin._sequence is None or origin.lost:
+            return None
+        at = min(common_prefix(origin._tokens, ids), len(ids) - 1)
+        return None if at < self._link.hello.block_tokens else (origin._sequence.seq, at)
+
+    async def _fork_origin(self, ids: Ids) -> SequenceState | None:
+        """Fork what the origin shares with ``ids``; None where that cannot be."""
+        parent = self._forkable(ids)
         if parent is None:
             return None
         at = parent[1]
+        self._send_opening(isolated=False)
         try:
             (seq,) = await self._link.fork(parent[0], 1, at)
         except VerbRefused:
+            self._move(CopyState.EMPTY, None, NONE)
             return None
-        return self._settle(SequenceState(seq, at, at, 0), ids[:at])
+        sequence = SequenceState(seq, at, at, 0)
+        self._move(CopyState.HELD, sequence, ids[:at])
+        return sequence
 
-    def _settle(self, state: SequenceState, ids: Ids) -> SequenceState:
-        self._state, self._held, self._certain, self._generating = state, ids, True, False
-        self._engine_number = self._link.engine_number
-        return state
+    async def _go_on(self, prompt: _Prompt, seq: int) -> Generation:
+        """Generate on a sequence that holds the beginning of the prompt."""
+        try:
+            return await self._generate(prompt, seq)
+        except (EpochStale, SequenceBusy, SequenceUnknown):  # the sequence is not what was expected
+            if self.lost:
+                raise
+            await self._close()
+            return await self._begin_anew(prompt)
+
+    async def _begin_anew(self, prompt: _Prompt) -> Generation:
+        """Generate on a new sequence, which comes with the same verb where no lease is to be asked for."""
+        isolated = self.crashes.isolated
+        if self._live_lease is not None:
+            return await self._generate(prompt, (await self._open(prompt.ids, isolated=isolated)).seq)
+        parent = None if isolated else self._forkable(prompt.ids)
+        if parent is not None:
+            with suppress(VerbRefused):  # the parent is not what was expected
+                return await self._begin_with(prompt, Opening(parent=parent[0], at=parent[1]))
+        return await self._begin_with(prompt, Opening(self._salt, isolated))
+
+    async def _begin_with(self, prompt: _Prompt, opening: Opening) -> Generation:
+        self._send_opening(opening.isolated)
+        new = prompt.ids[opening.at :].tolist()
+        return self._generating(prompt, await self._link.begin(opening, *prompt.parameters(), new))
+
+    async def _generate(self, prompt: _Prompt, seq: int) -> Generation:
+        self._doubt()
+        there = len(self._tokens)
+        new = prompt.ids[there:].tolist()
+        return self._generating(prompt, await self._link.generate(seq, *prompt.parameters(), new, there))
+
+    def _generating(self, prompt: _Prompt, generation: Generation) -> Generation:
+        self._without_kv = 1
+        self._move(CopyState.GENERATING, generation.state, prompt.ids)
+        return generation

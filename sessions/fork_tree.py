@@ -1,7 +1,7 @@
-"""A session's family: all that were forked from one, and from those, in memory or in the journal.
+"""Fork trees: the sessions that were forked from one first session, directly or through other forks.
 
-Each has its place, below the one it was forked from, and may have a name. Pure; the book knows which are open,
-the journal which were.
+A session's parent is the one it was forked from; a session may have a name. Pure: the registry says which
+sessions are open, the journal which ones it keeps.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from .journal.records import SessionRecord
 MAX_NAME = 128
 
 FRESH_SECONDS = 60.0
-"""What the journal has of a tree is read again after so long: retention may have forgotten some of it."""
+"""A tree is read from the journal again after this time: retention may have forgotten some of its sessions."""
 
 PAST = 1024
-"""Sessions that are gone, whose place in the order is still known."""
+"""So many removed sessions are remembered, so that a page can begin behind one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One session. ``parent``: whom it was forked from, None for the first; that one may be gone by now.
+    """One session of a tree. ``parent``: the id it was forked from, None for the first; it may be gone by now.
 
-    ``open``: it is in memory, with so many ``items`` and ``tokens``; else these are not known.
+    ``open``: it is in memory. ``items`` and ``tokens`` are known only then.
     """
 
     id: str
@@ -42,21 +42,21 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some of a family, in order. ``after``: the session that the next page begins after; or None."""
+    """Some sessions of a tree, in order. ``after``: where the next page begins; None on the last page."""
 
     members: list[Member]
     after: str | None = None
 
 
 def child_of(parent: SessionRecord, session_id: str, config: bytes) -> SessionRecord:
-    """The record of a session that is forked from ``parent``, its place in the journal aside."""
+    """The record of a session forked from ``parent``, without its ``origin`` in the journal."""
     return msgspec.structs.replace(
         parent, id=session_id, config=config, origin=None, name="", parent=parent.id, root=root_of(parent)
     )
 
 
 def root_of(record: SessionRecord) -> str:
-    """The id of its family's first."""
+    """The id of the first session of its tree."""
     return record.root or record.id
 
 
@@ -68,10 +68,10 @@ class _Branch:
 
 
 class ForkTree:
-    """One tree: the sessions of it that are open, and, once `load` was called, all others.
+    """One tree: its open sessions, and after `load` those that only the journal has.
 
-    In order of birth, by their numbers; so parents stand before their children. ``opened``: how many are open.
-    ``unopened``: those of them that nobody has come for yet.
+    Sessions are ordered by their numbers, so a parent stands before its children. ``opened`` counts those in
+    memory; ``unopened`` are forks in memory that no client has opened yet.
     """
 
     def __init__(self) -> None:
@@ -81,17 +81,17 @@ class ForkTree:
         self._branches: dict[int, _Branch] = {}
         self._places: dict[str, int] = {}
         self._names: dict[str, str] = {}
-        self._past: dict[str, int] = {}  # where those stood that are gone
-        self._changed: set[str] | None = None  # since a load began
+        self._past: dict[str, int] = {}  # numbers of removed sessions
+        self._changed: set[str] | None = None  # ids, since a load began
         self._loaded: float | None = None
 
     def add(self, number: int, record: SessionRecord) -> None:
-        """A session of the tree; or what it is now."""
+        """Add a session, or replace its record."""
         self._note(record.id)
         self._put(number, record)
 
     def drop(self, session_id: str) -> None:
-        """It is in the tree no more."""
+        """Remove a session."""
         number = self._places.pop(session_id, None)
         if number is None:
             return
@@ -105,11 +105,11 @@ class ForkTree:
             del self._past[next(iter(self._past))]
 
     def stale(self, now: float) -> bool:
-        """Whether the journal is to be asked for the rest of the tree."""
+        """Whether the journal must be read for the rest of the tree."""
         return self._loaded is None or now - self._loaded > FRESH_SECONDS
 
     def begin_load(self) -> None:
-        """The journal is asked now; what changes until it has answered counts more."""
+        """The journal is being read. Changes from now on win over what it answers."""
         self._changed = set()
 
     def load(
@@ -120,7 +120,8 @@ class ForkTree:
         open_: Container[str] = (),
         pruned: Container[str] = (),
     ) -> None:
-        """The journal has answered, by number. ``open_`` sessions are known, ``pruned`` ones are leaving."""
+        """Take in what the journal answered: records by number. ``open_`` sessions stay as they are, ``pruned``
+        ones are left out."""
         changed, there = self._changed or set(), set()
         for number, record in kept:
             there.add(record.id)
@@ -133,17 +134,17 @@ class ForkTree:
         self._loaded = now
 
     def number(self, session_id: str) -> int | None:
-        """Of one that is in the tree."""
+        """A session's number in the journal; None if it is not in the tree."""
         return self._places.get(session_id)
 
     def named(self, name: str) -> str | None:
-        """Which session has this name, in Unicode's normal form C."""
+        """The session with this name, given in Unicode's normal form C."""
         return self._names.get(name)
 
     def page(self, after: str | None, limit: int | None) -> tuple[list[_Branch], str | None]:
-        """At most so many that come after that one, and which the next page begins after.
+        """At most ``limit`` sessions behind ``after``, and the id the next page begins behind.
 
-        Raises ``MemberUnknown``: there is no such session, or it has been gone for long.
+        Raises ``MemberUnknown`` if ``after`` was never there, or was removed long ago.
         """
         place = -1
         if after is not None:
@@ -173,8 +174,9 @@ class ForkTree:
 
 
 def checked_name(name: str, session_id: str, tree: ForkTree) -> str:
-    """The name as it is kept: in Unicode's normal form C, so that the same text is the same name, however it
-    was typed. Raises ``NameInvalid``: too long, or another of the family has it. Any number may have none.
+    """The name in Unicode's normal form C, so that equal texts are equal names.
+
+    Raises ``NameInvalid`` if it is too long, or another session of the tree has it.
     """
     name = normalize("NFC", name)
     if len(name) > MAX_NAME:
@@ -185,7 +187,7 @@ def checked_name(name: str, session_id: str, tree: ForkTree) -> str:
 
 
 def check_pruned(target: str, asking: str, tree: ForkTree) -> int:
-    """The number of ``target``. Raises ``MemberUnknown``, or ``PruneInvalid``: a session would prune itself."""
+    """The number of ``target``. Raises ``MemberUnknown``, or ``PruneInvalid`` if it is the asking session."""
     number = tree.number(target)
     if number is None:
         raise MemberUnknown(f"This tree has no session {target!r}", param="session")

@@ -1,8 +1,7 @@
-"""Handles: secrets with which a client comes back to its session.
+"""Handles: secrets with which a client resumes its session.
 
-A new one is issued on use, and the one used stays valid until a newer one has been used: an answer that was
-lost on the way, or came to the wrong one of two sockets, locks nobody out. Only digests are kept anywhere but
-in memory. Knows nothing of sockets.
+Each use issues a new one. The used one stays valid until a newer one has been used, so an answer that was lost
+on the way does not lock the client out. Outside memory only digests are kept. Knows nothing of sockets.
 """
 
 from __future__ import annotations
@@ -11,20 +10,19 @@ import hashlib
 import hmac
 import secrets
 
-from .journal.log import SessionLog
-from .journal.records import Keyring
+from .journal.records import Keyring, SessionLog
 
 HANDLE_BYTES = 24  # 192 random bits
-MAX_FRESH = 4  # issued, and perhaps lost on the way
+MAX_FRESH = 4  # issued and not used: their answers may have been lost
 
 
 def digest_of(handle: str) -> bytes:
-    """What is kept of a handle."""
+    """The digest of a handle, 32 bytes."""
     return hashlib.blake2b(handle.encode(errors="replace"), digest_size=32).digest()
 
 
 class SessionHandles:
-    """The handles of one session. ``current`` is the newest; empty where only its digest is known."""
+    """The handles of one session. ``current`` is the newest, or "" if only its digest is known."""
 
     def __init__(self, owner: bytes, log: SessionLog, keyring: Keyring | None = None) -> None:
         self.owner = owner
@@ -35,16 +33,16 @@ class SessionHandles:
             self._issue(Keyring(fresh=()))
 
     def digests(self) -> tuple[bytes, ...]:
-        """Of the handles that are valid."""
+        """Digests of the valid handles."""
         return self._keyring.digests()
 
     def opens(self, digest: bytes, owner: bytes) -> bool:
-        """Whether this is one of them, in the hands of whose key made it."""
+        """Whether the digest is of a valid handle, and ``owner`` is the key that made the session."""
         known = any(hmac.compare_digest(digest, valid) for valid in self.digests())
         return hmac.compare_digest(owner, self.owner) and known
 
     def use(self, digest: bytes) -> str:
-        """One of them was used: issue the next. With the first use of one, all older ones are used up."""
+        """A handle was used: issue the next and return it. Its first use ends all older ones."""
         ring = self._keyring
         if digest in ring.fresh:
             ring = Keyring(fresh=(), used=digest)

@@ -1,8 +1,8 @@
-"""A conversation's history: the tree of turns, what stands beside it, and how it may be edited. Pure.
+"""A conversation's history: its entries in order, the tree of turns beside them, and edits. Pure.
 
-Entries are what the client gave (items), what the model said (replies, opaque: their ids are spliced, never
-tokenized again) and the slot of a turn that runs. Whatever the tree's path no longer matches is rendered
-anew at the next turn. Knows nothing of tokenizers, links or event loops.
+An entry is an item of the client, a reply of the model (its ids are reused, never tokenized again), or the slot
+of a running turn. Entries that no longer match the tree's path are rendered again at the next turn. Knows
+nothing of tokenizers, links or event loops.
 """
 
 from __future__ import annotations
@@ -11,112 +11,48 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-import numpy as np
-
 from .errors import ConversationBusy, ItemExists, ItemInvalid, ItemUnknown
 from .items import (
-    FunctionCall,
-    FunctionCallOutput,
     Item,
-    Message,
     Preamble,
+    ToolCalls,
     checked_item,
     checked_preamble,
-    new_id,
     size_of,
 )
-from .journal.records import Cut, Deleted, Inserted, Record, Rewound, forget
-from .token_ids import Ids, frozen, ids_from
-from .tools.answers import Calls
-from .tree import Reply, Tree, TurnNode
+from .journal.records import Deleted, Inserted, Record, Rewound, Truncated, forget
+from .token_ids import ids_from
+from .tree import Draft, Script, Segment, Tree, TurnNode, TurnReply
 from .turn.events import MissReason
 from .turn.request import TurnRequest
 
 ROOT = "root"
 """As ``previous_item_id``: before the first item."""
 
-WRITTEN = 16
-"""Characters that a template writes in the time in which one is tokenized, or more."""
-
-Segment: TypeAlias = Item | Reply
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """What to put before the model: ``segments`` in order.
-
-    ``base``: the last turn whose tokens stay as they are; it and its ancestors are the first ``shared``
-    segments. None renders from the beginning. ``miss``: why ``base`` is not the head. ``heading``: roughly the
-    characters of the preamble.
-    """
-
-    preamble: Preamble
-    segments: tuple[Segment, ...]
-    base: TurnNode | None = None
-    miss: MissReason | None = None
-    shared: int = 0
-    heading: int = 0
-
-    def characters(self) -> int:
-        """How much text has to be written and tokenized, roughly: that of the items. What was before is only
-        written, which is many times as fast."""
-        new, old = self.segments[self.shared :], self.segments[: self.shared]
-        heading = 0 if old else self.heading
-        before = (sum(map(_length, old)) + self.heading - heading) // WRITTEN
-        return sum(map(_length, new)) + before + heading
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A script in tokens, without its reply yet: ``prompt`` on the first ``keep`` tokens of ``parent``'s
-    path.
-
-    ``inputs``: the items since ``parent``, which ``prompt`` writes out. ``miss`` as in the script. ``path``:
-    the tokens of ``parent``'s, where they are known.
-    """
-
-    parent: TurnNode | None
-    inputs: tuple[Item, ...]
-    keep: int
-    prompt: Ids
-    miss: MissReason | None = None
-    path: Ids | None = None
-
-    def node(self, reply: Reply, node_id: str | None = None) -> TurnNode:
-        """The turn with its reply."""
-        return TurnNode(self.parent, self.inputs, self.keep, self.prompt, reply, node_id or new_id("turn"))
-
-    def tokens(self) -> Ids:
-        """The whole prompt from the root, ``[keep + len(prompt)]``."""
-        if self.parent is None:
-            return self.prompt
-        path = self.parent.tokens() if self.path is None else self.path
-        return frozen(np.concatenate([path[: self.keep], self.prompt]))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
-    """A turn that runs: its place in the history, and what it puts before the model."""
+class RunningTurn:
+    """A running turn: its slot in the history, and what it puts before the model."""
 
-    slot: Slot
+    slot: ReplySlot
     script: Script
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed:
-    """What a request puts before the model, settled: ``turn`` where its reply joins the history.
+    """A request with its place in the history. ``turn`` is None if its reply does not join the history.
 
-    ``aside``: on a sequence of its own, since it is out of band or overrides what the branch holds.
+    ``aside``: it runs on a sequence of its own, as it is out of band or overrides the conversation.
     """
 
-    turn: Turn | None
+    turn: RunningTurn | None
     script: Script
     aside: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HistoryState:
-    """All of a history in which no turn runs. ``rendered``: the preamble that the path was written with."""
+    """A whole history between two turns. ``rendered``: the preamble that the path was rendered with."""
 
     preamble: Preamble
     rendered: Preamble
@@ -124,17 +60,17 @@ class HistoryState:
     head: TurnNode | None
 
 
-class Slot:
-    """Where the reply of the running turn will stand; what is appended meanwhile comes after it."""
+class ReplySlot:
+    """The place of the running turn's reply; items appended meanwhile stand behind it."""
 
 
-_Entry: TypeAlias = Item | Reply | Slot
+_Entry: TypeAlias = Item | TurnReply | ReplySlot
 
 
 class History:
-    """The items of one conversation, in order; begin, commit or abort a turn on them.
+    """The entries of one conversation, in order. A turn begins on them, then is committed or aborted.
 
-    ``record`` hears of items put in and taken out.
+    ``record`` is called with the operation of each edit.
     """
 
     def __init__(
@@ -148,19 +84,19 @@ class History:
         self._rendered = self._preamble
         self._entries: list[_Entry] = []
         self._home: dict[str, _Entry] = {}
-        self._calls: Calls | None = None
-        self._shared = False  # these two are another history's, too: copy them before a change
-        self._slot: Slot | None = None
-        self._matched = 0  # so many first entries are the tree's path to its head, if any are known to be
-        self._appended = True  # nothing but appending since the running turn began
+        self._calls: ToolCalls | None = None
+        self._shared = False  # another history has the same two: copy before a change
+        self._slot: ReplySlot | None = None
+        self._matched = 0  # so many first entries are known to be the tree's path
+        self._appended = True  # the running turn has seen no edit but appends
 
     def state(self) -> HistoryState:
-        """All there is to it; between two turns."""
+        """The whole history; only between two turns."""
         assert self._slot is None, "a turn runs"
         return HistoryState(self._preamble, self._rendered, self._segments(), self.tree.head)
 
     def restore(self, state: HistoryState) -> None:
-        """Be what the state says; for a history that is new."""
+        """Take over a state; only in a new history."""
         assert not self._entries, "it has items already"
         self._preamble, self._rendered = state.preamble, state.rendered
         self._heading = size_of(self._preamble)
@@ -170,7 +106,7 @@ class History:
 
     @property
     def preamble(self) -> Preamble:
-        """Instructions and tools; assigning others makes the next turn render everything anew."""
+        """Instructions and tools. Setting others makes the next turn render everything again."""
         return self._preamble
 
     @preamble.setter
@@ -179,7 +115,7 @@ class History:
         self._heading = size_of(self._preamble)
 
     def share_preamble(self, other: History) -> None:
-        """Have the preamble of another history, where it was checked."""
+        """Take another history's preamble, which was checked there."""
         self._preamble, self._heading = other._preamble, other._heading
 
     @property
@@ -232,7 +168,7 @@ class History:
         self.record(Inserted(item=item, previous=previous_item_id))
 
     def delete(self, item_id: str) -> None:
-        """Take an item out. What else its reply held stays, as items. Raises ``ItemUnknown``."""
+        """Remove an item. The other items of its reply stay, as items. Raises ``ItemUnknown``."""
         self._loosen(item_id, "item_id")
         self._own()
         place = self._index(self._home.pop(item_id))
@@ -240,16 +176,16 @@ class History:
         del self._entries[place]
         self.record(Deleted(item=item_id))
 
-    def reply_of(self, item_id: str) -> Reply | None:
-        """The reply that holds this item; None where it stands for itself. Raises ``ItemUnknown``."""
+    def reply_of(self, item_id: str) -> TurnReply | None:
+        """The reply that holds this item; None for an item of its own. Raises ``ItemUnknown``."""
         entry = self._entry(item_id, "item_id")
-        return entry if isinstance(entry, Reply) else None
+        return entry if isinstance(entry, TurnReply) else None
 
-    def cut(self, cut: Cut) -> None:
-        """Shorten a reply, or what stands for itself, as ``cut`` says. Raises ``ItemUnknown``."""
+    def cut(self, cut: Truncated) -> None:
+        """Shorten a reply, or an item of its own, as ``cut`` says. Raises ``ItemUnknown``."""
         entry = self._entry(cut.item, "item_id")
         place, left = self._index(entry), list[_Entry](cut.items)
-        if isinstance(entry, Reply) and not cut.loose:
+        if isinstance(entry, TurnReply) and not cut.loose:
             rest = entry.up_to(cut.keep, ids_from(cut.tail), cut.items)
             self._split(entry, rest, cut.node)
             left = [rest]
@@ -263,7 +199,7 @@ class History:
         self.record(cut)
 
     def rewind(self, item_id: str | None) -> None:
-        """Take out all behind the item (None: all); the tree's head goes back with it.
+        """Remove everything behind the item (None: everything), and move the tree's head back.
 
         Raises ``ItemUnknown``, and ``ConversationBusy`` while a turn runs.
         """
@@ -280,7 +216,7 @@ class History:
         self.record(Rewound(item=item_id))
 
     def branch(self) -> History:
-        """Another history that goes on from here; what both have until now they share."""
+        """A second history that goes on from here and shares what there is."""
         other = History(max_items=self._max_items)
         other.share_preamble(self)
         other.tree.move(self.tree.head)
@@ -292,14 +228,16 @@ class History:
 
     @property
     def told(self) -> TurnNode | None:
-        """The head, where the items are those of its path; None where they were edited since."""
+        """The tree's head if the entries are those of its path; None if they were edited since."""
         segments = self._segments()
         node, at = self._found(segments)
-        edited = node is not self.tree.head or any(isinstance(segment, Reply) for segment in segments[at:])
+        edited = node is not self.tree.head or any(
+            isinstance(segment, TurnReply) for segment in segments[at:]
+        )
         return None if edited else node
 
     def script(self, preamble: Preamble | None = None, items: tuple[Item, ...] | None = None) -> Script:
-        """What a turn begun now puts before the model; ``preamble`` and ``items`` override for it alone."""
+        """What a turn puts before the model now; ``preamble`` and ``items`` override for it alone."""
         heading = self._heading if preamble is None else size_of(preamble)
         if items is not None:
             return Script(preamble or self._preamble, items, miss=MissReason.OVERRIDDEN, heading=heading)
@@ -310,7 +248,7 @@ class History:
         return Script(self._preamble, segments, base, miss, shared, self._heading)
 
     def place(self, request: TurnRequest) -> Placed:
-        """Begin what is asked for. Raises ``ConversationBusy`` while another turn runs."""
+        """Begin the requested turn. Raises ``ConversationBusy`` while another one runs."""
         preamble = request.preamble(self._preamble)
         plain = preamble == self._preamble and request.input is None
         self.check_free(request)
@@ -321,24 +259,26 @@ class History:
         return Placed(turn, script, aside=not plain)
 
     def check_free(self, request: TurnRequest) -> None:
-        """Raises ``ConversationBusy`` where the request needs the reply's place, and another turn has it."""
+        """Raises ``ConversationBusy`` if the request needs a slot, and another turn has one."""
         if self._slot is not None and not request.out_of_band:
             raise ConversationBusy("A response already writes this conversation")
 
-    def begin_turn(self) -> Turn:
-        """Hold the place of a reply here. Raises ``ConversationBusy`` while another turn runs."""
+    def begin_turn(self) -> RunningTurn:
+        """Begin a turn with the history as it is. Raises ``ConversationBusy`` while another one runs."""
         if self._slot is not None:
             raise ConversationBusy("A response already writes this conversation")
         return self._hold(self.script())
 
-    def _hold(self, script: Script) -> Turn:
-        self._slot, self._appended = Slot(), True
+    def _hold(self, script: Script) -> RunningTurn:
+        self._slot, self._appended = ReplySlot(), True
         self._own()
         self._entries.append(self._slot)
-        return Turn(self._slot, script)
+        return RunningTurn(self._slot, script)
 
-    def commit_turn(self, turn: Turn, draft: Draft, reply: Reply, node_id: str | None = None) -> TurnNode:
-        """The turn becomes a node and the tree's head, its reply an entry in its slot."""
+    def commit_turn(
+        self, turn: RunningTurn, draft: Draft, reply: TurnReply, node_id: str | None = None
+    ) -> TurnNode:
+        """End the turn with its reply: it becomes a node and the tree's head, the reply takes its slot."""
         place = self._close(turn)
         node = draft.node(reply, node_id)
         self._entries.insert(place, reply)
@@ -348,11 +288,11 @@ class History:
         self._matched = place + 1 if self._appended else 0
         return node
 
-    def abort_turn(self, turn: Turn) -> None:
-        """As if the turn had not begun; its input stays."""
+    def abort_turn(self, turn: RunningTurn) -> None:
+        """End the turn without a reply; its input stays."""
         self._close(turn)
 
-    def _close(self, turn: Turn) -> int:
+    def _close(self, turn: RunningTurn) -> int:
         assert self._slot is turn.slot, "only the running turn can end"
         place = self._index(turn.slot)
         self._own()
@@ -360,45 +300,45 @@ class History:
         self._slot = None
         return place
 
-    def calls(self) -> Calls:
-        """The calls among the items."""
+    def calls(self) -> ToolCalls:
+        """The tool calls among the items, and which have outputs."""
         if self._calls is None:
-            self._calls = Calls(self.items())
+            self._calls = ToolCalls(self.items())
         return self._calls
 
     def _own(self) -> None:
-        """Have entries of one's own, before they change."""
+        """Copy shared entries before a change."""
         self._calls = None
         if self._shared:
             self._entries, self._home, self._shared = list(self._entries), dict(self._home), False
 
     def _segments(self) -> tuple[Segment, ...]:
-        """The entries up to the slot; there is never more than one."""
+        """The entries up to the slot, or all."""
         end = len(self._entries) if self._slot is None else self._index(self._slot)
         return cast(tuple[Segment, ...], tuple(self._entries[:end]))
 
     def _edited(self, place: int) -> None:
-        """Something is put in at ``place``, or taken out there."""
+        """An entry is inserted at ``place``, or removed there."""
         if place < self._matched:
             self._matched = 0
         if self._slot is not None and place <= self._index(self._slot):
             self._appended = False
 
     def _base(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, MissReason | None, int]:
-        """The last turn on the path that the entries still match, why it is not the head, its entries."""
+        """The last turn whose path the entries match, why it is not the head, and how many entries that is."""
         if self.tree.head is not None and self._preamble != self._rendered:
             changed = self._preamble.instructions != self._rendered.instructions
             return None, MissReason.INSTRUCTIONS_CHANGED if changed else MissReason.TOOLS_CHANGED, 0
         if self._matched:
             return self.tree.head, None, self._matched
         base, at = self._found(segments)
-        if base is not self.tree.head or any(isinstance(segment, Reply) for segment in segments[at:]):
+        if base is not self.tree.head or any(isinstance(segment, TurnReply) for segment in segments[at:]):
             return base, MissReason.HISTORY_EDITED, at
         self._matched = at
         return base, None, at
 
     def _found(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, int]:
-        """The last turn on the path that these are of, and how many of them."""
+        """The last turn whose path the segments match, and how many segments that is."""
         base, at = None, 0
         for node in self.tree.path():
             wanted = (*node.inputs, node.reply)
@@ -408,8 +348,8 @@ class History:
             base, at = node, at + len(wanted)
         return base, at
 
-    def _split(self, reply: Reply, rest: Reply, node_id: str) -> None:
-        """Where the reply is one of the path's, the head is now the turn that ends with its rest."""
+    def _split(self, reply: TurnReply, rest: TurnReply, node_id: str) -> None:
+        """If the reply is on the path, move the head to a node of that turn with the rest of the reply."""
         head = self.tree.head
         for node in () if head is None else head.ancestry():
             if node.reply is reply:
@@ -428,14 +368,14 @@ class History:
 
     def _after(self, item_id: str) -> int:
         entry = self._entry(item_id, "previous_item_id")
-        if isinstance(entry, Reply) and entry.items[-1].id != item_id:
+        if isinstance(entry, TurnReply) and entry.items[-1].id != item_id:
             self._loosen(item_id, "previous_item_id")
         return self._index(self._home[item_id]) + 1
 
     def _loosen(self, item_id: str, param: str) -> None:
-        """If the item is part of a reply, put the reply's items in its place: its ids are given up."""
+        """If the item is part of a reply, replace the reply by its items; its ids are lost."""
         entry = self._entry(item_id, param)
-        if isinstance(entry, Reply):
+        if isinstance(entry, TurnReply):
             place = self._index(entry)
             self._edited(place)
             self._own()
@@ -443,31 +383,7 @@ class History:
             self._home.update((item.id, item) for item in entry.items)
 
 
-def turns_of(segments: tuple[Segment, ...]) -> Iterator[tuple[tuple[Item, ...], Reply | None]]:
-    """Inputs and reply of each turn; the last has no reply yet."""
-    inputs: list[Item] = []
-    for segment in segments:
-        if isinstance(segment, Reply):
-            yield tuple(inputs), segment
-            inputs = []
-        else:
-            inputs.append(segment)
-    yield tuple(inputs), None
-
-
-def _length(segment: Segment) -> int:
-    match segment:
-        case Message():
-            return len(segment.text)
-        case FunctionCall():
-            return len(segment.arguments)
-        case FunctionCallOutput():
-            return len(segment.output)
-        case Reply():
-            return 0  # its ids are known
-
-
 def _items_of(entry: _Entry) -> tuple[Item, ...]:
-    if isinstance(entry, Slot):
+    if isinstance(entry, ReplySlot):
         return ()
-    return entry.items if isinstance(entry, Reply) else (entry,)
+    return entry.items if isinstance(entry, TurnReply) else (entry,)

@@ -1,17 +1,18 @@
 """Items: what a conversation consists of, as immutable data that can be journaled.
 
-Knows nothing of frames (the gateway translates) nor of how a template writes an item.
+Knows nothing of frames, which the gateway translates, nor of chat templates.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Container, Iterable
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from .errors import ItemInvalid, ToolInvalid
+from .errors import CallAnswered, CallUnknown, ItemInvalid, ToolInvalid
 
 Role: TypeAlias = Literal["system", "user", "assistant"]
 
@@ -20,7 +21,7 @@ MAX_NAME = 64
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
-    """Something said. ``complete`` is false for a reply that was cut."""
+    """A message. ``complete`` is false for one that was cut."""
 
     id: str
     role: Role
@@ -29,7 +30,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
-    """A tool call. ``arguments`` is JSON text as the model wrote it; a prefix of it if not ``complete``."""
+    """A tool call. ``arguments`` is JSON text as the model wrote it, cut off if it is not ``complete``."""
 
     id: str
     call_id: str
@@ -39,7 +40,7 @@ class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, tag="function_call
 
 
 class FunctionCallOutput(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
-    """What a tool answered to the call ``call_id``."""
+    """A tool's output for the call ``call_id``."""
 
     id: str
     call_id: str
@@ -48,11 +49,11 @@ class FunctionCallOutput(msgspec.Struct, frozen=True, kw_only=True, tag="functio
 
 Item: TypeAlias = Message | FunctionCall | FunctionCallOutput
 Growing: TypeAlias = Message | FunctionCallOutput
-"""What may come in pieces: what a user says, and what a tool answers."""
+"""Items whose text may be streamed in: messages and outputs of tools."""
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """A function the model may call; ``parameters`` is a JSON Schema. ``strict``: its calls always fit that."""
+    """A function the model may call; ``parameters`` is a JSON Schema. ``strict``: calls always match it."""
 
     name: str
     description: str = ""
@@ -73,13 +74,13 @@ def new_id(prefix: str) -> str:
 
 
 def derived_id(prefix: str, *seeds: str) -> str:
-    """An id like those of ``new_id``, the same whenever the seeds are: what is done again gets it again."""
+    """An id like those of `new_id`, derived from the seeds: equal seeds give the same id."""
     digest = hashlib.blake2b("\0".join(seeds).encode(), digest_size=12)
     return f"{prefix}_{digest.hexdigest()}"
 
 
 def checked_item(item: Item) -> Item:
-    """The item, if it may enter a conversation. Raises ``ItemInvalid`` naming the field."""
+    """Return the item if its fields are valid. Raises ``ItemInvalid`` naming the field."""
     named = {"id": (item.id, MAX_ID)}
     match item:
         case Message():
@@ -94,30 +95,66 @@ def checked_item(item: Item) -> Item:
             raise ItemInvalid(f"`{field}` must have 1 to {limit} characters", param=f"item.{field}")
     for text in _texts(item):
         if not _encodable(text):
-            raise ItemInvalid("Text holds a lone surrogate, which is no character", param="item")
+            raise ItemInvalid("Text holds a lone surrogate, which is not a character", param="item")
     return item
 
 
 def checked_preamble(preamble: Preamble) -> Preamble:
-    """The preamble, if a template may be given it. Raises ``ToolInvalid`` or ``ItemInvalid``."""
+    """Return the preamble if it is valid. Raises ``ToolInvalid`` or ``ItemInvalid``."""
     if not _encodable(preamble.instructions):
-        raise ItemInvalid("Text holds a lone surrogate, which is no character", param="instructions")
+        raise ItemInvalid("Text holds a lone surrogate, which is not a character", param="instructions")
     for tool in preamble.tools:
         if not 1 <= len(tool.name) <= MAX_NAME:
             raise ToolInvalid(f"A tool's name must have 1 to {MAX_NAME} characters", param="tools")
         try:
             msgspec.msgpack.encode(tool)
         except (TypeError, ValueError, OverflowError, RecursionError) as fault:
-            raise ToolInvalid(f"Tool {tool.name!r} is no JSON: {fault}", param="tools") from None
+            raise ToolInvalid(f"Tool {tool.name!r} is not JSON: {fault}", param="tools") from None
     if len({tool.name for tool in preamble.tools}) != len(preamble.tools):
         raise ToolInvalid("Two tools have the same name", param="tools")
     return preamble
 
 
 def size_of(preamble: Preamble) -> int:
-    """How much text it is, roughly."""
+    """Roughly how many characters it has."""
     tools = msgspec.msgpack.encode(preamble.tools) if preamble.tools else b""
     return len(preamble.instructions) + len(tools)
+
+
+class ToolCalls:
+    """The tool calls of a conversation: which were made, and which are answered.
+
+    An output may come late or out of order: it stands where it arrives.
+    """
+
+    def __init__(self, items: Iterable[Item] = ()) -> None:
+        self._made: set[str] = set()
+        self._answered: set[str] = set()
+        for item in items:
+            self.add(item)
+
+    def add(self, item: Item) -> None:
+        """Add one more item of the conversation."""
+        if isinstance(item, FunctionCall):
+            self._made.add(item.call_id)
+        elif isinstance(item, FunctionCallOutput):
+            self._answered.add(item.call_id)
+
+    def copy(self) -> ToolCalls:
+        """A copy that changes on its own."""
+        other = ToolCalls()
+        other._made, other._answered = set(self._made), set(self._answered)
+        return other
+
+    def check(self, call_id: str, saying: Container[str] = (), *, param: str = "item.call_id") -> None:
+        """Check that an output of the call may come; ``saying``: calls that a running reply has made.
+
+        Raises ``CallUnknown`` or ``CallAnswered``.
+        """
+        if call_id in self._answered:
+            raise CallAnswered(f"The call {call_id!r} has been answered", param=param)
+        if call_id not in self._made and call_id not in saying:
+            raise CallUnknown(f"Tool call ID {call_id!r} not found in conversation", param=param)
 
 
 def _texts(item: Item) -> tuple[str, ...]:

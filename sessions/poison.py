@@ -1,10 +1,12 @@
-"""Whether a session's tokens kill engines: the poison rule, as one small account per branch.
+"""The poison rule: whether the tokens of one branch crash engines.
 
-An engine's death accuses the sequences of the step it died in, unless somebody else killed it. A branch that
-was accused ``TRIAL`` times goes on alone: its sequence shares no step with others until it has sampled a
-token. If an engine dies then, there is nobody else it can have been; if a token comes, the branch is cleared.
-Sequence ids are new in every engine, so the account is the branch's, and outlives turns: a poisoned prompt
-that is tried again costs one engine, not three.
+When an engine dies, each sequence of the step it died in is a suspect, unless the engine was killed from
+outside. After ``ISOLATE_AFTER`` such crashes the branch runs isolated: its sequence shares no step until it has
+sampled a token. If an engine dies in an isolated step, the branch is poisoned and fails. If a token comes, its
+count is reset.
+
+The count belongs to the branch and not to a sequence, because sequence ids are new in every engine. It outlives
+turns, so trying a poisoned prompt again costs one engine, not three.
 """
 
 from __future__ import annotations
@@ -12,39 +14,43 @@ from __future__ import annotations
 from ..runtime.link.crash_report import EngineDeath
 from .errors import SequencePoisoned
 
-TRIAL = 2  # deaths after which a branch is computed alone
-MOST_KILLED = 16  # deaths by others' hands without a token between them, such as a kernel short of memory
+ISOLATE_AFTER = 2
+"""Crashes after which a branch runs isolated."""
+
+MAX_KILLS = 16
+"""Engines killed from outside (by the kernel's out-of-memory killer, for one) without a token between them."""
 
 
-class PoisonRule:
-    """The account of one branch."""
+class CrashCount:
+    """How often engines died in a step of one branch since its last sampled token."""
 
     def __init__(self) -> None:
-        self._accused = 0
-        self._killed = 0
+        self._crashes = 0
+        self._kills = 0
 
     @property
-    def alone(self) -> bool:
-        """Whether its sequence must share no step."""
-        return self._accused >= TRIAL
+    def isolated(self) -> bool:
+        """Whether the branch's sequence must share no step with others."""
+        return self._crashes >= ISOLATE_AFTER
 
-    def weigh(self, death: EngineDeath, seq: int, alone: bool) -> None:
-        """An engine died that held the branch as ``seq``, opened ``alone`` or not.
+    def add(self, death: EngineDeath, seq: int, isolated: bool) -> None:
+        """Count the death of an engine that held the branch as ``seq``, opened ``isolated`` or not.
 
-        Raises ``SequencePoisoned`` when it can have been nobody else.
+        Raises:
+            SequencePoisoned: the engine died in an isolated step, or too many engines were killed.
         """
         if seq not in death.step:
             return
         if death.outside:
-            self._killed += 1
-        elif alone and len(death.step) == 1:
+            self._kills += 1
+        elif isolated and len(death.step) == 1:
             raise SequencePoisoned(f"The model's engine dies of this conversation: {death.cause}")
         else:
-            self._accused += 1
-        if self._killed >= MOST_KILLED:
-            self._killed = 0
-            raise SequencePoisoned(f"{MOST_KILLED} engines were killed over this reply: {death.cause}")
+            self._crashes += 1
+        if self._kills >= MAX_KILLS:
+            self._kills = 0
+            raise SequencePoisoned(f"{MAX_KILLS} engines were killed over this reply: {death.cause}")
 
-    def progressed(self) -> None:
-        """A token came: whatever killed engines, it was not the next token of this branch."""
-        self._accused = self._killed = 0
+    def reset(self) -> None:
+        """The branch sampled a token, so its next token is not what crashed the engines."""
+        self._crashes = self._kills = 0

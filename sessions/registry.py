@@ -1,7 +1,7 @@
-"""The book of sessions: who is open, how many may be, and the way back to one by its handle.
+"""The session registry: which sessions are open, how many may be, and how a handle opens one again.
 
-Sessions are in memory while somebody uses them; with a journal they are opened again from there. Knows
-nothing of sockets or of what a client has seen.
+A session is in memory while a client uses it. With a journal it can be opened again from there. Knows nothing
+of sockets or of what a client has seen.
 """
 
 from __future__ import annotations
@@ -26,23 +26,21 @@ from .fork_tree import ForkTree, Member, Page, check_pruned, checked_name, child
 from .handles import SessionHandles, digest_of
 from .history import History
 from .items import new_id
-from .journal.changes import Drop
-from .journal.journal import Journal
-from .journal.log import EphemeralLog, JournaledLog, SessionLog
-from .journal.records import AnyOperation, SessionRecord
+from .journal.journal import Journal, JournaledLog
+from .journal.records import AnyOperation, Drop, EphemeralLog, SessionLog, SessionRecord
 from .journal.replay import Replayed, condensed, replay
-from .journal.store import Stored
+from .journal.store import StoredSession
+from .return_hints import Waits
 from .session import Session
 from .settings import SessionSettings, TenantLimits
-from .tenants import Tenants
+from .tenants import OpenTenants
 from .text.language import Language
-from .waits import Waits
 from .workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
 class Reopened:
-    """A session from the journal: what it is now, and what it was at birth."""
+    """A session opened from the journal, its record there, and what the replay of its operations gave."""
 
     session: Session
     record: SessionRecord
@@ -66,13 +64,13 @@ class SessionRegistry:
         self._sessions: dict[str, Session] = {}
         self._records: dict[str, SessionRecord] = {}
         self._by_handle: dict[bytes, Session] = {}
-        self._leaving: dict[bytes, asyncio.Event] = {}  # by handle: sessions that are being put away
+        self._leaving: dict[bytes, asyncio.Event] = {}  # by handle: sessions that are closing
         self._closing: dict[str, asyncio.Event] = {}  # the same, by id
         self._pruned: set[str] = set()  # sessions that are being forgotten
-        self._reopening = defaultdict[bytes, asyncio.Lock](asyncio.Lock)  # by owner
+        self._reopening = defaultdict[bytes, asyncio.Lock](asyncio.Lock)  # by owner: one at a time
         self._opened = self._reopened = 0
         self._workers = Workers()
-        self._tenants = Tenants(self.settings.tenants, self.settings.max_sessions, self._workers)
+        self._tenants = OpenTenants(self.settings.tenants, self.settings.max_sessions, self._workers)
         self._trees: dict[str, ForkTree] = {}  # by root, of sessions that are open
         self._loading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by root: the journal is asked once
         self._numbers = itertools.count(1)  # of sessions without a journal
@@ -85,8 +83,10 @@ class SessionRegistry:
     def create(
         self, *, salt: bytes = b"", now: datetime | None = None, owner: bytes = b"", config: bytes = b""
     ) -> Session:
-        """A new session. ``owner`` is whose key made it; ``config`` is kept with it. Raises ``SessionLimit``,
-        ``StorageUnavailable``."""
+        """Open a new session. ``owner`` names the key that made it; ``config`` is kept with it.
+
+        Raises ``SessionLimit``, ``StorageUnavailable``.
+        """
         self._check_room(salt)
         clock = (now or datetime.now().astimezone()).isoformat()
         record = SessionRecord(id=new_id("sess"), owner=owner, salt=salt, clock=clock, config=config)
@@ -98,9 +98,9 @@ class SessionRegistry:
         return session
 
     async def fork(self, session_id: str, configs: Sequence[bytes], at: str | None = None) -> list[Session]:
-        """Sessions that go on from where this one is, or was at the item ``at``; one for each config.
+        """Fork a session where it is now, or behind the item ``at``: one child for each of ``configs``.
 
-        They share its past, in the journal and in the engine, where one verb makes them all. Raises
+        The children share its past, in the journal and in the engine, where one verb makes them all. Raises
         ``SessionUnknown``, ``SessionLimit``, ``StorageUnavailable``, ``ItemUnknown`` or ``CutInvalid``.
         """
         session = self.get(session_id)
@@ -113,28 +113,28 @@ class SessionRegistry:
         try:
             children.extend(self._child(session, history.branch(), operations, config) for config in configs)
             await session.lend([sequence for _, sequence in children], history.tree.head)
-        except BaseException:  # all of them or none: nobody has a handle of those that were made
+        except BaseException:  # all of them or none: no client has a handle of those that were made
             for child, _ in children:
                 await self.discard(child.id)
             raise
         return [child for child, _ in children]
 
     def check_fork(self, session_id: str, children: int) -> None:
-        """Raises ``SessionUnknown``, or ``SessionLimit``: its tree has too many forks that nobody opened."""
+        """Raises ``SessionUnknown``, or ``SessionLimit`` if its tree has too many unopened forks."""
         self.get(session_id)
         there = len(self._tree_of(session_id).unopened)
         if there + children > self.settings.max_unopened:
             raise SessionLimit(
-                f"This tree has {there} forks that nobody has opened; it may have {self.settings.max_unopened}:"
+                f"This tree has {there} forks that were never opened; it may have {self.settings.max_unopened}:"
                 " open or prune some first"
             )
 
     def unopened(self, session_id: str) -> bool:
-        """Whether this is an open session that was forked off, and that nobody has come for."""
+        """Whether this is a fork in memory that no client has opened yet."""
         return session_id in self._sessions and session_id in self._tree_of(session_id).unopened
 
     async def discard(self, session_id: str) -> None:
-        """Close a session that nobody was told of, and forget it."""
+        """Close a session that no client knows of, and forget it."""
         log = self.get(session_id).log
         number = log.number if isinstance(log, JournaledLog) else None
         tree = self._tree_of(session_id)
@@ -143,17 +143,17 @@ class SessionRegistry:
         if number is not None and self.journal is not None:
             self.journal.put([Drop(number)])
 
-    async def family(self, session_id: str) -> list[Member]:
-        """The session, all it was forked from and all that were forked from these, parents before children.
+    async def fork_tree(self, session_id: str) -> list[Member]:
+        """All sessions of this one's fork tree, parents before children.
 
         Raises ``SessionUnknown``, ``RecordDamaged``, ``StorageUnavailable``.
         """
-        return (await self.family_page(session_id, None)).members
+        return (await self.fork_tree_page(session_id, None)).members
 
-    async def family_page(self, session_id: str, limit: int | None, after: str | None = None) -> Page:
-        """At most ``limit`` of its family: those that come after the session ``after``, or the first ones.
+    async def fork_tree_page(self, session_id: str, limit: int | None, after: str | None = None) -> Page:
+        """At most ``limit`` sessions of the fork tree: those behind the session ``after``, or the first ones.
 
-        Raises ``MemberUnknown``, and what `fork_tree` does.
+        Raises ``MemberUnknown``, and what `fork_tree` raises.
         """
         tree = await self._whole_tree(session_id)
         branches, last = tree.page(after, limit)
@@ -166,9 +166,9 @@ class SessionRegistry:
         return Page(found, last)
 
     async def name(self, session_id: str, name: str) -> str:
-        """Name the branch that a session is; "" takes its name back. Returns the name as it is kept.
+        """Name a session within its fork tree; "" removes the name. Returns the name as it is kept.
 
-        Raises ``NameInvalid``, and what `fork_tree` does.
+        Raises ``NameInvalid``, and what `fork_tree` raises.
         """
         tree = await self._whole_tree(session_id)
         name = checked_name(name, session_id, tree)
@@ -180,10 +180,10 @@ class SessionRegistry:
         return name
 
     async def check_pruned(self, session_id: str, target: str) -> int | None:
-        """Where the journal has ``target``, for `forget`; None where it has not. Its tree has it no more: who
-        asks to prune it from now on finds none.
+        """Take ``target`` out of the fork tree. Returns its number in the journal, for `forget`; None without
+        one.
 
-        Raises ``MemberUnknown``, ``PruneInvalid``, and what `fork_tree` does.
+        Raises ``MemberUnknown``, ``PruneInvalid``, and what `fork_tree` raises.
         """
         tree = await self._whole_tree(session_id)
         number = check_pruned(target, session_id, tree)
@@ -191,19 +191,19 @@ class SessionRegistry:
         tree.drop(target)
         return None if self.journal is None else number
 
-    async def settled(self, owner: bytes) -> None:
-        """Wait until this owner's session that was coming back from the journal is open, or was refused."""
+    async def wait_for_reopening(self, owner: bytes) -> None:
+        """Wait until no session of this owner is being opened from the journal."""
         async with self._reopening[owner]:
             return
 
     async def forget(self, target: str, number: int | None) -> None:
-        """Forget a session that is not open, when it has closed: its handles open nothing any more.
+        """Forget a session that was taken out of its tree, once it has closed. Its handles open nothing then.
 
-        Of what it shares with others nothing is lost to these.
+        Forks keep what they share with it.
         """
         try:
             if (closing := self._closing.get(target)) is not None:
-                await closing.wait()  # what it still writes would stand behind its end
+                await closing.wait()  # it may still write; the drop must be its last record
             if number is not None and self.journal is not None:
                 self.journal.put([Drop(number)])
         finally:
@@ -213,7 +213,7 @@ class SessionRegistry:
         """The open session with this id. Raises ``SessionUnknown``."""
         session = self._sessions.get(session_id)
         if session is None:
-            raise SessionUnknown(f"No session {session_id!r}")
+            raise SessionUnknown(f"Session {session_id!r} is not open on this server")
         return session
 
     def salt_of(self, session_id: str) -> bytes:
@@ -222,17 +222,16 @@ class SessionRegistry:
         return self._records[session_id].salt
 
     def room(self, salt: bytes, more: int, idle: Mapping[bytes, Iterable[str]]) -> list[str]:
-        """Open sessions to close so that this tenant can open ``more``; see `Tenants.room`."""
+        """Open sessions to close so that this tenant can open ``more``; see `OpenTenants.room`."""
         return self._tenants.room(salt, more, idle)
 
     async def resume(
         self, handle: str, owner: bytes, make_room: Callable[[bytes], None] | None = None
     ) -> Session | Reopened:
-        """The session that ``handle`` opens; it has a new handle from now on.
+        """Open the session of ``handle``, from memory or from the journal, and issue its next handle.
 
-        ``make_room`` is called before a session comes from the journal, with the salt of its tenant.
-
-        Raises ``HandleUnknown``, the same for every reason; ``RecordDamaged``, ``SessionLimit``,
+        ``make_room`` is called with the tenant's salt before a session comes from the journal. Raises
+        ``HandleUnknown``, the same for every reason; ``RecordDamaged``, ``SessionLimit``,
         ``StorageUnavailable``.
         """
         digest = digest_of(handle)
@@ -255,13 +254,14 @@ class SessionRegistry:
         self,
         session_id: str,
         *,
-        settle: Callable[[], Awaitable[None]] | None = None,
+        leave_readers: Callable[[], Awaitable[None]] | None = None,
         interrupt: bool = False,
     ) -> Coroutine[Any, Any, None]:
-        """End a session and forget it; the journal, if there is one, does not. Raises ``SessionUnknown``.
+        """Close a session; the journal keeps it. Raises ``SessionUnknown``.
 
-        Its place is free at once; await the rest. ``settle`` is awaited first: who reads its responses leaves
-        them. ``interrupt``: in the journal they have not ended, and go on when the session is opened again.
+        Its place is free at once; await the rest. ``leave_readers`` is awaited first: it ends the tasks that
+        read the session's responses. ``interrupt``: the journal records no end for running responses, and they
+        go on when the session is opened again.
         """
         session = self.get(session_id)
         self._leave_tree(session)
@@ -274,18 +274,18 @@ class SessionRegistry:
         self._closing[session_id] = left
         if interrupt:
             session.log.close()
-        return self._closed(session, left, leaving, settle)
+        return self._closed(session, left, leaving, leave_readers)
 
     async def _closed(
         self,
         session: Session,
         left: asyncio.Event,
         leaving: Iterable[bytes],
-        settle: Callable[[], Awaitable[None]] | None,
+        leave_readers: Callable[[], Awaitable[None]] | None,
     ) -> None:
         try:
-            if settle is not None:
-                await settle()
+            if leave_readers is not None:
+                await leave_readers()
             await session.aclose()
         finally:
             left.set()
@@ -294,11 +294,11 @@ class SessionRegistry:
                 del self._leaving[digest]
 
     def change_limits(self, limits: Mapping[bytes, TenantLimits]) -> None:
-        """Hold tenants to these from now on; nothing that is open or runs is ended."""
+        """Replace the tenants' limits. Sessions that are open and replies that run go on."""
         self._tenants.change(limits)
 
     async def statistics_of(self, salt: bytes) -> dict[str, float]:
-        """What one tenant has: of the journal only while that can be read."""
+        """One tenant's open sessions and running replies, and its part of the journal if that can be read."""
         tenant = self._tenants[salt]
         kept: dict[str, float] = {}
         if self.journal is not None and self.journal.fault is None:
@@ -307,7 +307,7 @@ class SessionRegistry:
         return {"sessions": float(tenant.sessions), "turns": float(tenant.turns), **kept}
 
     def statistics(self) -> dict[str, float]:
-        """Sums over the open sessions."""
+        """Counters of the registry, and sums over the open sessions."""
         totals = {
             "sessions": float(len(self._sessions)),
             "sessions_opened": float(self._opened),
@@ -320,13 +320,13 @@ class SessionRegistry:
         return totals
 
     async def aclose(self) -> None:
-        """End all sessions; in the journal what runs is interrupted, not ended."""
+        """Close all sessions; the journal records running responses as interrupted."""
         for session_id in list(self._sessions):
             await self.close(session_id, interrupt=True)
         await self._workers.aclose()
 
     async def _whole_tree(self, session_id: str) -> ForkTree:
-        """Its tree, with what the journal has of it. Raises what `fork_tree` does."""
+        """A session's fork tree, read from the journal too if that is due. Raises what `fork_tree` raises."""
         log, tree = self.get(session_id).log, self._tree_of(session_id)
         if self.journal is None or not isinstance(log, JournaledLog):
             return tree
@@ -336,13 +336,13 @@ class SessionRegistry:
                 tree.begin_load()
                 log.sync()
                 number = log.number
-                kept = await self.journal.read(lambda store: store.family(number))
+                kept = await self.journal.read(lambda store: store.fork_tree(number))
                 tree.load(kept, time.monotonic(), open_=self._sessions, pruned=self._pruned)
         self.get(session_id)
         return tree if tree is self._tree_of(session_id) else await self._whole_tree(session_id)
 
     def _tree_of(self, session_id: str) -> ForkTree:
-        """What is known of the tree of an open session."""
+        """The fork tree of an open session, as far as it is known."""
         return self._trees[root_of(self._records[session_id])]
 
     async def _reopen(
@@ -351,7 +351,7 @@ class SessionRegistry:
         known = await journal.read(lambda store: store.handle(digest))
         if known is None or known.owner != owner or known.session in journal.live:
             return None
-        journal.live.add(known.session)  # from now on retention leaves it alone
+        journal.live.add(known.session)  # retention skips it from now on
         try:
             if await journal.read(lambda store: store.handle(digest)) is None:
                 raise _unknown()
@@ -359,12 +359,12 @@ class SessionRegistry:
             if digest not in stored.keyring.digests() or stored.record.id in self._pruned:
                 raise _unknown()
             make_room(stored.record.salt)
-            return await self._again(journal, stored)
+            return await self._restored(journal, stored)
         except BaseException:
             journal.live.discard(known.session)
             raise
 
-    async def _again(self, journal: Journal, stored: Stored) -> Reopened:
+    async def _restored(self, journal: Journal, stored: StoredSession) -> Reopened:
         work = partial(
             replay,
             stored.operations,
@@ -372,7 +372,7 @@ class SessionRegistry:
             max_events=journal.settings.max_events,
         )
         salt = stored.record.salt
-        self._tenants.enter(salt)  # others may come meanwhile: the place is held
+        self._tenants.enter(salt)  # hold the place while the thread replays
         try:
             replayed = await asyncio.to_thread(work)
         finally:
@@ -399,7 +399,7 @@ class SessionRegistry:
 
     @contextmanager
     def _birth(self, record: SessionRecord) -> Iterator[SessionLog]:
-        """The log of a session that is made in the block: where that raises the journal forgets it again."""
+        """A new session's log. If the block raises, the journal forgets the session again."""
         if self.journal is None:
             yield EphemeralLog()
             return

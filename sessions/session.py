@@ -16,21 +16,21 @@ from .errors import SessionClosed
 from .handles import SessionHandles
 from .history import History
 from .items import Growing, Tool
-from .journal.log import EphemeralLog, SessionLog
-from .journal.records import AnyOperation, Begun, Branched, request_form
-from .journal.replay import Past, refused, retold
+from .journal.records import AnyOperation, Begun, Branched, EphemeralLog, SessionLog
+from .journal.replay import Past, refused, request_form, retold
 from .placement import Placement
-from .return_hints import ReturnHints
+from .return_hints import ReturnHints, Waits
 from .settings import SessionSettings, TenantLimits
 from .tenants import Tenant
 from .text.eager_prefill import Arrival, EagerPrefill
 from .text.language import Language
+from .text.renderer import Renderer
 from .tree import TurnNode
+from .turn.branch import Branch
 from .turn.events import ReplyEvent
 from .turn.request import TurnRequest
-from .turn.response import Branch, Response
+from .turn.response import Response
 from .turn.turn_grammar import TurnGrammar
-from .waits import Waits
 
 
 class Session:
@@ -65,15 +65,17 @@ class Session:
         self.history.record = self.log.append
         self.handles = handles or SessionHandles(b"", self.log)
         self._sequence = sequence or EngineCopy(link, salt, reopened=reopened)
-        renderer = language.renderer(now or datetime.now().astimezone())
-        binding = TurnGrammar(language)
+        self._turn_grammar = TurnGrammar(language)
+        now = now or datetime.now().astimezone()
+        renderer = Renderer(language.tokenizer, now, language.settled, language.report.rules)
         self._tenant = tenant or Tenant(TenantLimits())
         slot = self._tenant.slot
-        self._branch = Branch(self.history, renderer, language, link, self._sequence, settings, binding, slot)
+        self._branch = Branch(self.history, renderer, language, link, self._sequence, settings, slot)
         self._eager_prefill = EagerPrefill(self._branch)
         self._waits = waits or Waits()
         self._return_hints = ReturnHints(self.history, self._sequence)
-        self.keeping = Placement(self._branch, self._leaves)
+        seconds = settings.recovery_seconds
+        self.placement = Placement(link, self.history, self._sequence, seconds, self._leaves)
         self._responses: list[Response] = []
         self._closed = False
 
@@ -110,7 +112,7 @@ class Session:
             undo.callback(response.withdraw)
             if response.writes:
                 self._waits.returns(self.id)
-                self._return_hints.known()
+                self._return_hints.cancel()
             self._own(response)
             self.log.append(Begun(response=response.id, request=form, writes=response.writes, note=note))
             undo.pop_all()
@@ -241,13 +243,13 @@ class Session:
         self.log.close()
 
     def _leaves(self, tokens: int, seconds: float) -> None:
-        self._return_hints.known()
+        self._return_hints.cancel()
         self._waits.leaves(self.id, tokens, seconds)
 
     def _ended(self) -> None:
         self._eager_prefill.resume()
         if not self._closed:
-            self._return_hints.left()
+            self._return_hints.response_ended()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -258,8 +260,7 @@ class Session:
 
         Raises ``GrammarInvalid``.
         """
-        branch = self._branch
-        return branch.binding.constrained(branch.language.spelled(request), tools)
+        return self._turn_grammar.prepare(request, tools)
 
     def _own(self, response: Response) -> None:
         self._responses = [*self._live(), response]

@@ -1,16 +1,23 @@
-"""The sessions' numbers, in one frozen object that the gateway makes; knows nothing of argv."""
+"""Settings of the sessions and of their journal: frozen objects that the gateway makes.
+
+Sizes are in bytes, times in seconds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+MIB = 1 << 20
+DAY = 86_400.0
+UNLIMITED = 1 << 62
+
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """What one tenant may have at once: ``sessions`` open, ``turns`` running. None: as many as there may be.
+    """What one tenant may have at once: open ``sessions`` and running ``turns``. None: no limit of its own.
 
-    So many sessions are set aside for it, too.
+    The limit of sessions is also a reservation: so many places are set aside for the tenant.
     """
 
     sessions: int | None = None
@@ -19,21 +26,64 @@ class TenantLimits:
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """Caps.
-
-    ``max_sessions``: open at once. ``max_unopened``: forks of one tree that are open, and that nobody has come
-    for yet. ``max_items``: in one conversation. ``aside_characters``:
-    conversations longer than this are rendered and tokenized on a thread, so that they do not hold up the
-    event loop. ``debounce_seconds``: text on its way is prefilled no oftener, what comes meanwhile together.
-    ``recovery_seconds``: a reply whose engine died waits so long for the next one; then it fails.
-    ``tenants``: of what all have, how much one tenant may, by its salt; also tenants that are known and have no
-    limits.
-    """
+    """Limits of the sessions."""
 
     max_sessions: int = 10_000
+    """Sessions open at once."""
     max_unopened: int = 256
+    """Forks of one tree in memory that no client has opened yet."""
     max_items: int = 20_000
+    """Items of one conversation."""
     aside_characters: int = 4096
+    """Longer conversations are rendered and tokenized on a thread, so that they do not delay the event loop."""
     debounce_seconds: float = 0.01
+    """Streamed input text is prefilled at most this often."""
     recovery_seconds: float = 60.0
+    """A reply whose engine died waits this long for the next engine; then it fails."""
     tenants: Mapping[bytes, TenantLimits] = field(default_factory=dict)
+    """Limits of the known tenants, by salt; a known tenant may have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalShare:
+    """What one tenant may have in the journal: ``sessions`` kept, and their ``bytes``."""
+
+    sessions: int = UNLIMITED
+    bytes: int = UNLIMITED
+
+
+@dataclass(frozen=True, slots=True)
+class JournalSettings:
+    """Settings of the journal: grouping, growth, retention, reserve."""
+
+    cursor_seconds: float = 0.05
+    """Token ids of a reply wait at most this long to be committed in a group."""
+    segment_bytes: int = 64 * MIB
+    """Size of one log, at most a sixteenth of ``max_bytes``; then another log begins."""
+    max_bytes: int = 4096 * MIB
+    """Size of all logs together. When it is reached, sessions are forgotten: those of the tenant that holds the
+    most bytes, unopened forks first, then the longest unused."""
+    reserve_bytes: int = 64 * MIB
+    """With less than this free on the disk, new turns are refused; running turns may use it."""
+    retry_seconds: float = 0.25
+    """Pause before a failed commit is tried again."""
+    lock_seconds: float = 3.0
+    """How long a second server waits for the store's lock."""
+    max_sessions: int = 100_000
+    """Sessions kept. Beyond it sessions of the tenant that holds most are forgotten, in the same order."""
+    max_age_seconds: float = 30 * DAY
+    """Sessions unused for longer are forgotten, once a server has been up for ``sweep_seconds``."""
+    sweep_seconds: float = 600.0
+    """Time between two runs of retention."""
+    snapshot_operations: int = 256
+    """A session is condensed into a snapshot when it has this many operations behind its last snapshot, and
+    at least as many bytes as that one."""
+    max_events: int = 1024
+    """Ids of client events kept per session, to detect one that is sent twice."""
+    tenants: Mapping[bytes, JournalShare] = field(default_factory=dict)
+    """Shares of the tenants that have one, by salt."""
+
+    @property
+    def log_bytes(self) -> int:
+        """How large one log may be."""
+        return max(1 << 14, min(self.segment_bytes, self.max_bytes // 16))

@@ -1,11 +1,11 @@
-"""What each tenant has of the book: sessions that are open, and replies that run, each up to its limit.
+"""Limits of tenants: how many sessions each has open and how many replies it runs.
 
-Places for open sessions are shared in three steps. A tenant's limit is also its promise: so many places are
-set aside for it, whoever floods the rest. Of the rest half of an equal part is set aside for each known tenant
-that has no limit. What is left goes to the first to ask, and when all is taken, room comes from the tenant that
-holds most (max-min fairness, as `kvstore.shares` has it for records of KV).
+Places for open sessions are shared in three steps. A tenant's limit is also its reservation: so many places are
+set aside for it. Of the rest, half of an equal part is set aside for each known tenant without a limit. What is
+left goes to the first to ask. When all places are taken, the tenant that holds most gives some up (max-min
+fairness, as with records of KV in `kvstore`).
 
-Counts; opens and ends nothing itself. Knows tenants by their salt alone.
+This module counts; it opens and closes nothing. A tenant is known by its salt alone.
 """
 
 from __future__ import annotations
@@ -17,61 +17,61 @@ from typing import Protocol, TypeVar
 
 from .errors import SessionLimit, TurnLimit
 from .settings import TenantLimits
-from .workers import Slot, Workers
+from .workers import Workers, WorkerSlot
 
 _Idle = TypeVar("_Idle")
 
 
 class Running(Protocol):
-    """A reply, as far as it counts."""
+    """A running reply, as far as it is counted."""
 
     @property
     def over(self) -> bool:
-        """Whether it runs no more."""
+        """Whether it has ended."""
 
 
 class Tenant:
-    """One tenant's sessions and replies, and its turn at the threads that tokenize."""
+    """One tenant's open sessions and running replies, and its slot at the worker threads."""
 
-    def __init__(self, limits: TenantLimits, slot: Slot | None = None) -> None:
+    def __init__(self, limits: TenantLimits, slot: WorkerSlot | None = None) -> None:
         self.limits = limits
         self.slot = slot or Workers().slot()
         self.sessions = 0
-        """Open now."""
+        """Sessions open now."""
         self._running: list[Running] = []
 
     @property
     def turns(self) -> int:
-        """Replies that run."""
+        """Replies that run now."""
         self._running = [reply for reply in self._running if not reply.over]
         return len(self._running)
 
     def check_sessions(self, more: int) -> None:
-        """Raises ``SessionLimit`` where ``more`` cannot be opened."""
+        """Raises ``SessionLimit`` if ``more`` sessions exceed the tenant's limit."""
         most = self.limits.sessions
         if most is not None and self.sessions + more > most:
             raise SessionLimit(f"This tenant has {self.sessions} sessions open, and may have {most}")
 
     def check_turns(self) -> None:
-        """Raises ``TurnLimit`` where no further reply may run."""
+        """Raises ``TurnLimit`` if no further reply may run."""
         most = self.limits.turns
         if most is not None and self.turns >= most:
             raise TurnLimit(f"This tenant has {most} replies running, as many as it may")
 
     def began(self, reply: Running) -> None:
-        """One more runs, until it is ``over`` or was `left`."""
+        """Count a reply that begins, until it is ``over`` or `left` was called for it."""
         self._running = [*(one for one in self._running if not one.over), reply]
 
     def left(self, replies: Iterable[Running]) -> None:
-        """Nobody reads these any more: their session is closed."""
+        """Count these replies no longer: their session is closed."""
         gone = set(map(id, replies))
         self._running = [reply for reply in self._running if id(reply) not in gone]
 
 
-class Tenants:
-    """All tenants that have opened sessions, by their salt, and the ``places`` that their sessions share.
+class OpenTenants:
+    """All tenants that have opened sessions, by salt, and the ``places`` that their sessions share.
 
-    ``limits``: of the tenants that are known; one without a limit of sessions may be among them.
+    ``limits``: those of the known tenants; a known tenant may have no limit.
     """
 
     def __init__(self, limits: Mapping[bytes, TenantLimits], places: int, workers: Workers) -> None:
@@ -83,7 +83,7 @@ class Tenants:
         self._set_aside()
 
     def change(self, limits: Mapping[bytes, TenantLimits]) -> None:
-        """These are the limits from now on, and so many places are set aside; nothing that is open is ended."""
+        """Replace the limits, and with them the places set aside. Open sessions stay open."""
         self._limits = limits
         for salt, tenant in self._tenants.items():
             tenant.limits = limits.get(salt, TenantLimits())
@@ -95,26 +95,26 @@ class Tenants:
         return self._tenants[salt]
 
     def enter(self, salt: bytes) -> None:
-        """One more session of this tenant is open."""
+        """Count a session that opens."""
         self._change(salt, 1)
 
     def leave(self, salt: bytes) -> None:
-        """One session of it is open no more."""
+        """Count a session that closes."""
         self._change(salt, -1)
 
     def check(self, salt: bytes, more: int) -> None:
-        """Raises ``SessionLimit`` where this tenant cannot open ``more`` sessions now."""
+        """Raises ``SessionLimit`` if this tenant cannot open ``more`` sessions now."""
         self[salt].check_sessions(more)
         if self._lack(salt, more) > 0:
             raise self._full()
 
     def room(self, salt: bytes, more: int, idle: Mapping[bytes, Iterable[_Idle]]) -> list[_Idle]:
-        """Sessions to put away so that this tenant can open ``more``: of each tenant's ``idle`` ones, in their
-        order.
+        """Choose the sessions to close so that this tenant can open ``more``, among each tenant's ``idle``
+        ones, in their order.
 
-        At its own limit a tenant gives of its own. Otherwise the tenant that holds most gives. The tenant that
-        asks counts as holding what comes, and no tenant that holds less gives anything. Raises
-        ``SessionLimit`` where all that is not enough; then nobody gives.
+        At its own limit a tenant loses its own sessions. Otherwise the tenant that holds most loses some. The
+        tenant that asks counts as holding what it asks for, and no tenant that holds less loses any. Raises
+        ``SessionLimit`` if that is not enough; then nothing is closed.
         """
         left = {tenant: iter(sessions) for tenant, sessions in idle.items()}
         holds = {tenant: self[tenant].sessions for tenant in left}
@@ -145,7 +145,7 @@ class Tenants:
         return given
 
     def _set_aside(self) -> None:
-        """Count the places that the limits set aside, and with them those that are in use beyond."""
+        """Count the places that the limits set aside, and those in use beyond them."""
         promised = sum(one.sessions or 0 for one in self._limits.values())
         free = sum(one.sessions is None for one in self._limits.values())
         self._floor = max(0, self._places - promised) // (2 * free) if free else 0
@@ -156,14 +156,14 @@ class Tenants:
         return SessionLimit(f"{self._places} sessions are open, or set aside for other tenants")
 
     def _lack(self, salt: bytes, more: int) -> int:
-        """Places that are missing for ``more`` sessions."""
+        """How many places are missing for ``more`` sessions; 0 or less if none."""
         held, aside = self[salt].sessions, self._aside(salt)
         grown = max(aside, held + more) - max(aside, held)
         beyond = self._taken + grown - self._places if grown else 0
         return max(self._open + more - self._places, beyond)
 
     def _aside(self, salt: bytes) -> int:
-        """Places that nobody else may take."""
+        """Places set aside for this tenant."""
         limits = self._limits.get(salt)
         if limits is None:
             return 0

@@ -1,7 +1,4 @@
-"""Token ids as the sessions keep them: read-only int32 arrays, ``[tokens]``.
-
-Four bytes a token, compared and joined without a Python loop. Knows nothing of text.
-"""
+"""Token ids as the sessions keep them: read-only int32 arrays, ``[tokens]``, joined without a Python loop."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ def bytes_of(ids: Ids) -> bytes:
 
 
 def ids_from(data: bytes) -> Ids:
-    """The ids again."""
+    """The ids from little-endian int32."""
     return frozen(np.frombuffer(data, dtype="<i4").astype(np.int32))
 
 

@@ -1,7 +1,7 @@
-"""The tree of turns: immutable nodes, a moving head.
+"""The tree of turns: immutable nodes and a moving head; and what the next turn puts before the model.
 
-A node holds a turn's items and the exact token ids the model saw, as a span on its parent. Rewriting
-history makes new nodes beside the old ones; who still wants an old branch keeps a node of it. Plain data,
+A node holds a turn's items and the exact token ids the model saw, as a span on its parent. Rewriting history
+makes new nodes beside the old ones. A `Script` is a prompt in items, a `Draft` the same in tokens. Plain data,
 fit for a journal. Knows nothing of templates or of the engine.
 """
 
@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
-from .items import Item, new_id
+from .items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, new_id
 from .token_ids import Ids, frozen
+from .turn.events import MissReason
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reply:
+class TurnReply:
     """What the model produced in one turn: its exact ids, and the items they were read as.
 
     ``ended``: the last id is an end-of-turn token that the model sampled; otherwise the reply was cut.
-    ``respelled``: so many ids at its end are not the model's: the rest of a token that a cut went through.
+    ``respelled``: a cut went through a token, and this many ids at the end spell the part that is left.
     """
 
     items: tuple[Item, ...]
@@ -29,9 +31,9 @@ class Reply:
     ended: bool
     respelled: int = 0
 
-    def up_to(self, keep: int, tail: Ids, items: tuple[Item, ...]) -> Reply:
-        """What a cut leaves of it: the first ``keep`` ids and ``tail``, which say ``items``."""
-        return Reply(items, frozen(np.concatenate([self.ids[:keep], tail])), False, len(tail))
+    def up_to(self, keep: int, tail: Ids, items: tuple[Item, ...]) -> TurnReply:
+        """The reply cut to its first ``keep`` ids and ``tail``, which say ``items``."""
+        return TurnReply(items, frozen(np.concatenate([self.ids[:keep], tail])), False, len(tail))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +49,7 @@ class TurnNode:
     inputs: tuple[Item, ...]
     keep: int
     prompt: Ids
-    reply: Reply
+    reply: TurnReply
     id: str = field(default_factory=lambda: new_id("turn"))
 
     @property
@@ -60,8 +62,8 @@ class TurnNode:
         """Tokens on the path from the root to this node's end."""
         return self.start + len(self.reply.ids)
 
-    def cut(self, reply: Reply, node_id: str) -> TurnNode:
-        """The same turn with what is left of its reply, beside this one."""
+    def cut(self, reply: TurnReply, node_id: str) -> TurnNode:
+        """A node beside this one: the same turn with a shortened reply."""
         return TurnNode(self.parent, self.inputs, self.keep, self.prompt, reply, node_id)
 
     def ancestry(self) -> Iterator[TurnNode]:
@@ -85,13 +87,13 @@ class TurnNode:
 
 
 class Paths:
-    """Tokens of the paths to nodes: that of the one asked for last is kept, and its child's follow from it."""
+    """Token ids of paths; caches the last path, so that its child's costs one step."""
 
     def __init__(self) -> None:
         self._last: tuple[TurnNode, Ids] | None = None
 
     def tokens(self, node: TurnNode) -> Ids:
-        """`TurnNode.tokens`, in one step where that is the last one's child."""
+        """The same as `TurnNode.tokens`."""
         last = self._last
         if last is None or (last[0] is not node and last[0] is not node.parent):
             ids = node.tokens()
@@ -115,9 +117,93 @@ class Tree:
         return self._head
 
     def move(self, to: TurnNode | None) -> None:
-        """Continue from ``to``: a new turn, an older one (rewind), or the beginning."""
+        """Set the head: a new turn, an older one (rewind), or None, the beginning."""
         self._head = to
 
     def path(self) -> tuple[TurnNode, ...]:
         """The turns from the root to the head."""
         return () if self._head is None else tuple(self._head.ancestry())[::-1]
+
+
+# --- scripts ---
+
+WRITTEN = 16
+"""A template writes at least this many characters in the time that tokenizing one takes."""
+
+Segment: TypeAlias = Item | TurnReply
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a turn puts before the model: ``segments`` in order.
+
+    ``base``: the last turn whose tokens stay as they are; it and its ancestors are the first ``shared``
+    segments. With None everything is rendered. ``miss``: why ``base`` is not the head. ``heading``: roughly the
+    number of characters of the preamble.
+    """
+
+    preamble: Preamble
+    segments: tuple[Segment, ...]
+    base: TurnNode | None = None
+    miss: MissReason | None = None
+    shared: int = 0
+    heading: int = 0
+
+    def characters(self) -> int:
+        """Roughly how many characters must be tokenized. Text before ``base`` is only rendered, which is many
+        times faster, and counts as less."""
+        new, old = self.segments[self.shared :], self.segments[: self.shared]
+        heading = 0 if old else self.heading
+        before = (sum(map(_length, old)) + self.heading - heading) // WRITTEN
+        return sum(map(_length, new)) + before + heading
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A script in tokens, before its reply: ``prompt`` behind the first ``keep`` tokens of ``parent``'s path.
+
+    ``inputs``: the items since ``parent``, which ``prompt`` writes out. ``miss`` as in the script. ``path``:
+    the tokens of ``parent``'s path, if they are known.
+    """
+
+    parent: TurnNode | None
+    inputs: tuple[Item, ...]
+    keep: int
+    prompt: Ids
+    miss: MissReason | None = None
+    path: Ids | None = None
+
+    def node(self, reply: TurnReply, node_id: str | None = None) -> TurnNode:
+        """The node of this turn with its reply."""
+        return TurnNode(self.parent, self.inputs, self.keep, self.prompt, reply, node_id or new_id("turn"))
+
+    def tokens(self) -> Ids:
+        """The whole prompt from the root, ``[keep + len(prompt)]``."""
+        if self.parent is None:
+            return self.prompt
+        path = self.parent.tokens() if self.path is None else self.path
+        return frozen(np.concatenate([path[: self.keep], self.prompt]))
+
+
+def turns_of(segments: tuple[Segment, ...]) -> Iterator[tuple[tuple[Item, ...], TurnReply | None]]:
+    """The inputs and the reply of each turn; the last turn has no reply yet."""
+    inputs: list[Item] = []
+    for segment in segments:
+        if isinstance(segment, TurnReply):
+            yield tuple(inputs), segment
+            inputs = []
+        else:
+            inputs.append(segment)
+    yield tuple(inputs), None
+
+
+def _length(segment: Segment) -> int:
+    match segment:
+        case Message():
+            return len(segment.text)
+        case FunctionCall():
+            return len(segment.arguments)
+        case FunctionCallOutput():
+            return len(segment.output)
+        case TurnReply():
+            return 0  # its ids are known

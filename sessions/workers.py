@@ -1,7 +1,6 @@
-"""Threads for work on long texts, which would hold up the event loop. A tenant has one of them at a time, so
-that a flood of long texts delays only its own tenant.
+"""Threads for work on long texts, which would delay the event loop.
 
-Knows nothing of the work.
+A tenant has one thread at a time, so that a flood of long texts delays only its own tenant.
 """
 
 from __future__ import annotations
@@ -17,49 +16,49 @@ from typing import Any, TypeVar
 
 THREADS = 4
 NICENESS = 5
-"""Of these threads, where the system has one for each: the event loop goes first."""
+"""Niceness of these threads, on systems that have one per thread: the event loop goes first."""
 
 Stopped = Callable[[], bool]
-"""Whether nobody waits any more for what is being done; to be asked between two pieces of it."""
+"""Whether the caller was cancelled; the work asks this between two pieces."""
 
 _T = TypeVar("_T")
 
 
 class Workers:
-    """The threads. They begin with the first work."""
+    """The threads; they start with the first work."""
 
     def __init__(self, threads: int = THREADS) -> None:
         self._threads = ThreadPoolExecutor(threads, "holdfast-text", _step_back)
         self._running: set[asyncio.Future[Any]] = set()
 
-    def slot(self) -> Slot:
-        """One tenant's turn at them."""
-        return Slot(self)
+    def slot(self) -> WorkerSlot:
+        """A new tenant's slot."""
+        return WorkerSlot(self)
 
     async def aclose(self) -> None:
-        """Wait for what still runs; take nothing more."""
+        """Wait for running work; take no more."""
         if self._running:
             await asyncio.wait(self._running)
         self._threads.shutdown(wait=False)
 
     def begin(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        """Do it on a thread."""
+        """Run ``work`` on a thread."""
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         self._running.add(running)
         running.add_done_callback(self._running.discard)
         return running
 
 
-class Slot:
-    """One piece of work at a time, in the order in which it was asked for."""
+class WorkerSlot:
+    """Runs one piece of work at a time, in the order of the calls."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._free = asyncio.Lock()
 
     async def run(self, work: Callable[[Stopped], _T]) -> _T:
-        """What ``work`` returns. Where the caller is cancelled the work is told so, and keeps the slot until it
-        ends."""
+        """Run ``work`` on a thread and return its result. If the caller is cancelled, `Stopped` tells the work,
+        which keeps the slot until it ends."""
         await self._free.acquire()
         gone = threading.Event()
         try:
@@ -74,12 +73,12 @@ class Slot:
             gone.set()
             raise
         finally:
-            del running  # with an error in it, it would hold this frame, and this frame it
+            del running  # breaks the cycle of frame and exception
 
     def _ended(self, running: asyncio.Future[_T]) -> None:
         self._free.release()
         if not running.cancelled():
-            running.exception()  # nobody may be there to ask
+            running.exception()  # marks it as retrieved: the caller may be gone
 
 
 def _step_back() -> None:

@@ -1,23 +1,33 @@
-"""The house: layers, the package list, what may stand nowhere. Reads the source, imports none of it."""
+"""The house's rules: layers, the package list, words that stand nowhere. Reads the source, imports none of it.
+
+``python tests/test_house.py [MEASURE…]`` prints what the ceilings are compared with, place by place.
+"""
 
 from __future__ import annotations
 
 import ast
+import io
+import re
 import subprocess
 import sys
+import tokenize
 import tomllib
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("sdk", "kernels", "kvstore", "runtime", "sessions", "gateway", "benchmarks")
+DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md")
 TOP_LEVEL = {*ROOMS, "tests", "pyproject.toml", "README.md"}
 TOP_FILES = {"__init__.py", "py.typed", "constraints.txt", "Makefile", "LICENSE", ".gitignore", ".ci"}
-TOP_FILES |= {"ARCHITECTURE.md", "CONTRIBUTING.md"}
+TOP_FILES |= {*DOCUMENTS}
 
-# room -> rooms it may import (architecture §2)
+# room -> rooms it may import
 LAYERS = {
     "sdk": set(),
     "kernels": set(),
@@ -32,7 +42,100 @@ SDK_NEEDS = {"msgspec", "websockets", "anyio"}
 ADAPTERS = {"sdk/adapters/mcp.py": {"mcp"}, "sdk/adapters/openai_agents.py": {"agents", "openai"}}
 """Each of these may need one package more, which is an extra."""
 
+# Ceilings. Each is the value of today or less; lower a number when the code gets below it, never raise one.
+FLOORS = {"runtime": 16, "sessions": 10, "sdk": 18}
+"""Modules on the longest chain of imports inside a room. The goal is 10."""
+CALLBACKS = 11
+"""Functions that are assigned into another object."""
+SHARED_FIELDS = 19
+"""Fields of `Sequence` and of its records that more than one module writes."""
+DOUBLED_CLASSES = 59
+"""Class names that stand for more than one class."""
+PERSON_WORDS = {
+    "sdk": 67,
+    "kernels": 33,
+    "kvstore": 100,
+    "runtime": 141,
+    "sessions": 101,
+    "gateway": 97,
+    "benchmarks": 43,
+    "tests": 263,
+    "": 0,
+}
+"""Words for persons that are used of things, by room; "" is the files at the root."""
+UPWARD = {"runtime": 7, "sessions": 0, "gateway": 2, "sdk": 0, "kvstore": 0}
+"""Imports inside a room that go up in the order of `INSIDE`."""
 
+# room -> its files and packages, lowest first; those of one line import each other freely.
+INSIDE = {
+    "kvstore": [
+        ["errors", "cpu_affinity", "system_limits", "references", "tier"],
+        ["groups", "keys", "keychain", "block_table", "owners", "eviction"],
+        ["quotas", "prefix_index", "arena", "audit"],
+        ["pool", "host"],
+        ["block_mover", "disk"],
+    ],
+    "runtime": [
+        ["errors", "counters", "link.messages"],
+        ["tokens", "model", "grammar.matcher", "grammar.limits", "grammar.llguidance"],
+        ["settings", "plan", "sequence", "link.crash_report", "link.heartbeat", "link.engine_end"],
+        ["kv_placement", "execution", "grammar.queue"],
+        ["scheduler"],
+        ["step_log", "engine"],
+        ["build"],
+        ["link"],
+        ["__main__"],
+    ],
+    "sessions": [
+        ["errors", "settings", "items", "token_ids", "workers", "journal.segment"],
+        [
+            "turn.events",
+            "text.tokenizer",
+            "text.detokenizer",
+            "text.stop_strings",
+            "text.stable_prefix",
+            "text.template_sandbox",
+            "text.text_buffer",
+            "poison",
+        ],
+        ["tree", "tools", "turn.request", "journal.records"],
+        ["history", "engine_copy", "tenants", "turn.reply_reader", "turn.cuts"],
+        ["text"],
+        ["journal", "edits", "return_hints", "placement"],
+        ["fork_tree", "handles"],
+        ["turn"],
+        ["text.eager_prefill"],
+        ["session"],
+        ["registry"],
+    ],
+    "sdk": [
+        ["errors", "detached"],
+        ["frames"],
+        ["transport", "tools", "params", "buffer"],
+        ["multiplex", "reconnect"],
+        ["connection"],
+        ["reply", "text_input", "branches", "configuring", "keeping"],
+        ["turn"],
+        ["editing", "agent"],
+        ["chat"],
+        ["client"],
+        ["__init__"],
+        ["adapters", "examples"],
+    ],
+    "gateway": [
+        ["errors", "settings"],
+        ["auth", "net", "metrics"],
+        ["tenants", "limit_checks"],
+        ["realtime"],
+        ["service"],
+        ["app", "compose"],
+        ["server", "embedded"],
+        ["cli"],
+    ],
+}
+
+
+@cache
 def tracked() -> list[Path]:
     """Files git tracks or would track."""
     listed = subprocess.run(
@@ -45,24 +148,32 @@ def tracked() -> list[Path]:
     return [Path(name) for name in listed if name and (ROOT / name).exists()]
 
 
-def modules() -> list[Path]:
-    return [path for path in tracked() if path.suffix == ".py" and path.parts[0] in ROOMS]
+def modules(*rooms: str) -> list[Path]:
+    """Python files of these rooms, by default of all."""
+    return [path for path in tracked() if path.suffix == ".py" and path.parts[0] in (rooms or ROOMS)]
 
 
+@cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_text(), filename=str(path))
 
 
+def names_in(path: Path, node: ast.stmt) -> Iterator[tuple[str, str]]:
+    """The module that an import statement names, relative ones resolved, and each name taken from it, or ""."""
+    if isinstance(node, ast.Import):
+        yield from ((alias.name, "") for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        package = ["holdfast", *path.parts[:-1]]
+        base = package[: len(package) - node.level + 1] if node.level else []
+        stem = ".".join([*base, *(node.module.split(".") if node.module else [])])
+        yield from ((stem, alias.name) for alias in node.names)
+
+
 def imported(path: Path) -> Iterator[str]:
-    """Absolute dotted names this file imports, wherever in the file; relative ones resolved."""
-    package = ["holdfast", *path.parts[:-1]]
+    """Absolute dotted names this file imports, wherever in the file."""
     for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            stem = [*base, *(node.module.split(".") if node.module else [])]
-            yield from (".".join([*stem, alias.name]) for alias in node.names)
+        if isinstance(node, ast.stmt):
+            yield from (f"{stem}.{name}" if name else stem for stem, name in names_in(path, node))
 
 
 def test_rooms_import_only_lower_floors() -> None:
@@ -85,8 +196,8 @@ def test_gateway_takes_only_frames_from_the_sdk_client_side() -> None:
     """The gateway composes clients for its CLI, demo and embedded engine; its server knows frames only."""
     wrong = [
         f"{path} imports {name}"
-        for path in modules()
-        if path.parts[:2] not in COMPOSING and path.parts[0] == "gateway"
+        for path in modules("gateway")
+        if path.parts[:2] not in COMPOSING
         for name in imported(path)
         if name.startswith("holdfast.sdk.")
         and not name.startswith(("holdfast.sdk.frames", "holdfast.sdk.errors"))
@@ -107,9 +218,7 @@ def test_rooms_import_each_other_relatively() -> None:
 
 def test_sdk_needs_no_engine() -> None:
     wrong = []
-    for path in modules():
-        if path.parts[0] != "sdk":
-            continue
+    for path in modules("sdk"):
         for name in imported(path):
             top = name.split(".")[0]
             needs = SDK_NEEDS | {"holdfast"} | ADAPTERS.get(str(path), set())
@@ -135,7 +244,7 @@ def test_modules_say_what_they_hold() -> None:
     assert not [str(path) for path in modules() if not ast.get_docstring(tree_of(path))]
 
 
-def test_door_plates_are_docstrings_only() -> None:
+def test_a_rooms_init_is_a_docstring_only() -> None:
     wrong = [
         str(path)
         for path in modules()
@@ -158,16 +267,347 @@ def test_door_plates_are_docstrings_only() -> None:
 )
 def test_words_that_stand_nowhere(words: tuple[str, ...]) -> None:
     ours = {Path("tests/test_house.py")}
-    texts = [
-        path
-        for path in tracked()
-        if path.suffix in {".py", ".md", ".toml", ".txt"} or path.name == "Makefile"
-    ]
     wrong = [
         f"{path}: {word}"
-        for path in texts
+        for path in texts()
         if path not in ours
         for word in words
         if word in (ROOT / path).read_text(errors="replace")
     ]
     assert not wrong
+
+
+def texts() -> list[Path]:
+    """Files that people read."""
+    return [
+        path
+        for path in tracked()
+        if path.suffix in {".py", ".md", ".toml", ".txt"} or path.name == "Makefile"
+    ]
+
+
+# Measures. Each finds places, and a test compares their number with a ceiling.
+
+
+def at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run when a module is imported, not those for type checkers alone."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.Try):
+            handlers = [statement for handler in node.handlers for statement in handler.body]
+            yield from at_import([*node.body, *handlers, *node.orelse, *node.finalbody])
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.dump(node.test):
+            yield from at_import([*node.body, *node.orelse])
+
+
+def room_imports(room: str, statements: Callable[[ast.Module], Iterable[ast.stmt]]) -> dict[str, set[str]]:
+    """For each module of a room, the modules of the same room that ``statements`` of it import.
+
+    Modules are named inside the room: ``scheduler.planner``.
+    """
+    paths = {".".join(["holdfast", *path.with_suffix("").parts]): path for path in modules(room)}
+    paths = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    inside = {name: name.removeprefix(f"holdfast.{room}").removeprefix(".") or "__init__" for name in paths}
+    graph = {}
+    for name, path in paths.items():
+        found = set()
+        for node in statements(tree_of(path)):
+            for stem, taken in names_in(path, node):
+                module = f"{stem}.{taken}" if f"{stem}.{taken}" in paths else stem
+                found |= {inside[module]} if module in paths else set()
+        graph[inside[name]] = found - {inside[name]}
+    return graph
+
+
+def longest_chain(room: str) -> list[str]:
+    """The longest chain of imports inside a room, from the top down.
+
+    Only imports at a module's top level count, not those in functions and not those below ``TYPE_CHECKING``.
+    """
+    graph = room_imports(room, lambda module: at_import(module.body))
+    chains: dict[str, list[str]] = {}
+
+    def below(name: str, above: tuple[str, ...]) -> list[str]:
+        assert name not in above, f"{room}: {' -> '.join([*above, name])} is a circle"
+        if name not in chains:
+            under = [below(other, (*above, name)) for other in sorted(graph[name])]
+            chains[name] = [name, *max(under, key=len, default=[])]
+        return chains[name]
+
+    return max((below(name, ()) for name in graph), key=len)
+
+
+@pytest.mark.parametrize("room", FLOORS)
+def test_a_room_has_few_floors(room: str) -> None:
+    chain = longest_chain(room)
+    assert len(chain) <= FLOORS[room], f"{len(chain)} floors: {' -> '.join(chain)}"
+
+
+def upward_imports(room: str) -> list[str]:
+    """Imports inside a room, wherever in a file, from a lower place to a higher one."""
+    places = {name: level for level, names in enumerate(INSIDE[room]) for name in names}
+
+    def place(module: str) -> int | None:
+        parts = module.split(".")
+        stems = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+        return next((places[stem] for stem in stems if stem in places), None)
+
+    def statements(module: ast.Module) -> Iterator[ast.stmt]:
+        return (node for node in ast.walk(module) if isinstance(node, ast.stmt))
+
+    wrong = []
+    for module, others in room_imports(room, statements).items():
+        for other in sorted(others):
+            here, there = place(module), place(other)
+            if here is not None and there is not None and there > here:
+                wrong.append(f"{room}: {module} imports {other}")
+    return wrong
+
+
+@pytest.mark.parametrize("room", UPWARD)
+def test_inside_a_room_imports_go_down(room: str) -> None:
+    wrong = upward_imports(room)
+    assert len(wrong) <= UPWARD[room], wrong
+
+
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def callbacks() -> list[str]:
+    """Places where a function, a method, a lambda or a partial is assigned to an attribute of another object.
+
+    ``self.x = …`` is the object's own; ``pool.x = self._method`` and ``self.pool.x = function`` are not.
+    Anything that is assigned to an attribute that is declared ``Callable`` counts too.
+    """
+    methods, attributes, called = attribute_names()
+    found = []
+    for path in modules():
+        module = tree_of(path)
+        functions = {node.name for node in ast.walk(module) if isinstance(node, FUNCTION)}
+        functions -= {node.arg for node in ast.walk(module) if isinstance(node, ast.arg)}
+        functions -= {node.id for node in ast.walk(module) if isinstance(node, ast.Name) and stored(node)}
+        for node in ast.walk(module):
+            if not isinstance(node, ast.Assign):
+                continue
+            for target, value in pairs(node):
+                if is_another(target) and (
+                    target.attr in called
+                    or isinstance(value, ast.Lambda)
+                    or (isinstance(value, ast.Name) and value.id in functions)
+                    or (isinstance(value, ast.Attribute) and value.attr in methods - attributes)
+                    or (isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] == "partial")
+                ):
+                    found.append(f"{path}:{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What is assigned to what, ``a, b = c, d`` taken apart."""
+    for target in node.targets:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            yield from zip(target.elts, node.value.elts, strict=False)
+        else:
+            yield target, node.value
+
+
+def stored(node: ast.Name | ast.Attribute) -> bool:
+    return isinstance(node.ctx, ast.Store)
+
+
+def is_another(target: ast.expr) -> TypeGuard[ast.Attribute]:
+    """Whether this is an attribute of an object other than ``self``."""
+    return isinstance(target, ast.Attribute) and ast.unparse(target.value) not in ("self", "cls")
+
+
+def attribute_names() -> tuple[set[str], set[str], set[str]]:
+    """Names of methods, of fields and properties, and of fields that are declared ``Callable``."""
+    methods, attributes, called = set(), set(), set()
+    for path in modules():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef):
+                for part in node.body:
+                    if isinstance(part, FUNCTION):
+                        is_property = any("property" in ast.dump(mark) for mark in part.decorator_list)
+                        (attributes if is_property else methods).add(part.name)
+            if isinstance(node, ast.Attribute) and stored(node):
+                attributes.add(node.attr)
+            elif isinstance(node, ast.AnnAssign):
+                name = ast.unparse(node.target).removeprefix("self.")
+                attributes.add(name)
+                if ast.unparse(node.annotation).startswith("Callable"):
+                    called.add(name)
+    return methods, attributes, called
+
+
+def test_no_callback_is_assigned_into_another_object() -> None:
+    found = callbacks()
+    assert len(found) <= CALLBACKS, found
+
+
+MUTATING = {"append", "extend", "insert", "add", "update", "setdefault", "clear", "pop", "popitem", "remove"}
+MUTATING |= {"discard", "truncate", "difference_update", "intersection_update", "sort"}
+
+
+def field_writers() -> dict[str, set[str]]:
+    """For each field of `Sequence` and its records, the modules of `runtime` that write it after birth.
+
+    The records are the other classes of the same file. A write is an assignment to ``x.field`` or to a part
+    of it, or a call such as ``x.field.append(…)``. Fields of the same name in other classes do not count: those
+    of ``self`` elsewhere, and of parameters and locals that have another type.
+    """
+    home = Path("runtime/sequence.py")
+    records = [node for node in tree_of(home).body if isinstance(node, ast.ClassDef)]
+    fields = {
+        part.target.id: record.name
+        for record in records
+        for part in record.body
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+    }
+    names = {record.name for record in records}
+    writers: dict[str, set[str]] = defaultdict(set)
+    for path in modules("runtime"):
+        for written, typed in writes(path):
+            own = ast.unparse(written.value) == "self"
+            if written.attr in fields and (typed & names if typed else path == home or not own):
+                writers[f"{fields[written.attr]}.{written.attr}"].add(str(path))
+    return writers
+
+
+def writes(path: Path) -> Iterator[tuple[ast.Attribute, set[str]]]:
+    """Attributes that a module writes, each with the names in its object's declared type, if there is one."""
+    for scope in ast.walk(tree_of(path)):
+        if not isinstance(scope, FUNCTION):
+            continue
+        types = {
+            argument.arg: set(re.findall(r"\w+", ast.unparse(argument.annotation)))
+            for argument in [*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs]
+            if argument.annotation
+        }
+        made = [node for node in ast.walk(scope) if isinstance(node, ast.Assign)]
+        for node in made:
+            if isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Name):
+                name = ast.unparse(node.value.func).split(".")[-1]
+                if name[:1].isupper():
+                    types.setdefault(node.targets[0].id, {name})
+        for node in ast.walk(scope):
+            written: ast.expr | None = None
+            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+                written = node
+            elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+                written = node.value
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                written = node.func.value if node.func.attr in MUTATING else None
+            if isinstance(written, ast.Attribute):
+                owner = written.value
+                yield written, types.get(owner.id, set()) if isinstance(owner, ast.Name) else set()
+
+
+def shared_fields() -> list[str]:
+    return [
+        f"{field}: {', '.join(sorted(paths))}"
+        for field, paths in sorted(field_writers().items())
+        if len(paths) > 1
+    ]
+
+
+def test_a_field_of_a_sequence_has_one_writer() -> None:
+    found = shared_fields()
+    assert len(found) <= SHARED_FIELDS, found
+
+
+PERSONS = re.compile(
+    r"(?<![a-z])(who|whose|whom|whoever|nobody|somebody|everybody|anybody|anyone|someone)(?![a-z])", re.I
+)
+QUOTED = re.compile(r"``.*?``|`[^`\n]*`|\"[^\"\n]*\"|“[^”]*”", re.DOTALL)
+SPOKEN = ("benchmarks/pocket/", "benchmarks/harness/", "tests/")
+"""Here string literals are mostly what a user says; only docstrings count."""
+
+
+def person_words(room: str) -> list[str]:
+    """Places in a room where a word for persons stands outside quoted text; room "": the files at the root.
+
+    Names, comments, docstrings and other strings count. Text between backticks or double quotes is quoted.
+    In `SPOKEN` folders each string literal that is not a docstring is quoted text too.
+    """
+    found = []
+    for path in texts():
+        if (path.parts[0] if len(path.parts) > 1 else "") != room or path == Path("tests/test_house.py"):
+            continue
+        source = (ROOT / path).read_text(errors="replace")
+        for line, text in spoken(path, source) if path.suffix == ".py" else [(1, source)]:
+            blanked = QUOTED.sub(lambda match: re.sub(r"\S", " ", match[0]), text)
+            lines = blanked.split("\n")
+            found += [
+                f"{path}:{line + down}: {word}"
+                for down, said in enumerate(lines)
+                for word in PERSONS.findall(said)
+            ]
+    return found
+
+
+def spoken(path: Path, source: str) -> Iterator[tuple[int, str]]:
+    """Names, comments and strings of a Python file, each with its line."""
+    documented = {
+        node.lineno
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    literal = str(path).startswith(SPOKEN)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        kind = tokenize.tok_name[token.type]
+        if kind in ("NAME", "COMMENT", "FSTRING_MIDDLE") and not (literal and kind == "FSTRING_MIDDLE"):
+            yield token.start[0], token.string.replace("_", " ")
+        elif kind == "STRING" and token.start[0] in documented:
+            yield token.start[0], token.string.strip("\"'")
+        elif kind == "STRING" and not literal:
+            yield token.start[0], token.string.strip("rbfu").strip("\"'")
+
+
+@pytest.mark.parametrize("room", PERSON_WORDS, ids=lambda room: room or "root")
+def test_things_are_not_persons(room: str) -> None:
+    found = person_words(room)
+    assert len(found) <= PERSON_WORDS[room], found
+
+
+def doubled_classes() -> list[str]:
+    """Class names that stand in more than one place of the rooms, with the places."""
+    places = defaultdict(list)
+    for path in modules():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(path))
+    return [f"{name}: {', '.join(paths)}" for name, paths in sorted(places.items()) if len(paths) > 1]
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    found = doubled_classes()
+    assert len(found) <= DOUBLED_CLASSES, found
+
+
+PATHS = re.compile(r"[`(]((?:[\w.-]+/)+(?:[\w.-]+\.(?:py|md|toml|json|example))?|[A-Z]+\.md)(?:::(\w+))?[`)]")
+
+
+def test_paths_in_the_documents_exist() -> None:
+    """Each file or folder (``kernels/cpu/``) in backticks or as a link, and each test behind ``::``."""
+    wrong = []
+    for document in DOCUMENTS:
+        for path, test in PATHS.findall((ROOT / document).read_text()):
+            there = ROOT / path
+            if not there.exists() or (test and f"def {test}(" not in there.read_text()):
+                wrong.append(f"{document}: {path}{'::' * bool(test)}{test}")
+    assert not wrong
+
+
+MEASURES: dict[str, Callable[[], dict[str, tuple[list[str], int]]]] = {
+    "floors": lambda: {room: (longest_chain(room), ceiling) for room, ceiling in FLOORS.items()},
+    "upward": lambda: {room: (upward_imports(room), ceiling) for room, ceiling in UPWARD.items()},
+    "callbacks": lambda: {"": (callbacks(), CALLBACKS)},
+    "fields": lambda: {"": (shared_fields(), SHARED_FIELDS)},
+    "words": lambda: {room or "root": (person_words(room), most) for room, most in PERSON_WORDS.items()},
+    "classes": lambda: {"": (doubled_classes(), DOUBLED_CLASSES)},
+}
+
+if __name__ == "__main__":
+    for measure in sys.argv[1:] or MEASURES:
+        for where, (places, ceiling) in MEASURES[measure]().items():
+            print(f"{measure} {where}: {len(places)}, ceiling {ceiling}", *places, sep="\n    ")

@@ -114,9 +114,9 @@ def journal(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[st
 async def _journal(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, Any]) -> int:
     from ...sessions.errors import StoreUnusable
     from ...sessions.journal.journal import Journal
-    from ...sessions.journal.records import Heard, Snapshot
+    from ...sessions.journal.records import EventReceived, SessionSnapshot
     from ...sessions.journal.replay import condensed
-    from ...sessions.journal.settings import JournalSettings
+    from ...sessions.settings import JournalSettings
 
     settings = JournalSettings(
         segment_bytes=32 << 10,
@@ -149,8 +149,8 @@ async def _journal(folder: Path, disk: BadDisk, arm: Callable[[], None], found: 
         stored = await again.read(lambda store: store.session(number))  # noqa: B023
         heard: list[str] = []
         for operation in stored.operations:
-            heard += [operation.event] if isinstance(operation, Heard) else ()
-            heard += operation.heard if isinstance(operation, Snapshot) else ()
+            heard += [operation.event] if isinstance(operation, EventReceived) else ()
+            heard += operation.heard if isinstance(operation, SessionSnapshot) else ()
         found["acknowledged"] += len(events)
         found["lost"] += heard[: len(events)] != events
         found["wrong"] += heard != asked[number][: len(heard)]
@@ -165,9 +165,8 @@ async def _round(
     acknowledged: dict[int, list[str]],
     found: dict[str, Any],
 ) -> None:
-    from ...sessions.journal.changes import Drop
-    from ...sessions.journal.log import JournaledLog
-    from ...sessions.journal.records import Heard, Keyring, SessionRecord
+    from ...sessions.journal.journal import JournaledLog
+    from ...sessions.journal.records import Drop, EventReceived, Keyring, SessionRecord
 
     record = SessionRecord(id=f"s{round_}", owner=b"", salt=b"", clock="2025-03-01T00:00:00+00:00")
     log = JournaledLog.begin(book, record)
@@ -176,7 +175,7 @@ async def _round(
     for group in range(3):
         for at in range(6):
             events.append(f"{round_}-{group}-{at}-" + "x" * (30_000 if at == round_ else 10))
-            log.append(Heard(event=events[-1]))
+            log.append(EventReceived(event=events[-1]))
         began = time.monotonic()
         async with asyncio.timeout(STUCK_SECONDS):
             await log.sync()
@@ -202,12 +201,12 @@ def kv(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, An
     """Records are put, read, superseded and evicted; what is read is what was put, and the disk comes back."""
     from xxhash import xxh3_64_intdigest
 
-    from ...kvstore.disk.store import Given, RecordStore, StoreFailed
+    from ...kvstore.disk.store import NewRecord, RecordStore, StoreFailed
     from ...kvstore.errors import RecordUnavailable
 
-    def given(number: int) -> Given:
+    def given(number: int) -> NewRecord:
         data = Random(number).randbytes(SIZE)
-        return Given(number.to_bytes(16, "little"), 4, xxh3_64_intdigest(data), memoryview(data))
+        return NewRecord(number.to_bytes(16, "little"), 4, xxh3_64_intdigest(data), memoryview(data))
 
     def read(number: int) -> bool:
         into = memoryview(bytearray(SIZE))

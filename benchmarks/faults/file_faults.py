@@ -21,15 +21,25 @@ from random import Random
 
 from xxhash import xxh3_64_intdigest
 
-from holdfast.kvstore.disk.store import Given, RecordStore, StoreFailed
+from holdfast.kvstore.disk.store import NewRecord, RecordStore, StoreFailed
 from holdfast.kvstore.errors import RecordUnavailable
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable
-from holdfast.sessions.journal.changes import Append, Change, Drop, Put
 from holdfast.sessions.journal.opening import open_for
-from holdfast.sessions.journal.places import offset_of, slot_of
-from holdfast.sessions.journal.records import HandleRecord, Heard, Keyring, SessionRecord
-from holdfast.sessions.journal.settings import JournalSettings
-from holdfast.sessions.journal.store import JournalStore, Table, key_of
+from holdfast.sessions.journal.records import (
+    Append,
+    Change,
+    Drop,
+    EventReceived,
+    HandleRecord,
+    Keyring,
+    Put,
+    SessionRecord,
+    Table,
+    key_of,
+)
+from holdfast.sessions.journal.segment import offset_of, slot_of
+from holdfast.sessions.journal.store import JournalStore
+from holdfast.sessions.settings import JournalSettings
 
 from .crowd import Tally
 
@@ -71,10 +81,10 @@ def payload(number: int) -> bytes:
     return Random(number).randbytes(SIZE)
 
 
-def given(number: int) -> Given:
+def given(number: int) -> NewRecord:
     """Record ``number``, to be stored."""
     data = payload(number)
-    return Given(key(number), 4, xxh3_64_intdigest(data), memoryview(data))
+    return NewRecord(key(number), 4, xxh3_64_intdigest(data), memoryview(data))
 
 
 def records(folder: Path, count: int = RECORDS) -> RecordStore:
@@ -185,7 +195,7 @@ def session(number: int) -> list[Change]:
         Put(Table.SESSIONS, key_of(number), record),
         Put(Table.HANDLES, digest, HandleRecord(session=number, owner=b"")),
         Put(Table.KEYRINGS, key_of(number), Keyring(fresh=(digest,))),
-        *(Append(number, at, Heard(event=word(number, at))) for at in range(WORDS)),
+        *(Append(number, at, EventReceived(event=word(number, at))) for at in range(WORDS)),
     ]
 
 
@@ -197,7 +207,7 @@ def word(number: int, at: int) -> str:
 def told(store: JournalStore, number: int) -> list[str]:
     """What a session holds. Raises ``RecordDamaged``, ``StorageUnavailable``."""
     operations = store.session(number).operations
-    return [operation.event for operation in operations if isinstance(operation, Heard)]
+    return [operation.event for operation in operations if isinstance(operation, EventReceived)]
 
 
 def kept(folder: Path, count: int = SESSIONS) -> None:
@@ -350,7 +360,7 @@ def vanished_journal(tries: int, seed: int) -> Tally:
             for _ in range(rng.randrange(1, 3)):
                 with opened(folder, SMALL_LOGS) as store:
                     tally.wrong += bool(store.mismatches)
-                    store.write([Append(1, WORDS, Heard(event="later"))])
+                    store.write([Append(1, WORDS, EventReceived(event="later"))])
             kept(other, 2)
             logs, files = folder / "journal", list((folder / "journal").iterdir())
             match attempt % 5:
@@ -471,7 +481,9 @@ def full_journal(tries: int, seed: int) -> Tally:
             ballast, began = fill(disk, 4096 * (attempt % 24)), time.monotonic()
             refused: list[Change] = []
             for at in range(40):
-                group: list[Change] = [Append(1, WORDS + written, Heard(event=f"{written}" + "x" * 2000))]
+                group: list[Change] = [
+                    Append(1, WORDS + written, EventReceived(event=f"{written}" + "x" * 2000))
+                ]
                 try:
                     store.write(group)
                 except StorageUnavailable:

@@ -17,8 +17,8 @@ from pathlib import Path
 from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk.client import STORES_IN_FLIGHT, STORING_SHARE, DiskStatistics
-from holdfast.kvstore.disk.page_cache import PAGE
-from holdfast.kvstore.disk.store import Given, RecordStore
+from holdfast.kvstore.disk.payload_offsets import PAGE
+from holdfast.kvstore.disk.store import NewRecord, RecordStore
 from holdfast.kvstore.errors import KVStoreError
 from holdfast.kvstore.host.slots import ENTRY, SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
@@ -54,7 +54,7 @@ class _Done:
     def tokens(self) -> list[Outcome]:
         """A token for each row that wants one, other ones in other sequences and places."""
         return [
-            None if row.sampling is None else hash((row.seq, row.first + row.count)) % VOCABULARY
+            [] if row.sampling is None else [hash((row.seq, row.first + row.count)) % VOCABULARY]
             for row in self.plan.rows
         ]
 
@@ -93,7 +93,7 @@ class InlineDisk:
     def lease(self, holder: int, keys: Iterable[bytes]) -> None:
         """Leases are of no account here."""
 
-    def give_way(self, keys: Iterable[bytes]) -> None:
+    def evict_first(self, keys: Iterable[bytes]) -> None:
         """These stay above: said with the next that is stored."""
         self._yielding.extend(keys)
 
@@ -113,7 +113,7 @@ class InlineDisk:
         """Stores that could begin now."""
         return min(STORES_IN_FLIGHT, self._host.memory.slots // STORING_SHARE) - len(self._storing)
 
-    reaches = False
+    reads_directly = False
 
     def fetching(self, key: bytes) -> bool:
         """Whether it is on its way up."""
@@ -132,9 +132,9 @@ class InlineDisk:
         self._storing[key] = slot, self._host.tokens_of(slot), self._host.memory.entry(slot).digest
         return True
 
-    def fetch(self, key: bytes, now: float, tenant: int = 0, *, bare: bool = False) -> bool:
+    def fetch(self, key: bytes, now: float, tenant: int = 0, *, direct: bool = False) -> bool:
         """Begin to bring a record up."""
-        assert not bare, "no device within reach"
+        assert not direct, "no device within reach"
         if key in self._fetching:
             return True
         slot = self._host.reserve(key, 0, tenant) if key in self._store else None
@@ -151,17 +151,17 @@ class InlineDisk:
         """Do all that was asked."""
         memory = self._host.memory
         given = [
-            Given(key, tokens, digest, memory.payload(slot))
+            NewRecord(key, tokens, digest, memory.payload(slot))
             for key, (slot, tokens, digest) in self._storing.items()
         ]
         if given:
-            self._store.give_way(self._yielding)
+            self._store.evict_first(self._yielding)
             self._yielding.clear()
             self._store.put(given, self._superseded, self._touched)
             self._superseded.clear()
             self._touched.clear()
         for slot, _, _ in self._storing.values():
-            self._host.let_go(slot)
+            self._host.release(slot)
         self._storing.clear()
         for key, slot in self._fetching.items():
             try:

@@ -7,23 +7,50 @@ could not start.
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
-from dataclasses import replace
 from enum import StrEnum
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from ...runtime.errors import RuntimeFault
-from ...runtime.settings import EngineSettings
-from ...sessions.tools.formats import CallForm, ReasoningForm
-from ..errors import NetworkInvalid
-from ..settings import DEFAULT_HOST, DEFAULT_PORT, GatewaySettings, Network
-from .sizes import bytes_of
+from ..settings import DEFAULT_HOST, DEFAULT_PORT
+from .options import (
+    AUTO,
+    AllowedHost,
+    Backend,
+    Bytes,
+    CallParser,
+    Certificate,
+    Context,
+    Device,
+    DiskBytes,
+    Dtype,
+    Host,
+    HostBytes,
+    Key,
+    KeysFile,
+    KVDtype,
+    KVScales,
+    Model,
+    NoStore,
+    OperatorKey,
+    Port,
+    PrivateKey,
+    PrivateKeyPassword,
+    ReasoningParser,
+    RootPath,
+    Sequences,
+    StepTokens,
+    Store,
+    TrustedProxies,
+    default_store,
+    engine_settings,
+    gateway_settings,
+    network_settings,
+    refuse,
+)
 
 
 class Upkeep(StrEnum):
@@ -45,67 +72,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Model = Annotated[
-    str, typer.Argument(help="A local folder, a hub id, or `pocket`, the model that ships with Holdfast.")
-]
-Key = Annotated[
-    str | None, typer.Option("--api-key", envvar="HOLDFAST_API_KEY", help="Bearer key of the server.")
-]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto.")]
-KVDtype = Annotated[str, typer.Option("--kv-dtype", help="float8_e4m3fn, or auto: as the model computes.")]
-KVScales = Annotated[
-    str, typer.Option("--kv-scales", help="Of keys and values, powers of two such as 1,0.125: for 8-bit KV.")
-]
-Backend = Annotated[
-    str,
-    typer.Option(
-        "--kernels", help="reference, cpu, triton, triton-invariant, or auto: the fastest there is."
-    ),
-]
-Bytes = Annotated[str | None, typer.Option("--kv-bytes", help="Memory for KV, such as 512MiB or 8GiB.")]
-HostBytes = Annotated[
-    str | None,
-    typer.Option("--host-bytes", help="Memory for KV below the device; 0 for none, a share by default."),
-]
-Context = Annotated[
-    int | None, typer.Option(min=1, help="Longest sequence in tokens; the model's own by default.")
-]
-Store = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="HOLDFAST_STORE",
-        help="Folder of the journal that sessions outlive the server in; by default one per model under the "
-        "user's state folder.",
-    ),
-]
-OperatorKey = Annotated[
-    str | None,
-    typer.Option(
-        "--operator-key", envvar="HOLDFAST_OPERATOR_KEY", help="Bearer key that sees all of /metrics."
-    ),
-]
-AllowedHost = Annotated[
-    list[str] | None,
-    typer.Option(help="A name by which the server may be asked (Host): NAME, *.NAME or *; may be repeated."),
-]
-TrustedProxies = Annotated[
-    list[str] | None,
-    typer.Option(help="Addresses or networks, by commas, whose X-Forwarded-For, -Proto and -Host count."),
-]
-RootPath = Annotated[str, typer.Option(help="The prefix below which a proxy serves it, such as /holdfast.")]
-Certificate = Annotated[Path | None, typer.Option(help="TLS certificate chain in PEM.")]
-PrivateKey = Annotated[Path | None, typer.Option(help="Its private key, if not in the same file.")]
-PrivateKeyPassword = Annotated[
-    str | None,
-    typer.Option(envvar="HOLDFAST_SSL_KEYFILE_PASSWORD", help="Password of the private key."),
-]
-
-
-AUTO: Literal["auto"] = "auto"
-CallChoice = Literal["auto", "hermes", "llama3-json", "mistral", "pythonic"]
-ReasoningChoice = Literal["auto", "none", "think", "think-opened"]
-
 
 def _version(asked: bool) -> None:
     if asked:
@@ -125,15 +91,10 @@ def holdfast(
 @app.command()
 def serve(
     model: Model,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = DEFAULT_HOST,
-    port: Annotated[
-        int, typer.Option(envvar="HOLDFAST_PORT", min=0, max=65535, help="0 takes a free one.")
-    ] = DEFAULT_PORT,
+    host: Host = DEFAULT_HOST,
+    port: Port = DEFAULT_PORT,
     api_key: Key = None,
-    keys: Annotated[
-        Path | None,
-        typer.Option(help="Keys and tenants: `KEY TENANT` on each line, or TOML with limits (README)."),
-    ] = None,
+    keys: KeysFile = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     kv_bytes: Bytes = None,
@@ -142,22 +103,13 @@ def serve(
     kernels: Backend = "auto",
     kv_dtype: KVDtype = "auto",
     kv_scales: KVScales = "1,1",
-    max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed by one step.")] = 512,
-    max_sequences: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 64,
+    max_step_tokens: StepTokens = 512,
+    max_sequences: Sequences = 64,
     store: Store = None,
-    disk_bytes: Annotated[
-        str | None,
-        typer.Option(
-            "--disk-bytes", help="KV that the store may hold while its disk has room; a share of that."
-        ),
-    ] = None,
-    no_store: Annotated[
-        bool, typer.Option("--no-store", help="Keep sessions in memory only: they end with the server.")
-    ] = False,
-    tool_call_parser: Annotated[CallChoice, typer.Option(help="How the model writes tool calls.")] = AUTO,
-    reasoning_parser: Annotated[
-        ReasoningChoice, typer.Option(help="How it writes its reasoning, which is told apart.")
-    ] = AUTO,
+    disk_bytes: DiskBytes = None,
+    no_store: NoStore = False,
+    tool_call_parser: CallParser = AUTO,
+    reasoning_parser: ReasoningParser = AUTO,
     operator_key: OperatorKey = None,
     allowed_host: AllowedHost = None,
     trusted_proxies: TrustedProxies = None,
@@ -167,21 +119,35 @@ def serve(
     ssl_keyfile_password: PrivateKeyPassword = None,
 ) -> None:
     """Serve MODEL over the Realtime WebSocket protocol, its engine in a supervised process of its own."""
-    from ..server import run
+    from .serve import run
 
-    folder = None if no_store else (store or _default_store(model)).expanduser()
-    settings = _gateway_settings(host, port, api_key, keys, folder, tool_call_parser, reasoning_parser)
-    network = _network(
-        allowed_host, trusted_proxies, root_path, ssl_certfile, ssl_keyfile, ssl_keyfile_password
+    folder = None if no_store else (store or default_store(model)).expanduser()
+    network = network_settings(
+        allowed_host,
+        trusted_proxies,
+        root_path,
+        certificate=ssl_certfile,
+        private_key=ssl_keyfile,
+        private_key_password=ssl_keyfile_password,
     )
-    settings = replace(settings, operator_key=operator_key, network=network)
-    engine = _engine_settings(
+    settings = gateway_settings(
+        tool_call_parser,
+        reasoning_parser,
+        keys,
+        api_key,
+        host=host,
+        port=port,
+        store=folder,
+        operator_key=operator_key,
+        network=network,
+    )
+    engine = engine_settings(
         model,
-        device,
-        dtype,
-        kv_bytes,
-        max_context,
+        device=device,
+        dtype=dtype,
+        kv_bytes=kv_bytes,
         host_bytes=host_bytes,
+        max_context=max_context,
         kernels=kernels,
         kv_dtype=kv_dtype,
         kv_scales=kv_scales,
@@ -242,12 +208,12 @@ def doctor(
     settings = (
         None
         if model is None
-        else _engine_settings(
+        else engine_settings(
             model,
-            device,
-            dtype,
-            kv_bytes,
-            max_context,
+            device=device,
+            dtype=dtype,
+            kv_bytes=kv_bytes,
+            max_context=max_context,
             host_bytes=host_bytes,
             kernels=kernels,
             kv_dtype=kv_dtype,
@@ -283,11 +249,11 @@ def store(
     from .store import keep
 
     if folder is None:
-        _refuse(f"which store? holdfast store {act.value} DIR, with the folder that `holdfast serve` names")
+        refuse(f"which store? holdfast store {act.value} DIR, with the folder that `holdfast serve` names")
     if (act is Upkeep.BACKUP) != (target is not None):
-        _refuse("holdfast store backup DIR TARGET: it alone takes a second folder")
+        refuse("holdfast store backup DIR TARGET: it alone takes a second folder")
     if (act is Upkeep.ERASE) != (tenant is not None):
-        _refuse("holdfast store erase DIR --tenant NAME: it alone takes a tenant")
+        refuse("holdfast store erase DIR --tenant NAME: it alone takes a tenant")
     raise typer.Exit(keep(act.value, folder.expanduser(), target, tenant, keys))
 
 
@@ -308,7 +274,7 @@ def bench(
         )
         return
     if name not in found:
-        _refuse(f"no benchmark is named {name!r}; there are {', '.join(sorted(found))}")
+        refuse(f"no benchmark is named {name!r}; there are {', '.join(sorted(found))}")
     signal.signal(signal.SIGTERM, _leave)  # the servers that it started end with it
     raise typer.Exit(import_module(found[name]).main(context.args))
 
@@ -320,114 +286,6 @@ def _leave(number: int, _frame: object) -> NoReturn:
 def main() -> None:
     """The console script ``holdfast``."""
     app()
-
-
-def _gateway_settings(
-    host: str,
-    port: int,
-    api_key: str | None,
-    keys: Path | None,
-    store: Path | None,
-    calls: CallChoice,
-    reasoning: ReasoningChoice,
-) -> GatewaySettings:
-    if keys is not None and api_key is not None:
-        _refuse("--keys and --api-key both say who may come in: give one of them")
-    return GatewaySettings(
-        host=host,
-        port=port,
-        api_key=api_key,
-        keys=keys,
-        store=store,
-        calls=None if calls == AUTO else CallForm(calls),
-        reasoning=None if reasoning == AUTO else ReasoningForm(reasoning),
-    )
-
-
-def _network(
-    hosts: list[str] | None,
-    proxies: list[str] | None,
-    root_path: str,
-    certificate: Path | None,
-    private_key: Path | None,
-    password: str | None,
-) -> Network:
-    try:
-        return Network(
-            allowed_hosts=tuple(hosts or ()),
-            trusted_proxies=tuple(one.strip() for word in proxies or () for one in word.split(",")),
-            root_path=root_path.rstrip("/"),
-            certificate=certificate,
-            private_key=private_key,
-            private_key_password=password,
-        )
-    except NetworkInvalid as error:
-        _refuse(error.message)
-
-
-def _engine_settings(
-    model: str,
-    device: str,
-    dtype: str,
-    kv_bytes: str | None,
-    max_context: int | None,
-    host_bytes: str | None = None,
-    kernels: str = "auto",
-    kv_dtype: str = "auto",
-    kv_scales: str = "1,1",
-    store: str | None = None,
-    disk_bytes: str | None = None,
-    max_step_tokens: int = 512,
-    max_sequences: int = 64,
-) -> EngineSettings:
-    try:
-        return EngineSettings(
-            model=model,
-            device=device,
-            dtype=dtype,
-            kv_bytes=None if kv_bytes is None else _bytes("--kv-bytes", kv_bytes),
-            host_bytes=None if host_bytes is None else _bytes("--host-bytes", host_bytes),
-            store=store,
-            disk_bytes=None if disk_bytes is None else _bytes("--disk-bytes", disk_bytes),
-            max_context=max_context,
-            kernels=kernels,
-            kv_dtype=kv_dtype,
-            kv_scales=_scales(kv_scales),
-            max_step_tokens=max_step_tokens,
-            max_sequences=max_sequences,
-        )
-    except RuntimeFault as fault:
-        _refuse(fault.message)
-
-
-def _scales(text: str) -> tuple[float, float]:
-    try:
-        key, value = (float(one) for one in text.split(","))
-    except ValueError:
-        _refuse(f"--kv-scales: '{text}' is not two numbers such as 1,0.125")
-    return key, value
-
-
-def _default_store(model: str) -> Path:
-    """``$XDG_STATE_HOME/holdfast/<model>``, by default under ``~/.local/state``."""
-    from ..compose import model_name
-
-    state = os.environ.get("XDG_STATE_HOME", "")
-    root = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
-    return root / "holdfast" / model_name(model).replace("/", "--")
-
-
-def _bytes(option: str, text: str) -> int:
-    """``8GiB``, ``512 MiB``, ``4096``: a size in bytes."""
-    try:
-        return bytes_of(text)
-    except ValueError as error:
-        _refuse(f"{option} {error}")
-
-
-def _refuse(cause: str) -> NoReturn:
-    print(f"holdfast: {cause}", file=sys.stderr)
-    raise typer.Exit(2)
 
 
 def _benchmarks() -> dict[str, str]:

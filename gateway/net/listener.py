@@ -28,6 +28,7 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Request
 
 from ...runtime.kv_placement.sizing import refusal
+from ..errors import GatewayError, TooManyControlFrames, TooManyFragments, wire_error
 from ..settings import Limits
 from .rates import TokenBucket
 
@@ -184,19 +185,19 @@ class DroppableWebSocket(WebSocketsSansIOProtocol):
             case _:
                 self.handle_cont(frame)
 
-    def _excess(self, frame: Frame) -> str:
-        """Count a frame; which limit it breaks, or nothing."""
+    def _excess(self, frame: Frame) -> GatewayError | None:
+        """Count a frame; the error of the limit that it breaks."""
         if frame.opcode in (Opcode.PING, Opcode.PONG):
-            return "" if self._control_rate.spend() else "too_many_control_frames"
+            return None if self._control_rate.spend() else TooManyControlFrames()
         if frame.opcode is Opcode.CLOSE:
-            return ""
+            return None
         self._frame_rate.spend()
         self._fragments += 1
         if self._fragments > self.limits.fragments:
-            return "too_many_fragments"
+            return TooManyFragments()
         if frame.fin:
             self._fragments = 0
-        return ""
+        return None
 
     def send_receive_event_to_app(self) -> None:
         """Close with 1007 on text that is no UTF-8, which uvicorn would log with a traceback; and stop reading
@@ -274,8 +275,10 @@ class DroppableWebSocket(WebSocketsSansIOProtocol):
             self.conn.send_pong(payload)
             self.transport.write(b"".join(self.conn.data_to_send()))
 
-    def _break_off(self, reason: str) -> None:
-        """Close with 1008, saying why, and read no more; the peer has a moment to take it."""
+    def _break_off(self, error: GatewayError) -> None:
+        """Close and say why, and read no more; the peer has ``close_seconds`` to take it."""
+        wire = wire_error(error)
+        code, reason = wire.close or 1008, wire.code
         self._unparsed.clear()
         if not self.handshake_complete or self.close_sent:
             self.transport.abort()
@@ -284,8 +287,8 @@ class DroppableWebSocket(WebSocketsSansIOProtocol):
         self._hold(Hold.BROKEN_OFF)
         self.stop_keepalive()
         self.conn.data_to_send()
-        self.conn.fail(1008, reason)
-        self.queue.put_nowait({"type": "websocket.disconnect", "code": 1008, "reason": reason})
+        self.conn.fail(code, reason)
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
         self.close_sent = True
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_timer = self.loop.call_later(self.limits.close_seconds, self.transport.abort)

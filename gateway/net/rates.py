@@ -1,10 +1,17 @@
-"""Token buckets: how often something may happen, with an allowance for bursts. Pure, but for its clock."""
+"""Token buckets: how often something may happen, with an allowance for bursts. Pure, except for the clock."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from ..settings import Rate
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """``per_second`` in the long run, and ``burst`` at once."""
+
+    per_second: float
+    burst: int
 
 
 class TokenBucket:

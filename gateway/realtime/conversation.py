@@ -12,24 +12,23 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ...runtime.link.messages import Moved, Receipt
 from ...sdk.errors import FieldInvalid, FrameError
 from ...sdk.frames import client, server
+from ...sdk.frames.client import ResponseSteer
 from ...sdk.frames.items import AnyItem, InputItem, ItemReference
 from ...sdk.frames.response import ResponseParams
+from ...sdk.frames.server import SteerAccepted
 from ...sdk.frames.session import SessionResource
-from ...sdk.frames.verbs import ResponseSteer, SteerAccepted
 from ...sessions.errors import ConversationBusy, ItemExists, ItemUnknown, SessionError
 from ...sessions.history import ROOT, History
 from ...sessions.items import FunctionCallOutput, Item, checked_item, new_id
 from ...sessions.turn.events import ReplyEvent
 from ...sessions.turn.request import TurnRequest
 from ..errors import GatewayError, NothingToCancel, TooManyResponses, error_details
-from .effects import CancelResponse, Effect, KeepingEvent, MoveKV, Send, StartResponse
-from .request_cache import Requests
+from .effects import CancelResponse, Effect, Send, StartResponse
 from .response import LiveResponse
 from .text_input import IncomingText
-from .translate import frame_of, item_of, kept_of, patched, preamble_of, request_of, seed_of, under
+from .translate import RequestCache, frame_of, item_of, patched, preamble_of, request_of, seed_of, under
 
 PARALLEL_RESPONSES = 8
 _BUSY = "The conversation already has an active response: wait for it or cancel it"
@@ -70,7 +69,7 @@ class Conversation:
         self._numbers = itertools.count(1)
         self._live: dict[str, LiveResponse] = {}
         self._after_reply: set[str] = set()  # items appended while a reply runs: they stand after it
-        self._requests = Requests(vocab_size)
+        self._requests = RequestCache(vocab_size)
         self.incoming = IncomingText(
             self.event_id, ids, self._check_call, lambda item: self._insert(item, None), most_characters
         )
@@ -175,20 +174,14 @@ class Conversation:
                 return self._steer(event)
             case client.ResponseCancel(response_id=response_id):
                 return self._cancel(response_id)
-            case client.SessionLease() | client.SessionStage() | client.SessionSettle():
-                return [MoveKV(event)]
             case _:
-                return []  # a session's verbs, and which session a socket is on, are served elsewhere
+                return []  # served elsewhere: the session's verbs, and which session a socket is on
 
     # --- items ---
 
     def _create_item(self, event: client.ItemCreate) -> list[Effect]:
         item = item_of(event.item, self._ids)
         return [*self._insert(item, event.previous_item_id), *self.incoming.answered([item])]
-
-    def kept(self, event: KeepingEvent, outcome: Receipt | Moved) -> server.ServerEvent:
-        """The answer to an event about the session's KV."""
-        return kept_of(self.event_id(), event, outcome)
 
     def _insert(self, item: Item, asked: str | None) -> tuple[Send, ...]:
         """Put an item into the history, and tell so."""

@@ -1,25 +1,25 @@
-"""What a client event asks of whoever owns the loop, as plain data. Knows nothing of how it is done."""
+"""What a client event asks of the session, as plain data. `Conversation.receive` returns these effects."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ...sdk.frames import client, server
+from ...sdk.frames import server
 from ...sessions.items import Growing
 from ...sessions.turn.request import TurnRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Let this event leave."""
+    """Send this event to the client."""
 
     event: server.ServerEvent
 
 
 @dataclass(frozen=True, slots=True)
 class StartResponse:
-    """Run this turn; report what it tells under `response_id`."""
+    """Run this turn; give what it tells to `Conversation.reply` under `response_id`."""
 
     response_id: str
     request: TurnRequest
@@ -27,32 +27,24 @@ class StartResponse:
 
 @dataclass(frozen=True, slots=True)
 class CancelResponse:
-    """Cut this response short; its end is reported like any other."""
+    """Cut this response short. It still ends with its last event."""
 
     response_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Expect:
-    """So much of the next item has come; None: nothing is on its way any more."""
+class PrefillText:
+    """Prefill what has come of the next item. None: the text was taken back."""
 
     item: Growing | None
 
 
 @dataclass(frozen=True, slots=True)
-class CountArrival:
-    """The text is this item now: let `committed` tell how much was prefilled, and then that it is there."""
+class TellCommitted:
+    """The text became this item: tell how much of it was prefilled, and then send what was ``added``."""
 
     added: tuple[Send, ...]
     item: Growing
 
 
-@dataclass(frozen=True, slots=True)
-class MoveKV:
-    """Do with the session's KV what the event asks, beside all else; what came of it goes to `kept`."""
-
-    event: KeepingEvent
-
-
-KeepingEvent: TypeAlias = client.SessionLease | client.SessionStage | client.SessionSettle
-Effect: TypeAlias = Send | StartResponse | CancelResponse | Expect | CountArrival | MoveKV
+Effect: TypeAlias = Send | StartResponse | CancelResponse | PrefillText | TellCommitted

@@ -26,8 +26,8 @@ from msgspec import UNSET
 from ...sdk.frames import codec
 from ...sdk.frames.server import ResponseDone, ServerEvent
 from ...sessions.errors import EventsExpired
+from ..net.outbox import FrameSink
 from ..settings import Limits
-from .outbox import Sink
 
 Ticket: TypeAlias = asyncio.Future[None]
 ANSWERS = "answers"
@@ -100,7 +100,7 @@ class EventLog:
         self._log: deque[_Told] = deque()
         self._log_bytes = 0
         self._unread = 0  # bytes told while nobody was there
-        self._outbox: Sink | None = None
+        self._outbox: FrameSink | None = None
         self._changed = asyncio.Event()
 
     @property
@@ -140,14 +140,14 @@ class EventLog:
             ticket.add_done_callback(lambda _: self._release(lane))
         self._release(lane)
 
-    def open_to(self, outbox: Sink) -> None:
+    def open_to(self, outbox: FrameSink) -> None:
         """Tell ``outbox`` all, from the beginning on."""
         self._outbox = outbox
         outbox.post([told.frame for told in self._log])
 
     def attach(
         self,
-        outbox: Sink,
+        outbox: FrameSink,
         greeting: Callable[[str, bool], ServerEvent],
         after: str | None,
         *,
@@ -190,7 +190,7 @@ class EventLog:
             else:
                 await self._changed.wait()
 
-    async def settled(self) -> None:
+    async def flushed(self) -> None:
         """Wait until nothing is held, and the reader has all."""
         while self.holding:
             self._changed.clear()

@@ -1,7 +1,8 @@
-"""One client's socket: frames in to the live session, its feed out. Sessions may outlive it, and come to it.
+"""One client's socket: frames in to the session that they name, that session's events out.
 
-Owns two tasks: one reads, one writes. What is said when is the conversation's to decide; how a turn runs is
-the session's. A slow reader makes its own replies wait, and is dropped when it takes nothing.
+`RealtimeSocket` has two tasks: one reads, one writes. A socket has a session of its own, and further ones that
+the client attached; sessions outlive it. A slow reader makes its own replies wait, and is dropped when it takes
+nothing.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from ...sdk.errors import FrameError
 from ...sdk.frames import codec
-from ...sdk.frames.client import ClientEvent, SessionResume
-from ...sdk.frames.server import ErrorEvent
-from ...sdk.frames.verbs import SessionAttach, SessionDetach, SessionDetached
+from ...sdk.frames.client import ClientEvent, SessionAttach, SessionDetach, SessionResume
+from ...sdk.frames.server import ErrorEvent, SessionDetached
 from ...sessions.errors import SessionError, SessionUnknown, StorageUnavailable
 from ...sessions.items import new_id
 from ..errors import (
@@ -30,13 +31,11 @@ from ..errors import (
     error_details,
     wire_error,
 )
+from ..net.channel import Channel, ChannelClosed
+from ..net.outbox import Outbox
 from ..net.rates import TokenBucket
 from ..settings import Limits
-from .channel import Channel, ChannelClosed
-from .live_session import LiveSession
-from .live_sessions import Registry
-from .multiplex import Line, MultiplexedSession
-from .outbox import Outbox
+from .session import RealtimeFace, RealtimeSession
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +43,12 @@ _E = TypeVar("_E", bound=BaseException)
 
 
 @dataclass(frozen=True, slots=True)
-class Visitor:
-    """Who a socket belongs to, and what it said of itself when it was opened.
+class ClientIdentity:
+    """Which client a connection belongs to, and what it asked for when it was opened.
 
-    ``owner``: a digest of what it authorizes itself with, ``salt`` one of its tenant, ``key`` one of its key,
-    where keys are asked for; ``address``: where it comes from. ``resumable``: it can come back, so its replies
-    go on without it.
-    ``resume``: it comes back, so it gets no session of its own.
+    ``owner``: digest of what it authorizes itself with; ``salt``: of its tenant; ``key``: of its key, where
+    keys are asked for; ``address``: where it comes from. ``resumable``: it can come back, so its replies go on
+    without it. ``resume``: it comes back, so it gets no session of its own.
     """
 
     owner: bytes = b""
@@ -61,46 +59,100 @@ class Visitor:
     resume: bool = False
 
 
+class SessionOutbox:
+    """One session's way into a socket's outbox. While the socket is ``shared``, frames name their session."""
+
+    def __init__(self, outbox: Outbox, shared: Callable[[], bool], session_id: str = "") -> None:
+        self.session_id = session_id
+        self._outbox = outbox
+        self._shared = shared
+        self._left = asyncio.Event()
+
+    def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
+        """Queue frames in order, without waiting. ``patient``: see `Outbox.post`."""
+        if self._shared():
+            name = b'{"session_id":"%s",' % self.session_id.encode()
+            frames = [name + frame[1:] for frame in frames]
+        self._outbox.post(frames, patient=patient)
+
+    async def room(self) -> None:
+        """Wait until the socket takes more, or the session has left it."""
+        if self._outbox.free or self._left.is_set():
+            return
+        waits = [asyncio.ensure_future(self._outbox.room()), asyncio.ensure_future(self._left.wait())]
+        try:
+            await asyncio.wait(waits, return_when="FIRST_COMPLETED")
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def emptied(self) -> None:
+        """Wait until all that was posted has left."""
+        await self._outbox.emptied()
+
+    def abandon(self) -> None:
+        """The session has left the socket: stop waiting for room."""
+        self._left.set()
+
+
+class AttachedSession:
+    """A further session's hold on a socket. ``gone`` is called when the session moves to another socket."""
+
+    def __init__(self, outbox: SessionOutbox, gone: Callable[[AttachedSession], None]) -> None:
+        self.outbox = outbox
+        self.session: RealtimeSession | None = None
+        self._gone = gone
+
+    def moved(self) -> None:
+        """The session is on another socket now."""
+        self._gone(self)
+
+
 class _Goodbye(Exception):
-    """This side ends the connection."""
+    """The server ends the connection."""
 
     def __init__(self, wire: WireError) -> None:
         self.wire = wire
 
 
-class Realtime:
+class RealtimeSocket:
     """Runs one socket, until either side ends it."""
 
-    def __init__(self, channel: Channel, registry: Registry, visitor: Visitor, limits: Limits) -> None:
+    def __init__(self, channel: Channel, face: RealtimeFace, client: ClientIdentity, limits: Limits) -> None:
         self.outbox = Outbox(limits)
+        self.client = client
         self._channel = channel
-        self._registry = registry
-        self.visitor = self._visitor = visitor
+        self._face = face
         self._limits = limits
-        self._live: LiveSession | None = None
-        self._line = self._new_line()
-        self._guests: dict[str, MultiplexedSession] = {}
+        self._own: RealtimeSession | None = None
+        self._own_outbox = self._new_outbox()
+        self._attached: dict[str, AttachedSession] = {}
         self._shared = self._attaching = False
         self._invalid = TokenBucket(limits.invalid_events, time.monotonic)
         self._leaving: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
 
     def leave(self, why: Exception | None = None) -> None:
-        """Say goodbye to the client: by default because the server goes."""
+        """Close the connection, and say why: by default because the server goes away."""
         self._part_with(wire_error(why or Draining()))
 
     def moved(self) -> None:
-        """The session goes on on a newer socket, or as a guest of this one."""
-        live, self._live = self._live, None
-        if live is not None and self._guests and not self._attaching:
-            self._tell_detached(live.id)
-        elif not self._attaching:
+        """The socket's own session is on a newer socket, or attached to this one."""
+        own, self._own = self._own, None
+        if self._attaching:
+            return
+        if own is not None and self._attached:
+            self._tell_detached(own.live.id)
+        else:
             self._part_with(wire_error(SessionMoved()))
 
     async def run(self) -> None:
-        """Until the client has left or was told goodbye. Raises ``SlowReader`` when it must be dropped."""
+        """Serve the client until it has left or the server has said goodbye.
+
+        Raises ``SlowReader`` when the connection must be dropped.
+        """
         dropped: SlowReader | None = None
         try:
-            if not self._visitor.resume:
+            if not self.client.resume:
                 await self._begin()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write())
@@ -114,31 +166,31 @@ class Realtime:
             dropped = _first(slow)  # raised in here it would come out in a group, or not, by Python's version
         finally:
             self._let_go()
-            for guest in list(self._guests.values()):
-                self._dismiss(guest)
+            for attached in list(self._attached.values()):
+                self._dismiss(attached)
         if dropped is not None:
             raise dropped
 
     async def _begin(self) -> None:
         try:
-            self._live = self._registry.open(self, self._visitor.owner, self._visitor.salt)
+            own = self._own = self._face.open(self, self.client.owner, self.client.salt)
         except SessionError as error:
             await self._turn_away(error)
             raise _Goodbye(wire_error(error)) from None
-        self._live.resumable = self._visitor.resumable
-        self._line.session_id = self._live.id
-        self._live.event_log.open_to(self._line)
+        own.live.resumable = self.client.resumable
+        self._own_outbox.session_id = own.live.id
+        own.event_log.open_to(self._own_outbox)
 
     async def _turn_away(self, error: SessionError) -> None:
-        """Say why this socket gets no session; nothing else is ever written to it."""
+        """Tell the client why it gets no session; the socket writes nothing else."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._limits.close_seconds):
                 await self._channel.send(_alone(error))
 
     def _let_go(self) -> None:
-        live, self._live = self._live, None
-        if live is not None:
-            self._registry.left(live, self)
+        own, self._own = self._own, None
+        if own is not None:
+            self._face.sessions.left(own.live, self)
 
     def _part_with(self, wire: WireError) -> None:
         if not self._leaving.done():
@@ -164,8 +216,10 @@ class Realtime:
                 raise SlowReader(f"the client took nothing for {self._limits.stall_seconds:g} s") from None
             self.outbox.left(taken)
 
+    # --- the one way in -------------------------------------------------------------------------------------
+
     async def _read(self) -> None:
-        """Serve frames; one that is no event is refused, and harms no other. Too many end the socket."""
+        """Serve frames in order. One that is no event is refused; too many of these end the socket."""
         while True:
             frame = await self._channel.receive()
             try:
@@ -182,116 +236,114 @@ class Realtime:
             await self.outbox.room()
 
     async def _take(self, event: ClientEvent) -> None:
+        """Serve what concerns the socket here; give every other event to its session."""
         if isinstance(event, SessionResume | SessionAttach):
             try:
                 await (self._resume(event) if isinstance(event, SessionResume) else self._attach(event))
             except SessionError as error:
                 self._refuse(error, event.event_id)
-            except Exception as error:  # a defect in opening one session is no other's on this socket
+            except Exception as error:  # a defect in opening one session ends no other on this socket
                 log.exception("%s failed", type(event).__name__)
                 self._refuse(error, event.event_id)
         elif isinstance(event, SessionDetach):
             self._detach(event)
-        elif (live := self._addressed(event)) is not None:
-            await live.take(event)
+        elif (session := self._addressed(event)) is not None:
+            await session.take(event)
         elif event.session_id is not None:
             unknown = SessionUnknown("This socket has no such session", param="session_id")
             self._refuse(unknown, event.event_id)
         else:
             self._refuse(SessionRequired("Send session.resume first"), event.event_id)
 
-    # --- several sessions ---
-
-    def _new_line(self, session_id: str = "") -> Line:
-        return Line(self.outbox, lambda: self._shared, session_id)
-
-    def _addressed(self, event: ClientEvent) -> LiveSession | None:
-        """The session an event is for: the first, unless it says another."""
+    def _addressed(self, event: ClientEvent) -> RealtimeSession | None:
+        """The session that an event names; the socket's own where it names none."""
         session_id = event.session_id
-        if session_id is None or (self._live is not None and session_id == self._live.id):
-            return self._live
-        guest = self._guests.get(session_id)
-        return None if guest is None else guest.live
+        if session_id is None or (self._own is not None and session_id == self._own.live.id):
+            return self._own
+        attached = self._attached.get(session_id)
+        return None if attached is None else attached.session
+
+    def _refuse(self, error: Exception, event_id: str | None = None) -> None:
+        """Tell of what was refused, in the order of the socket's own session where it has one."""
+        if self._own is not None:
+            self._own.refuse(error, event_id)
+        else:
+            self.outbox.post([_alone(error, event_id)])
+
+    # --- which sessions are here ----------------------------------------------------------------------------
+
+    async def _resume(self, event: SessionResume) -> None:
+        """Replace the socket's own session by the one that the handle opens."""
+        session = await self._face.resume(self, event.handle, self.client.owner)
+        if session is not self._own:
+            self._let_go()
+            self._own = session
+        session.live.resumable = True
+        try:
+            await self._durable(session)
+            if self._own is session:  # no other socket resumed it meanwhile
+                self._own_outbox = self._new_outbox(session.live.id)  # the event log abandons the old one
+                session.resume(self._own_outbox, event.last_event)
+        except SessionError:
+            self._let_go()
+            raise
 
     async def _attach(self, event: SessionAttach) -> None:
-        guest = MultiplexedSession(self._new_line(), self._lost)
+        attached = AttachedSession(self._new_outbox(), self._lost)
         self._attaching = True
         try:
-            live = await self._registry.resume(guest, event.session, self._visitor.owner)
+            session = await self._face.resume(attached, event.session, self.client.owner)
         finally:
             self._attaching = False
-        guest.live, guest.line.session_id = live, live.id
-        self._guests[live.id] = guest
-        self._shared = live.resumable = True
+        attached.session, attached.outbox.session_id = session, session.live.id
+        self._attached[session.live.id] = attached
+        self._shared = session.live.resumable = True
         try:
-            await self._durable(live)
-            if self._guests.get(live.id) is guest:
-                live.resume(guest.line, event.last_event)
+            await self._durable(session)
+            if self._attached.get(session.live.id) is attached:
+                session.resume(attached.outbox, event.last_event)
         except SessionError:
-            self._dismiss(guest)
+            self._dismiss(attached)
             raise
 
     def _detach(self, event: SessionDetach) -> None:
-        live = self._addressed(event)
-        if live is None:
+        session = self._addressed(event)
+        if session is None:
             self._refuse(SessionUnknown("This socket has no such session"), event.event_id)
-        elif live is self._live:
+            return
+        if session is self._own:
             self._let_go()
-            self._tell_detached(live.id)
         else:
-            self._dismiss(self._guests[live.id])
-            self._tell_detached(live.id)
+            self._dismiss(self._attached[session.live.id])
+        self._tell_detached(session.live.id)
 
-    def _dismiss(self, guest: MultiplexedSession) -> None:
-        """A guest leaves; whoever has its handle can come back to it."""
-        live = guest.live
-        if live is not None and self._guests.pop(live.id, None) is not None:
-            self._registry.left(live, guest)
+    def _dismiss(self, attached: AttachedSession) -> None:
+        """An attached session leaves the socket; a client that has its handle can resume it."""
+        session = attached.session
+        if session is not None and self._attached.pop(session.live.id, None) is not None:
+            self._face.sessions.left(session.live, attached)
 
-    def _lost(self, guest: MultiplexedSession) -> None:
-        """A guest goes on elsewhere."""
-        live = guest.live
-        if live is not None and self._guests.pop(live.id, None) is not None:
-            self._tell_detached(live.id)
+    def _lost(self, attached: AttachedSession) -> None:
+        """An attached session is on another socket now."""
+        session = attached.session
+        if session is not None and self._attached.pop(session.live.id, None) is not None:
+            self._tell_detached(session.live.id)
 
     def _tell_detached(self, session_id: str) -> None:
         told = SessionDetached(event_id=new_id("event"), session_id=session_id)
         self.outbox.post([codec.encode(told)])
 
-    async def _resume(self, event: SessionResume) -> None:
-        """Leave the session this socket had, if any, for the one that the handle opens."""
-        live = await self._registry.resume(self, event.handle, self._visitor.owner)
-        if live is not self._live:
-            self._let_go()
-            self._live = live
-        live.resumable = True
-        try:
-            await self._durable(live)
-            if self._live is live:  # nobody else resumed it meanwhile
-                live.resume(self._line_again(live), event.last_event)
-        except SessionError:
-            self._let_go()
-            raise
+    def _new_outbox(self, session_id: str = "") -> SessionOutbox:
+        return SessionOutbox(self.outbox, lambda: self._shared, session_id)
 
-    def _line_again(self, live: LiveSession) -> Line:
-        """A fresh line: the feed abandons the one it had."""
-        self._line = self._new_line(live.id)
-        return self._line
-
-    async def _durable(self, live: LiveSession) -> None:
-        """The new handle may be shown when the journal has it."""
-        ticket = live.session.log.sync()
+    async def _durable(self, session: RealtimeSession) -> None:
+        """Wait until the journal has the session's new handle, which may be shown then."""
+        journal = session.session.log
+        ticket = journal.sync()
         if ticket is not None:
             await asyncio.wait([ticket], timeout=self._limits.close_seconds)
             if not ticket.done():
-                raise live.session.log.fault or StorageUnavailable("The journal does not answer")
-
-    def _refuse(self, error: Exception, event_id: str | None = None) -> None:
-        """Tell of what was refused, in the session's order where there is a session."""
-        if self._live is not None:
-            self._live.refuse(error, event_id)
-        else:
-            self.outbox.post([_alone(error, event_id)])
+                raise journal.fault or StorageUnavailable("The journal does not answer")
 
 
 def _alone(error: Exception, event_id: str | None = None) -> bytes:

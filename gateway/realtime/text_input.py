@@ -17,7 +17,7 @@ from ...sessions.errors import CallAnswered, CallUnknown, PromptTooLong
 from ...sessions.items import FunctionCallOutput, Item, Role, checked_item
 from ...sessions.text.eager_prefill import Arrival
 from ...sessions.text.text_buffer import TextBuffer
-from .effects import CountArrival, Effect, Expect, Send
+from .effects import Effect, PrefillText, Send, TellCommitted
 
 BufferEvent: TypeAlias = client.TextAppend | client.TextReplace | client.TextClear | client.TextCommit
 
@@ -58,11 +58,11 @@ class IncomingText:
                 self.buffer.replace(start, text)
             case client.TextClear():
                 self.buffer.clear()
-                return [Expect(None), Send(server.TextCleared(event_id=self._event_id()))]
+                return [PrefillText(None), Send(server.TextCleared(event_id=self._event_id()))]
             case client.TextCommit(call_id=call_id):
                 self._check_owner(None, call_id)
                 return self._commit()
-        return [Expect(self.buffer.item())]
+        return [PrefillText(self.buffer.item())]
 
     def answered(self, items: Sequence[Item]) -> list[Effect]:
         """These were put in otherwise: where one is the whole output that is on its way, that is over."""
@@ -72,9 +72,9 @@ class IncomingText:
         ):
             return []
         self.buffer.clear()
-        return [Expect(None)]
+        return [PrefillText(None)]
 
-    def committed(self, arrival: Arrival, count: CountArrival) -> list[server.ServerEvent]:
+    def committed(self, arrival: Arrival, count: TellCommitted) -> list[server.ServerEvent]:
         """What a client is told of its committed text."""
         return [self._told(count.item, arrival), *(send.event for send in count.added)]
 
@@ -111,4 +111,4 @@ class IncomingText:
         except (CallUnknown, CallAnswered) as refused:
             raise type(refused)(refused.message, param="call_id") from None
         self.buffer.clear()
-        return [Expect(None), CountArrival(added, item)]
+        return [PrefillText(None), TellCommitted(added, item)]

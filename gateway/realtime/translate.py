@@ -8,16 +8,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ...runtime.link.messages import Grammar, GrammarKind, Moved, Receipt
+from ...runtime.link.messages import Grammar, GrammarKind
 from ...sdk.errors import FieldInvalid
-from ...sdk.frames import client, formats, server
+from ...sdk.frames import formats
 from ...sdk.frames import items as frames
-from ...sdk.frames.formats import TextConfig
+from ...sdk.frames.formats import FunctionTool, NamedFunction, TextConfig
 from ...sdk.frames.response import (
     CachedTokensDetails,
     InputTokenDetails,
@@ -27,7 +27,7 @@ from ...sdk.frames.response import (
     Usage,
 )
 from ...sdk.frames.sampling import SamplingFields, TokenLogprob, TopLogprob
-from ...sdk.frames.session import FunctionTool, NamedFunction, SessionPatch, SessionResource
+from ...sdk.frames.session import SessionPatch, SessionResource
 from ...sessions.errors import GrammarInvalid, SamplingInvalid
 from ...sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool
 from ...sessions.tools.grammar import checked_grammar, json_format
@@ -36,6 +36,8 @@ from ...sessions.turn.request import TurnRequest
 
 SAMPLING = SamplingFields.__struct_fields__
 """Fields that a response inherits from its session, by the names that `TurnRequest.checked` has for them."""
+
+_NOTHING = ResponseParams()
 
 ECHOED = ("audio", "include", "parallel_tool_calls", "reasoning", "tracing")
 
@@ -165,6 +167,35 @@ def request_of(
     )
 
 
+class RequestCache:
+    """The requests of one session's responses. Most responses say nothing of their own: their request is made
+    once for each configuration.
+    """
+
+    def __init__(self, vocab_size: int | None) -> None:
+        self._vocab_size = vocab_size
+        self._cached: tuple[SessionResource, TurnRequest] | None = None
+
+    def of(
+        self,
+        params: ResponseParams,
+        session: SessionResource,
+        resolve: Callable[[frames.InputItem], Item],
+        seed: int,
+    ) -> TurnRequest:
+        """The turn that `response.create` asks for. Raises what `request_of` does."""
+        own = msgspec.structs.replace(params, metadata=UNSET, events=UNSET)
+        if own != _NOTHING:
+            return request_of(params, session, resolve, self._vocab_size, seed)
+        if self._cached is None or self._cached[0] is not session:
+            self._cached = (session, request_of(_NOTHING, session, resolve, self._vocab_size, seed))
+        request = self._cached[1]
+        drawn = seed if session.seed is None else session.seed
+        return msgspec.structs.replace(
+            request, sampling=msgspec.structs.replace(request.sampling, seed=drawn)
+        )
+
+
 def format_of(params: ResponseParams) -> Grammar | None:
     """What the reply's text must be; None: anything. Raises `GrammarInvalid`."""
     text = params.text.format if isinstance(params.text, TextConfig) else None
@@ -246,25 +277,3 @@ def receipt_of(usage: TurnUsage) -> KVReceipt:
         restore_ms=usage.restore_ms,
         miss_reason=None if usage.miss_reason is None else usage.miss_reason.value,
     )
-
-
-def kept_of(event_id: str, event: client.ClientEvent, outcome: Receipt | Moved) -> server.ServerEvent:
-    """What came of a lease, of bringing KV up, or of sending it down."""
-    if isinstance(outcome, Receipt):
-        return server.SessionLeased(
-            event_id=event_id,
-            status=outcome.grant.value,
-            priority=outcome.priority,
-            ttl=outcome.ttl,
-            returns_in=outcome.returns_in,
-            tokens=outcome.tokens,
-            host_tokens=outcome.host_tokens,
-        )
-    held, ms = outcome.device + outcome.host + outcome.disk, round(outcome.seconds * 1000, 3)
-    place: Literal["device", "host", "disk"] = (
-        "disk" if outcome.disk else "host" if outcome.host else "device"
-    )
-    if isinstance(event, client.SessionSettle):
-        return server.SessionSettled(event_id=event_id, tier=place, tokens=held, ms=ms)
-    source = "recomputed" if outcome.recomputed and place == "device" else place
-    return server.SessionStaged(event_id=event_id, source=source, tokens=held + outcome.recomputed, ms=ms)

@@ -21,7 +21,7 @@ from .elements import Pointer, memory, narrow, offset, pointer, widen
 from .products import dots
 
 WIDTH = 64
-"""Columns whose sums stay in fp32 at a time; a thread's part has a multiple of them."""
+"""How many columns have their sums in fp32 at a time; a thread's part is a multiple of it."""
 
 
 @inlined

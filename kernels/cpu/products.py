@@ -1,4 +1,4 @@
-"""Dot products and weighted sums of lines, in tiles whose sums stay in vector registers.
+"""Dot products and weighted sums of lines, in tiles that keep their sums in vector registers.
 
 The tiles are LLVM IR, as loops would compile badly. They take pointers to elements and the distance between
 lines. Each number depends on its own two lines only, not on how many others are computed with it.

@@ -153,7 +153,7 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", type=int, action="append", choices=configurations.ARCHITECTURES)
-    parser.add_argument("--only", action="append", help="launches whose name contains this")
+    parser.add_argument("--only", action="append", help="launches with this in their name")
     parser.add_argument("--json", type=Path, help="write the table there, too")
     asked = parser.parse_args()
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

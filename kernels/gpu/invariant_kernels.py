@@ -1,4 +1,4 @@
-"""Batch-invariant kernels: attention and matrix products whose bits for a row are the same in any batch.
+"""Batch-invariant kernels: attention and matrix products with the same bits for a row in any batch.
 
 Attention: the context is cut every `STRETCH` tokens from position 0, each cut is read in the same tiles, and
 the cuts are merged in one order. So a token gets the same bits alone, in a chunk, or computed again after a

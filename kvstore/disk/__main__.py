@@ -1,7 +1,7 @@
-"""The shelf's process: ``python -m holdfast.kvstore.disk --fd N --memory M``, started by ``keeper``.
+"""The disk process: ``python -m holdfast.kvstore.disk --fd N --memory M``, started by `process.DiskProcess`.
 
-Exit codes: 0 the engine closed its end, 1 a fault of ours (its traceback stands on stderr), 2 the store cannot
-be had, or was thrown away (one line there).
+Exit codes: 0 the engine closed its end; 1 a fault of ours (traceback on stderr); 2 the store cannot be
+opened, or was thrown away (one line on stderr).
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import signal
 import socket
 import sys
 
-from .lock import StoreHeld
 from .server import serve
-from .store import StoreFailed, StoreTorn
+from .store import StoreFailed, StoreLocked, StoreTorn
 
 NICENESS = 10
-"""Of this process: where the cores are few, what it writes shall not hold up a step."""
+"""Niceness of this process: where the cores are few, its writes must not delay a step."""
 
 
 def main() -> int:
@@ -29,17 +28,17 @@ def main() -> int:
     parser.add_argument("--memory", type=int, required=True, help="the host tier's memory, a memfd")
     parser.add_argument("--anew", action="store_true", help="without the records there are")
     given = parser.parse_args()
-    # Often sent to the whole group, by a terminal that hangs up too: the engine decides.
+    # A terminal sends these to the whole group, also when it hangs up: the engine decides when to end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # a sandbox may forbid it
         os.nice(NICENESS)
-    logging.basicConfig(format="holdfast shelf: %(levelname)s: %(message)s")
+    logging.basicConfig(format="holdfast disk: %(levelname)s: %(message)s")
     try:
         with socket.socket(fileno=given.fd) as sock:
             serve(sock, given.memory, anew=given.anew)
-    except (StoreFailed, StoreHeld, StoreTorn) as error:
-        print(f"holdfast shelf: {error}", file=sys.stderr)
+    except (StoreFailed, StoreLocked, StoreTorn) as error:
+        print(f"holdfast disk: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -1,9 +1,9 @@
-"""What an operator does with records on disk while no server holds them: look, verify, tidy, remove.
+"""The operator's commands for records on disk while no server holds them: stat, verify, gc, clear.
 
-A store's ``kv`` folder has one folder per namespace (model, KV type, block size, layout), named by its digest,
-so that records of another model lie beside each other and are never mistaken. A damaged file can kill the
-process that maps it, so each is opened in a process of its own: ``python -m holdfast.kvstore.disk.admin ACT
-FOLDER FLOOR`` does one act and prints an `Account`, or an error. Knows files and headers.
+A store's ``kv`` folder has one folder per namespace (model, KV type, block size, layout), named by its
+digest, so that records of different models are never mistaken. A damaged file can kill the process that maps
+it, so each is opened in a process of its own: ``python -m holdfast.kvstore.disk.admin ACT FOLDER FLOOR`` does
+one act and prints an `Account`, or an error. Knows files and headers.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from pathlib import Path
 
 from ..errors import KVStoreError
 from ..system_limits import explained
-from .lock import StoreHeld, clear, hold
 from .payload_offsets import FILE
 from .process import CRASHES
-from .store import RecordStore, StoreFailed, StoreTorn, throw_away
+from .store import RecordStore, StoreFailed, StoreLocked, StoreTorn, clear, hold, throw_away
 
 ABOUT = "about.json"
 MOST_BLOCK_BYTES = 1 << 32
@@ -37,9 +36,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One namespace's records: how many, their bytes, the file's; ``damaged``, ``ignored`` of them.
+    """One namespace's records: their number and bytes, and the file's bytes.
 
-    ``tenants``: how many are whose, by the tenants' numbers.
+    ``damaged``, ``ignored``: number of these among them. ``tenants``: records by the tenants' numbers.
     """
 
     name: str
@@ -52,9 +51,9 @@ class Account:
 
 
 def write_about(folder: Path, block_bytes: int) -> None:
-    """Say beside the records how long one is, for who opens them without a model.
+    """Write the length of a record beside them, so that they can be opened without a model.
 
-    Where it is said already nothing is written: on a full disk that would leave the file empty.
+    A file that says so already is not written: on a full disk that would leave it empty.
     """
     path, about = folder / ABOUT, json.dumps({"block_bytes": block_bytes}).encode()
     if not path.exists() or path.read_bytes() != about:
@@ -73,13 +72,13 @@ def others(folder: Path) -> int:
 
 def clear_others(folder: Path, wanted: int) -> int:
     """Remove records of other models and settings beside ``folder``, the longest unused first, until so many
-    bytes are given back; returns how many were. Those that a process holds stay.
+    bytes are given back; returns the bytes given back. Records that a process holds stay.
     """
     freed = 0
     for path in sorted(folder.parent.glob(f"*/{FILE}"), key=_last_use):
         if path.parent == folder or freed >= wanted:
             continue
-        with contextlib.suppress(OSError, StoreHeld):
+        with contextlib.suppress(OSError, StoreLocked):
             taken = path.stat().st_blocks * 512
             clear(path.parent)
             freed += taken
@@ -88,7 +87,7 @@ def clear_others(folder: Path, wanted: int) -> int:
 
 
 def file_bytes(kv: Path) -> int:
-    """Bytes of the disk that all KV files below ``kv`` take: what can be given back of it."""
+    """Bytes of the disk that all KV files below ``kv`` take, and could be given back."""
     taken = 0
     for path in kv.glob(f"*/{FILE}"):
         with contextlib.suppress(OSError):
@@ -97,17 +96,17 @@ def file_bytes(kv: Path) -> int:
 
 
 def stat(kv: Path) -> Iterator[Account]:
-    """How much there is of each namespace. Raises `StoreHeld`, `StoreFailed`, `StoreTorn`."""
+    """An account of each namespace. Raises `StoreLocked`, `StoreFailed`, `StoreTorn`."""
     return _each(kv, "stat")
 
 
 def verify(kv: Path) -> Iterator[Account]:
-    """Read and check every byte; what is damaged is dropped. Raises as `stat`, when all others were read."""
+    """Read and check every byte, and drop what is damaged. Raises as `stat`, after all others were read."""
     return _each(kv, "verify")
 
 
 def gc(kv: Path) -> Iterator[Account]:
-    """Drop what is damaged, and folders without any record. Raises as `stat`, when all others were read."""
+    """Drop what is damaged, and folders without any record. Raises as `stat`, after all others were read."""
     for account in verify(kv):
         if not account.records:
             clear(kv / account.name)
@@ -115,9 +114,10 @@ def gc(kv: Path) -> Iterator[Account]:
 
 
 def give_back(kv: Path, floor: int) -> None:
-    """Have records given up, the longest unused first, until so many bytes of their disk are free.
+    """Evict records, the longest unused first, until ``floor`` bytes of their disk are free.
 
-    For a start on a full disk, while no shelf runs. Raises nothing: what is held or damaged is left alone.
+    For a start on a full disk, while no disk process runs. Raises nothing: what is held or damaged is left
+    alone.
     """
     for path in sorted(kv.glob(f"*/{FILE}"), key=_last_use):
         found = os.statvfs(kv)
@@ -129,11 +129,14 @@ def give_back(kv: Path, floor: int) -> None:
 
 
 def remove(kv: Path) -> int:
-    """Remove all records and the secret that names them; how many folders. Raises `StoreHeld`, ``OSError``.
+    """Remove all records and the secret that names them; returns the number of folders.
 
-    Of a link to another disk what lies there goes, and the link stays.
+    If ``kv`` is a link to another disk, its content is removed and the link stays.
+
+    Raises:
+        StoreLocked, OSError
     """
-    folders = [path for path in kv.iterdir() if path.is_dir()]  # those too that tell nothing of themselves
+    folders = [path for path in kv.iterdir() if path.is_dir()]  # also those without `ABOUT`
     locks = [hold(folder) for folder in folders]
     for path in list(kv.iterdir()):
         if path.is_dir() and not path.is_symlink():
@@ -148,7 +151,9 @@ def remove(kv: Path) -> int:
 
 
 def _opened(folder: Path, floor: int | None = None) -> RecordStore:
-    """Raises ``StoreFailed`` too where nobody can say how long a record is: to guess would drop them all."""
+    """The store in ``folder``. Raises `StoreFailed` too where the length of a record is unknown: a guess
+    would drop all records.
+    """
     try:
         about = json.loads((folder / ABOUT).read_text())
         block_bytes, space = int(about["block_bytes"]), bytes.fromhex(folder.name)
@@ -179,7 +184,7 @@ def _each(kv: Path, act: str) -> Iterator[Account]:
 
 
 def _apart(act: str, folder: Path, floor: int = 0) -> Account:
-    """Do it in a process of its own, which a damaged file may kill. Raises what that raises."""
+    """Do the act in a process of its own, which a damaged file may kill. Raises what the act raises."""
     command = [sys.executable, "-m", __spec__.name, act, str(folder), str(floor)]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     try:
@@ -202,7 +207,7 @@ def _apart(act: str, folder: Path, floor: int = 0) -> Account:
         )
     told = json.loads(done.stdout)
     if done.returncode == REFUSED:
-        kinds = {kind.__name__: kind for kind in (StoreHeld, StoreFailed, StoreTorn)}
+        kinds = {kind.__name__: kind for kind in (StoreLocked, StoreFailed, StoreTorn)}
         raise kinds[told["error"]](told["text"])
     tenants = {int(tenant): records for tenant, records in told.pop("tenants").items()}
     return Account(**told, tenants=tenants)
@@ -221,7 +226,7 @@ def main(words: Sequence[str]) -> int:
     act, folder, floor = words
     try:
         account = _act(act, Path(folder), int(floor))
-    except (StoreHeld, StoreFailed, StoreTorn) as error:
+    except (StoreLocked, StoreFailed, StoreTorn) as error:
         print(json.dumps({"error": type(error).__name__, "text": str(error)}))
         return REFUSED
     print(json.dumps(asdict(account)))

@@ -12,11 +12,12 @@ import contextlib
 import errno
 import itertools
 import logging
+import math
 import os
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat, takewhile
 from pathlib import Path
@@ -25,8 +26,7 @@ from ..host.slots import PAGE
 from ..host.tier import HostTier
 from ..keys import KEY_BYTES
 from ..system_limits import explained
-from .deadline import Patience
-from .direct_read import DirectRead, Lying, Parts
+from .direct_read import DirectRead, Parts, RecordAt
 from .messages import (
     PACKET_BYTES,
     Begin,
@@ -43,7 +43,6 @@ from .messages import (
     encode,
 )
 from .messages import up_decoder as decoder
-from .reads import PendingReads
 
 DEADLINE = 5.0  # seconds a request may take
 STORES_IN_FLIGHT = 64  # slots that cannot be evicted meanwhile
@@ -51,6 +50,10 @@ STORING_SHARE = 8  # and at most one part in so many of all
 MOST_SUPERSEDED = 1024
 PIECES_AT_ONCE = 4  # taken up by one `poll`, so that they go on to the device while others come,
 PIECES_A_SECOND = 10_000  # and as many more as may have come while a step kept the engine from looking
+OPENING = 60.0  # seconds in which a new shelf says something, until it has said what it holds
+AWAY = 1.0  # after so many seconds without a look as many are given before the next
+PIECE_BYTES = 1 << 20  # of records that are asked for at once: while one comes the one before is taken up
+MOST_IN_PIECE = 64
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +82,98 @@ class DiskStatistics:
     budget: int = 0
 
 
+class AnswerDeadline:
+    """When a disk process that says nothing counts as lost, by the caller's clock.
+
+    An answer has a deadline, and a new process has one for its first word. Both count the time that the engine
+    has waited, not the time it has slept: an engine that was stopped, or computed for seconds, finds answers
+    that came long ago, or a process that was stopped with it; so it looks once more.
+    """
+
+    def __init__(self) -> None:
+        self._looked = -math.inf
+        self._again: float | None = None  # when to look once more
+        self._heard = -math.inf
+
+    def heard(self, now: float) -> None:
+        """It was started, or said something."""
+        self._heard, self._again = now, None
+
+    def over(self, now: float, deadlines: Iterable[float], *, opening: bool) -> bool:
+        """Whether it is lost, all it has said being read. ``deadlines``: of what it was asked.
+
+        ``opening``: it has not said yet what it holds.
+        """
+        away, self._looked = now > self._looked + AWAY, now
+        late = now > self._heard + OPENING if opening else any(now > deadline for deadline in deadlines)
+        if late and away and self._again is None:
+            self._again = now + AWAY
+        return late and (self._again is None or now > self._again)
+
+
+class PendingReads:
+    """What is on its way into ``host``'s slots, or into memory."""
+
+    def __init__(self, host: HostTier) -> None:
+        self._host = host
+        self._slots: dict[bytes, int] = {}
+        self._direct: set[bytes] = set()
+        self._unasked: tuple[list[bytes], list[bytes]] = [], []  # for slots, and direct
+        self._most = max(1, min(MOST_IN_PIECE, PIECE_BYTES // host.memory.block_bytes))
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._slots or key in self._direct
+
+    def has(self, key: bytes, *, direct: bool) -> bool:
+        """Whether it comes in that way."""
+        return key in self._direct if direct else key in self._slots
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some are not asked for yet."""
+        return any(self._unasked)
+
+    def add(self, key: bytes, tenant: int, *, direct: bool) -> bool:
+        """Have it asked for with the next piece; False: there is no slot for it."""
+        if direct:
+            self._direct.add(key)
+        else:
+            slot = self._host.reserve(key, 0, tenant)
+            if slot is None:
+                return False
+            self._slots[key] = slot
+        self._unasked[direct].append(key)
+        return True
+
+    def pieces(self, *, full: bool) -> Iterator[tuple[list[int], list[bytes]]]:
+        """What is to be asked for now, slots and keys; only ``full`` ones, or whatever there is."""
+        for unasked in self._unasked:
+            if len(unasked) >= self._most or (unasked and not full):
+                keys = list(unasked)
+                unasked.clear()
+                yield ([] if unasked is self._unasked[True] else [self._slots[key] for key in keys]), keys
+
+    def came(self, key: bytes, slot: int | None) -> None:
+        """It is in its slot, or in memory; or will not be."""
+        if slot is None:
+            self._direct.discard(key)
+        else:
+            del self._slots[key]
+
+    def give_up(self, request: Fetch) -> None:
+        """Nobody will answer it: its slots are free again."""
+        for key in request.keys if not request.slots else ():
+            self._direct.discard(key)
+        for key, slot in zip(request.keys, request.slots, strict=False):
+            del self._slots[key]
+            self._host.abandon(slot)
+
+    def give_up_unasked(self) -> None:
+        """What was not asked for will not be."""
+        for slots, keys in self.pieces(full=False):
+            self.give_up(Fetch(0, slots, keys))
+
+
 class DiskTier:
     """Records below ``host``; ``control`` is the engine's end of a `keeper.DiskProcess`'s socket.
 
@@ -98,10 +193,10 @@ class DiskTier:
         self._begin = begin
         self._budget = begin.budget
         self._blocks = blocks
-        self._shortcut = DirectRead(Path(begin.folder), begin.block_bytes)
+        self._reader = DirectRead(Path(begin.folder), begin.block_bytes)
         self._sock: socket.socket | None = None
         self._ready = False
-        self._patience = Patience()
+        self._deadline = AnswerDeadline()
         self._keys: set[bytes] = set()
         self._tickets = itertools.count(1)
         self._requests: dict[int, _Request] = {}
@@ -109,7 +204,7 @@ class DiskTier:
         self._looked = 0.0  # when answers were taken last
         self._storing: set[bytes] = set()
         self._most_storing = max(1, min(STORES_IN_FLIGHT, host.memory.slots // STORING_SHARE))
-        self._rising = PendingReads(host)
+        self._reads = PendingReads(host)
         self._superseded: list[bytes] = []
         self._touched: dict[bytes, bool] = {}  # used now, or first to go
         self._covers: dict[int, frozenset[bytes]] = {}  # by holder of a lease
@@ -137,7 +232,7 @@ class DiskTier:
     @property
     def waiting(self) -> bool:
         """Whether answers are on their way."""
-        return bool(self._requests) or self._rising.waiting
+        return bool(self._requests) or self._reads.waiting
 
     @property
     def room(self) -> int:
@@ -146,7 +241,7 @@ class DiskTier:
 
     def fetching(self, key: bytes) -> bool:
         """Whether it is on its way up; not with a shelf that is lost."""
-        return self._ready and key in self._rising
+        return self._ready and key in self._reads
 
     def stored(self, key: bytes) -> bool:
         """Whether it is on disk or on its way there."""
@@ -173,31 +268,31 @@ class DiskTier:
         self._forget(superseded)
         return True
 
-    def fetch(self, key: bytes, now: float, tenant: int = 0, *, bare: bool = False) -> bool:
+    def fetch(self, key: bytes, now: float, tenant: int = 0, *, direct: bool = False) -> bool:
         """Begin to bring a record into a host slot; whether it is on its way.
 
-        ``bare``: into this machine's memory only, where `read` finds it. It is asked for with those that follow
-        it, at the next `poll` at the latest.
+        ``direct``: into this machine's memory only, where `read` finds it. It is asked for with those that
+        follow it, at the next `poll` at the latest.
         """
-        if self._rising.has(key, bare=bare):
+        if self._reads.has(key, direct=direct):
             return True
-        if key not in self or not self._rising.add(key, tenant, bare=bare):
+        if key not in self or not self._reads.add(key, tenant, direct=direct):
             return False
         self._ask_for_pieces(now, full=True)
         return True
 
     @property
-    def reaches(self) -> bool:
+    def reads_directly(self) -> bool:
         """Whether device blocks are within reach: else nothing may be `read`."""
         return self._blocks is not None
 
-    def placed(self, key: bytes) -> bool:
+    def offset_known(self, key: bytes) -> bool:
         """Whether `read` could succeed: it is known where the record lies."""
-        return key in self and key in self._shortcut
+        return key in self and key in self._reader
 
-    def at_hand(self, key: bytes) -> bool:
+    def in_page_cache(self, key: bytes) -> bool:
         """Whether `read` is likely to succeed: it lies in memory, too."""
-        return self.placed(key) and self._shortcut.has(key)
+        return self.offset_known(key) and self._reader.has(key)
 
     def read(self, keys: Sequence[bytes], blocks: Sequence[int]) -> list[int]:
         """Fill device blocks with records of the host tier, or that lie in memory, and check them.
@@ -222,9 +317,9 @@ class DiskTier:
             found += self._copy(above, [parts_of(at + each) for each in range(len(above))])
             at = len(found)
             below = list(takewhile(lambda key: key not in here, keys[at:]))
-            found += self._shortcut.read(below, parts_of, at)
+            found += self._reader.read(below, parts_of, at)
             self._read += len(found) - at
-            self.give_way(below[: len(found) - at])
+            self.evict_first(below[: len(found) - at])
             if len(found) < at + len(below) or not (above or below):
                 break
         return found
@@ -240,7 +335,7 @@ class DiskTier:
         if self.stored(key) and len(self._touched) < MOST_SUPERSEDED:
             self._touched[key] = True
 
-    def give_way(self, keys: Iterable[bytes]) -> None:
+    def evict_first(self, keys: Iterable[bytes]) -> None:
         """These stay above: on disk they go first, in this order, from the next that is stored on."""
         here, coming, moved = self._keys, self._storing, self._touched
         for key in keys:
@@ -276,7 +371,7 @@ class DiskTier:
             self._flush()
             if self._receive(now) and self._sock is not None:
                 deadlines = (request.deadline for request in self._requests.values())
-                if self._patience.over(now, deadlines, opening=not self._ready):
+                if self._deadline.over(now, deadlines, opening=not self._ready):
                     self._lose("does not answer")
 
     def statistics(self) -> DiskStatistics:
@@ -294,7 +389,7 @@ class DiskTier:
 
     def close(self) -> None:
         """Leave: the shelf writes what it has, and ends."""
-        self._shortcut.close()
+        self._reader.close()
         for sock in (self._sock, self._control):
             if sock is not None:
                 sock.close()
@@ -315,7 +410,7 @@ class DiskTier:
 
     def _ask_for_pieces(self, now: float, *, full: bool = False) -> None:
         if self._ready:
-            for slots, keys in self._rising.pieces(full=full):
+            for slots, keys in self._reads.pieces(full=full):
                 self._send(Fetch(next(self._tickets), slots, keys), now)
 
     def _send(self, message: Store | Fetch, now: float) -> None:
@@ -352,7 +447,7 @@ class DiskTier:
                 self._lose("is gone")
                 return True
             self._answer(decoder.decode(packet))
-            self._patience.heard(now)
+            self._deadline.heard(now)
         return False
 
     def _answer(self, answer: Up) -> None:
@@ -371,7 +466,7 @@ class DiskTier:
                 assert isinstance(message, Store)
                 self._end_store(message, kept=isinstance(answer, Done))
                 if isinstance(answer, Done):
-                    self._shortcut.learn(message.key, Lying(answer.offset, message.tokens, message.digest))
+                    self._reader.learn(message.key, RecordAt(answer.offset, message.tokens, message.digest))
             case Fetched():
                 piece = self._requests.pop(answer.ticket).message
                 assert isinstance(piece, Fetch)
@@ -379,7 +474,7 @@ class DiskTier:
 
     def _end_store(self, message: Store, *, kept: bool) -> None:
         self._storing.discard(message.key)
-        self._host.let_go(message.slot)
+        self._host.release(message.slot)
         if kept:
             self._stored += 1
             self._keys.add(message.key)
@@ -392,9 +487,9 @@ class DiskTier:
         slots = piece.slots or repeat(None)
         told = zip(answer.tokens, answer.digests, answer.offsets, strict=True)
         for key, slot, (tokens, digest, offset) in zip(piece.keys, slots, told, strict=False):
-            self._rising.came(key, slot)
+            self._reads.came(key, slot)
             if tokens:
-                self._shortcut.learn(key, Lying(offset, tokens, digest))
+                self._reader.learn(key, RecordAt(offset, tokens, digest))
             if slot is not None:
                 self._end_fetch(slot, tokens, digest)
 
@@ -414,21 +509,21 @@ class DiskTier:
             for part in parts:
                 part[:] = payload[at : at + len(part)]
                 at += len(part)
-        self._host.let_go(*slots, above=True)
+        self._host.release(*slots, above=True)
         return [self._host.tokens_of(slot) for slot in slots]
 
     def _forget(self, keys: Iterable[bytes]) -> None:
         for key in keys:
             self._keys.discard(key)
-            self._shortcut.forget(key)
+            self._reader.forget(key)
 
     def _give_up(self, message: Store | Fetch) -> None:
         """The shelf is dead: the request's slots are ours again."""
         if isinstance(message, Store):
             self._storing.discard(message.key)
-            self._host.let_go(message.slot)
+            self._host.release(message.slot)
         else:
-            self._rising.give_up(message)
+            self._reads.give_up(message)
 
     def _lose(self, how: str) -> None:
         """Ask for another; until it is there the slots of this one are not touched."""
@@ -439,7 +534,7 @@ class DiskTier:
         self._sock, self._ready = None, False
         self._outbox.clear()
         self._keys.clear()  # the next one says what it holds
-        self._shortcut.forget_all()
+        self._reader.forget_all()
         self._told.clear()
         self._untold = True
         self._ask()
@@ -461,11 +556,11 @@ class DiskTier:
         for request in list(self._requests.values()):
             self._give_up(request.message)
         self._requests.clear()
-        self._rising.give_up_unasked()
+        self._reads.give_up_unasked()
         os.set_inheritable(fds[0], False)
         self._sock = socket.socket(fileno=fds[0])
         self._sock.setblocking(False)
-        self._patience.heard(now)
+        self._deadline.heard(now)
         self._budget = self._begin.budget
         self._post(self._begin)
 

@@ -1,6 +1,6 @@
-"""Which record on disk goes first: of the tenant that holds most the longest unused, leased ones after others.
+"""The eviction order of records on disk: the longest unused of the tenant that holds most, leased ones last.
 
-The rule is `quotas`'. Knows keys, tenants and turns; no medium.
+The rule among tenants is that of `quotas`. Knows keys and tenants.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..quotas import by_largest
 
 
 class RecordEviction:
-    """Keys by tenant, in each the longest unused first."""
+    """Keys by tenant, each tenant's longest unused first."""
 
     def __init__(self) -> None:
         self._queues: dict[int, OrderedDict[bytes, None]] = {}
@@ -34,13 +34,13 @@ class RecordEviction:
         return {tenant: len(queue) for tenant, queue in self._queues.items()}
 
     def add(self, key: bytes, tenant: int) -> None:
-        """It is kept, and was used now."""
+        """Add a record that was used now."""
         self.remove(key)
         self._tenants[key] = tenant
         self._queues.setdefault(tenant, OrderedDict())[key] = None
 
     def remove(self, key: bytes) -> None:
-        """It is kept no more, if it was."""
+        """Remove a record, if it is there."""
         tenant = self._tenants.pop(key, None)
         if tenant is not None:
             del self._queues[tenant][key]
@@ -48,24 +48,30 @@ class RecordEviction:
                 del self._queues[tenant]
 
     def move(self, key: bytes, *, last: bool) -> None:
-        """It was used now, if it is here; or it is the first of its tenant's to go."""
+        """Make a record, if it is there, the ``last`` of its tenant's to be evicted, as used now; else the
+        first.
+        """
         tenant = self._tenants.get(key)
         if tenant is not None:
             self._queues[tenant].move_to_end(key, last=last)
 
     def lease(self, keys: Iterable[bytes], *, on: bool) -> None:
-        """These go after all others from now on, whether they are here yet or not; or no longer."""
+        """``on``: evict these after all others, whether they are here yet or not; else no longer."""
         (self._leased.update if on else self._leased.difference_update)(keys)
 
     def evicted(self, count: int, coming: Iterable[int], besides: Container[bytes]) -> list[bytes]:
-        """The ``count`` that give way to records of the tenants ``coming``, none of ``besides``; they stay."""
+        """The ``count`` records to evict for new ones of the tenants ``coming``, none of ``besides``; they
+        stay in.
+        """
         held = Counter(self.held()) + Counter(coming)
         first = by_largest(held, {t: self._keys(t, besides, leased=False) for t in self._queues})
         last = by_largest(held, {t: self._keys(t, besides, leased=True) for t in self._queues})
         return list(islice(chain(first, last), count))
 
     def surplus(self, tenant: int, most: int, coming: int, besides: Collection[bytes] = ()) -> list[bytes]:
-        """What a tenant that may have ``most`` gives up for ``coming`` of its own; ``besides`` goes anyway."""
+        """The records that a tenant with a cap of ``most`` gives up for ``coming`` new ones of its own,
+        besides those of ``besides``, which go in any case.
+        """
         leaving = sum(self._tenants.get(key) == tenant for key in besides)
         staying = len(self._queues.get(tenant, ())) - leaving
         own = (self._keys(tenant, besides, leased=leased) for leased in (False, True))

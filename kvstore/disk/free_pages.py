@@ -1,10 +1,10 @@
-"""Free pages of an LMDB file, and how their space goes back to the file system.
+"""Finds the free pages of an LMDB file, and gives their space back to the file system.
 
 An LMDB file never gets shorter: pages of deleted records go on a list, and later writes take them from there.
-The list is read here from the file itself, by the rule that LMDB has for it: pages that transaction ``n`` freed
-may be written over as soon as a later one than ``n`` is committed and no reader is older. Without ``writemap``
-LMDB never reads such a page again before it has written it whole, so it may become a hole of the file. Linux
-only; the format is that of LMDB 0.9 (``mdb.c``, data version 1) on a little-endian machine.
+The list is read here from the file itself, by LMDB's rule: pages that transaction ``n`` freed may be
+overwritten as soon as a later transaction is committed and no reader is older. Without ``writemap`` LMDB
+reads such a page only after it has written it whole, so it may become a hole of the file. Linux only; the
+format is that of LMDB 0.9 (``mdb.c``, data version 1) on a little-endian machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 
 class ListUnreadable(Exception):
-    """What stands in the place of the list of free pages is none."""
+    """The file has no valid list of free pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class _Meta:
 
 
 def punch_free_pages(fd: int) -> int:
-    """Give back the space of all free pages of the LMDB file ``fd``; bytes that the file is smaller on disk.
+    """Give back the space of all free pages of the LMDB file ``fd``; returns by how many bytes it is smaller.
 
-    Nobody may read or write the file meanwhile through LMDB, and no reader may be left open.
+    The file must not be read or written through LMDB meanwhile, and no reader may be open.
 
     Raises:
         ListUnreadable: the file is damaged.
@@ -71,7 +71,7 @@ def punch(fd: int, start: int, length: int) -> None:
 
 
 def free_runs(fd: int) -> list[tuple[int, int]]:
-    """Offset and length in bytes of each run of free pages, what lies behind the last page used included.
+    """Offset and length in bytes of each run of free pages, and of what lies behind the last page in use.
 
     Raises:
         ListUnreadable, OSError
@@ -80,7 +80,7 @@ def free_runs(fd: int) -> list[tuple[int, int]]:
     found = [pages for freed_by, pages in _entries(fd, meta) if freed_by < meta.transaction]
     pages = np.unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
     if len(pages) and (pages[0] < 2 or pages[-1] > meta.last):
-        raise ListUnreadable("a free page is none of the file")
+        raise ListUnreadable("a free page lies outside of the file")
     split = np.split(pages, np.nonzero(np.diff(pages) != 1)[0] + 1) if len(pages) else []
     runs = [(int(run[0]) * meta.page, len(run) * meta.page) for run in split]
     behind = (meta.last + 1) * meta.page
@@ -111,7 +111,7 @@ def _newest(fd: int) -> _Meta:
 
 
 def _entries(fd: int, meta: _Meta) -> Iterator[tuple[int, np.ndarray]]:
-    """Each transaction that freed pages, and the numbers of these."""
+    """Each transaction that freed pages, and the numbers of these pages."""
     waiting = [] if meta.root == _EMPTY else [(meta.root, 0)]
     if meta.depth > _MOST_DEPTH:
         raise ListUnreadable("the tree of free pages is too deep")
@@ -124,7 +124,7 @@ def _entries(fd: int, meta: _Meta) -> Iterator[tuple[int, np.ndarray]]:
         page = _read(fd, number * meta.page, meta.page)
         flags, lower = struct.unpack_from("<HH", page, 10)
         if lower > meta.page or lower < _PAGE_HEADER or not flags & (_BRANCH | _LEAF):
-            raise ListUnreadable(f"page {number} is none of a tree")
+            raise ListUnreadable(f"page {number} does not belong to a tree")
         for (at,) in struct.iter_unpack("<H", page[_PAGE_HEADER:lower]):
             if at + _NODE.size > meta.page:
                 raise ListUnreadable(f"page {number} has a node outside of itself")
@@ -144,7 +144,7 @@ def _entries(fd: int, meta: _Meta) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _numbers(data: bytes) -> np.ndarray:
-    """The numbers of a list: how many there are, and then they."""
+    """The numbers of a list, which begins with their count."""
     listed = np.frombuffer(data[: len(data) // 8 * 8], dtype="<u8")
     if not len(listed) or listed[0] >= len(listed):
         raise ListUnreadable("a list of free pages is longer than its entry")

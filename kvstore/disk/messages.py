@@ -1,7 +1,7 @@
-"""What crosses between the engine and the shelf: one MessagePack object per packet of a SEQPACKET socket.
+"""Messages between the engine and the disk process: one MessagePack object per packet of a SEQPACKET socket.
 
-Bytes of blocks never cross: both ends map the slots. A slot named in a request is the shelf's until its
-``Done``, ``Failed`` or ``Fetched``.
+Bytes of blocks never cross: both ends map the slots. A slot named in a request belongs to the disk process
+until its ``Done``, ``Failed`` or ``Fetched``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ KEYS_PER_PACKET = 4096
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
-    """The first packet: which records, where, and how many bytes of them; ``caps``: of which tenants fewer.
+    """The first packet. ``folder``, ``space``: of the store. ``block_bytes``: length of a payload.
 
-    ``floor``: bytes of the disk that stay free, whoever fills it.
+    ``budget``: most bytes of all records; ``caps``: of a tenant's, by its number. ``floor``: bytes of the
+    disk that stay free.
     """
 
     folder: str
@@ -29,11 +30,10 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
 
 
 class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
-    """Keep what is in ``slot``; ``superseded``: forget these in the same transaction.
+    """Store the record in ``slot``; ``superseded``: forget these in the same transaction.
 
-    ``touched``: records that are there already, and would have been stored now if they were not; ``yielding``:
-    records that are above, and the first to go here; ``leased``, ``released``: keys that go last from now on,
-    and those that do no longer.
+    ``touched``: records that count as used now. ``yielding``: records that are on a tier above, to be evicted
+    first. ``leased``, ``released``: keys that leases cover from now on, and no longer.
     """
 
     ticket: int
@@ -50,9 +50,9 @@ class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
-    """A piece of what is wanted: copy the record of each of ``keys`` into the slot beside it.
+    """Copy the record of each of ``keys`` into the slot beside it; answered by one ``Fetched``.
 
-    Without any slots: only have them in memory, where the engine reads and checks them.
+    Without slots: bring them into the page cache only, from where the engine reads and checks them.
     """
 
     ticket: int
@@ -61,7 +61,10 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True, tag="known"):
-    """Keys on disk, one behind the other, after ``Begin``; ``last``: there are no more."""
+    """Keys on disk, one behind the other, in answer to ``Begin``; ``last``: there are no more.
+
+    ``ignored``: records of another model or layout.
+    """
 
     keys: bytes
     last: bool
@@ -69,17 +72,17 @@ class Known(msgspec.Struct, frozen=True, array_like=True, tag="known"):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """It is stored; ``offset``: where its payload lies in the file, 0 where nobody knows."""
+    """The record is stored; ``offset``: of its payload in the file, 0 if unknown."""
 
     ticket: int
     offset: int = 0
 
 
 class Fetched(msgspec.Struct, frozen=True, array_like=True, tag="fetched"):
-    """The piece is in its slots, or in memory: tokens and xxh3 of each record; 0 tokens where it is not.
+    """The records are in their slots, or in the page cache: ``tokens`` and xxh3 ``digests`` of each.
 
-    ``gone``: which of its records are there no more. ``offsets``: where each lies in the file, 0 where nobody
-    knows.
+    0 tokens: it did not come. ``gone``: positions of those that are no longer on disk. ``offsets``: of the
+    payloads in the file, 0 if unknown.
     """
 
     ticket: int
@@ -90,14 +93,14 @@ class Fetched(msgspec.Struct, frozen=True, array_like=True, tag="fetched"):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """It is not."""
+    """The record is not stored."""
 
     ticket: int
     reason: str
 
 
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
-    """Keys given up for room, one behind the other."""
+    """Keys evicted for room, one behind the other."""
 
     keys: bytes
 

@@ -1,20 +1,20 @@
-"""Where in the file each payload lies, so that it is read from there.
+"""Where in the file each payload lies, and reading from there; what of a file is in the page cache. Linux only.
 
 LMDB touches every page of a value as it is looked up, through a map of the file. With the kernel's readahead
-each look into the B-tree also reads whatever lies around it (eight fold what was wanted, as measured, 70 ms
-for 25 MB that a plain read has in 13); without it a value comes one page at a time (400 ms). So the map is
-advised *random*, and a payload whose place is known is read from the file by its place: no page of the
-B-trees, no page table. What is read ahead of it there is the kernel's choice: telling it what will be wanted
-next cost 2 to 4 % more than leaving it alone, where records lay in order, in pieces or anyhow (it makes larger
-pages by itself). A payload does not move while it is kept. Those whose place is not known yet, of an earlier
-process, are looked up as ever. A place is only a hint: whoever reads there checks what he got. Knows keys,
-offsets and headers; no transactions.
+each look into the B-tree also reads what lies around it (eight times what was wanted, as measured: 70 ms for
+25 MB that a plain read has in 13). Without it a value comes one page at a time (400 ms). So the map is
+advised *random*, and a payload with a known offset is read from the file there, without the B-trees and the
+page table. How much is read ahead there is the kernel's choice: advising it of what comes next cost 2 to 4 %
+more than leaving it alone, whether records lay in order, in pieces or at random. A payload does not move
+while it is kept. Payloads of an earlier process, with unknown offsets, are looked up in the B-trees once. An
+offset is only a hint: a reader checks the bytes. Knows keys, offsets and headers; no transactions.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,28 +22,30 @@ from pathlib import Path
 
 import numpy as np
 
-from .page_cache import PAGE, bring
 from .record import RecordHeader
 
 FILE = "data.mdb"
 """Name of the file in a store's folder; LMDB gives it."""
 HEADER = 16  # bytes of LMDB's own before a payload
+PAGE = 4096
+_CACHESTAT = 451  # the same number on every architecture; Linux 6.5
 MADV_NORMAL, MADV_RANDOM = 0, 1  # the same numbers on every Linux
 
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """``offset``: of the payload in the file. ``header``: what the record said of itself."""
+    """``offset``: of the payload in the file. ``header``: of the record."""
 
     offset: int
     header: RecordHeader
 
 
 class PayloadOffsets:
-    """PayloadOffsets of payloads in the file at ``path``, which this process maps."""
+    """Offsets of payloads in the file at ``path``, which this process maps."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -55,7 +57,7 @@ class PayloadOffsets:
         return key in self._places
 
     def mapped(self, *, anew: bool = True) -> None:
-        """The file was mapped, at another address perhaps; ``anew``: it may be another file, too."""
+        """The file was mapped, perhaps at another address; ``anew``: it may be another file."""
         if anew:
             self.close()
             self._places.clear()
@@ -65,7 +67,7 @@ class PayloadOffsets:
         self._advise(MADV_RANDOM)
 
     def read(self, key: bytes, into: memoryview) -> RecordHeader | None:
-        """Copy what lies at the key's place; its header, None where there is no such place.
+        """Copy the payload into ``into``, unchecked; its header, or None where its offset is unknown.
 
         Raises:
             OSError: the medium refused.
@@ -76,21 +78,21 @@ class PayloadOffsets:
         got = os.preadv(self._fd, [into], place.offset)
         return place.header if got == len(into) else None
 
-    def bring(self, key: bytes, length: int) -> RecordHeader | None:
-        """As `read`, but copies nothing: the payload is in memory afterwards, for another to read."""
+    def load_pages(self, key: bytes, length: int) -> RecordHeader | None:
+        """As `read`, but only brings the payload into the page cache, for another process to read."""
         place = self._places.get(key)
         if place is None or self._fd is None:
             return None
-        return place.header if bring(self._fd, place.offset, length) else None
+        return place.header if load_pages(self._fd, place.offset, length) else None
 
-    def place_of(self, key: bytes) -> int:
-        """Where it lies; 0: nobody knows."""
+    def offset_of(self, key: bytes) -> int:
+        """The payload's offset in the file; 0: unknown."""
         place = self._places.get(key)
         return 0 if place is None else place.offset
 
     @contextlib.contextmanager
     def searching(self, key: bytes) -> Iterator[None]:
-        """A payload is looked up meanwhile: read ahead of it where nobody could ask for its pages before."""
+        """For the time of a look-up: the kernel reads ahead, if the payload's offset is unknown."""
         if key in self._places:
             yield
             return
@@ -101,17 +103,17 @@ class PayloadOffsets:
             self._advise(MADV_RANDOM)
 
     def learn(self, key: bytes, payload: memoryview, header: RecordHeader) -> None:
-        """It lies here, inside the map."""
+        """Remember where ``payload`` lies, which is inside the map."""
         address = np.frombuffer(payload, dtype=np.uint8).ctypes.data
         if self._begin <= address < self._end:
             self._places[key] = Place(address - self._begin, header)
 
     def forget(self, key: bytes) -> None:
-        """It lies nowhere any more."""
+        """Forget the key's offset."""
         self._places.pop(key, None)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -122,7 +124,7 @@ class PayloadOffsets:
 
 
 def stride_of(length: int) -> int:
-    """Bytes of the file that a payload of so many takes: pages of its own."""
+    """Bytes that a payload of ``length`` bytes takes in the file: whole pages, with LMDB's header."""
     return -(-(length + HEADER) // PAGE) * PAGE
 
 
@@ -136,3 +138,53 @@ def _range_of(path: Path) -> tuple[int, int]:
                 begin, _, end = fields[0].partition("-")
                 return int(begin, 16), int(end, 16)
     return 0, 0
+
+
+class _Range(ctypes.Structure):
+    """``struct cachestat_range``: of the file, in bytes."""
+
+    _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
+
+
+class _Pages(ctypes.Structure):
+    """``struct cachestat``: numbers of pages."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recently")
+    )
+
+
+def in_memory(fd: int, offset: int) -> bool:
+    """Whether the page at ``offset`` is in the page cache, or on its way there. Reads nothing, as the kernel
+    would then read ahead.
+
+    Raises:
+        OSError: the kernel cannot say.
+    """
+    span, pages = _Range(offset // PAGE * PAGE, PAGE), _Pages()
+    if _syscall(_CACHESTAT, fd, ctypes.byref(span), ctypes.byref(pages), 0) == 0:
+        return bool(pages.cached)
+    return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1  # an older kernel
+
+
+def load_pages(fd: int, offset: int, length: int) -> bool:
+    """Bring these bytes into the page cache, and wait until they are there; returns whether the file has so
+    many.
+
+    They are sent to the null device, which takes pages and copies no bytes.
+
+    Raises:
+        OSError: the medium refused.
+    """
+    end = offset + length
+    while offset < end:
+        sent = os.sendfile(_nowhere(), fd, offset, end - offset)
+        if not sent:
+            return False
+        offset += sent
+    return True
+
+
+@functools.cache
+def _nowhere() -> int:
+    return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
-"""Who starts the shelf, and ends it: a thread beside whoever outlives the engine.
+"""Starts the disk process, restarts it and ends it: a thread in the process that outlives the engine.
 
-The engine asks over a control socket and gets a socket to a new shelf; that it comes means that the one before
-is dead and reaped, so that its slots can be taken back. When the engine's end closes the shelf has a moment to
-write what it was given, then it is killed. Knows processes and descriptors; nothing of records.
+The engine asks over a control socket, and gets a socket to a new disk process. By then the one before is dead
+and reaped, so that its slots can be taken back. When the engine's end closes, the disk process has a moment
+to write what it was given; then it is killed. Knows processes and descriptors, no records.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import time
 
 from ..system_limits import explained
 
-GRACE = 2.0  # seconds a shelf has to end once the engine is gone
-STEADY = 10.0  # seconds after which a shelf is no longer a failed start
-FIRST = 0.1  # seconds before the first start after a death; each that fails doubles them
-LONGEST = 30.0  # seconds between two starts at most
+GRACE = 2.0  # seconds that a disk process has to end once the engine is gone
+STEADY = 10.0  # seconds after which a start counts as successful
+FIRST = 0.1  # seconds before the first start after a death; each failed start doubles them
+LONGEST = 30.0  # seconds between two starts, at most
 
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
-"""Nobody sends these: LMDB met damaged pages in its map, and the next shelf would meet them again."""
+"""Signals that mean that LMDB met damaged pages in its map; the next process would meet them again."""
 
 log = logging.getLogger(__name__)
 
@@ -38,23 +38,25 @@ class DiskProcess:
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
         self._crashed = False
-        self._began = math.inf  # when the last shelf was started
+        self._began = math.inf  # when the last process was started
         self._leaving = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="holdfast-shelf-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="holdfast-disk-process", daemon=True)
 
     @property
     def pid(self) -> int | None:
-        """The shelf's process id, while there is one."""
-        process = self._process  # looked at once: the thread replaces it
+        """The disk process's id, while there is one."""
+        process = self._process  # read once: the thread replaces it
         return process.pid if process else None
 
     def start(self) -> None:
-        """Begin to listen. The engine has its end: this process's copy is closed, so that its death shows."""
+        """Begin to listen. The engine has its end by now: this process's copy is closed, so that the engine's
+        death closes the socket.
+        """
         self.theirs.close()
         self._thread.start()
 
     def stop(self) -> None:
-        """The engine is gone: return when the shelf is, too. Waits; for a thread that may."""
+        """The engine is gone: end the disk process, and wait until it is gone too."""
         self.theirs.close()
         self._leaving.set()
         if self._thread.is_alive():
@@ -73,7 +75,7 @@ class DiskProcess:
         self._end(GRACE)
 
     def _left_within(self, seconds: float) -> bool:
-        """Wait so long, unless it is time to leave; whether the engine has left."""
+        """Wait so long, or until `stop`; returns whether the engine has left."""
         self._leaving.wait(seconds)
         try:
             return not self._ours.recv(16, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -89,21 +91,23 @@ class DiskProcess:
             return False
 
     def _spawned(self) -> bool:
-        """Whether the engine has a new shelf; it asks once, so that whoever fails here tries again."""
-        self._began = time.monotonic()  # before the engine can know of it, and of its death
+        """Start a disk process; whether that worked. The engine asks only once, so that the caller tries
+        again.
+        """
+        self._began = time.monotonic()  # before the engine can know of the process, and of its death
         try:
             self._spawn()
         except OSError as error:  # the machine has no room for a process, or the engine left just now
             self._end(0.0)
             if not self._left_within(0.0):
-                log.warning("%s; it is tried again", explained(error, "the shelf's process"))
+                log.warning("%s; it is tried again", explained(error, "the disk process"))
             return False
         return True
 
     def _spawn(self) -> None:
-        engine, shelf = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with engine, shelf:
-            fds = [shelf.fileno(), self._memory]
+        engine, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with engine, server:
+            fds = [server.fileno(), self._memory]
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -120,10 +124,10 @@ class DiskProcess:
                 stdout=2,
                 env={**os.environ, "PYTHONSAFEPATH": "1"},
             )
-            socket.send_fds(self._ours, [b"shelf"], [engine.fileno()])
+            socket.send_fds(self._ours, [b"disk"], [engine.fileno()])
 
     def _end(self, grace: float) -> None:
-        """The shelf is dead and reaped when this returns."""
+        """End the disk process; it is dead and reaped when this returns."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -134,7 +138,8 @@ class DiskProcess:
         self._crashed = -process.wait() in CRASHES
         if self._crashed:
             log.warning(
-                "a shelf died of %s: its records are thrown away", signal.Signals(-process.returncode).name
+                "a disk process died of %s: its records are thrown away",
+                signal.Signals(-process.returncode).name,
             )
 
 

@@ -1,7 +1,7 @@
-"""The header that stands beside each record's bytes on disk, and what makes it one of ours.
+"""The header of a record on disk: 80 bytes, little-endian.
 
-Fixed, 80 bytes, little-endian: magic, layout version, tokens, namespace, key, payload length, xxh3 of the
-payload, stamp of the last use, tenant (0 where it was written before there were any). Knows no medium.
+Magic, layout version, tokens, namespace, key, payload length, xxh3 of the payload, stamp of the last use,
+tenant (0 in records older than tenants).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RecordHeader:
     tenant: int = 0
 
     def packed(self) -> bytes:
-        """As it stands on disk."""
+        """The header's bytes."""
         return _HEADER.pack(
             MAGIC,
             LAYOUT_VERSION,

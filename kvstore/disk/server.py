@@ -1,9 +1,9 @@
-"""The shelf's loop: requests from the engine, records between slots and disk, an answer for each.
+"""The disk process's loop: takes requests of the engine, moves records between slots and disk, and answers.
 
-Requests that wait are taken together: stores up to ``BATCH_BYTES`` share a transaction, a fetch never waits
-behind more than one such. A medium that refuses fails the request and nothing else. Between requests it looks
-at the free space of its disk, the more often the less there is, and gives its own back before others are short
-of it.
+Waiting requests are taken together: stores of up to ``BATCH_BYTES`` share a transaction, and a fetch waits
+behind one such transaction at most. If the medium refuses, the request fails and nothing else. Between
+requests it looks at the free space of its disk, more often the less there is, and gives space back before
+others are short of it.
 """
 
 from __future__ import annotations
@@ -19,31 +19,15 @@ import msgspec
 
 from ..errors import RecordDamaged, RecordUnavailable
 from ..host.slots import SlotMemory
+from . import messages
 from .admin import clear_others, others, write_about
-from .messages import (
-    KEYS_PER_PACKET,
-    PACKET_BYTES,
-    Begin,
-    Done,
-    Down,
-    Failed,
-    Fetch,
-    Fetched,
-    Gone,
-    Known,
-    Room,
-    Store,
-    Up,
-    encode,
-)
-from .messages import down_decoder as decoder
-from .store import Given, RecordStore, StoreFailed, StoreFull
+from .store import NewRecord, RecordStore, StoreFailed, StoreFull
 
 BATCH_BYTES = 8 << 20
 SYNC_SECONDS = 1.0
 FILL_RATE = 1 << 30  # bytes a second at which others may fill the disk
-LOOK_SECONDS = 0.05, 1.0  # between two looks at it, at least and at most
-ROOM_SHARE = 32  # a change of room by one part in so many is told
+LOOK_SECONDS = 0.05, 1.0  # between two looks at the disk, at least and at most
+ROOM_SHARE = 32  # a change of room by one part in so many is reported
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +46,7 @@ class DiskServer:
         self._look_at = self._sync_at = 0.0
 
     def run(self) -> None:
-        """Until the other end closes."""
+        """Serve until the other end closes."""
         self._look()
         self._introduce()
         while True:
@@ -75,21 +59,21 @@ class DiskServer:
                     self._sync()
                 continue
             self._sync_at = now + SYNC_SECONDS
-            first = self._sock.recv(PACKET_BYTES)
+            first = self._sock.recv(messages.PACKET_BYTES)
             if not first:
                 self._sync()
                 return
-            self._serve([decoder.decode(first), *self._more()])
+            self._serve([messages.down_decoder.decode(first), *self._more()])
 
     def _introduce(self) -> None:
         keys = self._store.keys()
-        for start in range(0, max(1, len(keys)), KEYS_PER_PACKET):
-            last = start + KEYS_PER_PACKET >= len(keys)
-            part = b"".join(keys[start : start + KEYS_PER_PACKET])
-            self._send(Known(part, last, self._store.ignored if last else 0))
+        for start in range(0, max(1, len(keys)), messages.KEYS_PER_PACKET):
+            last = start + messages.KEYS_PER_PACKET >= len(keys)
+            part = b"".join(keys[start : start + messages.KEYS_PER_PACKET])
+            self._send(messages.Known(part, last, self._store.ignored if last else 0))
 
     def _look(self) -> None:
-        """Give space back if the disk is short of it; say when the next look is due."""
+        """Give space back if the disk is short of it, and set the time of the next look."""
         least, most = LOOK_SECONDS
         delay = most
         try:
@@ -105,13 +89,13 @@ class DiskServer:
             room = self._store.room
             if abs(room - self._told) * ROOM_SHARE > max(room, self._told):
                 self._told = room
-                self._send(Room(room))
+                self._send(messages.Room(room))
         except StoreFailed as error:
             self._refused(error)
         self._look_at = time.monotonic() + delay
 
     def _give_back(self, headroom: int) -> None:
-        """Records of other models first, as nobody asks for these now."""
+        """Give space back: records of other models first, as the engine does not ask for these."""
         clear_others(self._store.folder, -headroom)
         self._store.relieve()
         self._tell_given_up()
@@ -124,36 +108,38 @@ class DiskServer:
             log.warning(
                 "less than %d bytes are free on the disk of %s: KV gives way", least, self._store.folder
             )
-        for start in range(0, len(keys), KEYS_PER_PACKET):
-            self._send(Gone(b"".join(keys[start : start + KEYS_PER_PACKET])))
+        for start in range(0, len(keys), messages.KEYS_PER_PACKET):
+            self._send(messages.Gone(b"".join(keys[start : start + messages.KEYS_PER_PACKET])))
 
-    def _more(self) -> list[Down]:
-        """What has come meanwhile, as much as fits a batch."""
+    def _more(self) -> list[messages.Down]:
+        """The requests that wait, as many as fit a batch."""
         most = max(1, BATCH_BYTES // self._memory.block_bytes)
-        found: list[Down] = []
+        found: list[messages.Down] = []
         with contextlib.suppress(BlockingIOError):
-            while len(found) < most and (packet := self._sock.recv(PACKET_BYTES, socket.MSG_DONTWAIT)):
-                found.append(decoder.decode(packet))
+            while len(found) < most and (
+                packet := self._sock.recv(messages.PACKET_BYTES, socket.MSG_DONTWAIT)
+            ):
+                found.append(messages.down_decoder.decode(packet))
         return found
 
-    def _serve(self, requests: list[Down]) -> None:
-        """Fetches first: somebody waits for them."""
+    def _serve(self, requests: list[messages.Down]) -> None:
+        """Do the requests, fetches first: turns wait for them."""
         for request in requests:
-            if isinstance(request, Fetch):
+            if isinstance(request, messages.Fetch):
                 self._fetch(request)
-        stores = [request for request in requests if isinstance(request, Store)]
+        stores = [request for request in requests if isinstance(request, messages.Store)]
         if stores:
             self._keep(stores)
 
-    def _fetch(self, request: Fetch) -> None:
-        """One answer for the piece, while the engine takes up the one before it."""
+    def _fetch(self, request: messages.Fetch) -> None:
+        """Fetch the records of one request, with one answer."""
         count = len(request.keys)
         tokens, digests, gone = [0] * count, [0] * count, []
         for at, key in enumerate(request.keys):
             try:
                 if request.slots:
                     header = self._store.get(key, self._memory.payload(request.slots[at]))
-                elif (found := self._store.bring(key)) is not None:
+                elif (found := self._store.load_pages(key)) is not None:
                     header = found
                 else:
                     continue
@@ -165,12 +151,12 @@ class DiskServer:
                 self._refused(error)
             else:
                 tokens[at], digests[at] = header.tokens, header.digest
-        offsets = [self._store.place_of(key) for key in request.keys]
-        self._send(Fetched(request.ticket, tokens, digests, gone, offsets))
+        offsets = [self._store.offset_of(key) for key in request.keys]
+        self._send(messages.Fetched(request.ticket, tokens, digests, gone, offsets))
 
-    def _keep(self, stores: list[Store]) -> None:
+    def _keep(self, stores: list[messages.Store]) -> None:
         records = [
-            Given(store.key, store.tokens, store.digest, self._memory.payload(store.slot), store.tenant)
+            NewRecord(store.key, store.tokens, store.digest, self._memory.payload(store.slot), store.tenant)
             for store in stores
         ]
         for store in stores:
@@ -179,12 +165,12 @@ class DiskServer:
         superseded = [key for store in stores for key in store.superseded]
         try:
             touched = [key for store in stores for key in store.touched]
-            self._store.give_way(key for store in stores for key in store.yielding)
+            self._store.evict_first(key for store in stores for key in store.yielding)
             evicted = self._store.put(records, superseded, touched)
         except StoreFailed as error:
             self._refused(error)
             for store in stores:
-                self._send(Failed(store.ticket, str(error)))
+                self._send(messages.Failed(store.ticket, str(error)))
             self._tell_given_up()
             return
         self._dirty = True
@@ -192,9 +178,9 @@ class DiskServer:
             log.warning("the disk takes records again")
             self._refusing = False
         for store in stores:
-            self._send(Done(store.ticket, self._store.place_of(store.key)))
-        if evicted:  # some of these, perhaps, where a tenant may keep fewer than it gave
-            self._send(Gone(b"".join(evicted)))
+            self._send(messages.Done(store.ticket, self._store.offset_of(store.key)))
+        if evicted:  # perhaps some of ``stores``, where a tenant's cap is smaller
+            self._send(messages.Gone(b"".join(evicted)))
         self._tell_given_up()
 
     def _sync(self) -> None:
@@ -206,25 +192,25 @@ class DiskServer:
                 self._refused(error)
 
     def _refused(self, error: StoreFailed) -> None:
-        """One line when it begins, one when it ends."""
+        """Log the first refusal; the next success is logged too."""
         if not self._refusing and not isinstance(error, StoreFull):
             self._refusing = True
             log.error("the disk refuses: %s", error)
 
-    def _send(self, message: Up) -> None:
-        self._sock.send(encode(message))
+    def _send(self, message: messages.Up) -> None:
+        self._sock.send(messages.encode(message))
 
 
 def serve(sock: socket.socket, memory_fd: int, *, anew: bool = False) -> None:
     """Read ``Begin`` and serve until the socket ends; ``anew``: without the records that are there.
 
-    Raises `StoreHeld`, `StoreFailed`, `StoreTorn`.
+    Raises `StoreLocked`, `StoreFailed`, `StoreTorn`.
     """
-    packet = sock.recv(PACKET_BYTES)
+    packet = sock.recv(messages.PACKET_BYTES)
     if not packet:
         return
-    begin = decoder.decode(packet)
-    if not isinstance(begin, Begin):
+    begin = messages.down_decoder.decode(packet)
+    if not isinstance(begin, messages.Begin):
         raise msgspec.ValidationError("the first packet begins nothing")
     memory = SlotMemory(memory_fd, begin.space, begin.block_bytes, made=True)
     folder = Path(begin.folder)
@@ -233,7 +219,7 @@ def serve(sock: socket.socket, memory_fd: int, *, anew: bool = False) -> None:
     )
     if beside := others(folder):
         log.warning("%s holds KV of %d other models or settings: ignored", folder.parent, beside)
-    with contextlib.suppress(OSError):  # a full disk: only who looks from outside misses it
+    with contextlib.suppress(OSError):  # a full disk: only the operator's commands miss it
         write_about(folder, begin.block_bytes)
     try:
         DiskServer(sock, memory, store).run()

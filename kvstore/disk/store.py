@@ -1,21 +1,23 @@
-"""Records in an LMDB environment: headers and payloads by key, within a budget; `eviction` says who goes first.
+"""Records in an LMDB environment: headers and payloads by key, within a budget. `eviction` has the order.
 
-Never ``writemap`` (a full disk would kill the process), never a transaction that outlives a call, payloads
-straight from and into the caller's buffers, every byte checked when it is read. What was read is above again
-and the first to give way, until it is touched; its recency is written with the next batch. What raises here is
-`StoreFailed`: the medium refused, and may not refuse the next time; or `StoreTorn`: the file's own pages are
-damaged, it is thrown away, and another store begins anew. For one process and thread.
+Never ``writemap`` (a full disk would kill the process), never a transaction that outlives a call. Payloads go
+straight from and into the caller's buffers, and every byte is checked when it is read. A record that was read
+is on a tier above again: it is evicted first until it is touched, which is written with the next batch. Two
+errors leave this file. `StoreFailed`: the medium refused, and may not refuse the next time. `StoreTorn`: the
+file's own pages are damaged; it is thrown away, and another store begins anew. For one process and thread.
 
-KV is a cache, and others need the disk more: while less than ``floor`` bytes are free there, records are given
-up and the pages they took become holes of the file (`free_pages`). A file system that has no holes gets the
-whole file back, and the store begins anew.
+KV is a cache, and others need the disk more. While less than ``floor`` bytes are free there, records are
+evicted and the pages they took become holes of the file (`free_pages`). On a file system without holes the
+whole file is given back, and the store begins anew.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,15 +32,14 @@ from ..errors import KVStoreError, RecordDamaged, RecordMissing
 from ..system_limits import OUT_OF_DESCRIPTORS, errno_of, explained
 from .eviction import RecordEviction
 from .free_pages import ListUnreadable, punch_free_pages
-from .lock import hold
 from .payload_offsets import FILE, PayloadOffsets, stride_of
 from .record import RecordHeader, read_header
 
 FIRST_MAP = 16 << 20
 SPARE = 64 << 20  # of the map, beyond twice the budget: pages freed are not free at once
 TREE_BYTES = 64 << 10  # that the B-trees may take with one batch of records
-GIVEN_SHARE = 32  # of its records one in so many goes beyond what is needed now, when space is given back
-TURN = b"turn"  # in the main tree: written for the sake of a transaction, and of no meaning
+GIVEN_SHARE = 32  # one record in so many is evicted beyond what is needed now, when space is given back
+TURN = b"turn"  # a meaningless key in the main tree: written to have a transaction
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -51,26 +52,30 @@ TORN = (
     lmdb.PageNotFoundError,
     lmdb.VersionMismatchError,
 )
-"""Of a file whose pages are not what was written: they would be met again and again."""
+"""Errors of a file with damaged pages: they would come again and again."""
 ANOTHER_FORMAT = "LMDB data format"
-"""In the error of the binding for a file of another version, or damaged there; it has no class of its own."""
+"""In the binding's error for a file of another version, or damaged there; it has no class of its own."""
 
 
 class StoreFailed(KVStoreError):
-    """The medium refused; what was asked for has not happened."""
+    """The medium refused; nothing was changed."""
 
 
 class StoreFull(StoreFailed):
-    """The disk has no space for KV beyond what is kept free there."""
+    """The disk has no space for KV beyond what stays free there."""
+
+
+class StoreLocked(KVStoreError):
+    """Another process holds this store."""
 
 
 class StoreTorn(KVStoreError):
-    """The file was damaged where nothing but LMDB's own pages are; it is removed."""
+    """LMDB's own pages in the file were damaged; the file is removed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A record to be kept. ``payload`` is read during the call only."""
+class NewRecord:
+    """A record to be stored. ``payload`` is read during the call only."""
 
     key: bytes
     tokens: int
@@ -82,14 +87,14 @@ class Given:
 class RecordStore:
     """The records of one namespace under ``folder``, at most ``budget`` bytes of them.
 
-    ``caps``: bytes that those of a tenant may take of it, by the tenant's number.
-    ``floor``: bytes of the disk that it leaves free, whoever else fills it; None: it does not look.
+    ``caps``: most bytes of a tenant's records, by the tenant's number.
+    ``floor``: bytes of the disk that stay free, however full it is; None: the disk is not looked at.
     ``ignored``: headers found that are not of this namespace, block size or layout; they are dropped.
-    ``given_up``: keys that went because the disk is short of space; for the caller to take.
-    ``anew``: throw away what is there, as whoever opened it last died of it.
+    ``given_up``: keys evicted because the disk is short of space; for the caller to take.
+    ``anew``: throw away what is there, since the process that opened it last died of it.
 
     Raises:
-        StoreHeld: another process has it open.
+        StoreLocked: another process holds it.
         StoreFailed: the folder or file cannot be opened, even anew.
     """
 
@@ -140,12 +145,12 @@ class RecordStore:
 
     @property
     def size(self) -> int:
-        """Bytes that its records take."""
+        """Bytes that the records take."""
         return len(self._order) * self._record_size
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the disk that its file takes."""
+        """Bytes of the disk that the file takes."""
         try:
             return (self.folder / FILE).stat().st_blocks * 512
         except OSError:
@@ -153,7 +158,7 @@ class RecordStore:
 
     @property
     def headroom(self) -> int:
-        """Bytes that the file may grow by; less than 0: so many are to be given back. Raises `StoreFailed`."""
+        """Bytes that the file may grow by; below 0: bytes to give back. Raises `StoreFailed`."""
         if self.floor is None:
             return self.budget
         try:
@@ -174,16 +179,16 @@ class RecordStore:
         return list(self._order)
 
     def put(
-        self, records: Sequence[Given], superseded: Iterable[bytes] = (), touched: Iterable[bytes] = ()
+        self, records: Sequence[NewRecord], superseded: Iterable[bytes] = (), touched: Iterable[bytes] = ()
     ) -> list[bytes]:
-        """Keep these and forget ``superseded``, all in one transaction; returns keys given up for room.
+        """Store these and forget ``superseded``, all in one transaction; returns keys evicted for room.
 
-        ``touched``: used now, as if they had been put. A tenant with a cap gives up its own, of these records
-        the first where they alone are more than it may keep. Where the disk is short of space others go before
-        these come (``given_up``), and of these the first where all of them do not fit.
+        ``touched``: count as used now. A tenant with a cap gives up its own records; where the new ones alone
+        exceed the cap, the first of them. Where the disk is short of space others are evicted before these are
+        stored (``given_up``); where that is not enough, the first of these are left out.
 
         Raises:
-            StoreFailed: none of it happened.
+            StoreFailed: nothing was changed.
         """
         kept = set(superseded)
         for key in touched:
@@ -227,25 +232,25 @@ class RecordStore:
             self._order.add(record.key, record.tenant)
         return [*evicted, *refused]
 
-    def give_way(self, keys: Iterable[bytes]) -> None:
-        """These are kept above: they go before all others here, the first of them first."""
+    def evict_first(self, keys: Iterable[bytes]) -> None:
+        """Evict these before all others, in order: they are on a tier above."""
         for key in reversed(list(keys)):
             self._order.move(key, last=False)
 
     def lease(self, keys: Iterable[bytes], *, on: bool) -> None:
-        """Leases cover these, kept or not: they go after all others. Not ``on``: no longer."""
+        """``on``: leases cover these, here or not; they are evicted after all others. Else: no longer."""
         self._order.lease(keys, on=on)
 
     def held(self) -> dict[int, int]:
         """Records by tenant."""
         return self._order.held()
 
-    def place_of(self, key: bytes) -> int:
-        """Where its payload lies in the file, for who checks what it reads there; 0: nobody knows."""
-        return self._places.place_of(key)
+    def offset_of(self, key: bytes) -> int:
+        """The payload's offset in the file, 0 where it is unknown; a reader must check the bytes."""
+        return self._places.offset_of(key)
 
     def get(self, key: bytes, into: memoryview) -> RecordHeader:
-        """Copy the payload into ``into`` and check it there; from now on it is the first to give way here.
+        """Copy the payload into ``into`` and check it there; from now on the record is the first to be evicted.
 
         Raises:
             RecordMissing: it is not here.
@@ -278,10 +283,10 @@ class RecordStore:
         self._order.move(key, last=False)
         return header
 
-    def bring(self, key: bytes) -> RecordHeader | None:
-        """Have the payload in memory, unchecked: who reads it at its place checks it, see `place_of`.
+    def load_pages(self, key: bytes) -> RecordHeader | None:
+        """Bring the payload into the page cache, unchecked: a reader must check it, see `offset_of`.
 
-        None: only `get` can tell what became of it.
+        None: it did not come; `get` finds out why.
 
         Raises:
             StoreFailed: the medium refused.
@@ -289,7 +294,7 @@ class RecordStore:
         try:
             if key not in self._places:
                 self._look_for(key)
-            header = self._places.bring(key, self._length)
+            header = self._places.load_pages(key, self._length)
         except (OSError, lmdb.Error) as error:
             raise self._failed(error) from error
         if header is not None:
@@ -297,7 +302,7 @@ class RecordStore:
         return header
 
     def drop(self, keys: Iterable[bytes]) -> None:
-        """Forget these; those that the medium will not forget are forgotten here."""
+        """Forget these, also where the medium refuses."""
         listed = list(keys)
 
         def work(txn: Any) -> None:
@@ -309,10 +314,10 @@ class RecordStore:
         self._forget(listed)
 
     def relieve(self, coming: int = 0) -> int:
-        """Give up the longest unused, and their space, until ``coming`` bytes more fit on the disk.
+        """Evict the longest unused, and give their space back, until ``coming`` more bytes fit on the disk.
 
-        Returns bytes that the file is smaller by; the keys are in ``given_up``. Nothing raises here but
-        `StoreTorn`: what cannot be given back now is tried again by the next call.
+        Returns by how many bytes the file is smaller; the keys are in ``given_up``. Raises `StoreTorn` only:
+        what cannot be given back now is tried again by the next call.
         """
         try:
             before, lack = self.file_bytes, coming - self.headroom
@@ -332,7 +337,7 @@ class RecordStore:
             return self._empty()
 
     def sync(self) -> None:
-        """Have the medium keep what was put. Raises `StoreFailed`."""
+        """Flush what was put to the medium. Raises `StoreFailed`."""
         try:
             self._env.sync(True)
             self._env.reader_check()
@@ -340,7 +345,7 @@ class RecordStore:
             raise self._failed(error) from error
 
     def damaged(self) -> Iterator[bytes]:
-        """Keys whose record is not what was stored; reads everything, a record at a time."""
+        """Keys of damaged records, which are dropped; reads everything, a record at a time."""
         buffer = memoryview(bytearray(self._length))
         for key in self.keys():
             try:
@@ -349,17 +354,17 @@ class RecordStore:
                 yield key
 
     def close(self) -> None:
-        """Let go of file and lock."""
+        """Close the file and release the lock."""
         self._places.close()
         self._env.close()
         os.close(self._lock)
 
     # --- inside -----------------------------------------------------------------------------------------
 
-    def _within_caps(self, fresh: list[Given]) -> tuple[list[Given], list[bytes]]:
-        """Of these the last ones, as many of each tenant as it may keep; and the keys of the others."""
+    def _within_caps(self, fresh: list[NewRecord]) -> tuple[list[NewRecord], list[bytes]]:
+        """The last of these, as many of each tenant as its cap allows; and the keys of the others."""
         left = dict(self._most)
-        staying: list[Given] = []
+        staying: list[NewRecord] = []
         refused: list[bytes] = []
         for record in reversed(fresh):
             if left.get(record.tenant, 1) < 1:
@@ -370,8 +375,8 @@ class RecordStore:
                 left[record.tenant] -= 1
         return staying[::-1], refused
 
-    def _within_disk(self, fresh: list[Given]) -> tuple[list[Given], list[bytes]]:
-        """Of these the last ones, as many as the disk has room for; and the keys of the others."""
+    def _within_disk(self, fresh: list[NewRecord]) -> tuple[list[NewRecord], list[bytes]]:
+        """The last of these, as many as the disk has room for; and the keys of the others."""
         if self.floor is None or not fresh:
             return fresh, []
         self.relieve(len(fresh) * self._record_size + TREE_BYTES)
@@ -381,14 +386,14 @@ class RecordStore:
         return fresh[-most:], [record.key for record in fresh[:-most]]
 
     def _give_up(self, keys: list[bytes]) -> None:
-        """Forget these for lack of space, in such a way that their pages can be written over."""
+        """Evict these for lack of space, so that their pages can be overwritten."""
 
         def work(txn: Any) -> None:
             for key in keys:
                 self._delete(txn, key)
 
         self._write(work)
-        self._write(lambda txn: txn.put(TURN, b""))  # what a transaction freed is free once another has ended
+        self._write(lambda txn: txn.put(TURN, b""))  # after it the pages that were freed are free
         self._forget(keys)
         self.given_up += keys
 
@@ -399,7 +404,7 @@ class RecordStore:
             self._used.discard(key)
 
     def _punch(self) -> int:
-        """Give back the space of free pages; bytes."""
+        """Give back the space of free pages; returns its bytes."""
         if any(line.split()[-1].isdigit() for line in self._env.readers().splitlines()[1:]):
             raise ListUnreadable("another process reads it")
         fd = os.open(self.folder / FILE, os.O_RDWR | os.O_CLOEXEC)
@@ -409,7 +414,7 @@ class RecordStore:
             os.close(fd)
 
     def _empty(self) -> int:
-        """Give back the whole file, and begin anew; bytes."""
+        """Give back the whole file, and begin anew; returns its bytes."""
         before, keys = self.file_bytes, self.keys()
         with contextlib.suppress(OSError, lmdb.Error, StoreFailed):  # the next call tries to have another
             self._env.close()
@@ -419,15 +424,16 @@ class RecordStore:
         self.given_up += keys
         return max(0, before - self.file_bytes)
 
-    def _surplus(self, fresh: list[Given], besides: Collection[bytes]) -> list[bytes]:
-        """What tenants with a cap give up for these."""
+    def _surplus(self, fresh: list[NewRecord], besides: Collection[bytes]) -> list[bytes]:
+        """Keys that tenants with a cap give up for these."""
         coming = Counter(record.tenant for record in fresh if record.tenant in self._most)
         found = (self._order.surplus(one, self._most[one], coming[one], besides) for one in coming)
         return list(chain.from_iterable(found))
 
     def _begin(self, *, anew: bool = False) -> list[bytes]:
-        """Have an environment and what it holds; keys of records that are not ours. One that is torn is thrown
-        away: whoever reads a truncated map dies.
+        """Open the environment and read what it holds; returns keys of records that are not ours.
+
+        A damaged file is thrown away: reading a truncated map kills the process.
         """
         path = self.folder / FILE
         for thrown in (anew, True):
@@ -455,7 +461,7 @@ class RecordStore:
 
     def _environment(self) -> Any:
         size = max(FIRST_MAP, (self.folder / FILE).stat().st_size if self._made else 0)
-        # With readahead, for the scan at the beginning; then `PayloadOffsets` says what is read ahead.
+        # With readahead, for the scan at the start; later `PayloadOffsets` advises the kernel.
         return lmdb.open(str(self.folder), map_size=size, max_dbs=2, sync=False, writemap=False)
 
     @property
@@ -463,7 +469,7 @@ class RecordStore:
         return (self.folder / FILE).exists()
 
     def _read_order(self) -> list[bytes]:
-        """Take what the file holds, the longest unused first; gives keys of records that are not ours."""
+        """Read the headers into the eviction order; returns keys of records that are not ours."""
         found: list[tuple[int, bytes, int]] = []
         strange: list[bytes] = []
         with self._env.begin(db=self._headers) as txn:
@@ -482,7 +488,7 @@ class RecordStore:
         return strange
 
     def _write(self, work: Callable[[Any], T]) -> T:
-        """Run ``work`` in a transaction, in a larger map where this one is full."""
+        """Run ``work`` in a transaction; where the map is full, again in a larger one."""
         while True:
             try:
                 with self._env.begin(write=True) as txn:
@@ -503,7 +509,7 @@ class RecordStore:
         self._places.mapped(anew=False)
 
     def _failed(self, error: Exception) -> KVStoreError:
-        """What to raise for it; the next call finds an environment that works, or none ever will."""
+        """The error to raise. After it the environment is opened again, or the damaged file removed."""
         if isinstance(error, TORN):
             (self.folder / FILE).unlink(missing_ok=True)  # still mapped here: a shorter one would kill us
             return StoreTorn(f"{self.folder}: the file of records is damaged and thrown away: {error}")
@@ -511,9 +517,9 @@ class RecordStore:
         return StoreFailed(explained(error, f"the KV file {self.folder / FILE}"))
 
     def _renew(self) -> None:
-        """An environment whose meta page could not be written refuses everything: have another, or next time.
+        """Open the environment again if it refuses everything, as after a meta page that could not be written.
 
-        What the file holds is found again; recency since the last batch is forgotten.
+        Recency since the last batch is lost.
         """
         with contextlib.suppress(lmdb.Error), self._env.begin():
             return
@@ -522,7 +528,7 @@ class RecordStore:
             self._begin()
 
     def _get_by_place(self, key: bytes, into: memoryview) -> RecordHeader | None:
-        """The payload from where it is known to lie; None if nobody knows, or something else lies there."""
+        """Read the payload at its offset; None if that is unknown, or other bytes are there."""
         try:
             header = self._places.read(key, into)
         except OSError as error:
@@ -530,7 +536,7 @@ class RecordStore:
         return header if header is not None and xxh3_64_intdigest(into) == header.digest else None
 
     def _look_for(self, key: bytes) -> None:
-        """Find out where it lies, which only the B-trees know."""
+        """Look the payload's offset up in the B-trees."""
         with self._env.begin(buffers=True) as txn:
             head = txn.get(key, db=self._headers)
             header = None if head is None else read_header(head, key, self._space, self._length)
@@ -542,7 +548,7 @@ class RecordStore:
                 self._places.learn(key, body, header)
 
     def _find(self, headers: Iterable[RecordHeader]) -> None:
-        """Look up where these have just been put, while their pages are still in memory."""
+        """Look up the offsets of records just stored, while their pages are in memory."""
         with contextlib.suppress(lmdb.Error), self._env.begin(db=self._payloads, buffers=True) as txn:
             for header in headers:
                 body = txn.get(header.key)
@@ -559,7 +565,7 @@ class RecordStore:
         if header is not None:
             txn.put(key, replace(header, stamp=stamp).packed(), db=self._headers)
 
-    def _header(self, record: Given, stamp: int) -> RecordHeader:
+    def _header(self, record: NewRecord, stamp: int) -> RecordHeader:
         return RecordHeader(
             self._space, record.key, record.tokens, self._length, record.digest, stamp, record.tenant
         )
@@ -572,3 +578,27 @@ def throw_away(folder: Path) -> None:
         os.truncate(path, 0)
         path.unlink()
     (folder / "lock.mdb").unlink(missing_ok=True)
+
+
+def hold(folder: Path) -> int:
+    """Take the folder's lock; its file names the process. Raises `StoreLocked`, naming the holder."""
+    fd = os.open(folder / "holder", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise StoreLocked(f"{folder} is held by process {holder or 'unknown'}") from None
+    signed = 0
+    with contextlib.suppress(OSError):  # on a full disk: over the old name, or without one
+        signed = os.pwrite(fd, str(os.getpid()).encode(), 0)
+    os.ftruncate(fd, signed)
+    return fd
+
+
+def clear(folder: Path) -> None:
+    """Remove a namespace's records. Raises `StoreLocked` while a process holds them."""
+    if folder.is_dir():
+        lock = hold(folder)
+        shutil.rmtree(folder)
+        os.close(lock)

@@ -1,9 +1,8 @@
-"""The host tier's memory registered with the device, a piece at a time and ahead of the copies.
+"""Registers the host tier's memory with the device (pins it), a piece at a time and ahead of the copies.
 
-To register 16 MiB takes milliseconds, in which nothing else can be done: so never within a step. The first
-pieces are registered when the tier is set up, the others by a thread of their own, ahead of the slots in use.
-Where the device refuses one, copies go on without it and are only slower. Knows slots and addresses; not what
-is copied.
+Registering 16 MiB takes milliseconds and blocks all else, so it is never done within a step. The first pieces
+are registered when the tier is set up, the others by a thread, ahead of the slots in use. Where the device
+refuses a piece, copies go on without it, slower. Knows slots and addresses.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ log = logging.getLogger(__name__)
 
 PIECE_BYTES = 16 << 20
 AHEAD = 16
-"""Pieces from the one in use on that are registered before they are needed."""
+"""Pieces, from the one in use on, that are registered before they are needed."""
 
 
 class Registration:
-    """Of the slots of ``memory``, whose first byte is at ``address``; ``close`` undoes it."""
+    """Registers the slots of ``memory``, which begins at ``address``; ``close`` unregisters all."""
 
     def __init__(self, device: Device, memory: SlotMemory, address: int) -> None:
         whole_pages = memory.stride % PAGE == 0  # else two pieces would share a page
@@ -41,29 +40,29 @@ class Registration:
         self._lock = threading.Lock()
         self._begun = False
         self._thread: threading.Thread | None = None  # while anything is wanted
-        # Whoever drops this without `close`: no other memory may come to lie there while it is registered.
+        # If this is dropped without `close`: no other memory may be mapped there while it is registered.
         end = weakref.finalize(self, _unregister, device, memory, self._registered)
         end.atexit = False  # the process's end undoes it
 
     @property
     def pieces(self) -> int:
-        """How many there are."""
+        """Number of pieces."""
         return -(-self._memory.slots // self._slots_each)
 
     @property
     def registered(self) -> int:
-        """Bytes."""
+        """Bytes that are registered."""
         return sum(self._extent(piece)[1] for piece in tuple(self._registered))
 
     def begin(self) -> None:
-        """Register the first pieces now; from now on a thread registers those that come into use."""
+        """Register the first pieces now, and let a thread register those that come into use later."""
         if self._device.overlaps:
             self.use(0)
             self.advance()
             self._begun = True
 
     def use(self, slot: int) -> None:
-        """A step copies this slot: its piece and those behind it shall be registered. Never waits for that."""
+        """A step copies this slot: have its piece and the next ones registered. Does not wait."""
         first = slot // self._slots_each
         if self._refused or (first in self._registered and self._last(first) in self._registered):
             return
@@ -77,7 +76,7 @@ class Registration:
                 self._thread.start()
 
     def advance(self) -> None:
-        """Register all that is wanted."""
+        """Register all pieces that are wanted."""
         while (piece := self._next()) is not None:
             address, size = self._extent(piece)
             refusal = self._device.register(address, size)
@@ -94,7 +93,7 @@ class Registration:
                 self._wanted.remove(piece)
 
     def close(self) -> None:
-        """Undo it all. Copies from and to the memory must be done."""
+        """Unregister everything. Copies from and to the memory must be done."""
         with self._lock:
             self._closed = True
             thread = self._thread

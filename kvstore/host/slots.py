@@ -1,4 +1,4 @@
-"""The host tier's memory: one memfd with a header, a directory and slots, which outlives who maps it.
+"""The host tier's memory: one memfd with a header, a directory and slots, which outlives the engine's process.
 
 ::
 
@@ -13,8 +13,8 @@
           └────────────────┴─────────────────┘      is done
                abandoned         dropped
 
-One process writes the directory, all who map the memory may read it. Knows bytes and states: not which key is
-worth keeping, nor what a block means. No torch.
+One process writes the directory; each process that maps the memory may read it. Knows bytes and states, not
+which record is worth keeping. No torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ..keys import KEY_BYTES
 MAGIC = b"holdfast"
 LAYOUT_VERSION = 1
 PAGE = 4096
-FEW = 8  # entries: as many are sooner written one by one than as columns
+FEW = 8  # entries up to which writing one by one is faster than as columns
 HEADER = struct.Struct("<8sII16sQQ")
 ENTRY = struct.Struct("<16sIIIIQQQ8x")
 _NAME = struct.Struct("<16sI")  # key, tokens
@@ -54,7 +54,7 @@ _ENTRY_FIELDS = np.dtype(
 
 
 class SlotState(IntEnum):
-    """Where a slot is. The numbers stand in the memory: a new memfd is all FREE."""
+    """State of a slot. The numbers are written in the memory: a new memfd is all FREE."""
 
     FREE = 0
     FILLING = 1
@@ -71,16 +71,16 @@ _MOVES = {
     (SlotState.READING.value, SlotState.READING.value),
     (SlotState.READING.value, SlotState.READY.value),
 }
-"""From, to; plain numbers, as the hash of an enum's member is slow, and each restored block asks four times."""
+"""(from, to). Plain numbers: the hash of an enum member is slow, and each restored block asks four times."""
 
 _MAY_MOVE = np.zeros((len(SlotState), len(SlotState)), dtype=np.bool_)
 _MAY_MOVE[tuple(np.array(sorted(_MOVES)).T)] = True
-"""``[from, to]``: the same, for many at once."""
+"""``[from, to]``: the same as a table, for many at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the directory says of one slot. ``digest``: xxh3 of its payload. ``stamp`` rises with each use."""
+    """One slot's entry in the directory. ``digest``: xxh3 of its payload. ``stamp`` rises with each use."""
 
     key: bytes
     tokens: int
@@ -93,7 +93,7 @@ class Entry:
 
 
 def make_memory(size: int) -> int:
-    """A memfd of ``size`` bytes, all zero; pages are taken as they are touched. Its file descriptor."""
+    """The file descriptor of a new memfd of ``size`` bytes, all zero; pages are taken as they are touched."""
     fd = os.memfd_create("holdfast-host", os.MFD_CLOEXEC)
     os.ftruncate(fd, size)
     return fd
@@ -102,11 +102,11 @@ def make_memory(size: int) -> int:
 class SlotMemory:
     """The memfd ``fd`` mapped: slots for blocks of ``block_bytes`` of the namespace ``space`` (16 bytes).
 
-    What the header describes otherwise is formatted anew; ``adopted`` says that it was not. ``slots`` may be
-    0: the memory is too small for one. Takes a descriptor of its own.
+    A memory with another header is formatted anew; ``adopted``: it was not. ``slots`` is 0 where the memory
+    is too small for one. Opens a descriptor of its own.
 
     Raises:
-        GroupInvalid: somebody else was to have ``made`` it for this description, and has not.
+        GroupInvalid: ``made`` says that another process has formatted it so, and its header says otherwise.
     """
 
     def __init__(self, fd: int, space: bytes, block_bytes: int, *, made: bool = False) -> None:
@@ -124,7 +124,7 @@ class SlotMemory:
         if made and not self.adopted:
             raise GroupInvalid("the host tier's memory is described otherwise")
         if not self.adopted:
-            self.map[: HEADER.size] = bytes(HEADER.size)  # whoever dies here leaves nothing half formatted
+            self.map[: HEADER.size] = bytes(HEADER.size)  # a death here leaves nothing half formatted
             self.directory["state"] = SlotState.FREE
             self.map[: HEADER.size] = header
 
@@ -134,7 +134,7 @@ class SlotMemory:
         return np.frombuffer(self.map, _ENTRY_FIELDS, self.slots, PAGE)
 
     def entry(self, slot: int) -> Entry:
-        """What the directory says of ``slot``."""
+        """The directory's entry of ``slot``."""
         fields = ENTRY.unpack_from(self.map, self._at(slot))
         key, tokens, state, owner, readers, digest, stamp, tenant = fields
         return Entry(key, tokens, SlotState(state), owner, readers, digest, stamp, tenant)
@@ -145,7 +145,7 @@ class SlotMemory:
         return self._bytes[start : start + self.block_bytes]
 
     def touch(self, slot: int) -> None:
-        """Take the pages of a FREE slot: whoever fills it then need not wait for them."""
+        """Take the pages of a FREE slot, so that filling it does not wait for them."""
         np.frombuffer(self.payload(slot), np.uint8)[::PAGE] = 0
 
     def offset_of(self, slot: int) -> int:
@@ -161,10 +161,10 @@ class SlotMemory:
     def move(self, slot: int, wanted: SlotState, owner: int = 0) -> None:
         """Bring ``slot`` into state ``wanted``, for ``owner``.
 
-        READING to READING is one more reader, READING to READY means that none is left.
+        READING to READING: one more reader. READING to READY: no reader is left.
 
         Raises:
-            SlotMisused: it cannot go there from where it is.
+            SlotMisused: its state does not allow it.
         """
         at = self._at(slot) + 20
         state = _STATE.unpack_from(self.map, at)[0]
@@ -173,7 +173,7 @@ class SlotMemory:
         _STATE.pack_into(self.map, at, wanted, owner)
 
     def move_each(self, slots: Sequence[int], wanted: SlotState, owner: int = 0) -> None:
-        """`move` of many; many at once are looked at together, and then either all of them go or none."""
+        """`move` of many slots; more than a few either all move, or none does."""
         if len(slots) <= FEW:
             for slot in slots:
                 self.move(slot, wanted, owner)
@@ -187,14 +187,14 @@ class SlotMemory:
         entries["owner"][places] = owner
 
     def describe(self, slot: int, key: bytes, tokens: int) -> None:
-        """Write what will be in a slot that is being filled."""
+        """Write key and tokens of the record that a slot is being filled with."""
         at = self._at(slot)
         _NAME.pack_into(self.map, at, key, tokens)
         _READERS.pack_into(self.map, at + 28, 0)
         _STAMP.pack_into(self.map, at + 32, 0)
 
     def set_readers(self, slots: Sequence[int], readers: Sequence[int]) -> None:
-        """How many read each of these now."""
+        """Set the number of readers of each slot."""
         if len(slots) > FEW:
             self.directory["readers"][np.asarray(slots, dtype=np.intp)] = readers
             return
@@ -202,15 +202,15 @@ class SlotMemory:
             _READERS.pack_into(self.map, self._at(slot) + 28, count)
 
     def set_digest(self, slot: int, digest: int) -> None:
-        """The xxh3 of the payload as it is."""
+        """Set the xxh3 of the slot's payload."""
         _STAMP.pack_into(self.map, self._at(slot) + 32, digest)
 
     def set_tenant(self, slot: int, tenant: int) -> None:
-        """Whose record it is."""
+        """Set the tenant of the slot's record."""
         _TENANT.pack_into(self.map, self._at(slot) + 48, tenant)
 
     def set_stamps(self, slots: Sequence[int], first: int) -> None:
-        """When they were used last, in uses: the first of them in use ``first``, each other one later."""
+        """Set the stamps of last use: ``first`` for the first slot, one more for each that follows."""
         if len(slots) > FEW:
             stamps = np.arange(first, first + len(slots), dtype=np.uint64)
             self.directory["stamp"][np.asarray(slots, dtype=np.intp)] = stamps

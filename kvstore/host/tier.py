@@ -1,17 +1,16 @@
-"""The host tier: which record is in which slot of the memory, and which goes when there is no room.
+"""The host tier: which record is in which slot of the memory, and which is evicted when there is no room.
 
-Implements `tiers.Tier`, and beside it the verbs by which others move the bytes: ``reserve`` a slot, fill it,
-say ``filled``; ``find`` one, ``hold`` it while it is read, ``let_go``. What a dead process left is adopted:
-slots it was filling are free again, those it was reading are ready. Bytes are checked by their xxh3 before
-their first use where another process left them; what this one has hashed itself, or who filled a slot has
-checked there, it trusts, as it trusts the device's memory, but for one that is to ``recheck`` all it takes or
-reads.
-One thread uses it; no torch, no clock.
+Others move the bytes: they ``reserve`` a slot, fill it and report it ``filled``; or they ``find`` one,
+``hold`` it while it is read, and ``release`` it. The slots of a process that died are adopted: those it was
+filling are free, those it was reading are ready. Bytes that another process left are checked by their xxh3
+before their first use; bytes that this process has hashed, or that the process that filled the slot has
+checked there, are trusted. One thread uses it; no torch, no clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from math import ceil
 
@@ -20,46 +19,73 @@ from xxhash import xxh3_64_intdigest
 
 from ..errors import LeakFound, RecordDamaged, RecordMissing
 from ..quotas import FairOrder
-from ..tier import Record, TierStatistics
 from .slots import SlotMemory, SlotState
 
 AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
-"""Of the memory, and at most: free slots that have pages. To take these may cost ten times what it costs to
-fill them: a virtual machine gives those it frees back to its host."""
+"""Share of the memory, and most bytes, of free slots whose pages are taken ahead. Taking a page may cost ten
+times what filling it costs: a virtual machine returns freed pages to its host.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One block: the first ``tokens`` slots of ``payload`` (``block_bytes`` long) are filled.
+
+    ``key``: a block key of `keys.BlockHasher`; namespace, group and tenant are mixed into it.
+    """
+
+    key: bytes
+    tokens: int
+    payload: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class TierStatistics:
+    """``records`` and ``bytes`` now, of ``capacity`` bytes; the others count since the start.
+
+    ``hits``, ``misses``, ``damaged``: how lookups ended. ``refused``: records without room. ``dropped``:
+    records evicted or dropped.
+    """
+
+    records: int
+    bytes: int
+    capacity: int
+    hits: int
+    misses: int
+    damaged: int
+    refused: int
+    dropped: int
 
 
 class HostTier:
     """Records in ``memory``. ``owner``: written into the slots that are being filled or read.
 
-    ``recheck``: bytes are hashed whenever they are about to be read; for tests and debug.
+    ``recheck``: bytes are hashed each time before they are read; for tests and debug.
 
-    A record is *sought* by its key from ``reserve`` until it is dropped, and *found* while it is READY or
-    READING. Dropped while somebody fills or reads its slot it is found no longer, and the slot is free when
-    that is over.
+    A record has a slot from ``reserve`` until it is dropped, and is found while that is READY or READING. If it
+    is dropped while its slot is filled or read, it is found no longer, and the slot is free when that ends.
     """
 
     def __init__(self, memory: SlotMemory, owner: int = 0, *, recheck: bool = True) -> None:
         self.memory = memory
         self._recheck = recheck
-        self.gives_up: Callable[[bytes], None] = lambda key: (
-            None
-        )  # told of a key that leaves for want of room
+        self._evicted: list[bytes] = []
         self._checked: set[int] = set()  # hashed by this process since they were filled
         self._owner = owner
         self._slot_of: dict[bytes, int] = {}
-        self._here: dict[bytes, int] = {}  # of those the ones that are filled
+        self._here: dict[bytes, int] = {}  # those that are filled
         self._key_of: dict[int, bytes] = {}
         self._tokens: dict[int, int] = {}
         self._filling: set[int] = set()
         self._readers: dict[int, int] = {}
         self._yielding: set[int] = set()
         self._order = FairOrder(max(1, memory.slots))  # of slots that are READY
-        self._promised: dict[bytes, dict[int, float]] = {}  # key: holders of leases, and their returns
+        self._promised: dict[bytes, dict[int, float]] = {}  # key: sequence with a lease: return
         self._covers: dict[int, list[bytes]] = {}
         self._stamp = 0  # rises with each use
         self._hits = self._misses = self._damaged = self._refused = self._dropped = 0
         self._free = self._adopt()
-        self._untouched = len(self._free)  # of the free ones, at the beginning: those used last
+        self._untouched = len(self._free)  # so many at the beginning of the free ones
         self._ahead = min(ceil(AHEAD_SHARE * memory.slots), AHEAD_BYTES // memory.stride)
         self.adopted = len(self._slot_of)
 
@@ -73,23 +99,25 @@ class HostTier:
 
     @property
     def here(self) -> Mapping[bytes, int]:
-        """The slot of each record that can be read now, by key: for who asks about many of them."""
+        """The slot of each record that can be read now, by key, to ask about many at once."""
         return self._here
 
     def slot_of(self, key: bytes) -> int | None:
-        """The slot in which the record can be read now; not counted as a use."""
+        """The slot in which the record can be read now; does not count as a use."""
         return self._here.get(key)
 
-    def sought(self, key: bytes) -> bool:
-        """Whether the record is here or on its way."""
+    def has_slot(self, key: bytes) -> bool:
+        """Whether the record is in a slot, or one is being filled with it."""
         return key in self._slot_of
 
     def find(self, key: bytes) -> int | None:
-        """The slot that holds the record, its bytes checked; None where there is none. Counts."""
+        """The slot that holds the record, its bytes checked; None where there is none. Counts as a hit or
+        miss.
+        """
         return next(iter(self.find_beginning([key])), None)
 
     def find_beginning(self, keys: Iterable[bytes]) -> list[int]:
-        """The same for the longest beginning of ``keys`` that is here whole."""
+        """`find` for the longest beginning of ``keys`` that is here and sound."""
         found: list[int] = []
         for key in keys:
             slot = self._here.get(key)
@@ -111,54 +139,54 @@ class HostTier:
 
     @property
     def uses(self) -> int:
-        """Rises whenever the order of giving way may have changed."""
+        """A counter that rises whenever the eviction order may have changed."""
         return self._stamp + self._dropped
 
     @property
     def free(self) -> int:
-        """Slots that hold nothing."""
+        """Number of free slots."""
         return len(self._free)
 
     def oldest(self, count: int) -> list[bytes]:
-        """Keys of the records that would give way next, the first of them first."""
+        """Keys of the next ``count`` records in eviction order."""
         return [self._key_of[slot] for slot in islice(self._order.slots(), count)]
 
     def in_order(self) -> Iterator[bytes]:
-        """As `oldest`, of all and one by one; nothing may change meanwhile."""
+        """Keys of all records in eviction order; nothing may change during the iteration."""
         return (self._key_of[slot] for slot in self._order.slots())
 
     def tenant_of(self, slot: int) -> int:
-        """Whose record is in ``slot``."""
+        """The tenant of the record in ``slot``."""
         return self._order.tenant(slot)
 
     def held(self) -> dict[int, int]:
         """Slots by tenant."""
         return self._order.held()
 
-    def give_way(self, slots: Iterable[int]) -> None:
-        """What is in these is above, too: while it is, they go before all others, the last of them first.
+    def evict_first(self, slots: Iterable[int]) -> None:
+        """Evict these before all others, the last of them first: their records are on the device too.
 
-        When it leaves from there, `touch` says so.
+        Until `touch`, which the caller calls when the device evicts them.
         """
         self._put_first(self._order.remove_each(slots))
 
-    def yields(self, key: bytes) -> bool:
-        """Whether it was said to give way, and was not used since."""
+    def evicts_first(self, key: bytes) -> bool:
+        """Whether `evict_first` named it, and it was not used since."""
         return self._slot_of.get(key) in self._yielding
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """These were used, in the order of their sequence: they go after all that were used before.
+        """These were used, in the order of their sequence: they are evicted after all that were used before.
 
-        The end of a chain goes before its beginning, as `eviction` wants it.
+        The end of a chain is evicted before its beginning, as `eviction` wants it.
         """
         found = self._order.remove_each(self._here[key] for key in keys if key in self._here)
         found.reverse()
         self._rank(found)
 
     def lease(self, holder: int, keys: Iterable[bytes], returns: float) -> None:
-        """A lease of ``holder`` covers these records, here now or later, and no others any more.
+        """The lease of sequence ``holder`` covers these records, here now or later, and no others from now on.
 
-        They give way after all others, the latest return first.
+        Leased records are evicted after all others, the latest of their ``returns`` (seconds) first.
         """
         before, now = self._covers.pop(holder, []), list(keys)
         for key in before:
@@ -176,15 +204,16 @@ class HostTier:
                 self._order.lease(slot, self._return_of(key))
 
     def promised(self, key: bytes, besides: int | None = None) -> bool:
-        """Whether a lease covers the record, of another than the holder ``besides``."""
+        """Whether a lease covers the record, other than that of the sequence ``besides``."""
         return any(holder != besides for holder in self._promised.get(key, ()))
 
     # --- filling and reading ----------------------------------------------------------------------------
 
     def reserve(self, key: bytes, tokens: int, tenant: int = 0, *, spare: bool = False) -> int | None:
-        """A slot to fill with the record, or None: it is here already, or all are being filled or read.
+        """A slot to fill with the record; None if it has one already, or all slots are being filled or read.
 
-        Where no slot is free a record gives way as `quotas` says; for a ``spare`` one only what does so anyway.
+        Where no slot is free a record is evicted as `quotas` says, see `take_evicted`. For a ``spare`` record
+        only one that `evict_first` named is.
         """
         if key in self._slot_of:
             return None
@@ -205,21 +234,26 @@ class HostTier:
             self._order.lease(slot, self._return_of(key))
         return slot
 
-    def filled(self, slot: int, *, tokens: int | None = None, digest: int | None = None) -> None:
-        """All bytes are in ``slot``: from now on it is found.
+    def take_evicted(self) -> list[bytes]:
+        """Keys of the records that `reserve` evicted since this was asked last, in order."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
 
-        ``tokens``, ``digest``: what the record says of itself, where it comes from elsewhere, and was checked
-        in this slot; bytes that are not those are dropped.
+    def filled(self, slot: int, *, tokens: int | None = None, digest: int | None = None) -> None:
+        """All bytes are in ``slot``: from now on the record is found.
+
+        ``tokens``, ``digest``: of a record that comes from another process, which checked it in this slot. With
+        ``recheck``, bytes with another digest are dropped.
         """
         self._filling.remove(slot)
         if slot not in self._key_of:  # dropped meanwhile
-            self._release(slot)
+            self._free_slot(slot)
             return
         seen = xxh3_64_intdigest(self.memory.payload(slot)) if digest is None or self._recheck else digest
         if digest is not None and seen != digest:
             self._damaged += 1
             self._forget(slot)
-            self._release(slot)
+            self._free_slot(slot)
             return
         if tokens is not None:
             self._tokens[slot] = tokens
@@ -231,7 +265,7 @@ class HostTier:
         self._rank([slot])
 
     def prepare(self) -> bool:
-        """In an idle moment: touch a slot's memory that is filled before long; False: there is enough of it."""
+        """In an idle moment: take the pages of a slot that is filled soon; False: enough slots have theirs."""
         if not self._untouched or len(self._free) - self._untouched >= self._ahead:
             return False
         self._untouched -= 1
@@ -239,14 +273,15 @@ class HostTier:
         return True
 
     def abandon(self, slot: int) -> None:
-        """It will not be filled."""
+        """The slot will not be filled: free it."""
         self._filling.remove(slot)
         self._forget(slot)
-        self._release(slot)
+        self._free_slot(slot)
 
     def hold(self, *slots: int, used: bool = True) -> None:
-        """Somebody reads these: they stay until `let_go`, once for each time they are named. Not ``used``: and
-        keep their places in the order.
+        """Keep these until `release`, once for each time they are named: they are being read.
+
+        Not ``used``: they keep their places in the eviction order.
         """
         for slot in slots:
             self._readers[slot] = self._readers.get(slot, 0) + 1
@@ -255,8 +290,8 @@ class HostTier:
         self.memory.move_each(slots, SlotState.READING, self._owner)
         self.memory.set_readers(slots, [self._readers[slot] for slot in slots])
 
-    def let_go(self, *slots: int, above: bool = False) -> None:
-        """One who read these is done; ``above``: what is in them is there, too, see `give_way`."""
+    def release(self, *slots: int, above: bool = False) -> None:
+        """End one `hold` of each; ``above``: they are on the device now, see `evict_first`."""
         for slot in slots:
             self._readers[slot] -= 1
         self.memory.set_readers(slots, [self._readers[slot] for slot in slots])
@@ -266,10 +301,10 @@ class HostTier:
         self.memory.move_each(over, SlotState.READY)
         for slot in over:
             if slot not in self._key_of:
-                self._release(slot)
+                self._free_slot(slot)
         self._rank([slot for slot in over if slot in self._key_of and slot not in self._order], first=above)
 
-    # --- the tier's interface ---------------------------------------------------------------------------
+    # --- whole records -----------------------------------------------------------------------------------
 
     def put(self, record: Record) -> bool:
         """Keep a copy; False where there is no room. Of two records with one key the first wins."""
@@ -301,7 +336,7 @@ class HostTier:
         self._forget(slot)
         self._order.remove(slot)
         if slot not in self._filling and slot not in self._readers:
-            self._release(slot)
+            self._free_slot(slot)
 
     def statistics(self) -> TierStatistics:
         """Gauges and counters."""
@@ -318,7 +353,7 @@ class HostTier:
         )
 
     def audit(self) -> None:
-        """Check that the books and the directory agree. O(slots): for idle moments.
+        """Check that the tier's own state and the memory's directory agree. O(slots): for idle moments.
 
         Raises:
             LeakFound: they do not.
@@ -375,9 +410,9 @@ class HostTier:
         if slot is None or (spare and not self._gives_way(slot)):
             return False
         self._order.remove(slot)
-        self.gives_up(self._key_of[slot])
+        self._evicted.append(self._key_of[slot])
         self._forget(slot)
-        self._release(slot)
+        self._free_slot(slot)
         self._dropped += 1
         return True
 
@@ -385,7 +420,7 @@ class HostTier:
         return slot in self._yielding and self._key_of[slot] not in self._promised
 
     def _rank(self, slots: list[int], *, first: bool = False) -> None:
-        """These were used now; ``first``: what is in them is above, too."""
+        """These were used now; ``first``: but are evicted first."""
         self.memory.set_stamps(slots, self._stamp + 1)
         self._stamp += len(slots)
         self._yielding.difference_update(slots)
@@ -402,7 +437,7 @@ class HostTier:
         return min(self._promised.get(key, {}).values(), default=None)
 
     def _forget(self, slot: int) -> None:
-        """Nobody finds it any more."""
+        """The slot's record is found no longer."""
         key = self._key_of.pop(slot, None)
         if key is not None:
             del self._slot_of[key]
@@ -411,7 +446,7 @@ class HostTier:
             self._order.forget(slot)
             self._yielding.discard(slot)
 
-    def _release(self, slot: int) -> None:
+    def _free_slot(self, slot: int) -> None:
         self.memory.move(slot, SlotState.FREE)
         self._order.free(slot)
         self._checked.discard(slot)

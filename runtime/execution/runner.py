@@ -17,8 +17,9 @@ from ...kernels.batch import PagedBatch, upload
 from ...kernels.device import Device, device_of
 from ...kvstore.arena import DeviceArena
 from ...kvstore.block_mover import BlockMover, Saving
+from ..grammar.matcher import Matchers
 from ..model.decoder import Decoder
-from ..plan import Outcome, Plan, PlanRow
+from ..plan import GrammarMasks, Outcome, Plan, PlanRow
 from .device import device_watched
 from .sampler import draw, outcome
 
@@ -44,7 +45,9 @@ class TorchRunner:
         *arenas: DeviceArena,
         mover: BlockMover | None = None,
         device: Device | None = None,
+        grammars: GrammarMasks | None = None,
     ) -> None:
+        self._grammars = Matchers() if grammars is None else grammars
         self._device = device or device_of(decoder.device)
         self._decoder = decoder
         self._mover = mover
@@ -65,7 +68,7 @@ class TorchRunner:
             for arena in self._arenas if plan.copies else ():
                 kernels.copy_blocks(arena, (c.source for c in plan.copies), (c.target for c in plan.copies))
             if not plan.rows:
-                return TorchHandle(self._device, plan.rows, None, saving)
+                return TorchHandle(self._device, self._grammars, plan.rows, None, saving)
             if plan.step != self._last.step:
                 self._before = self._last
             batch = kernels.lay_out(
@@ -78,7 +81,7 @@ class TorchRunner:
             hidden = self._decoder.hidden(tokens, batch, self._arenas)
             drawn = self._draw(plan, hidden, batch, tokens)
             self._last = _Sampled(plan.step, drawn[:, 0])
-            return TorchHandle(self._device, plan.rows, drawn, saving)
+            return TorchHandle(self._device, self._grammars, plan.rows, drawn, saving)
 
     def _move(self, plan: Plan) -> Saving | None:
         if self._mover is None:
@@ -108,7 +111,8 @@ class TorchRunner:
         rows = upload([drawn], hidden.device)[0]
         last = batch.row_starts[rows + 1] - 1
         logits = self._decoder.logits(hidden[last])
-        lines = draw([plan.rows[at] for at in drawn], logits, tokens[last], self._decoder.kernels)
+        rows_drawn = [plan.rows[at] for at in drawn]
+        lines = draw(rows_drawn, logits, tokens[last], self._grammars, self._decoder.kernels)
         if drawn.size == len(plan.rows):
             return lines
         whole = torch.zeros((len(plan.rows), lines.shape[1]), dtype=torch.int64, device=hidden.device)
@@ -125,10 +129,12 @@ class TorchHandle:
     def __init__(
         self,
         device: Device,
+        grammars: GrammarMasks,
         rows: tuple[PlanRow, ...],
         outcomes: Tensor | None,
         saving: Saving | None = None,
     ) -> None:
+        self._grammars = grammars
         self._rows = rows
         self._outcomes = None if outcomes is None else device.fetch(outcomes)
         self._saving = saving
@@ -142,4 +148,5 @@ class TorchHandle:
                 self._saving.wait()
         if self._outcomes is None:
             return []
-        return [outcome(row, line) for row, line in zip(self._rows, self._outcomes.tolist(), strict=True)]
+        lines = zip(self._rows, self._outcomes.tolist(), strict=True)
+        return [outcome(row, line, self._grammars) for row, line in lines]

@@ -22,7 +22,7 @@ from ...kernels.reference.penalties import NO_TOKEN, NOTHING, Said
 from ...kernels.reference.sampling import Typical
 from ..errors import GrammarInvalid, GrammarStuck
 from ..link.messages import Sampling, TokenLogprob
-from ..plan import Outcome, PlanRow, RowFault, Scored
+from ..plan import GrammarMasks, Outcome, PlanRow, RowFault, Scored
 
 _WORD64 = 2**64 - 1
 _SOUND, _INFINITE, _FORBIDDEN = 1, 0, 2
@@ -32,7 +32,13 @@ Ints = NDArray[np.int64]
 _Asked = list[tuple[PlanRow, Sampling]]
 
 
-def draw(rows: Sequence[PlanRow], logits: Tensor, last: Tensor, kernels: Kernels = backend) -> Tensor:
+def draw(
+    rows: Sequence[PlanRow],
+    logits: Tensor,
+    last: Tensor,
+    grammars: GrammarMasks,
+    kernels: Kernels = backend,
+) -> Tensor:
     """One token for each row: int64 ``[rows, 2 + scores]``, to be read by `outcome`. May overwrite ``logits``.
 
     ``logits``: fp32 ``[rows, vocab]``. ``last``: the rows' last tokens, int64 ``[rows]``. ``kernels``: the
@@ -45,7 +51,7 @@ def draw(rows: Sequence[PlanRow], logits: Tensor, last: Tensor, kernels: Kernels
     scored = [at for at, (_, one) in enumerate(asked) if one.logprobs is not None]
     places = upload([np.array(scored, dtype=np.int64)], logits.device)[0] if scored else None
     model = logits[places] if places is not None else None
-    if _edit(asked, logits, last, kernels):
+    if _edit(asked, logits, last, grammars, kernels):
         left = logits.amax(-1) > float("-inf")
         verdict = torch.where(left, verdict, torch.where(verdict == _SOUND, _FORBIDDEN, verdict))
     ids = _choose(asked, logits, kernels)
@@ -58,26 +64,27 @@ def draw(rows: Sequence[PlanRow], logits: Tensor, last: Tensor, kernels: Kernels
     return torch.cat((drawn, padded.index_copy_(0, places, scores)), dim=-1)
 
 
-def outcome(row: PlanRow, drawn: Sequence[int]) -> Outcome:
-    """What came of a row, from its line of `draw`; None where it was to draw nothing."""
+def outcome(row: PlanRow, drawn: Sequence[int], grammars: GrammarMasks) -> Outcome:
+    """The outcome of a row, from its line of `draw`; an empty list where it was to draw nothing."""
     if row.sampling is None:
-        return None
+        return []
     token, verdict, *scores = drawn
     if verdict != _SOUND:
-        return _fault(row, verdict)
+        return _fault(row, verdict, grammars)
     if row.sampling.logprobs is None:
-        return token
+        return [token]
     most = len(scores) // 2
     values = np.array(scores, dtype=np.int64).view(np.float64)[[0, *range(most + 1, 2 * most + 1)]].tolist()
     top = list(zip(scores[1 : most + 1], values[1:], strict=True))[: row.sampling.logprobs]
-    return Scored(token, TokenLogprob(values[0], top))
+    return Scored([token], [TokenLogprob(values[0], top)])
 
 
-def _fault(row: PlanRow, verdict: int) -> RowFault:
-    if row.matcher is None or verdict != _FORBIDDEN:
+def _fault(row: PlanRow, verdict: int, grammars: GrammarMasks) -> RowFault:
+    if row.grammar is None or verdict != _FORBIDDEN:
         return RowFault(f"sequence {row.seq}: {_FAULTS[verdict]}")
-    if row.matcher.fault:
-        return RowFault(f"grammar: {row.matcher.fault}", GrammarInvalid.code)
+    fault = grammars.fault(row.grammar)
+    if fault:
+        return RowFault(f"grammar: {fault}", GrammarInvalid.code)
     return RowFault("every token that the grammar allows is forbidden otherwise", GrammarStuck.code)
 
 
@@ -90,11 +97,13 @@ def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
 # --- before temperature: bias, penalties, what may not come -----------------------------------------------
 
 
-def _edit(asked: _Asked, logits: Tensor, last: Tensor, kernels: Kernels) -> bool:
+def _edit(asked: _Asked, logits: Tensor, last: Tensor, masks: GrammarMasks, kernels: Kernels) -> bool:
     """Do to the logits, in place, what rows ask for; whether any asks."""
-    if not any(one.logit_bias or one.reads_past or row.forbidden or row.matcher for row, one in asked):
+    if not any(
+        one.logit_bias or one.reads_past or row.forbidden or row.grammar is not None for row, one in asked
+    ):
         return False
-    makers = (_bias, _penalties, _bad_words, _forbidden, partial(_grammars, logits.shape[-1]))
+    makers = (_bias, _penalties, _bad_words, _forbidden, partial(_grammars, logits.shape[-1], masks))
     edits = [edit for make in makers if (edit := make(asked, kernels))]
     sizes = [len(arrays) for arrays, _ in edits]
     tensors = iter(upload([array for arrays, _ in edits for array in arrays], logits.device))
@@ -198,13 +207,13 @@ def _forbidden(asked: _Asked, kernels: Kernels) -> _Edit | None:
     return [_ints(rows), _ints(tokens)], act
 
 
-def _grammars(vocab: int, asked: _Asked, kernels: Kernels) -> _Edit | None:
-    some = [(at, row.matcher) for at, (row, _) in enumerate(asked) if row.matcher is not None]
+def _grammars(vocab: int, owner: GrammarMasks, asked: _Asked, kernels: Kernels) -> _Edit | None:
+    some = [(at, row.grammar) for at, (row, _) in enumerate(asked) if row.grammar is not None]
     if not some:
         return None
     masks = np.zeros((len(some), -(-vocab // 64)), dtype=np.int64)
-    for mask, (_, matcher) in zip(masks, some, strict=True):
-        matcher.fill(mask)
+    for mask, (_, grammar) in zip(masks, some, strict=True):
+        owner.fill(grammar, mask)
 
     def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
         kernels.allow(logits, *up)

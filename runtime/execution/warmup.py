@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import EngineDied
+from ..grammar.matcher import ANY_TOKEN
 from ..link.messages import Sampling
-from ..plan import NOBODY, BlockCopy, Plan, PlanRow, Runner
+from ..plan import NO_SEQUENCE, BlockCopy, Plan, PlanRow, Runner
 
 FIRST_STEP = -1000
 """Steps are numbered from here on: below those of any scheduler."""
@@ -36,22 +36,6 @@ DRAWN = (
     Sampling(logprobs=100),
 )
 """Ways to draw that together need every kernel of every draw."""
-
-
-class _Anything:
-    """A grammar that allows every token, always."""
-
-    complete = False
-    fault = ""
-
-    def take(self, token: int) -> None:
-        pass
-
-    def go_on(self, most: int) -> list[int]:
-        return []
-
-    def fill(self, mask: NDArray[np.int64]) -> None:
-        mask.fill(-1)
 
 
 def rehearse(runner: Runner, block_tokens: int, max_context: int, *, kernels: bool = False) -> None:
@@ -94,15 +78,15 @@ def _kernels(block_tokens: int, max_context: int) -> Iterator[Step]:
     yield (_row(short, 1, block_tokens), _row(0, 1, block_tokens), _row(0, short or 1, block_tokens)), ()
     for sampling in DRAWN:
         yield (_row(short, 1, block_tokens, sampling), _row(0, 1, block_tokens, sampling)), ()
-    yield (_row(short, 1, block_tokens, matcher=_Anything()),), ()
+    yield (_row(short, 1, block_tokens, grammar=ANY_TOKEN),), ()
     if max_context > block_tokens:  # then there are two blocks
         yield (), (BlockCopy(0, 1),)
 
 
 def _row(
-    first: int, count: int, block_tokens: int, sampling: Sampling = GREEDY, matcher: _Anything | None = None
+    first: int, count: int, block_tokens: int, sampling: Sampling = GREEDY, grammar: int | None = None
 ) -> PlanRow:
     tokens = np.zeros(count, dtype=np.int64)
     table = np.zeros(-(-(first + count) // block_tokens), dtype=np.int32)
     past = np.zeros(first + count - 1, dtype=np.int32)
-    return PlanRow(NOBODY, 0, first, count, tokens, table, sampling, past=past, matcher=matcher)
+    return PlanRow(NO_SEQUENCE, 0, first, count, tokens, table, sampling, past=past, grammar=grammar)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..link.heartbeat import FIRST_STEP, Liveness, StepTimes
 from ..link.messages import Phase
-from ..plan import NOBODY, Handle, Outcome, Plan, Runner
+from ..plan import NO_SEQUENCE, Handle, Outcome, Plan, Runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class WatchedRunner:
         """As the wrapped runner's."""
         began = self._worked()
         self.expect(plan.tokens)
-        sequences = frozenset([row.seq for row in plan.rows if row.seq != NOBODY])
+        sequences = frozenset([row.seq for row in plan.rows if row.seq != NO_SEQUENCE])
         self._flying.append(sequences)
         try:
             self._liveness.engage(sequences if len(self._flying) == 1 else frozenset().union(*self._flying))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kvstore.cpu_affinity import roam
+from ...kvstore.system_limits import roam
 from ..errors import GrammarInvalid
 from ..link.messages import Grammar, GrammarKind
 from .limits import check

@@ -14,17 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import GrammarFault, GrammarInvalid, GrammarUnavailable
-from ..kv_placement.offload import Offload
-from ..kv_placement.restore import FETCH_POLL_SECONDS
-from ..link.messages import Grammar, Row
-from ..plan import RowFault
-from ..scheduler.commit import Committer
+from ..link.messages import Grammar
 from ..scheduler.queues import Queues
 from ..sequence import Sequence, Turn
 from .matcher import Compiler, Matcher
 
 COMPILE_SECONDS = 0.75
 """A grammar may take to be compiled, its time in the queue included."""
+
+POLL_SECONDS = 0.0003
+"""Between two looks at the grammars that are being compiled."""
 
 MOST_GRAMMAR_BYTES = 256 << 10
 MOST_WAITING = 64
@@ -44,52 +43,53 @@ class _Awaited:
 class GrammarQueue:
     """Gives turns their matchers. Without a ``compiler`` a grammar is refused."""
 
-    def __init__(
-        self, compiler: Compiler | None, queues: Queues, committer: Committer, offload: Offload
-    ) -> None:
+    def __init__(self, compiler: Compiler | None, queues: Queues) -> None:
         self._compiler = compiler
         self._queues = queues
-        self._committer = committer
-        self._offload = offload
         self._awaited: list[_Awaited] = []
         self._running: dict[int, Future[Matcher]] = {}  # by tenant; the first began last longest ago
-        self._told: list[Row] = []
 
-    def check(self, grammar: Grammar) -> None:
+    def check(self) -> None:
         """Raises ``GrammarUnavailable``."""
         if self._compiler is None:
             raise GrammarUnavailable("grammars need llguidance: pip install 'holdfast[engine]'")
 
-    def begin(self, sequence: Sequence, grammar: Grammar) -> None:
-        """A turn began that follows ``grammar``, as `check` let it: it runs as soon as that is compiled."""
-        turn, compiler = sequence.turn, self._compiler
-        assert turn is not None and compiler is not None
+    def begin(self, sequence: Sequence, grammar: Grammar, now: float) -> None:
+        """A turn began that follows ``grammar``, as `check` let it; `tick` has its matcher, or a fault."""
+        turn = sequence.turn
+        assert turn is not None
         self._queues.taken(sequence)
         self._queues.compiling[sequence.id] = sequence
+        said = sequence.tokens.view(turn.prompt)[turn.output_from :].copy()
+        awaited = _Awaited(sequence, turn, grammar, said, now)
         size = len(grammar.text.encode())
         if size > MOST_GRAMMAR_BYTES:
-            self._fail(sequence, GrammarInvalid(f"it has {size} bytes; at most {MOST_GRAMMAR_BYTES}"))
+            awaited.job = _refused(f"it has {size} bytes; at most {MOST_GRAMMAR_BYTES}")
         elif sum(one.sequence.tenant == sequence.tenant for one in self._awaited) >= MOST_WAITING:
-            self._fail(sequence, GrammarInvalid(f"{MOST_WAITING} others are being compiled; try again"))
-        else:
-            said = sequence.tokens.view(turn.prompt)[turn.output_from :].copy()
-            self._awaited.append(_Awaited(sequence, turn, grammar, said, self._offload.now))
-            self.tick(self._offload.now)
+            awaited.job = _refused(f"{MOST_WAITING} others are being compiled; try again")
+        self._awaited.append(awaited)
 
-    def tick(self, now: float) -> None:
-        """Let those run whose matchers are there; end those that waited too long."""
+    def tick(self, now: float) -> list[tuple[Sequence, Matcher | GrammarFault]]:
+        """Start what may be compiled now; returns the sequences that need not wait any longer.
+
+        Each comes with its matcher, or with the reason why it has none.
+        """
         if not self._awaited:
-            return
+            return []
         assert self._compiler is not None, "`check` let them wait"
         self._awaited = [awaited for awaited in self._awaited if self._wanted(awaited)]
         self._start(self._compiler)
         warm = self._compiler.warm
-        waiting = []
+        ready, waiting = [], []
         for awaited in self._awaited:
             awaited.since = awaited.since if warm else now
-            if not self._settled(awaited, now):
+            matcher = self._matcher(awaited, now)
+            if matcher is None:
                 waiting.append(awaited)
+            else:
+                ready.append((awaited.sequence, matcher))
         self._awaited = waiting
+        return ready
 
     def _start(self, compiler: Compiler) -> None:
         """Begin what may be compiled now: what is compiled already, and the next of each tenant that has none
@@ -128,49 +128,34 @@ class GrammarQueue:
             awaited.job.cancel()
         return False
 
-    def rows(self) -> list[Row]:
-        """Of turns that begin with what must come, or will have no grammar, since this was asked last."""
-        told, self._told = self._told, []
-        return told
-
     def due(self) -> float | None:
         """Seconds until `tick` may have something to do; None: never."""
-        return FETCH_POLL_SECONDS if self._awaited or self._told else None
+        return POLL_SECONDS if self._awaited else None
 
     def statistics(self) -> dict[str, float]:
         """Turns that wait for a grammar, and the compiler's own."""
         compiler = {} if self._compiler is None else self._compiler.statistics()
         return {"compiling": len(self._awaited), **compiler}
 
-    def _settled(self, awaited: _Awaited, now: float) -> bool:
-        sequence, job, turn = awaited.sequence, awaited.job, awaited.turn
+    def _matcher(self, awaited: _Awaited, now: float) -> Matcher | GrammarFault | None:
+        """What came of the grammar; None: it is not compiled yet, and there is time left."""
+        job = awaited.job
         if job is None or not job.done():
             if now - awaited.since <= COMPILE_SECONDS:
-                return False
+                return None
             if job is not None:
                 job.cancel()
-            self._fail(sequence, GrammarInvalid(f"it is not compiled within {COMPILE_SECONDS} s"))
-            return True
+            return GrammarInvalid(f"it is not compiled within {COMPILE_SECONDS} s")
         try:
-            turn.matcher = job.result()
+            return job.result()
         except GrammarFault as fault:
-            self._fail(sequence, fault)
+            return fault
         except (Exception, CancelledError) as error:
-            self._fail(sequence, GrammarInvalid(f"{type(error).__name__}: {error}"))
-        else:
-            self._open(sequence)
-        return True
+            return GrammarInvalid(f"{type(error).__name__}: {error}")
 
-    def _open(self, sequence: Sequence) -> None:
-        """Its grammar is there: what it has to begin with is said at once, the rest when its turn has come."""
-        row = self._committer.open(sequence)
-        if row is not None:
-            self._told.append(row)
-        if sequence.turn is not None:
-            del self._queues.compiling[sequence.id]
-            self._offload.restore.line_up(sequence)
 
-    def _fail(self, sequence: Sequence, fault: GrammarFault) -> None:
-        row = self._committer.fail(sequence, RowFault(f"grammar: {fault.message}", fault.code))
-        if row is not None:
-            self._told.append(row)
+def _refused(reason: str) -> Future[Matcher]:
+    """A job that has failed already."""
+    job: Future[Matcher] = Future()
+    job.set_exception(GrammarInvalid(reason))
+    return job

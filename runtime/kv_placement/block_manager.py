@@ -27,7 +27,6 @@ class BlockManager:
     def __init__(self, pool: BlockPool, hasher: BlockHasher, namespace: bytes, moves: Transfers) -> None:
         self.pool = pool
         self.transfers = moves
-        pool.gives_up, moves.block_of = moves.given_up, pool.index.block_of
         self.block_tokens = hasher.block_tokens
         self.residency = Residency(pool.index, hasher, namespace, moves)
         self._sources: list[tuple[int, int]] = []  # (block, owner): read by copies of the step being planned
@@ -66,7 +65,7 @@ class BlockManager:
     def restore(self, sequence: Sequence, keys: list[bytes]) -> int:
         """Lease blocks, which are available, for as many of ``keys`` as are sound, and load them.
 
-        ``keys``: see `Residency.below`. Returns tokens restored. The blocks are found by their keys at once:
+        ``keys``: see `Located.in_host`. Returns tokens restored. The blocks are found by their keys at once:
         whoever reads them does so in this step or a later one.
         """
         tier = self.transfers.tier
@@ -77,7 +76,7 @@ class BlockManager:
         if not tokens:
             return 0
         own = sequence.computed // self.block_tokens
-        leased = self.pool.allocate(len(tokens), sequence.id)
+        leased = self._allocate(len(tokens), sequence)
         self._drop(sequence, own)
         blocks = self._named(sequence, keys, leased, tokens)
         pairs = zip(slots, leased, blocks, strict=False)
@@ -88,11 +87,11 @@ class BlockManager:
         """Copy as many of ``keys`` as are sound, and blocks available for, to the device, now: no step is in
         flight. Returns tokens brought up.
 
-        ``keys``: see `Residency.at_hand`. Blocks whose bytes a move that waits still reads or writes are passed
+        ``keys``: see `Located.readable`. Blocks whose bytes a move that waits still reads or writes are passed
         over.
         """
         own = sequence.computed // self.block_tokens
-        leased = self.pool.allocate(min(len(keys), self.pool.available), sequence.id)
+        leased = self._allocate(min(len(keys), self.pool.available), sequence)
         busy = self.transfers.pending()
         blocks = [block for block in leased if block not in busy]
         found = self._believed(sequence, keys, disk.read(keys[: len(blocks)], blocks))
@@ -101,7 +100,7 @@ class BlockManager:
         if not found:
             return 0
         self._drop(sequence, own)
-        self.transfers.raised(used, sequence.tenant)
+        self.transfers.read_into(used, sequence.tenant)
         named = self._named(sequence, keys, blocks[: len(found)], found)
         return self._count_in(sequence, own, keys, named, found)
 
@@ -169,7 +168,7 @@ class BlockManager:
         short = self.shortfall(sequence, end)
         if not short:
             return ()
-        blocks = self.pool.allocate(short, sequence.id)
+        blocks = self._allocate(short, sequence)
         copies: tuple[BlockCopy, ...] = ()
         if sequence.shared_tail:
             target = blocks.pop()
@@ -217,7 +216,7 @@ class BlockManager:
         self.transfers.save(key, sequence.table[full], part, sequence.tenant)
         sequence.tail = key, sequence.computed
 
-    def settle(self, sequence: Sequence) -> None:
+    def offload_tail(self, sequence: Sequence) -> None:
         """A turn is over: its tail is kept below, and was used now. Full blocks are when the device gives them
         up, or before, where there is room.
         """
@@ -322,7 +321,7 @@ class BlockManager:
     def retire(self, sequence: Sequence) -> None:
         """Nobody is likely to want it again: what nobody else holds gives way first, here and below."""
         blocks = {key: self.pool.index.block_of(key) for key in sequence.keys}
-        self.pool.give_way(block for block in blocks.values() if block is not None)
+        self.pool.evict_first(block for block in blocks.values() if block is not None)
         held = {key for key, block in blocks.items() if block is not None and self.pool.references(block)}
         self.transfers.retire([key for key in sequence.names() if key not in held])
 
@@ -333,6 +332,13 @@ class BlockManager:
             for block in sequence.table.to_list():
                 counts[block] = counts.get(block, 0) + 1
         return counts
+
+    def _allocate(self, count: int, sequence: Sequence) -> list[int]:
+        """Blocks of the pool; what was evicted for them is saved below by the plan that is being made."""
+        blocks, evicted = self.pool.allocate(count, sequence.id)
+        for block, key, wanted in evicted:
+            self.transfers.evicted(block, key, wanted)
+        return blocks
 
     def _drop(self, sequence: Sequence, kept: int, *, keep: bool = True) -> None:
         if kept < len(sequence.table):

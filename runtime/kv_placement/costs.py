@@ -1,10 +1,19 @@
-"""What restoring and computing cost here, as measured: calibrated at the first start, kept with the store.
+"""What restoring and computing cost on this machine, as measured, and the choice between them.
 
-Copying and computing are timed once per model, layout and machine; the disk is timed by the fetches that turns
-wait for: its latency by the small ones, its rate by the large ones, and until the first large one nothing is
-known of it. Kept beside the records they are about, so that another model's never count, and with the
-machine's name, as a store may be carried to another. Knows runner and mover as callables; no policy (that is
-`restore_cost`).
+::
+
+    [0, have)          computed
+    [have, meet)       computed now, while the disk brings up what follows
+    [meet, end)        restored: read from disk where it must be, then copied to the device
+
+Computing goes from the beginning, as a token needs all before it; so what is read meanwhile is the end, and the
+two meet. ``meet = have`` restores everything, ``meet = end`` computes everything: `blocks_to_compute`, a pure
+function of measured `Costs`.
+
+Copying and computing are timed once per model, layout and machine. The disk is timed by the reads that turns
+wait for: its latency by the small ones, its rate by the large ones; before the first large one its rate is
+unknown. `CostBook` keeps the figures beside the records they are about, with the machine's name, since a store
+may be carried to another machine.
 """
 
 from __future__ import annotations
@@ -14,6 +23,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +31,6 @@ import msgspec
 import numpy as np
 
 from ..plan import BlockLoad, Plan, PlanRow, Runner
-from .restore_cost import Costs
 
 LAYOUT = 2
 BLOCKS_COPIED = 32
@@ -35,6 +44,72 @@ LEAST = 1e-12
 
 
 Figure = Annotated[float, msgspec.Meta(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Measured on this machine for this model; all positive.
+
+    ``copy``: bytes per second from the host tier to the device. ``fetch``: from disk to the host tier, begun
+    after ``latency`` seconds. ``token``: seconds to prefill a token with no history, and ``history`` more for
+    each token before it. ``beside``: whether the disk works while the device computes.
+    """
+
+    copy: float
+    fetch: float
+    latency: float
+    token: float
+    history: float
+    beside: bool = True
+
+    def computing(self, first: int, end: int) -> float:
+        """Seconds to prefill ``[first, end)``."""
+        count = end - first
+        return self.token * count + self.history * count * (first + end) / 2
+
+    def copying(self, size: int) -> float:
+        """Seconds from the host tier to the device."""
+        return size / self.copy
+
+    def fetching(self, size: int) -> float:
+        """Seconds from disk to the host tier."""
+        return self.latency + size / self.fetch if size else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Restorable:
+    """What lower tiers hold behind ``first`` computed tokens: for each block whether it is only on disk."""
+
+    first: int
+    on_disk: tuple[bool, ...]
+    block_tokens: int
+    block_bytes: int
+
+
+def blocks_to_compute(held: Restorable, costs: Costs | None) -> int:
+    """How many of the blocks, from the first on, are better computed than restored: what ends soonest.
+
+    0 where nothing was measured: restore. Of two that end at once the one that computes less. O(blocks).
+    """
+    if costs is None or not held.on_disk:
+        return 0
+    best, soonest = 0, float("inf")
+    fetched = sum(held.on_disk)
+    for count in range(len(held.on_disk) + 1):
+        if count:
+            fetched -= held.on_disk[count - 1]
+        ends = _ends(held, costs, count, fetched)
+        if ends < soonest:
+            best, soonest = count, ends
+    return best
+
+
+def _ends(held: Restorable, costs: Costs, count: int, fetched: int) -> float:
+    computing = costs.computing(held.first, held.first + count * held.block_tokens)
+    fetching = costs.fetching(fetched * held.block_bytes)
+    copying = costs.copying((len(held.on_disk) - count) * held.block_bytes)
+    waiting = max(computing, fetching) if costs.beside else computing + fetching
+    return waiting + copying
 
 
 class Measured(msgspec.Struct, frozen=True):

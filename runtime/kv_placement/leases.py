@@ -113,7 +113,7 @@ class Leases:
             ends = (held.lease.until for held in self._held.values() if held.lease is not None)
             self._ends = min(ends, default=math.inf)
         while self._next_return() <= now + LEAD_SECONDS:
-            self._recall(heappop(self._expected)[2])
+            self._recall(heappop(self._expected)[2], now)
 
     def due(self, now: float) -> float | None:
         """Seconds until `tick` has something to do; None: never."""
@@ -146,14 +146,14 @@ class Leases:
         """Whether it is still away, and nothing else was said since."""
         return sequence.returns == returns and self._queues.sequences.get(sequence.id) is sequence
 
-    def _recall(self, sequence: Sequence) -> None:
+    def _recall(self, sequence: Sequence, now: float) -> None:
         """It comes back soon: it has its KV by then. What is nowhere is computed ahead for a lease alone: who
         only said when it comes may be late, and lose that again."""
         fetching = self._offload.restore
         if sequence.turn is None and (sequence.lease is not None or fetching.finds(sequence)):
             sequence.needs_lookup = True
-            self._queues.touch(sequence)
-            fetching.stage(sequence)
+            self._queues.touch(sequence, now)
+            fetching.stage(sequence, now)
 
     def _rank(self, sequence: Sequence) -> None:
         if sequence.id in self._queues.idle_eviction or sequence.id in self._queues.leased:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import asdict
-from itertools import islice
 
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
@@ -36,26 +35,14 @@ class Offload:
         self._block_manager = block_manager
         self._idle: OrderedDict[int, tuple[Sequence, float]] = OrderedDict()
         self._queue: OrderedDict[bytes, None] = OrderedDict()
-        self._next: dict[bytes, None] = {}  # what the host tier gives up next, when last looked
         self._looked = -1  # how often the host tier had been used then, and nothing was to be stored
-        if disk is not None and block_manager.transfers.tier is not None:
-            block_manager.transfers.tier.gives_up = self._left
-
-    @property
-    def now(self) -> float:
-        """The caller's time, as last told."""
-        return self.restore.now
-
-    @now.setter
-    def now(self, now: float) -> None:
-        self.restore.now = now
 
     # --- down -------------------------------------------------------------------------------------------
 
-    def rest(self, sequence: Sequence) -> None:
+    def rest(self, sequence: Sequence, now: float) -> None:
         """A turn is over: in a while it goes to disk."""
         if self.disk is not None:
-            self._idle[sequence.id] = sequence, self.now
+            self._idle[sequence.id] = sequence, now
             self._idle.move_to_end(sequence.id)
 
     def retire(self, sequence: Sequence) -> None:
@@ -91,11 +78,10 @@ class Offload:
 
     def tick(self, now: float) -> None:
         """Take the disk's answers, let go on who waited for them, send down what is due."""
-        self.now = now
         if self.disk is None:
             return
         self.disk.poll(now)
-        self.restore.tick()
+        self.restore.tick(now)
         while self._idle:
             sequence, since = next(iter(self._idle.values()))
             if now < since + IDLE_SECONDS:
@@ -103,9 +89,9 @@ class Offload:
             del self._idle[sequence.id]
             if sequence.turn is None and not self.disk.full:
                 self._enqueue(sequence.names())
-        self._send_down(self.disk)
+        self._send_down(self.disk, now)
 
-    def due(self) -> float | None:
+    def due(self, now: float) -> float | None:
         """Seconds until `tick` has something to do if nothing else happens; None: never."""
         if self.disk is None:
             return None
@@ -117,7 +103,7 @@ class Offload:
             return POLL_SECONDS
         if self._idle:
             _, since = next(iter(self._idle.values()))
-            return max(POLL_SECONDS, since + IDLE_SECONDS - self.now)
+            return max(POLL_SECONDS, since + IDLE_SECONDS - now)
         return None
 
     @property
@@ -140,25 +126,12 @@ class Offload:
                 self._queue[key] = None
 
     def _leaving(self, tier: HostTier, disk: DiskTier) -> list[bytes]:
-        """What the host tier would give up next and nobody else has: a share of it, ahead of the need."""
-        on_device = self._block_manager.pool.index.block_of
+        """What the host tier evicts next and is not on disk: a share of it, ahead of the need."""
         most = min(MOST_LEAVING, max(disk.room, tier.memory.slots // LEAVING_SHARE))
-        alone = (key for key in tier.in_order() if on_device(key) is None and not tier.yields(key))
-        before, leaving = self._next, dict.fromkeys(islice(alone, most))
-        kept = (key for key in before if key not in leaving)
-        disk.give_way(key for key in kept if key in tier or on_device(key) is not None)
-        for key in leaving:
-            if key not in before:
-                disk.touch(key)
-        self._next = leaving
+        leaving = self._block_manager.transfers.foresee_evictions(most)
         return [key for key in leaving if not disk.stored(key)][: disk.room]
 
-    def _left(self, key: bytes) -> None:
-        """The host tier gives it up: on disk it counts as used when that was foreseen, else now."""
-        if self.disk is not None and key not in self._next:
-            self.disk.touch(key)
-
-    def _send_down(self, disk: DiskTier) -> None:
+    def _send_down(self, disk: DiskTier, now: float) -> None:
         tier = self._block_manager.transfers.tier
         if tier is not None and not self._queue and tier.free * PRESSED < tier.memory.slots:
             if self._looked != tier.uses:
@@ -168,6 +141,6 @@ class Offload:
         unsaved: list[bytes] = []
         while self._queue and disk.room > 0:
             key, _ = self._queue.popitem(last=False)
-            if not disk.store(key, self.now) and self._block_manager.transfers.saving(key):
+            if not disk.store(key, now) and self._block_manager.transfers.saving(key):
                 unsaved.append(key)
         self._queue.update(dict.fromkeys(unsaved))

@@ -1,137 +1,116 @@
-"""Where a sequence's KV lies: on the device, in the host tier, on disk. Looks, and changes nothing but what
-blocks are called. Knows keys; no references, no moves, and not what is done with what is found.
-"""
+"""Where a sequence's KV lies: on the device, in the host tier, on disk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import filterfalse, takewhile
+from dataclasses import dataclass
+from itertools import takewhile
 
-from ...kvstore.disk.client import DiskTier
 from ...kvstore.keys import BlockHasher
 from ...kvstore.prefix_index import PrefixIndex
 from ..sequence import Sequence
 from .transfers import Transfers
 
+DEVICE, HOST, DISK, SAVING = 1, 2, 4, 8
+"""Where a block lies; one may lie on the device and in the host tier. DISK: on disk alone, or being read from
+there. SAVING: its copy to the host tier is under way. Plain numbers: a long sequence asks for thousands."""
 
-class Residency:
-    """Finds blocks by keys of ``hasher`` under ``namespace``: in ``index`` on the device, below in ``moves``'
-    tier and a disk.
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where the blocks behind a sequence's computed tokens lie, up to the first that lies nowhere.
+
+    ``first``: number of the first of them. ``keys``, ``places``: of each, in order; ``full`` of them are full
+    blocks, the one behind, if there is one, is a partial last block. The sequence's last token is in none of
+    them: its logits are wanted, so that it is always computed.
     """
 
-    def __init__(self, index: PrefixIndex, hasher: BlockHasher, namespace: bytes, moves: Transfers) -> None:
+    first: int
+    keys: list[bytes]
+    places: list[int]
+    full: int
+
+    def in_host(self) -> list[bytes]:
+        """Keys of the longest beginning that is in the host tier. Its bytes are not checked yet."""
+        count = sum(1 for _ in takewhile(lambda place: place & HOST, self.places))
+        return self.keys[:count]
+
+    def on_disk(self) -> list[bytes]:
+        """Keys of all that is only on disk."""
+        return [key for key, place in zip(self.keys, self.places, strict=True) if place == DISK]
+
+    def readable(self, there: Callable[[bytes], bool]) -> list[bytes]:
+        """Keys of the longest beginning in the host tier or on disk and ``there``, none of it on the device."""
+        found = []
+        for key, place in zip(self.keys, self.places, strict=True):
+            if place & DEVICE or not (place & HOST or there(key)):
+                break
+            found.append(key)
+        return found
+
+    def to_restore(self) -> tuple[int, list[bool]]:
+        """Number of the first full block that is not on the device, and for each full one from there on whether
+        it is only on disk.
+        """
+        above = sum(1 for _ in takewhile(lambda place: place & DEVICE, self.places[: self.full]))
+        return self.first + above, [place == DISK for place in self.places[above : self.full]]
+
+
+NOWHERE = Located(0, [], [], 0)
+
+
+class Residency:
+    """Finds blocks by the keys that ``hasher`` makes under ``namespace``: on the device in ``index``, below it
+    in the tiers of ``transfers``.
+    """
+
+    def __init__(
+        self, index: PrefixIndex, hasher: BlockHasher, namespace: bytes, transfers: Transfers
+    ) -> None:
         self._index = index
         self._hasher = hasher
         self._namespace = namespace
-        self._transfers = moves
+        self._transfers = transfers
         self._block_tokens = hasher.block_tokens
 
     def root(self, salt: bytes) -> bytes:
         """The key before a tenant's first block."""
         return self._hasher.root(self._namespace, salt)
 
-    def below(self, sequence: Sequence) -> list[bytes]:
-        """Keys of the records in the host tier that go on where the computed tokens end, a tail the last.
+    def locate(self, sequence: Sequence) -> Located:
+        """Where the blocks behind the computed tokens lie.
 
-        As with `BlockManager.adopt` never up to the last token. Their bytes are not checked yet.
-        """
-        tier, size = self._transfers.tier, self._block_tokens
-        most = len(sequence.tokens) - 1
-        if (
-            tier is None
-            or not len(tier)
-            or sequence.planned != sequence.computed
-            or sequence.computed >= most
-        ):
-            return []
-        own = sequence.computed // size
-        self.name(sequence, most // size)
-        keys = sequence.keys[own : most // size]
-        found = keys[: len(self._transfers.found(keys))]
-        if len(found) < len(keys) and self._transfers.fetching(keys[len(found)]):
-            return found
-        tail = next((key for key in self._tails(sequence, own + len(found)) if key in tier), None)
-        return found if tail is None else [*found, tail]
-
-    def on_disk(self, sequence: Sequence, disk: DiskTier) -> list[bytes]:
-        """Keys of the records that go on where tokens are computed, and are neither on the device nor in the
-        host tier, but on disk or on their way from it.
+        `NOWHERE` without a host tier, and while a step in flight computes the sequence. O(blocks).
         """
         tier, size, most = self._transfers.tier, self._block_tokens, len(sequence.tokens) - 1
-        if tier is None or sequence.planned != sequence.computed or sequence.computed >= most:
-            return []
-        found: list[bytes] = []
-        at = sequence.computed // size
-        self.name(sequence, most // size)
-        here, on_device = tier.here, self._index.here
-        for key in sequence.keys[at : most // size]:
-            if key not in here and key not in on_device:
-                if key in disk or disk.fetching(key):
-                    found.append(key)
-                elif not tier.sought(key):
-                    break
-            at += 1
-        for tail in self._tails(sequence, at):
-            if tail in tier:
+        if tier is None or not (len(tier) or self._transfers.disk):
+            return NOWHERE
+        if sequence.planned != sequence.computed or sequence.computed >= most:
+            return NOWHERE
+        first, end = sequence.computed // size, most // size
+        self.name(sequence, end)
+        on_device, in_host = self._index.here, tier.here
+        keys = sequence.keys[first:end]
+        places: list[int] = []
+        for key in keys:
+            place = (DEVICE if key in on_device else 0) | (HOST if key in in_host else 0)
+            place = place or self._below_host(key) or (SAVING if tier.has_slot(key) else 0)
+            if not place:
                 break
-            if tail in disk or disk.fetching(tail):
-                return [*found, tail]
-        return found
-
-    def to_restore(self, sequence: Sequence, disk: DiskTier) -> tuple[int, list[bool]]:
-        """The first full block that the device lacks, and of each from there on that a tier below has whether
-        it is only on disk.
-        """
-        size, most = self._block_tokens, (len(sequence.tokens) - 1) // self._block_tokens
-        self.name(sequence, most)
-        first = sequence.computed // size
-        on_device, here = self._index.here, {} if self._transfers.tier is None else self._transfers.tier.here
-        first += len(list(takewhile(on_device.__contains__, sequence.keys[first:most])))
-        found: list[bool] = []
-        for key in sequence.keys[first:most]:
-            above = key in here
-            if not above and key not in disk and not disk.fetching(key):
+            places.append(place)
+        full = len(places)
+        del keys[full:]
+        for tail in self._tails(sequence, first + full):
+            place = HOST if tail in in_host else self._below_host(tail)
+            if place:
+                keys.append(tail)
+                places.append(place)
                 break
-            found.append(not above)
-        return first, found
+        return Located(first, keys, places, full)
 
-    def at_hand(self, sequence: Sequence, disk: DiskTier) -> list[bytes]:
-        """Keys of the records that go on where the computed tokens end and can be copied to the device now,
-        a tail the last; none where not one of them is on disk, so that `BlockManager.restore` does as well.
-        """
-        tier, size, most = self._transfers.tier, self._block_tokens, len(sequence.tokens) - 1
-        if tier is None or sequence.planned != sequence.computed:
-            return []
-        own, full = sequence.computed // size, most // size
-        self.name(sequence, full)
-        lacking = next(filterfalse(tier.here.__contains__, sequence.keys[own:full]), None)
-        if lacking is not None and lacking in disk and not disk.at_hand(lacking):
-            return []  # the disk is to begin with it: no look at all that follows comes before that
-        found = self.going_on(sequence, disk, disk.placed)
-        first = next(filterfalse(tier.here.__contains__, found), None)
-        return found if first is not None and (first == lacking or disk.at_hand(first)) else []
-
-    def going_on(self, sequence: Sequence, disk: DiskTier, there: Callable[[bytes], bool]) -> list[bytes]:
-        """Keys of the records that go on where the computed tokens end, not on the device, but in the host tier
-        or ``there``; a tail the last.
-        """
-        tier, size, most = self._transfers.tier, self._block_tokens, len(sequence.tokens) - 1
-        if tier is None or sequence.planned != sequence.computed or sequence.computed >= most:
-            return []
-
-        here, on_device = tier.here, self._index.here
-
-        def within(key: bytes) -> bool:
-            return (key in here or there(key)) and key not in on_device
-
-        own, full = sequence.computed // size, most // size
-        self.name(sequence, full)
-        found = list(takewhile(within, sequence.keys[own:full]))
-        at = own + len(found)
-        if at == full or sequence.keys[at] not in disk:
-            tail = next(filter(within, self._tails(sequence, at)), None)
-            found += [] if tail is None else [tail]
-        return found
+    def _below_host(self, key: bytes) -> int:
+        disk = self._transfers.disk
+        return DISK if disk is not None and (key in disk or disk.fetching(key)) else 0
 
     def _tails(self, sequence: Sequence, at: int) -> Iterator[bytes]:
         """Keys under which a partial block ``at`` of the sequence could be kept, the longest first."""

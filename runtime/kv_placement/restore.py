@@ -4,13 +4,13 @@ A turn whose KV is on disk stands in the queues as *fetching* while others run; 
 host tier piece by piece, and what has come goes to the device while the rest comes, so that a long sequence
 needs few slots there. When all have come, or will not, it waits for admission like any other. A sequence
 without a turn is fetched for the same way, at the first sign of its return. Where the device is this machine,
-what lies in its memory anyway is copied at once, and waits for nobody; and what does not comes *bare*: the disk
-only has it in memory, from where it is copied once, to the device. The clock is the caller's.
+what lies in its memory anyway is copied at once, and waits for nobody; and what does not comes *direct*: the
+disk only has it in memory, from where it is copied once, to the device. The clock is the caller's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from ...kvstore.disk.client import DiskTier
@@ -20,13 +20,12 @@ from ..scheduler.preemption import Preemption
 from ..scheduler.queues import Queues
 from ..sequence import Sequence
 from .block_manager import BlockManager
-from .costs import CostBook
-from .restore_cost import Held, blocks_to_compute
+from .costs import CostBook, Restorable, blocks_to_compute
 
 FETCH_SECONDS = 8.0  # a turn waits so long for the disk's next piece, then it is computed
 FETCH_POLL_SECONDS = 0.0003  # while a sequence waits for its records
 WINDOW_SHARE = 8  # of the host tier's slots one in so many may be on its way up for one sequence
-AT_ONCE_BYTES = 64 << 20  # copied to the device between two steps: some 10 ms; and bare on its way at most
+AT_ONCE_BYTES = 64 << 20  # copied to the device between two steps: some 10 ms; and direct on its way at most
 FETCHED_SHARE = 0.75  # of the slots may hold what has come for one and finds no room on the device
 
 
@@ -52,7 +51,7 @@ class _Awaited:
     since: float
     stirred: float
     compute_until: int = 0
-    bare: bool = False
+    direct: bool = False
     moved: int = 0
     arrived: int = 0
     asked: int = 0
@@ -81,7 +80,6 @@ class Restore:
         disk: DiskTier | None,
         costs: CostBook | None = None,
     ) -> None:
-        self.now = 0.0
         self._disk = disk
         self.costs = costs or CostBook(None)
         self._queues = queues
@@ -95,32 +93,40 @@ class Restore:
 
     def finds(self, sequence: Sequence) -> bool:
         """Whether a tier below the device holds what goes on where the sequence's computed tokens end."""
-        disk, residency = self._disk, self._block_manager.residency
-        return bool(residency.below(sequence) or (disk is not None and residency.on_disk(sequence, disk)))
+        located = self._block_manager.residency.locate(sequence)
+        return bool(located.in_host() or located.on_disk())
 
-    def fetch(self, sequence: Sequence, *, bare: bool = True) -> bool:
+    def fetch(self, sequence: Sequence, now: float, *, direct: bool = True) -> bool:
         """Have what the disk holds of a sequence brought up; whether it has to wait for that.
 
         A turn need not wait where it is computed instead, by measured costs, or computed from its beginning to
-        where it meets what is on its way. ``bare``: past the host tier, where the device is within reach.
+        where it meets what is on its way. ``direct``: past the host tier, where the device is within reach.
         """
         disk, tier = self._disk, self._block_manager.transfers.tier
         if disk is None or tier is None or not len(disk):
             return False
         began = self._awaited.get(sequence.id)
-        if disk.reaches and (began is None or began.sequence is not sequence):
-            self._read_up(sequence, disk, tier)
+        if disk.reads_directly and (began is None or began.sequence is not sequence):
+            before = disk.reading_seconds
+            self._read(sequence, disk, tier, disk.offset_known, now)
+            sequence.restore_seconds += disk.reading_seconds - before
         meets, skipped = self._meeting(sequence, disk)
-        bare &= disk.reaches and not meets
-        if began is not None and began.goes_on(sequence) and began.bare <= bare and not skipped and not meets:
+        direct &= disk.reads_directly and not meets
+        if (
+            began is not None
+            and began.goes_on(sequence)
+            and began.direct <= direct
+            and not skipped
+            and not meets
+        ):
             return True
-        keys = self._block_manager.residency.on_disk(sequence, disk)[skipped:]
+        keys = self._block_manager.residency.locate(sequence).on_disk()[skipped:]
         if keys:  # what comes up must not take the places of its own beginning
             self._block_manager.transfers.touch(sequence.keys)
-        same = began is not None and began.sequence is sequence and began.bare == bare
-        since = began.since if same and began is not None else self.now
-        awaited = _Awaited(sequence, len(sequence.tokens), keys, since, self.now, meets, bare)
-        self._ask(awaited, disk, tier)
+        same = began is not None and began.sequence is sequence and began.direct == direct
+        since = began.since if same and began is not None else now
+        awaited = _Awaited(sequence, len(sequence.tokens), keys, since, now, meets, direct)
+        self._ask(awaited, disk, tier, now)
         if not awaited.asked:
             return False
         sequence.from_disk.update(keys)
@@ -129,33 +135,22 @@ class Restore:
             sequence.compute_until = meets
         return not meets
 
-    def line_up(self, sequence: Sequence) -> None:
+    def line_up(self, sequence: Sequence, now: float) -> None:
         """A turn takes its place among the others, or does so when its KV has come up."""
         self._queues.taken(sequence)
         self._queues.restoring[sequence.id] = sequence
-        if not self.fetch(sequence):
+        if not self.fetch(sequence, now):
             del self._queues.restoring[sequence.id]
             self._queues.enqueue(sequence)
-
-    def _read_up(self, sequence: Sequence, disk: DiskTier, tier: HostTier) -> None:
-        """What lies in this machine's memory anyway goes to a device that is this machine, at once.
-
-        Nothing is sooner computed than that; what is left comes by way of the shelf.
-        """
-        self._adopt(sequence)
-        keys = self._block_manager.residency.at_hand(sequence, disk)
-        before = disk.reading_seconds
-        self._copy_up(sequence, keys, disk, tier)
-        sequence.restore_seconds += disk.reading_seconds - before
 
     def _meeting(self, sequence: Sequence, disk: DiskTier) -> tuple[int, int]:
         """Up to which position a turn is computed meanwhile, 0 for none; and records on disk before it."""
         costs, tier = self.costs.costs(), self._block_manager.transfers.tier
         if costs is None or sequence.turn is None or tier is None or sequence.planned != sequence.computed:
             return 0, 0
-        first, on_disk = self._block_manager.residency.to_restore(sequence, disk)
+        first, on_disk = self._block_manager.residency.locate(sequence).to_restore()
         size = self._block_manager.block_tokens
-        held = Held(first * size, tuple(on_disk), size, tier.memory.block_bytes)
+        held = Restorable(first * size, tuple(on_disk), size, tier.memory.block_bytes)
         count = blocks_to_compute(held, costs)
         sequence.chosen = count * size
         if any(on_disk[:count]) and not (costs.beside and any(on_disk[count:])):
@@ -166,17 +161,17 @@ class Restore:
             return 0, len(sequence.keys) + 1 if count else 0
         return (first + count) * size if count else 0, sum(on_disk[:count])
 
-    def stage(self, sequence: Sequence) -> None:
+    def stage(self, sequence: Sequence, now: float) -> None:
         """An idle sequence will be wanted: bring it up, or as far as the host tier first."""
-        if self.fetch(sequence):
+        if self.fetch(sequence, now):
             self._queues.prefill.pop(sequence.id, None)
             self._queues.staged[sequence.id] = sequence
 
-    def tick(self) -> None:
+    def tick(self, now: float) -> None:
         """See what has come, and let go on who waited for it."""
         if self._disk is not None:
             for awaited in list(self._awaited.values()):
-                self._advance(awaited, self._disk)
+                self._advance(awaited, self._disk, now)
 
     def awaits(self, sequence: Sequence) -> bool:
         """Whether anything is on its way up for it."""
@@ -185,17 +180,31 @@ class Restore:
 
     # --- inside ---------------------------------------------------------------------------------------
 
-    def _copy_up(self, sequence: Sequence, keys: list[bytes], disk: DiskTier, tier: HostTier) -> list[bytes]:
-        """To the device with these, which go on where the tokens end, but for those without blocks; which went.
+    def _read(
+        self,
+        sequence: Sequence,
+        disk: DiskTier,
+        tier: HostTier,
+        there: Callable[[bytes], bool],
+        now: float,
+    ) -> list[bytes]:
+        """Read records that lie in this machine's memory to the device, now: no step is in flight.
 
-        So much at a time as nobody else notices.
+        Those that go on where the computed tokens end: in the host tier, or on disk and ``there``. At most
+        `AT_ONCE_BYTES`, and as many as find blocks. Without one of the disk it does nothing: a plan loads what
+        is in the host tier. Returns the keys of those that are on the device now.
         """
+        self._adopt(sequence)
+        keys = self._block_manager.residency.locate(sequence).readable(there)
+        first = next((key for key in keys if key not in tier), None)
+        if first is None or not disk.in_page_cache(first):
+            return []
         del keys[max(1, AT_ONCE_BYTES // tier.memory.block_bytes) :]
         if len(keys) > self._block_manager.pool.available:
-            self._preemption.relieve(len(keys), sequence)
+            self._preemption.relieve(len(keys), sequence, now)
         sequence.from_disk.update(key for key in keys if key not in tier)
         own = sequence.computed // self._block_manager.block_tokens
-        restored = self._block_manager.read_up(sequence, keys, disk) if keys else 0
+        restored = self._block_manager.read_up(sequence, keys, disk)
         self._counters.restored += restored
         return keys[: len(sequence.table) - own] if restored else []
 
@@ -204,77 +213,75 @@ class Restore:
         self._counters.adopted += adopted
         sequence.found(adopted)
 
-    def _ask(self, awaited: _Awaited, disk: DiskTier, tier: HostTier) -> None:
+    def _ask(self, awaited: _Awaited, disk: DiskTier, tier: HostTier, now: float) -> None:
         """Ask for the next records: as many as may give up their slots for these, or for a while to copy."""
         window = awaited.arrived + max(tier.free, tier.memory.slots // WINDOW_SHARE, 1)
         most = awaited.moved + max(1, int(tier.memory.slots * FETCHED_SHARE))
-        if awaited.bare:
+        if awaited.direct:
             window = most = awaited.moved + max(1, AT_ONCE_BYTES // tier.memory.block_bytes)
-        tenant = awaited.sequence.tenant
+        tenant, fetch = awaited.sequence.tenant, self._block_manager.transfers.fetch
         for key in awaited.keys[awaited.asked : min(window, most)]:
             above = self._is_above(key, tier)
-            if not above and not disk.fetch(key, self.now, tenant, bare=awaited.bare):
+            if not above and not fetch(key, now, tenant, direct=awaited.direct):
                 if key not in disk:
                     awaited.cut()
                 return
             awaited.asked += 1
 
-    def _advance(self, awaited: _Awaited, disk: DiskTier) -> None:
+    def _advance(self, awaited: _Awaited, disk: DiskTier, now: float) -> None:
         """See what has come; have it taken to the device, and ask for more, or be done."""
         tier = self._block_manager.transfers.tier
         assert tier is not None
         before = awaited.arrived
         self._count(awaited, disk, tier)
         if awaited.arrived > before:
-            awaited.stirred = self.now
+            awaited.stirred = now
         if not self._wanted(awaited.sequence):
             awaited.cut()
             awaited.sequence.compute_until = None
-        elif awaited.bare and awaited.arrived > awaited.moved and not self._take(awaited, disk, tier):
-            return self._turn_to_slots(awaited)
-        if not awaited.broken and self.now <= awaited.stirred + FETCH_SECONDS:
-            self._ask(awaited, disk, tier)
+        elif awaited.direct and awaited.arrived > awaited.moved and not self._take(awaited, disk, tier, now):
+            return self._turn_to_slots(awaited, now)
+        if not awaited.broken and now <= awaited.stirred + FETCH_SECONDS:
+            self._ask(awaited, disk, tier, now)
         met = self._met(awaited)
         if met and awaited.arrived > awaited.moved:
             awaited.sequence.needs_lookup = True
         over = awaited.arrived == len(awaited.keys) and met
-        if over or self.now > awaited.stirred + FETCH_SECONDS:
-            self._arrived(awaited, tier)
+        if over or now > awaited.stirred + FETCH_SECONDS:
+            self._arrived(awaited, tier, now)
         return None
 
-    def _take(self, awaited: _Awaited, disk: DiskTier, tier: HostTier) -> bool:
-        """To the device with what has come bare; whether all of it went.
+    def _take(self, awaited: _Awaited, disk: DiskTier, tier: HostTier, now: float) -> bool:
+        """To the device with what has come direct; whether all of it went.
 
         It does not where blocks are short, where it has left the memory again, or is not what was stored.
         """
         sequence, came = awaited.sequence, set(awaited.keys[awaited.moved : awaited.arrived])
         went: set[bytes] = set()
         while came - went:
-            self._adopt(sequence)
-            keys = self._block_manager.residency.going_on(sequence, disk, came.__contains__)
-            copied = self._copy_up(sequence, keys, disk, tier)
-            if not copied:
+            read = self._read(sequence, disk, tier, came.__contains__, now)
+            if not read:
                 break
-            went.update(copied)
+            went.update(read)
         if sequence.turn is None:
             self._queues.rank(sequence)
         self._pass_moved(awaited, went)
         return awaited.moved == awaited.arrived
 
-    def _turn_to_slots(self, began: _Awaited) -> None:
+    def _turn_to_slots(self, began: _Awaited, now: float) -> None:
         """What is not on the device yet comes by way of the host tier, if it is to come at all."""
         sequence = began.sequence
-        sequence.restore_seconds += self.now - began.since
-        if not self.fetch(sequence, bare=False):
+        sequence.restore_seconds += now - began.since
+        if not self.fetch(sequence, now, direct=False):
             if self._awaited[sequence.id] is began:
                 del self._awaited[sequence.id]
-            self._let_go(sequence)
+            self._let_go(sequence, now)
 
     def _count(self, awaited: _Awaited, disk: DiskTier, tier: HostTier) -> None:
         keys = awaited.keys
         while awaited.arrived < awaited.asked and not disk.fetching(keys[awaited.arrived]):
             key = keys[awaited.arrived]
-            if not awaited.broken and not awaited.bare and not self._is_above(key, tier):
+            if not awaited.broken and not awaited.direct and not self._is_above(key, tier):
                 awaited.cut()
             awaited.arrived += 1
         self._pass_moved(awaited)
@@ -303,7 +310,7 @@ class Restore:
         sequence = awaited.sequence
         return sequence.compute_until is None or sequence.computed >= sequence.compute_until
 
-    def _arrived(self, awaited: _Awaited, tier: HostTier) -> None:
+    def _arrived(self, awaited: _Awaited, tier: HostTier, now: float) -> None:
         sequence = awaited.sequence
         del self._awaited[sequence.id]
         sequence.compute_until = None
@@ -311,14 +318,14 @@ class Restore:
         if whole and (self.costs.beside or not awaited.compute_until):
             self.costs.fetched(len(awaited.keys) * tier.memory.block_bytes, awaited.stirred - awaited.since)
         if self._queues.sequences.get(sequence.id) is sequence:
-            sequence.restore_seconds += self.now - awaited.since
-            self._let_go(sequence)
+            sequence.restore_seconds += now - awaited.since
+            self._let_go(sequence, now)
 
-    def _let_go(self, sequence: Sequence) -> None:
+    def _let_go(self, sequence: Sequence, now: float) -> None:
         """It waits for the disk no longer."""
         sequence.needs_lookup = True
         if self._queues.restoring.pop(sequence.id, None) is not None:
             self._queues.enqueue(sequence)
         elif sequence.turn is None:
             self._queues.staged.pop(sequence.id, None)
-            self._queues.touch(sequence)
+            self._queues.touch(sequence, now)

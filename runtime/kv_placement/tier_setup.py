@@ -20,8 +20,8 @@ import msgspec
 from ...kvstore import system_limits
 from ...kvstore.disk import admin
 from ...kvstore.disk.client import DiskTier
-from ...kvstore.disk.lock import clear
 from ...kvstore.disk.messages import Begin
+from ...kvstore.disk.store import clear
 from ...kvstore.errors import KVStoreError
 from ...kvstore.host.slots import SlotMemory, make_memory
 from ...kvstore.host.tier import HostTier

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from itertools import starmap, takewhile
+from itertools import islice, starmap, takewhile
 
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
@@ -31,18 +31,25 @@ class Transfers:
     """
 
     def __init__(
-        self, tier: HostTier | None, block_tokens: int, disk: DiskTier | None = None, *, beside: bool = False
+        self,
+        tier: HostTier | None,
+        block_of: Callable[[bytes], int | None],
+        block_tokens: int,
+        disk: DiskTier | None = None,
+        *,
+        beside: bool = False,
     ) -> None:
         self.tier = tier
         self.disk = disk
-        self.block_of: Callable[[bytes], int | None] = lambda key: None  # that holds what the key names
+        self._block_of = block_of
         self._beside = beside
         self.saved = self.loaded = 0
         self._block_tokens = block_tokens
         self._wanted: dict[bytes, tuple[int, int]] = {}  # key: block, tokens; they go with the next plan
         self._spare: set[bytes] = set()  # of those: only where no other record has to go for them
-        self._staying: dict[bytes, int] = {}  # key: full block, above until `given_up`; spare, too
+        self._staying: dict[bytes, int] = {}  # key: full block, above until `evicted`; spare, too
         self._loads: list[BlockLoad] = []
+        self._leaving: dict[bytes, None] = {}  # see `foresee_evictions`
         self._tenants: dict[int, int] = {}  # by block, of what it held when it was sealed or loaded
 
     @property
@@ -53,10 +60,10 @@ class Transfers:
     def save(self, key: bytes, block: int, tokens: int | None = None, tenant: int = 0) -> None:
         """Keep the first ``tokens`` (all by default) of a tenant's block below; its content is committed.
 
-        A full one stays above meanwhile: below it takes nobody's place, and gives way (see `given_up`).
+        A full one stays above meanwhile: below it takes nobody's place, and gives way (see `evicted`).
         """
         self._tenants[block] = tenant
-        if self.tier is None or self.tier.sought(key):
+        if self.tier is None or self.tier.has_slot(key):
             return
         if tokens is not None:
             self._wanted[key] = block, tokens
@@ -71,7 +78,7 @@ class Transfers:
         self._tenants.update((block, tenant_of(slot)) for slot, block in pairs)
         self._loads.extend(starmap(BlockLoad, pairs))
 
-    def raised(self, blocks: Iterable[int], tenant: int) -> None:
+    def read_into(self, blocks: Iterable[int], tenant: int) -> None:
         """A tenant's records were brought into these blocks without a plan."""
         self._tenants.update(dict.fromkeys(blocks, tenant))
 
@@ -112,36 +119,67 @@ class Transfers:
         return (
             key in self._wanted
             or key in self._staying
-            or (self.tier is not None and self.tier.sought(key) and self.tier.slot_of(key) is None)
+            or (self.tier is not None and self.tier.has_slot(key) and self.tier.slot_of(key) is None)
         )
 
-    def given_up(self, block: int, key: bytes, wanted: bool = True) -> None:
-        """The device gives up a full block: below it is now the only copy, or is saved once more.
+    def evicted(self, block: int, key: bytes, wanted: bool = True) -> None:
+        """The pool evicted a full block: the record below counts as used now, or the block is saved once more.
 
-        Not ``wanted`` by anybody, it takes nobody's place there.
+        Not ``wanted``: it is saved only where no other record has to go for it.
         """
         if self.tier is None:
             return
         self._staying.pop(key, None)
         on_disk = self.disk is not None and self.disk.stored(key)
-        if not on_disk and not self.tier.sought(key):
+        if not on_disk and not self.tier.has_slot(key):
             self._wanted[key] = block, self._block_tokens
             if not wanted:
                 self._spare.add(key)
-        elif wanted and self.tier.sought(key):
+        elif wanted and self.tier.has_slot(key):
             self.tier.touch([key])
         elif wanted and self.disk is not None:
             self.disk.touch(key)
         if wanted:
             self._spare.discard(key)
 
+    def fetch(self, key: bytes, now: float, tenant: int, *, direct: bool) -> bool:
+        """As `DiskTier.fetch`; the slot may be taken from another record."""
+        assert self.disk is not None
+        fetching = self.disk.fetch(key, now, tenant, direct=direct)
+        self._note_evicted()
+        return fetching
+
+    def foresee_evictions(self, most: int) -> list[bytes]:
+        """Keys of up to ``most`` records that the host tier evicts next and that are nowhere else.
+
+        On disk they count as used now, and not again when the host tier evicts them. Those that were foreseen
+        before and are no longer go first on disk, if they are above.
+        """
+        tier, disk = self.tier, self.disk
+        assert tier is not None and disk is not None
+        alone = (key for key in tier.in_order() if self._block_of(key) is None and not tier.evicts_first(key))
+        before, leaving = self._leaving, dict.fromkeys(islice(alone, most))
+        kept = (key for key in before if key not in leaving)
+        disk.evict_first(key for key in kept if key in tier or self._block_of(key) is not None)
+        for key in leaving:
+            if key not in before:
+                disk.touch(key)
+        self._leaving = leaving
+        return list(leaving)
+
+    def _note_evicted(self) -> None:
+        """On disk what the host tier evicted counts as used when that was foreseen, else now."""
+        for key in () if self.tier is None else self.tier.take_evicted():
+            if self.disk is not None and key not in self._leaving:
+                self.disk.touch(key)
+
     def retire(self, keys: Sequence[bytes]) -> None:
         """Nobody is likely to want these again: they give way before others, the last of them first."""
         if self.tier is not None:
             here = self.tier.here
-            self.tier.give_way(here[key] for key in keys if key in here)
+            self.tier.evict_first(here[key] for key in keys if key in here)
         if self.disk is not None:
-            self.disk.give_way(reversed(keys))
+            self.disk.evict_first(reversed(keys))
 
     def drop(self, key: bytes) -> None:
         """Nobody shall find this again."""
@@ -166,6 +204,7 @@ class Transfers:
             slot = None if self.tier is None else self.tier.reserve(key, tokens, tenant, spare=spare)
             if slot is not None:
                 saves.append(BlockSave(block, slot, tokens, spare))
+        self._note_evicted()
         loads = tuple(self._loads)
         self._wanted.clear()
         self._spare.clear()
@@ -184,7 +223,7 @@ class Transfers:
         while self._staying and left:
             key = next(iter(self._staying))
             block = self._staying.pop(key)
-            if self.block_of(key) == block:
+            if self._block_of(key) == block:
                 left -= 1
                 yield key, block
 
@@ -194,8 +233,8 @@ class Transfers:
             return
         for save in plan.saves:
             self.tier.filled(save.slot)
-        self.tier.let_go(*(load.slot for load in plan.loads), above=True)
-        self.tier.give_way(save.slot for save in plan.saves if save.spare)
+        self.tier.release(*(load.slot for load in plan.loads), above=True)
+        self.tier.evict_first(save.slot for save in plan.saves if save.spare)
         self.saved += len(plan.saves)
         self.loaded += len(plan.loads)
 
@@ -205,7 +244,7 @@ class Transfers:
             return
         for save in plan.saves:
             self.tier.abandon(save.slot)
-        self.tier.let_go(*(load.slot for load in plan.loads))
+        self.tier.release(*(load.slot for load in plan.loads))
 
     def statistics(self) -> dict[str, float]:
         """The tier's gauges and counters, and blocks moved; empty without a tier."""

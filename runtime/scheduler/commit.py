@@ -1,37 +1,38 @@
-"""What a finished step changes: KV that counts now, sampled tokens, turns that end, rows nobody wants."""
+"""What a finished step changes: KV that counts now, sampled tokens, turns that end, rows to discard."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
 from ..counters import Counters
+from ..grammar.matcher import Matcher, Matchers
 from ..kv_placement.block_manager import BlockManager
-from ..kv_placement.leases import Leases
-from ..kv_placement.offload import Offload
 from ..link.messages import Finish, Row, TokenLogprob, Work
 from ..plan import Outcome, Plan, RowFault, Scored
 from ..sequence import Flight, Sequence, Turn
+from .policy import Policy
 from .queues import Queues
 
 
 class Committer:
-    """Settles plans, in the order in which they were made."""
+    """Commits plans, in the order in which they were made."""
 
     def __init__(
         self,
+        policy: Policy,
         queues: Queues,
         block_manager: BlockManager,
-        offload: Offload,
-        leases: Leases,
+        matchers: Matchers,
         counters: Counters,
     ) -> None:
-        self._offload = offload
-        self._leases = leases
+        self._matchers = matchers
+        self._policy = policy
         self._queues = queues
         self._block_manager = block_manager
         self._counters = counters
+        self._ended: list[Sequence] = []
 
-    def commit(self, plan: Plan, outcomes: Items[Outcome], *, moved: bool = True) -> list[Row]:
+    def commit(self, plan: Plan, outcomes: Items[Outcome], now: float, *, moved: bool = True) -> list[Row]:
         """Take over what ``plan`` computed; returns a row for each turn that has tokens to tell or ended.
 
         Not ``moved``: it failed as a whole, so that its moves may not have been made.
@@ -41,16 +42,16 @@ class Committer:
         if moved:
             self._block_manager.transfers.finish(plan)
         else:
-            self._distrust(plan)
+            self._distrust(plan, now)
         rows: list[Row] = []
-        for landed, outcome in zip(flights, outcomes, strict=True):
-            row = None if landed is None else self._land(*landed, outcome)
+        for flight, outcome in zip(flights, outcomes, strict=True):
+            row = None if flight is None else self._land(*flight, outcome, now)
             if row is not None:
                 rows.append(row)
         return rows
 
-    def revoke(self, plan: Plan) -> list[Sequence]:
-        """``plan`` failed as a whole: nothing of it counts; returns the sequences that were to go on by it.
+    def revoke(self, plan: Plan, now: float) -> list[Sequence]:
+        """``plan`` failed as a whole: nothing of it counts; returns the sequences that it had rows for.
 
         Its moves may not have been made, so blocks that were their targets are not trusted either.
         """
@@ -63,53 +64,64 @@ class Committer:
                 self._block_manager.trim(sequence)
                 suspects.append(sequence)
                 if sequence.turn is None:
-                    self._queues.touch(sequence)
-        self._distrust(plan)
+                    self._queues.touch(sequence, now)
+        self._distrust(plan, now)
         return suspects
 
-    def end(self, sequence: Sequence) -> Work | None:
-        """End a turn, for whatever reason; the sequence keeps what is computed and is idle."""
+    def end(self, sequence: Sequence, now: float) -> Work | None:
+        """End a turn, for any reason; the sequence keeps what is computed and is idle."""
         read = sequence.turn is not None and sequence.computed >= sequence.turn.prompt
+        if sequence.turn is not None:
+            self._matchers.drop(sequence.turn.grammar)
         work = sequence.end()
         self._block_manager.trim(sequence)
-        self._block_manager.settle(sequence)
-        self._leases.cover(sequence)
-        self._queues.rest(sequence)
+        self._block_manager.offload_tail(sequence)
+        self._queues.rest(sequence, now)
         if read:
             self._queues.defer(sequence)
-        self._offload.rest(sequence)
+        self._ended.append(sequence)
         self._counters.turns += 1
         return work
 
-    def open(self, sequence: Sequence) -> Row | None:
-        """What a turn's grammar has it begin with, before any step; None where it leaves a choice at once."""
-        ids = self._go_on(sequence)
-        return self._said(sequence, ids) if ids else None
+    def ended(self) -> list[Sequence]:
+        """Sequences with turns that ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
 
-    def fail(self, sequence: Sequence, fault: RowFault) -> Row | None:
-        """A turn ends with the error; an idle sequence waits for its turn to meet it again."""
+    def follow(self, sequence: Sequence, matcher: Matcher, now: float) -> Row | None:
+        """The turn's grammar is compiled: take what it begins with, before any step.
+
+        None: it leaves a choice at once.
+        """
+        assert sequence.turn is not None
+        sequence.turn.grammar = self._matchers.add(matcher)
+        ids = self._go_on(sequence)
+        return self._said(sequence, ids, now) if ids else None
+
+    def fail(self, sequence: Sequence, fault: RowFault, now: float) -> Row | None:
+        """End the turn with an error. An idle sequence has none: it is left until its turn meets the fault."""
         self._counters.faults += 1
         if sequence.turn is None:
             sequence.recall()
             self._block_manager.trim(sequence)
             self._queues.prefill.pop(sequence.id, None)
             return None
-        work = self.end(sequence)
+        work = self.end(sequence, now)
         self._queues.prefill.pop(sequence.id, None)
         length = len(sequence.tokens)
         return Row(
             sequence.id, sequence.epoch, [], length, Finish.ERROR, work, fault.message, code=fault.code
         )
 
-    def _distrust(self, plan: Plan) -> None:
-        """Whoever holds a block that ``plan`` was to fill by a copy or a load drops it, and all behind it."""
+    def _distrust(self, plan: Plan, now: float) -> None:
+        """Drop each block that ``plan`` was to fill by a copy or a load, and all behind it in its sequences."""
         self._block_manager.transfers.revoke(plan)
         targets = [copy.target for copy in plan.copies] + [load.block for load in plan.loads]
         if not targets:
             return
         for sequence in self._queues.sequences.values():
             if self._block_manager.distrust(sequence, targets) and sequence.turn is None:
-                self._queues.touch(sequence)
+                self._queues.touch(sequence, now)
         self._block_manager.pool.distrust(targets)
 
     def _flight(self, seq: int, step: int) -> tuple[Sequence, Flight] | None:
@@ -121,48 +133,74 @@ class Committer:
             return None
         return sequence, flight
 
-    def _land(self, sequence: Sequence, flight: Flight, outcome: Outcome) -> Row | None:
+    def _land(self, sequence: Sequence, flight: Flight, outcome: Outcome, now: float) -> Row | None:
         if isinstance(outcome, RowFault):
-            return self.fail(sequence, outcome)
+            return self.fail(sequence, outcome, now)
         prefilled, recomputed = sequence.land(flight)
-        self._counters.computed += flight.end - flight.first
+        computed = flight.end - flight.first
+        self._policy.charge(sequence, computed)
+        self._counters.computed += computed
         self._counters.prefilled += prefilled
         self._counters.recomputed += recomputed
         self._block_manager.seal(sequence)
         if not flight.samples:
             return None
-        assert outcome is not None, "a row that samples came back without a token"
-        token = outcome.token if isinstance(outcome, Scored) else outcome
-        sequence.keep(token)
-        self._counters.sampled += 1
-        logprobs = [outcome.logprob] if isinstance(outcome, Scored) else []
         assert sequence.turn is not None
-        ended = token in sequence.turn.limits.stop_ids
-        return self._said(sequence, [token, *([] if ended else self._go_on(sequence))], logprobs)
+        sampled, logprobs = (
+            (outcome.tokens, outcome.logprobs) if isinstance(outcome, Scored) else (outcome, [])
+        )
+        tokens = _until_end(sequence.turn, sampled)
+        assert tokens, "a row that samples came back without a token"
+        sequence.keep(tokens)
+        self._counters.sampled += len(tokens)
+        if tokens[-1] not in sequence.turn.limits.stop_ids:
+            tokens = tokens + self._go_on(sequence, tokens)
+        return self._said(sequence, tokens, now, logprobs[: len(tokens)])
 
-    def _go_on(self, sequence: Sequence) -> list[int]:
-        forced = sequence.go_on()
+    def _go_on(self, sequence: Sequence, tokens: Items[int] = ()) -> list[int]:
+        """The turn's grammar moves on by ``tokens``; append and return what must come behind them."""
+        turn = sequence.turn
+        assert turn is not None
+        if turn.grammar is None:
+            return []
+        matcher = self._matchers[turn.grammar]
+        for token in tokens:
+            matcher.take(token)
+        if not turn.goes_on:
+            return []
+        forced = matcher.go_on(turn.allowed - turn.sampled)
+        sequence.force(forced)
         self._counters.forced += len(forced)
         return forced
 
-    def _said(self, sequence: Sequence, tokens: list[int], logprobs: Items[TokenLogprob] = ()) -> Row | None:
-        """The row of these tokens and those that waited for them; None where they wait, too."""
+    def _said(
+        self, sequence: Sequence, tokens: list[int], now: float, logprobs: Items[TokenLogprob] = ()
+    ) -> Row | None:
+        """The row of these tokens and of those that waited to be told with them; None while they wait, too."""
         turn = sequence.turn
         assert turn is not None
         turn.untold += tokens
         turn.scores += logprobs
-        finish = _finish(turn, tokens[-1])
+        finish = self._finish(turn, tokens[-1])
         if finish is None and len(turn.untold) < turn.limits.gather:
             return None
         told, scores, turn.untold, turn.scores = turn.untold, turn.scores, [], []
-        work = self.end(sequence) if finish is not None else None
+        work = self.end(sequence, now) if finish is not None else None
         length = len(sequence.tokens)
         return Row(sequence.id, sequence.epoch, told, length, finish, work, logprobs=scores or None)
 
+    def _finish(self, turn: Turn, token: int) -> Finish | None:
+        if token in turn.limits.stop_ids:
+            return Finish.STOP
+        if turn.grammar is not None and self._matchers[turn.grammar].complete:
+            return Finish.STOP
+        return turn.exhausted if turn.sampled >= turn.allowed else None
 
-def _finish(turn: Turn, token: int) -> Finish | None:
-    if token in turn.limits.stop_ids or (turn.matcher is not None and turn.matcher.complete):
-        return Finish.STOP
-    if turn.sampled < turn.allowed:
-        return None
-    return turn.exhausted
+
+def _until_end(turn: Turn, tokens: list[int]) -> list[int]:
+    """Of the tokens of one draw those that the turn may have: up to a stop id, or to the last allowed one."""
+    if len(tokens) < 2:
+        return tokens
+    allowed = tokens[: turn.allowed - turn.sampled]
+    end = next((at for at, token in enumerate(allowed, 1) if token in turn.limits.stop_ids), len(allowed))
+    return allowed[:end]

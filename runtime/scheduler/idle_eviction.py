@@ -1,9 +1,9 @@
 """Idle sequences that may hold blocks without a lease, in the order in which they lose them.
 
-First goes who is likely to stay away longest, as far as is known. Who has said when it comes back is away until
-then; by as much as it is late it will be late once more. Of whom nothing is known that is `USUAL_ABSENCE`, and
-as long again as it has been away already: so among these the longest unused goes first, and where nobody says
-anything that is the whole order. Decides nothing about leases; the clock is the caller's.
+The sequence that is likely to stay away longest goes first. A sequence that has said when it returns is away
+until then; one that is overdue by t seconds is assumed to need another t. A sequence that has said nothing is
+assumed to stay away for `USUAL_ABSENCE`, and as long again as it has been away already. So among these the
+longest unused goes first, and where no sequence says anything that is the whole order. Knows no leases.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ USUAL_ABSENCE = 120.0
 
 
 class IdleEviction:
-    """See above. ``now``: how late it is, by the clock of ``Sequence.used`` and ``Sequence.returns``."""
+    """See above. All times are seconds by the clock of ``Sequence.used`` and ``Sequence.returns``."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self._places: dict[int, tuple[Sequence, bool, float]] = {}  # whether it told, and what it stands by
-        self._silent: list[tuple[float, int]] = []  # when they were used last, the longest unused first
-        self._told: list[tuple[float, int]] = []  # when they come back, the first first
+        # By id: the sequence, whether its return is known, and the time it is ordered by.
+        self._places: dict[int, tuple[Sequence, bool, float]] = {}
+        self._unknown: list[tuple[float, int]] = []  # by time of last use, the longest unused first
+        self._expected: list[tuple[float, int]] = []  # by time of return, the soonest first
 
     def __len__(self) -> int:
         return len(self._places)
@@ -33,32 +33,32 @@ class IdleEviction:
         return seq in self._places
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In no order that counts; not while any is put or taken out."""
+        """In no particular order; not while one is put in or taken out."""
         return (sequence for sequence, _, _ in self._places.values())
 
     @property
-    def told(self) -> int:
-        """Those that have said when they come back."""
-        return len(self._told)
+    def expected(self) -> int:
+        """How many have said when they return."""
+        return len(self._expected)
 
     def put(self, sequence: Sequence) -> None:
-        """It may hold blocks, or was used, or has said when it comes back."""
+        """Insert, or re-rank after a change."""
         self.discard(sequence.id)
-        told = sequence.returns is not None
-        by = sequence.used if sequence.returns is None else sequence.returns
-        self._places[sequence.id] = sequence, told, by
-        insort(self._told if told else self._silent, (by, sequence.id))
+        expected = sequence.returns is not None
+        time = sequence.used if sequence.returns is None else sequence.returns
+        self._places[sequence.id] = sequence, expected, time
+        insort(self._expected if expected else self._unknown, (time, sequence.id))
 
     def discard(self, seq: int) -> None:
-        """It holds nothing, or is not idle, or has a lease."""
+        """Take out a sequence that holds nothing, is not idle or has a lease; it need not be here."""
         place = self._places.pop(seq, None)
         if place is not None:
-            _, told, by = place
-            order = self._told if told else self._silent
-            del order[bisect_left(order, (by, seq))]
+            _, expected, time = place
+            order = self._expected if expected else self._unknown
+            del order[bisect_left(order, (time, seq))]
 
-    def longest(self) -> Sequence:
-        """Who is likely to stay away longest: the others of its kind do not stay longer."""
-        away = [(USUAL_ABSENCE + self.now - used, seq) for used, seq in self._silent[:1]]
-        away += [(abs(returns - self.now), seq) for returns, seq in (*self._told[:1], *self._told[-1:])]
+    def longest(self, now: float) -> Sequence:
+        """The sequence that is likely to stay away longest from ``now`` on; there must be one."""
+        away = [(USUAL_ABSENCE + now - used, seq) for used, seq in self._unknown[:1]]
+        away += [(abs(returns - now), seq) for returns, seq in (*self._expected[:1], *self._expected[-1:])]
         return self._places[max(away)[1]][0]

@@ -19,7 +19,7 @@ AGAIN_SECONDS = 0.25  # between two tries to have the disk take what it has not:
 
 
 @dataclass(slots=True)
-class _PendingMove:
+class PendingMove:
     """``lowest``: a settling's keys go to disk too; ``left``: those that have not arrived; ``again``: when they
     are sent once more.
     """
@@ -43,7 +43,7 @@ class PendingMoves:
         self._queues = queues
         self._block_manager = block_manager
         self._offload = offload
-        self._running: list[_PendingMove] = []
+        self._running: list[PendingMove] = []
         self._answers: list[VerbReply] = []
 
     @property
@@ -51,23 +51,21 @@ class PendingMoves:
         """Whether somebody waits."""
         return bool(self._running)
 
-    @staticmethod
-    def before(request: int, sequence: Sequence, now: float) -> _PendingMove:
-        """The sequence is about to be staged; some of it may come at once."""
-        move = _PendingMove(request, sequence, now, settling=False)
+    def of_stage(self, request: int, sequence: Sequence, now: float) -> PendingMove:
+        """The move of a sequence that is about to be staged: some of it may come at once."""
+        move = PendingMove(request, sequence, now, settling=False)
         move.computed = sequence.prefilled + sequence.recomputed
         move.host, move.disk = sequence.host, sequence.disk
         return move
 
-    def stage(self, move: _PendingMove) -> None:
-        """The sequence has been staged."""
-        self._running.append(move)
-
-    def settle(self, request: int, sequence: Sequence, now: float, *, disk: bool) -> None:
-        """The sequence has just been settled."""
+    def of_settle(self, request: int, sequence: Sequence, now: float, *, disk: bool) -> PendingMove:
+        """The move of a sequence that has just been settled."""
         lowest = disk and self._offload.disk is not None
-        names = sequence.names()
-        self._running.append(_PendingMove(request, sequence, now, settling=True, lowest=lowest, left=names))
+        return PendingMove(request, sequence, now, settling=True, lowest=lowest, left=sequence.names())
+
+    def follow(self, move: PendingMove) -> None:
+        """Watch ``move`` until it can be answered."""
+        self._running.append(move)
 
     def tick(self, now: float, *, idle: bool) -> None:
         """See how far each is. ``idle``: no step can be planned before a verb or an answer of the disk."""
@@ -85,7 +83,7 @@ class PendingMoves:
 
     # --- up ---------------------------------------------------------------------------------------------
 
-    def _staged(self, move: _PendingMove, *, idle: bool) -> bool:
+    def _staged(self, move: PendingMove, *, idle: bool) -> bool:
         sequence = move.sequence
         if self._used(sequence):
             return True
@@ -93,7 +91,7 @@ class PendingMoves:
             return False
         return idle or sequence.id not in self._queues.prefill
 
-    def _whence(self, move: _PendingMove, now: float) -> Moved:
+    def _whence(self, move: PendingMove, now: float) -> Moved:
         sequence = move.sequence
         left = sequence.computed  # what came twice, since it was taken in between, counts once
         disk = min(left, max(0, sequence.disk - move.disk))
@@ -103,7 +101,7 @@ class PendingMoves:
 
     # --- down -------------------------------------------------------------------------------------------
 
-    def _settled(self, move: _PendingMove, now: float) -> bool:
+    def _settled(self, move: PendingMove, now: float) -> bool:
         sequence = move.sequence
         if (
             self._used(sequence)
@@ -117,7 +115,7 @@ class PendingMoves:
             move.again = now + AGAIN_SECONDS
         return not move.left
 
-    def _gone_down(self, key: bytes, move: _PendingMove) -> bool:
+    def _gone_down(self, key: bytes, move: PendingMove) -> bool:
         """Whether the record is where it is to be, or will not come there; what stands above it lets go."""
         block_manager, disk = self._block_manager, self._offload.disk
         tier = block_manager.transfers.tier
@@ -139,7 +137,7 @@ class PendingMoves:
             tier.drop(key)
         return on_disk
 
-    def _where(self, move: _PendingMove, now: float) -> Moved:
+    def _where(self, move: PendingMove, now: float) -> Moved:
         sequence, block_manager, disk = move.sequence, self._block_manager, self._offload.disk
         size, tier = block_manager.block_tokens, block_manager.transfers.tier
         end = (

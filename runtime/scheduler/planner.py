@@ -61,36 +61,37 @@ class Planner:
         self._prefill_budget = prefill_budget
         self._counters = counters
 
-    def plan(self) -> Plan | None:
+    def plan(self, now: float) -> Plan | None:
         """The next step; None if nothing can be computed before a commit or a verb."""
         queues = self._queues
-        self._bring_up()
+        queues.arrange()
+        self._bring_up(now)
         self._preemption.admit()
         suspect = next((sequence for sequence in queues.running.values() if sequence.isolated), None)
         if suspect is not None:
             if any(other.in_flight for other in queues.sequences.values() if other is not suspect):
                 return None  # what is in flight lands first: its step is to hold nobody else
-            plan = self.plan_alone(suspect)
+            plan = self.plan_alone(suspect, now)
             if plan is not None or suspect.in_flight:
                 return plan
         running = [sequence for sequence in queues.running.values() if not sequence.isolated]
-        ready = {sequence.id for sequence in running if self._adopt(sequence)}
+        ready = {sequence.id for sequence in running if self._adopt(sequence, now)}
         to_do = [sequence.to_do for sequence in running]
         draft = self._draft(self._settings.max_step_tokens - to_do.count(1))
         for sequence, tokens in zip(running, to_do, strict=True):
             # Else it was preempted for an older one, or waits for blocks to bring KV up into.
             if sequence.id in queues.running and sequence.id in ready:
-                self._add(draft, sequence, tokens, reserved=tokens == 1)
+                self._add(draft, sequence, tokens, now, reserved=tokens == 1)
         # What a turn waits for would go to those that nobody waits for, a little in each step.
         if not queues.waiting and len(ready) == len(running):
-            self._add_idle(draft)
+            self._add_idle(draft, now)
         return self._emit(draft)
 
-    def plan_alone(self, sequence: Sequence) -> Plan | None:
+    def plan_alone(self, sequence: Sequence, now: float) -> Plan | None:
         """A step for one sequence; None if it has nothing to do or finds no blocks."""
         draft = self._draft(self._settings.max_step_tokens)
-        if self._adopt(sequence):
-            self._add(draft, sequence, sequence.to_do, reserved=False)
+        if self._adopt(sequence, now):
+            self._add(draft, sequence, sequence.to_do, now, reserved=False)
         return self._emit(draft)
 
     def _draft(self, chunk: int) -> _Draft:
@@ -107,7 +108,7 @@ class Planner:
         self._counters.copies += len(plan.copies)
         return plan
 
-    def _adopt(self, sequence: Sequence) -> bool:
+    def _adopt(self, sequence: Sequence, now: float) -> bool:
         """Take over what the prefix cache and the host tier hold of a sequence, if not asked since it changed.
 
         False: the blocks to bring KV up into lie behind the step fence; the sequence stands still meanwhile.
@@ -118,11 +119,11 @@ class Planner:
         adopted = self._block_manager.adopt(sequence)
         self._counters.adopted += adopted
         sequence.found(adopted)
-        keys = self._block_manager.residency.below(sequence)
+        keys = self._block_manager.residency.locate(sequence).in_host()
         if not keys:
             return True
         if len(keys) > self._pool.available:
-            self._preemption.relieve(len(keys), sequence)
+            self._preemption.relieve(len(keys), sequence, now)
         room, coming = self._pool.available, self._pool.statistics().fenced
         if room < len(keys):
             sequence.needs_lookup = True  # the rest another time
@@ -147,42 +148,42 @@ class Planner:
         least = self._settings.blocks_for(self._settings.least_chunk)
         return max(least, tier.memory.slots // PARTS)
 
-    def _bring_up(self) -> None:
+    def _bring_up(self, now: float) -> None:
         """What has come from disk for sequences that do not run goes to the device, while the rest comes."""
         for sequence in (*self._queues.restoring.values(), *self._queues.staged.values()):
             if sequence.needs_lookup:
-                self._adopt(sequence)
+                self._adopt(sequence, now)
                 if sequence.turn is None:
                     self._queues.rank(sequence)
 
-    def _add_idle(self, draft: _Draft) -> None:
+    def _add_idle(self, draft: _Draft, now: float) -> None:
         waiting = list(islice(self._queues.prefill.values(), self._settings.max_sequences))
-        self._add_all(draft, [sequence for sequence in waiting if sequence.turn_expected])
+        self._add_all(draft, [sequence for sequence in waiting if sequence.turn_expected], now)
         others = [sequence for sequence in waiting if not sequence.turn_expected]
         if others:
             tokens = sum(sequence.to_do for sequence in others)
             more = len(self._queues.sequences) > len(waiting)
             draft.chunk = self._prefill_budget.limit(draft.chunk, draft.rows, tokens, others=more)
-            self._add_all(draft, others)
+            self._add_all(draft, others, now)
 
-    def _add_all(self, draft: _Draft, sequences: list[Sequence]) -> None:
+    def _add_all(self, draft: _Draft, sequences: list[Sequence], now: float) -> None:
         for sequence in sequences:
             if draft.chunk <= 0 or len(draft.rows) >= self._settings.max_sequences:
                 return
             # else its KV was taken for one used after it; a suspect is not computed before its turn
             if sequence.id in self._queues.prefill and not sequence.isolated:
-                if not self._adopt(sequence):
+                if not self._adopt(sequence, now):
                     continue
-                self._add(draft, sequence, sequence.to_do, reserved=False)
+                self._add(draft, sequence, sequence.to_do, now, reserved=False)
                 if not sequence.to_do:
                     del self._queues.prefill[sequence.id]
 
-    def _add(self, draft: _Draft, sequence: Sequence, to_do: int, *, reserved: bool) -> None:
+    def _add(self, draft: _Draft, sequence: Sequence, to_do: int, now: float, *, reserved: bool) -> None:
         """Give the sequence a row, as far as budgets allow; ``reserved``: one token was put aside for it."""
         most = min(to_do, max(draft.chunk, reserved))
         if most <= 0:
             return
-        end = self._secure(sequence, most)
+        end = self._secure(sequence, most, now)
         count = end - sequence.planned
         if count <= 0:
             self._counters.stalls += 1
@@ -191,22 +192,22 @@ class Planner:
         draft.copies += self._block_manager.allocate(sequence, end)
         draft.rows.append(self._row(draft, sequence, end))
 
-    def _secure(self, sequence: Sequence, most: int) -> int:
+    def _secure(self, sequence: Sequence, most: int, now: float) -> int:
         """Position, at most ``most`` ahead, up to which blocks are there or can be leased now."""
-        end = self._find_room(sequence, most)
+        end = self._find_room(sequence, most, now)
         if end > sequence.planned or not sequence.shared_tail or self._pool.statistics().fenced:
             return end
         # No block for the copy and none to come: the last few tokens are computed again in its stead.
         self._block_manager.drop_tail(sequence)
-        return self._find_room(sequence, most)
+        return self._find_room(sequence, most, now)
 
-    def _find_room(self, sequence: Sequence, most: int) -> int:
+    def _find_room(self, sequence: Sequence, most: int, now: float) -> int:
         end = sequence.planned + most
         short = self._block_manager.shortfall(sequence, end)
         if not short:
             return end
         if short > self._pool.available:
-            self._preemption.relieve(short, sequence)
+            self._preemption.relieve(short, sequence, now)
             least = self._block_manager.shortfall(sequence, sequence.planned + 1)
             if sequence.turn is not None and least > self._pool.available:
                 self._preemption.preempt(least, sequence)
@@ -224,7 +225,9 @@ class Planner:
         else:
             tokens = sequence.tokens.span(first, end)
         sampling = turn.sampling if turn is not None and samples else None
-        past = sequence.tokens.view(end - 1) if sampling is not None and sampling.reads_past else None
+        past = None
+        if sampling is not None and sampling.reads_past:
+            past = sequence.tokens.view(end - 1).copy()
         forbidden = turn.forbidden(sequence.pending_samples) if turn is not None and samples else ()
         sequence.advance(Flight(draft.step, len(draft.rows), first, end, samples))
         return PlanRow(
@@ -233,11 +236,11 @@ class Planner:
             first=first,
             count=end - first,
             tokens=tokens,
-            table=sequence.table.view[: self._block_manager.blocks_for(end)],
+            table=sequence.table.view[: self._block_manager.blocks_for(end)].copy(),
             sampling=sampling,
             fed_by=fed_by,
             past=past,
             output_from=turn.output_from if turn is not None else 0,
             forbidden=forbidden,
-            matcher=turn.matcher if turn is not None and samples else None,
+            grammar=turn.grammar if turn is not None and samples else None,
         )

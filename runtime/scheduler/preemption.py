@@ -21,6 +21,7 @@ from ..counters import Counters
 from ..kv_placement.block_manager import BlockManager
 from ..sequence import Sequence
 from ..settings import SchedulerSettings
+from .policy import Policy
 from .queues import Queues
 
 
@@ -36,8 +37,14 @@ class Preemption:
     """Admits turns, and makes room in the pool at the cost of the right sequence."""
 
     def __init__(
-        self, settings: SchedulerSettings, queues: Queues, block_manager: BlockManager, counters: Counters
+        self,
+        settings: SchedulerSettings,
+        policy: Policy,
+        queues: Queues,
+        block_manager: BlockManager,
+        counters: Counters,
     ) -> None:
+        self._policy = policy
         self._settings = settings
         self._queues = queues
         self._block_manager = block_manager
@@ -88,17 +95,17 @@ class Preemption:
 
     # --- room -------------------------------------------------------------------------------------------
 
-    def relieve(self, blocks: int, sequence: Sequence) -> None:
+    def relieve(self, blocks: int, sequence: Sequence, now: float) -> None:
         """Have ``blocks`` available, now or behind the fence, at the cost of KV whose turn does not run."""
         if sequence.turn is None:
-            return self._take(blocks, self._before(blocks, sequence))
+            return self._take(blocks, self._before(blocks, sequence, now))
         coming_up = reversed(self._queues.restoring.values())
         if sequence.id in self._queues.restoring:
             behind = takewhile(lambda other: other is not sequence, coming_up)
-            return self._take(blocks, chain(self._ends(blocks, behind), self._idle(blocks)))
+            return self._take(blocks, chain(self._ends(blocks, behind), self._idle(blocks, now)))
         later = chain(self._queues.compiling.values(), reversed(self._queues.waiting))
         return self._take(
-            blocks, chain(self._ends(blocks, coming_up), self._idle(blocks), map(_Victim, later))
+            blocks, chain(self._ends(blocks, coming_up), self._idle(blocks, now), map(_Victim, later))
         )
 
     def preempt(self, blocks: int, sequence: Sequence) -> None:
@@ -131,20 +138,20 @@ class Preemption:
             yield _Victim(sequence, max(0, len(sequence.table) - (blocks - self._coming())))
             yield _Victim(sequence)
 
-    def _idle(self, blocks: int) -> Iterator[_Victim]:
+    def _idle(self, blocks: int, now: float) -> Iterator[_Victim]:
         """Idle holders in the order of taking; each is taken, or keeps what it may, before the next comes."""
         while self._queues.idle_eviction:
-            yield from self._ends(blocks, iter([self._queues.idle_eviction.longest()]))
+            yield from self._ends(blocks, iter([self._policy.idle_victim(self._queues.idle_eviction, now)]))
         leased = sorted(self._queues.leased.values(), key=_return, reverse=True)
         size = self._block_manager.block_tokens  # what is only being written beyond it goes with the rest
         beyond = [holder for holder in leased if holder.computed > _covered(holder) * size]
         yield from (_Victim(holder, _covered(holder)) for holder in beyond)
         yield from self._ends(blocks, iter(leased))
 
-    def _before(self, blocks: int, sequence: Sequence) -> Iterator[_Victim]:
+    def _before(self, blocks: int, sequence: Sequence, now: float) -> Iterator[_Victim]:
         """Idle holders before ``sequence``, as far as the step being planned has no row for them yet."""
         step = self._counters.steps + 1
-        before = takewhile(lambda victim: victim.sequence is not sequence, self._idle(blocks))
+        before = takewhile(lambda victim: victim.sequence is not sequence, self._idle(blocks, now))
         return takewhile(lambda victim: step not in victim.sequence.in_flight, before)
 
     def _coming(self) -> int:

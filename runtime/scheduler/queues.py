@@ -1,4 +1,4 @@
-"""Who is here, and in what order: the queues of open sequences. Decides nothing.
+"""The queues of open sequences. Decides nothing.
 
 ::
 
@@ -8,11 +8,12 @@
       │                       └────────────────────┤
       └────────────────────────────────────────────┘ end, stop, truncate
 
-The order of turns is `running` followed by `waiting`, each by *place*: a turn's number, less `HEAD_START` for
-each step of its priority, and its number where that is the same. So with equal priorities the older one stands
-first; with a higher one a turn overtakes those that began less than so many turns before it, and nobody is
-overtaken for ever. A turn is
-preempted from the end of running; the first of running keeps its place until it ends.
+The order of turns is `running` followed by `waiting`, each as the policy has it. A turn is admitted from the
+front of waiting and preempted from the end of running; the first of running keeps its place until it ends.
+
+A turn has a `TurnPlace` by age: its number, less `HEAD_START` for each step of its priority. So with equal
+priorities the older one is first. With a higher priority a turn goes before those that began less than so many
+turns before it, and no turn is overtaken without end.
 """
 
 from __future__ import annotations
@@ -21,25 +22,29 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from itertools import islice
 
+from ..counters import Counters
 from ..errors import SequenceUnknown
-from ..sequence import Sequence
+from ..sequence import Sequence, TurnPlace
 from .idle_eviction import IdleEviction
+from .policy import FirstComeFirstServed, Policy
 
 HEAD_START = 32
 """Turns that one step of priority is worth."""
 
 
 class Queues:
-    """All open sequences, each idle, waiting or running.
+    """All open sequences, each idle, waiting or running. ``policy``: the order of turns.
 
-    ``holders``: idle ones without a lease that may hold blocks; ``leased``: those with one. ``prefill``: idle
-    ones with tokens to compute, in the order of their verbs, leased and due ones before others. ``fetching``:
-    turns whose KV comes up from disk, in the order in which they began; they have no place among the others
-    yet. ``staged``: idle ones for which the same is done. ``compiling``: turns whose grammar is being compiled;
-    they have no place yet either, and keep what they hold unless others need it.
+    ``idle_eviction``: idle ones without a lease that may hold blocks; ``leased``: those with one. ``prefill``:
+    idle ones with tokens to compute, in the order of their verbs, leased and expected ones before others.
+    ``restoring``: turns whose KV comes up from disk, in the order in which they began; they have no place among
+    the others yet. ``staged``: idle ones for which the same is done. ``compiling``: turns whose grammar is
+    being compiled; they have no place yet either, and keep what they hold unless others need it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy | None = None, counters: Counters | None = None) -> None:
+        self._policy = policy or FirstComeFirstServed()
+        self._counters = counters or Counters()
         self.sequences: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         self.waiting: deque[Sequence] = deque()
@@ -58,10 +63,10 @@ class Queues:
         except KeyError:
             raise SequenceUnknown(f"no sequence {seq}") from None
 
-    def touch(self, sequence: Sequence) -> None:
-        """An idle sequence was used: it stands anew among those that lose their KV, and may have work."""
+    def touch(self, sequence: Sequence, now: float) -> None:
+        """An idle sequence was used: insert it, rank it anew for idle eviction, and queue its prefill."""
         self.sequences[sequence.id] = sequence
-        sequence.used = self.idle_eviction.now
+        sequence.used = now
         self.rank(sequence)
         if sequence.to_do:
             self.prefill[sequence.id] = sequence
@@ -71,7 +76,7 @@ class Queues:
             self.prefill.pop(sequence.id, None)
 
     def rank(self, sequence: Sequence) -> None:
-        """An idle sequence may hold blocks: it stands among those it is to lose them with."""
+        """Insert an idle sequence that may hold blocks among those that can lose them, or re-rank it."""
         self.leased.pop(sequence.id, None)
         if sequence.lease is None:
             self.idle_eviction.put(sequence)
@@ -80,7 +85,7 @@ class Queues:
             self.leased[sequence.id] = sequence
 
     def taken(self, sequence: Sequence) -> None:
-        """An idle sequence lost its KV; it is computed again when it is used again, not before."""
+        """An idle sequence lost its KV. It is computed again when the sequence is used again, not before."""
         self.idle_eviction.discard(sequence.id)
         self.leased.pop(sequence.id, None)
         self.prefill.pop(sequence.id, None)
@@ -90,17 +95,21 @@ class Queues:
         """A turn began."""
         self.taken(sequence)
         self._turns += 1
-        sequence.place = (self._turns - HEAD_START * sequence.priority, self._turns)
+        rank = self._turns - HEAD_START * sequence.priority
+        sequence.place = TurnPlace(rank, self._turns, self._counters.steps)
         self._await(sequence)
 
+    def arrange(self) -> None:
+        """Put all turns in the policy's order, before a step is planned."""
+        if not self._policy.steady:
+            self._arrange_running()
+            self._arrange_waiting()
+
     def admit(self) -> Sequence:
-        """The first waiting turn runs: behind the first that runs already, and all of lower place."""
+        """The first waiting turn runs, at its place among the running ones."""
         sequence = self.waiting.popleft()
-        behind = [other for other in islice(self.running.values(), 1, None) if other.place > sequence.place]
         self.running[sequence.id] = sequence
-        for other in behind:
-            del self.running[other.id]
-            self.running[other.id] = other
+        self._arrange_running()
         return sequence
 
     def preempt(self) -> Sequence:
@@ -110,29 +119,38 @@ class Queues:
         return sequence
 
     def _await(self, sequence: Sequence) -> None:
-        at = len(self.waiting)
-        while at and self.waiting[at - 1].place > sequence.place:
-            at -= 1
-        self.waiting.insert(at, sequence)
+        self.waiting.append(sequence)
+        self._arrange_waiting()
 
-    def rest(self, sequence: Sequence) -> None:
+    def _arrange_waiting(self) -> None:
+        if len(self.waiting) > 1:
+            self.waiting = deque(self._policy.order(list(self.waiting), self._counters.steps))
+
+    def _arrange_running(self) -> None:
+        first = list(islice(self.running.values(), 1))
+        others = list(islice(self.running.values(), len(first), None))
+        if len(others) > 1:
+            ordered = self._policy.order(others, self._counters.steps)
+            self.running = {sequence.id: sequence for sequence in (*first, *ordered)}
+
+    def rest(self, sequence: Sequence, now: float) -> None:
         """The turn is over."""
         for away in (self.restoring, self.compiling, self.running):
             if away.pop(sequence.id, None) is not None:
                 break
         else:
             self.waiting.remove(sequence)
-        self.touch(sequence)
+        self.touch(sequence, now)
 
     def defer(self, sequence: Sequence) -> None:
         """What an idle sequence has to do is computed when it is used again: a few tokens that its turn said
         last would cost a whole pass over its KV, and keep the turn waiting that follows at once."""
         self.prefill.pop(sequence.id, None)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Sequence, now: float) -> None:
         """Forget a sequence, whatever it does."""
         if sequence.turn is not None:
-            self.rest(sequence)
+            self.rest(sequence, now)
         self.taken(sequence)
         del self.sequences[sequence.id]
 

@@ -2,15 +2,20 @@
 
 ::
 
-    verbs ──▶ Verbs ─┐
-                     ▼
-                  Queues (who, in what order) ──▶ Planner ──▶ plan ──▶ (runner) ──▶ Committer ──▶ rows
-                     ▲                              │ ▲                                 │
-                     └──────── Preemption ◀───────────┘ └── BlockManager (whose blocks) ◀───────┘
+    verbs ──▶ Scheduler ──▶ Queues ──▶ Planner ──▶ plan ──▶ (runner) ──▶ Committer ──▶ rows
+                              ▲         │    ▲                              │
+                              │         ▼    └───── BlockManager ◀──────────┤
+                              │     Preemption                              │
+                              └─────────────────────────────────────────────┘
 
 At depth 1 plan and commit alternate. At depth 2 a plan is made while the one before it is in flight: its rows
 may be fed by tokens that the earlier one has still to sample. Plans are committed, or revoked, in the order
 they were made.
+
+A verb takes effect between a commit and the next plan. It is checked first, so that a refused verb changes
+nothing. If a step in flight holds the sequence, the row of that step is discarded when it lands. A verb costs
+time by the new tokens, never by the history; a fork copies arrays. ``now`` is always in seconds of one clock,
+and the caller's.
 """
 
 from __future__ import annotations
@@ -24,8 +29,18 @@ from ...kvstore.host.tier import HostTier
 from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
 from ..counters import Counters
-from ..errors import SettingsInvalid
-from ..grammar.matcher import Compiler
+from ..errors import (
+    ContextExceeded,
+    EngineOverloaded,
+    EpochStale,
+    GrammarFault,
+    LengthInvalid,
+    SamplingInvalid,
+    SequenceBusy,
+    SequenceExists,
+    SettingsInvalid,
+)
+from ..grammar.matcher import Compiler, Matchers
 from ..grammar.queue import GrammarQueue
 from ..kv_placement.block_manager import BlockManager
 from ..kv_placement.costs import CostBook
@@ -36,11 +51,12 @@ from ..kv_placement.transfers import Transfers
 from ..link.messages import (
     Close,
     Extend,
+    Finish,
     Fork,
     Generate,
     Lease,
     Open,
-    Receipt,
+    Opening,
     Row,
     SequenceState,
     Settle,
@@ -49,34 +65,38 @@ from ..link.messages import (
     Truncate,
     VerbReply,
 )
-from ..plan import Outcome, Plan
+from ..plan import Outcome, Plan, RowFault
+from ..sequence import Sequence, Turn
 from ..settings import SchedulerSettings
+from ..tokens import TokenList, checked_tokens
 from .commit import Committer
 from .pending_moves import PendingMoves
 from .planner import Planner
+from .policy import policy_named
 from .preemption import Preemption
 from .prefill_budget import PrefillBudget
 from .queues import Queues
-from .verbs import Verbs
+from .sampling_limits import check_sampling
 
-SequenceVerb = Open | Extend | Truncate | Generate | Stop | Fork | Close | Stage | Settle
+SequenceVerb = Open | Extend | Truncate | Generate | Stop | Fork | Close | Lease | Stage | Settle
 
 
 class Scheduler:
-    """Decides what each step computes.
+    """Applies the link's verbs to sequences, plans steps and commits what they computed.
 
     Args:
         settings: the numbers it works within.
-        pool: ``settings.blocks`` blocks, used by nobody else.
+        pool: ``settings.blocks`` blocks that nothing else uses.
         hasher: names blocks of ``settings.block_tokens`` tokens.
         namespace: the digest of all that decides what a block's bytes mean.
         tier: keeps blocks below the device, under the same names; None without one.
         disk: keeps records of ``tier`` below it.
         costs: of restoring and computing, as measured; without any all is restored.
         compiler: of grammars; without one they are refused.
+        matchers: where matchers go, and the runner finds them.
 
     Raises:
-        SettingsInvalid: pool or hasher are made for other numbers.
+        SettingsInvalid: pool or hasher are made for other numbers, or there is no such policy.
     """
 
     def __init__(
@@ -89,133 +109,234 @@ class Scheduler:
         disk: DiskTier | None = None,
         costs: CostBook | None = None,
         compiler: Compiler | None = None,
+        matchers: Matchers | None = None,
     ) -> None:
         if pool.blocks != settings.blocks or hasher.block_tokens != settings.block_tokens:
             raise SettingsInvalid("the pool or the hasher is made for another number of blocks or block size")
         self.settings = settings
         self.pool = pool
+        self.tier = tier
         self.counters = Counters()
-        self._queues = Queues()
-        self._transfers = Transfers(
-            tier, settings.block_tokens, disk, beside=costs is not None and costs.beside
-        )
-        self._block_manager = BlockManager(pool, hasher, namespace, self._transfers)
-        preemption = Preemption(settings, self._queues, self._block_manager, self.counters)
+        policy = policy_named(settings.policy, settings.patience)
+        self._queues = queues = Queues(policy, self.counters)
+        self._matchers = Matchers() if matchers is None else matchers
+        beside = costs is not None and costs.beside
+        self._transfers = Transfers(tier, pool.index.block_of, settings.block_tokens, disk, beside=beside)
+        self._block_manager = blocks = BlockManager(pool, hasher, namespace, self._transfers)
+        preemption = Preemption(settings, policy, queues, blocks, self.counters)
         self._prefill_budget = PrefillBudget(settings.idle_stretch)
-        self._planner = Planner(
-            settings, self._queues, self._block_manager, preemption, self._prefill_budget, self.counters
-        )
-        fetching = Restore(self._queues, self._block_manager, preemption, self.counters, disk, costs)
-        self.offload = Offload(self._block_manager, disk, fetching)
-        self._leases = Leases(settings, self._queues, self._block_manager, self.offload)
-        self._pending_moves = PendingMoves(self._queues, self._block_manager, self.offload)
-        self._committer = Committer(
-            self._queues, self._block_manager, self.offload, self._leases, self.counters
-        )
-        self._grammar_queue = GrammarQueue(compiler, self._queues, self._committer, self.offload)
-        self._verbs = Verbs(
-            settings,
-            self._queues,
-            self._block_manager,
-            self._committer,
-            self.offload,
-            self._leases,
-            self.counters,
-            self._grammar_queue,
-        )
+        self._planner = Planner(settings, queues, blocks, preemption, self._prefill_budget, self.counters)
+        self._restore = Restore(queues, blocks, preemption, self.counters, disk, costs)
+        self.offload = Offload(blocks, disk, self._restore)
+        self._leases = Leases(settings, queues, blocks, self.offload)
+        self._pending_moves = PendingMoves(queues, blocks, self.offload)
+        self._committer = Committer(policy, queues, blocks, self._matchers, self.counters)
+        self._grammar_queue = GrammarQueue(compiler, queues)
+        self._rows: list[Row] = []  # of turns that went on or ended without a step
 
-    def apply(self, verb: SequenceVerb) -> SequenceState | None:
-        """Do what a verb says, between a commit and the next plan; or raise a `VerbRefused`."""
+    # --- verbs ------------------------------------------------------------------------------------------
+
+    def apply(self, verb: SequenceVerb, now: float) -> VerbReply | None:
+        """Do what a verb says. None: it waits for KV to move, and `answers` has the reply when that is done.
+
+        Raises:
+            VerbRefused: nothing has changed.
+        """
         match verb:
             case Open():
-                return self._verbs.open(verb)
+                return VerbReply(verb.request, self._open(verb, now))
             case Extend():
-                return self._verbs.extend(verb)
+                return VerbReply(verb.request, self._extend(verb, now))
             case Truncate():
-                return self._verbs.truncate(verb)
+                return VerbReply(verb.request, self._truncate(verb, now))
             case Generate():
-                return self._verbs.generate(verb)
+                return VerbReply(verb.request, self._generate(verb, now))
             case Stop():
-                return self._verbs.stop(verb)
+                return VerbReply(verb.request, self._stop(verb, now))
             case Fork():
-                return self._verbs.fork(verb)
-            case Stage():
-                return self._verbs.stage(verb)
-            case Settle():
-                return self._verbs.settle(verb)
+                return VerbReply(verb.request, self._fork(verb, now))
             case Close():
-                self._verbs.close(verb)
-                return None
-
-    def lease(self, verb: Lease, now: float) -> tuple[SequenceState, Receipt]:
-        """The same for a lease, which has a receipt."""
-        return self._verbs.lease(verb, now)
-
-    def follow(self, verb: Stage | Settle, now: float) -> None:
-        """The same, answered among `answers` when it is done."""
-        sequence = self._queues[verb.seq]
-        if isinstance(verb, Stage):
-            move = self._pending_moves.before(verb.request, sequence, now)
-            self.apply(verb)
-            self._pending_moves.stage(move)
-        else:
-            self.apply(verb)
-            self._pending_moves.settle(verb.request, sequence, now, disk=verb.disk)
-
-    def note(self, now: float) -> None:
-        """So late it is, and nothing more is done about it."""
-        self.offload.now = self._queues.idle_eviction.now = now
-
-    def tick(self, now: float) -> None:
-        """So late it is: what the disk says, leases that end, KV that is expected back, grammars."""
-        self.note(now)
-        self._leases.tick(now)
-        self.offload.tick(now)
-        self._grammar_queue.tick(now)
-
-    def look(self, now: float, *, idle: bool) -> None:
-        """See who has what he waits for; ``idle``: there was nothing to plan."""
-        self._pending_moves.tick(now, idle=idle)
-
-    def prepare(self) -> bool:
-        """In an idle moment: do ahead what a later step would wait for; False: there is nothing left of it."""
-        tier = self._transfers.tier
-        return tier is not None and tier.prepare()
-
-    def rows(self) -> list[Row]:
-        """Of turns that went on or ended without a step, since this was asked last."""
-        return self._grammar_queue.rows()
+                return self._close(verb, now)
+            case Lease():
+                return self._lease(verb, now)
+            case Stage():
+                return self._stage(verb, now)
+            case Settle():
+                return self._settle(verb, now)
 
     def answers(self) -> list[VerbReply]:
-        """To verbs that were followed, and are done since this was asked last."""
+        """Replies to verbs that waited, ready since the last call."""
         return self._pending_moves.answers()
 
-    def due(self, now: float) -> float | None:
-        """Seconds until `tick` has something to do if nothing else happens; None: never."""
-        pending_moves = POLL_SECONDS if self._pending_moves.busy else None
-        dues = (self.offload.due(), self._leases.due(now), pending_moves, self._grammar_queue.due())
-        return min((due for due in dues if due is not None), default=None)
+    def _open(self, verb: Open, now: float) -> SequenceState:
+        """Begin a sequence. What the prefix cache holds of it counts as computed at once."""
+        self._check_new([verb.seq])
+        tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
+        self._check_context(len(tokens))
+        root = self._block_manager.residency.root(verb.salt)
+        sequence = Sequence(verb.seq, root, TokenList(tokens), isolated=verb.isolated)
+        self._find_prefix(sequence)
+        self._queues.touch(sequence, now)
+        self._restore.stage(sequence, now)
+        return sequence.state
 
-    def plan(self) -> Plan | None:
+    def _extend(self, verb: Extend, now: float) -> SequenceState:
+        """Append tokens to an idle sequence. All but the last are computed before a turn, if there is room."""
+        sequence = self._idle(verb.seq, verb.expect_length)
+        tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
+        self._check_context(sequence.total + len(tokens))
+        sequence.extend(tokens)
+        sequence.turn_expected = verb.turn_expected
+        self._queues.touch(sequence, now)
+        self._restore.stage(sequence, now)
+        return sequence.state
+
+    def _truncate(self, verb: Truncate, now: float) -> SequenceState:
+        """Keep the first ``length`` tokens. A running turn ends, as by a stop."""
+        sequence = self._queues[verb.seq]
+        if verb.expect_epoch != sequence.epoch:
+            raise EpochStale(f"sequence {verb.seq} is at epoch {sequence.epoch}, not {verb.expect_epoch}")
+        self._check_length(sequence, verb.length)
+        self._shorten(sequence, verb.length, now)
+        return sequence.state
+
+    def _generate(self, verb: Generate, now: float) -> SequenceState:
+        """Append the verb's tokens and begin a turn. With an ``opening`` the sequence begins here, too.
+
+        The state has no tokens that the grammar adds: those come in a row.
+        """
+        opening = verb.opening
+        if opening is None:
+            length = self._idle(verb.seq, verb.expect_length).total
+        else:
+            length = self._check_opening(verb.seq, opening)
+        tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
+        turn = self._checked_turn(verb, length + len(tokens))
+        sequence = self._queues[verb.seq] if opening is None else self._begin(verb.seq, opening, now)
+        if len(tokens):
+            sequence.extend(tokens)
+        if opening is not None and opening.parent is None:
+            self._find_prefix(sequence)
+            self._restore.stage(sequence, now)
+        if sequence.planned == sequence.total:  # after a truncation; its last token's logits are wanted
+            self._block_manager.cut(sequence, sequence.total - 1)
+        sequence.begin(turn)
+        state = sequence.state
+        if verb.sampling.grammar is None:
+            self._restore.line_up(sequence, now)
+        else:
+            self._grammar_queue.begin(sequence, verb.sampling.grammar, now)
+            self._take_matchers(now)
+        return state
+
+    def _stop(self, verb: Stop, now: float) -> SequenceState:
+        """End the turn, if there is one. Committed tokens stay, but for those beyond ``keep``; what steps in
+        flight sample is discarded.
+        """
+        sequence = self._queues[verb.seq]
+        if verb.keep is None or verb.keep >= len(sequence.tokens):
+            self._halt(sequence, now)
+        else:
+            self._check_length(sequence, verb.keep)
+            self._shorten(sequence, verb.keep, now)
+        return sequence.state
+
+    def _fork(self, verb: Fork, now: float) -> SequenceState:
+        """Make children of what is committed. They share its blocks, and copy a tail before writing it."""
+        parent = self._queues[verb.seq]
+        length = len(parent.tokens) if verb.at is None else verb.at
+        self._check_length(parent, length)
+        self._check_new(verb.children)
+        self._children(parent, verb.children, length, now)
+        return parent.state
+
+    def _close(self, verb: Close, now: float) -> VerbReply:
+        """Forget a sequence."""
+        sequence = self._queues[verb.seq]
+        self._leases.end(sequence)
+        self._block_manager.surrender(sequence, keep=verb.keep_kv)
+        if verb.keep_kv:
+            self.offload.retire(sequence)
+        if sequence.turn is not None:
+            self._matchers.drop(sequence.turn.grammar)
+        self._queues.close(sequence, now)
+        return VerbReply(verb.request)
+
+    def _lease(self, verb: Lease, now: float) -> VerbReply:
+        """Grant what the budget has room for, at any time; it counts for turns that begin later."""
+        sequence = self._queues[verb.seq]
+        receipt = self._leases.grant(sequence, verb, now)
+        return VerbReply(verb.request, sequence.state, receipt=receipt)
+
+    def _stage(self, verb: Stage, now: float) -> VerbReply | None:
+        """Bring up what lower tiers hold of an idle sequence, and compute the rest."""
+        sequence = self._idle(verb.seq)
+        move = self._pending_moves.of_stage(verb.request, sequence, now)  # before any of it comes at once
+        sequence.needs_lookup = True
+        self._queues.touch(sequence, now)
+        self._restore.stage(sequence, now)
+        if not verb.wait:
+            return VerbReply(verb.request, sequence.state)
+        self._pending_moves.follow(move)
+        return None
+
+    def _settle(self, verb: Settle, now: float) -> VerbReply | None:
+        """Send an idle sequence's KV down from the device, as far as possible to disk if that is asked for."""
+        sequence = self._idle(verb.seq)
+        self._block_manager.offload_tail(sequence)
+        if not verb.disk:
+            self._block_manager.lower(sequence)
+        self._block_manager.surrender(sequence)
+        self._queues.taken(sequence)
+        if verb.disk:
+            self.offload.leave(sequence)
+        if not verb.wait:
+            return VerbReply(verb.request, sequence.state)
+        self._pending_moves.follow(self._pending_moves.of_settle(verb.request, sequence, now, disk=verb.disk))
+        return None
+
+    # --- steps ------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Do what is due: answers of the disk, leases that end, KV that is expected back, grammars."""
+        self._leases.tick(now)
+        self.offload.tick(now)
+        self._take_matchers(now)
+
+    def plan(self, now: float) -> Plan | None:
         """The next step; it counts as launched. None: nothing to do before a commit or a verb."""
-        return self._planner.plan()
+        return self._planner.plan(now)
+
+    def plan_alone(self, seq: int, now: float) -> Plan | None:
+        """A step for this sequence alone, to find out whether it is the one that fails."""
+        return self._planner.plan_alone(self._queues[seq], now)
+
+    def planned(self, now: float, *, idle: bool) -> list[Row]:
+        """Complete the pending moves that are ready, once nothing more can be planned.
+
+        ``idle``: nothing is in flight. Returns the rows of turns that went on or ended without a step.
+        """
+        self._pending_moves.tick(now, idle=idle)
+        rows, self._rows = self._rows, []
+        return rows
 
     def took(self, plan: Plan, seconds: float) -> None:
-        """The device was so long busy with a step: what later ones may carry beside turns depends on it."""
+        """A step kept the device busy for so many seconds: what later steps may carry depends on it."""
         self._prefill_budget.took(plan, seconds)
 
-    def plan_alone(self, seq: int) -> Plan | None:
-        """A step for this sequence alone, to find out whether it is the one that fails."""
-        return self._planner.plan_alone(self._queues[seq])
+    def commit(self, plan: Plan, outcomes: Items[Outcome], now: float, *, moved: bool = True) -> list[Row]:
+        """Take over what ``plan`` computed; ``outcomes`` are aligned with its rows.
 
-    def commit(self, plan: Plan, outcomes: Items[Outcome], *, moved: bool = True) -> list[Row]:
-        """``plan`` is done; ``outcomes`` are aligned with its rows. Not ``moved``: it failed as a whole."""
-        return self._committer.commit(plan, outcomes, moved=moved)
+        Not ``moved``: it failed as a whole. Returns a row for each turn that has tokens to tell, or ended.
+        """
+        rows = self._committer.commit(plan, outcomes, now, moved=moved)
+        self._rest(now)
+        return rows
 
-    def revoke(self, plans: Iterable[Plan]) -> list[int]:
+    def revoke(self, plans: Iterable[Plan], now: float) -> list[int]:
         """Take back these plans, all that are in flight, which failed as a whole; returns their sequences."""
         self.counters.isolations += 1
-        return list(dict.fromkeys(s.id for plan in plans for s in self._committer.revoke(plan)))
+        return list(dict.fromkeys(s.id for plan in plans for s in self._committer.revoke(plan, now)))
 
     def evict(self, seq: int) -> int:
         """Take a sequence's KV as preemption would; it is computed again when wanted. Returns its blocks."""
@@ -225,24 +346,32 @@ class Scheduler:
             self._queues.taken(sequence)
         return blocks
 
+    def prepare(self) -> bool:
+        """In an idle moment: do ahead what a later step would wait for. False: nothing of that is left."""
+        return self.tier is not None and self.tier.prepare()
+
+    def due(self, now: float) -> float | None:
+        """Seconds until `tick` has something to do if nothing else happens; None: never."""
+        pending_moves = POLL_SECONDS if self._pending_moves.busy else None
+        grammars = self._grammar_queue.due() if not self._rows else 0.0
+        dues = (self.offload.due(now), self._leases.due(now), pending_moves, grammars)
+        return min((due for due in dues if due is not None), default=None)
+
+    # --- what is here -----------------------------------------------------------------------------------
+
     def state(self, seq: int) -> SequenceState:
         """What is held of a sequence. Raises `SequenceUnknown`."""
         return self._queues[seq].state
 
-    @property
-    def tier(self) -> HostTier | None:
-        """The tier below the device."""
-        return self._transfers.tier
-
     def statistics(self) -> dict[str, float]:
-        """Lengths of all queues, the pool's books, and counts since the start."""
+        """Lengths of all queues, the pool's figures, and counts since the start."""
         queues = self._queues
         gauges = {
             "sequences": len(queues.sequences),
             "running": len(queues.running),
             "waiting": len(queues.waiting),
             "idle_holding": len(queues.idle_eviction) + len(queues.leased),
-            "idle_expected": queues.idle_eviction.told,
+            "idle_expected": queues.idle_eviction.expected,
             "idle_prefill": len(queues.prefill),
         }
         pool = {f"pool_{name}": value for name, value in asdict(self.pool.statistics()).items()}
@@ -257,10 +386,126 @@ class Scheduler:
         }
 
     def audit(self) -> None:
-        """Check that the pool's references are those of the open sequences, to the block, and the tier's books.
+        """Check the pool's references against the open sequences, block by block, and the host tier's tables.
 
         Raises:
-            LeakFound: they are not.
+            LeakFound: they do not agree.
         """
         self.pool.audit(self._block_manager.held(self._queues.sequences.values()))
         self._transfers.audit()
+
+    # --- parts of verbs ---------------------------------------------------------------------------------
+
+    def _begin(self, seq: int, opening: Opening, now: float) -> Sequence:
+        """A new sequence as ``opening`` describes it."""
+        if opening.parent is not None:
+            (child,) = self._children(self._queues[opening.parent], [seq], opening.at, now)
+            return child
+        root = self._block_manager.residency.root(opening.salt)
+        sequence = Sequence(seq, root, TokenList(), isolated=opening.isolated)
+        self._queues.touch(sequence, now)
+        return sequence
+
+    def _children(self, parent: Sequence, seqs: list[int], length: int, now: float) -> list[Sequence]:
+        """New sequences of the parent's first ``length`` tokens."""
+        children = [Sequence(seq, parent.root, parent.tokens.copy(length)) for seq in seqs]
+        self._block_manager.fork(parent, children)
+        for child in children:
+            self._queues.touch(child, now)
+            self._queues.prefill.pop(child.id, None)  # the parent computes it already
+        return children
+
+    def _find_prefix(self, sequence: Sequence) -> None:
+        self.counters.adopted += self._block_manager.adopt(sequence)
+
+    def _shorten(self, sequence: Sequence, length: int, now: float) -> None:
+        self._halt(sequence, now)
+        self._block_manager.forget(sequence, length)
+        if sequence.tail is not None:
+            self._block_manager.save_tail(sequence)
+        self._queues.touch(sequence, now)
+
+    def _halt(self, sequence: Sequence, now: float) -> None:
+        if sequence.turn is not None:
+            self._committer.end(sequence, now)
+            self._rest(now)
+        sequence.epoch += 1
+
+    def _rest(self, now: float) -> None:
+        """Turns have ended: leases cover what the sequences are now, and in a while their KV goes to disk."""
+        for sequence in self._committer.ended():
+            self._leases.cover(sequence)
+            self.offload.rest(sequence, now)
+
+    def _take_matchers(self, now: float) -> None:
+        """Turns with grammars that are compiled run, after what the grammar begins with; others end."""
+        for sequence, matcher in self._grammar_queue.tick(now):
+            if isinstance(matcher, GrammarFault):
+                fault = RowFault(f"grammar: {matcher.message}", matcher.code)
+                row = self._committer.fail(sequence, fault, now)
+            else:
+                row = self._committer.follow(sequence, matcher, now)
+            if row is not None:
+                self._rows.append(row)
+            if sequence.turn is not None:
+                del self._queues.compiling[sequence.id]
+                self._restore.line_up(sequence, now)
+        self._rest(now)
+
+    # --- checks -----------------------------------------------------------------------------------------
+
+    def _idle(self, seq: int, length: int | None = None) -> Sequence:
+        """The sequence, which has no turn, and ``length`` tokens if one is given."""
+        sequence = self._queues[seq]
+        if sequence.turn is not None:
+            raise SequenceBusy(f"sequence {seq} is generating")
+        if length is not None and length != sequence.total:
+            raise EpochStale(f"sequence {seq} has {sequence.total} tokens, not {length}")
+        return sequence
+
+    def _check_opening(self, seq: int, opening: Opening) -> int:
+        """Tokens that the sequence would begin with."""
+        at = 0
+        if opening.parent is not None:
+            at = opening.at
+            self._check_length(self._queues[opening.parent], at)
+        self._check_new([seq])
+        return at
+
+    def _check_new(self, seqs: list[int]) -> None:
+        if len(set(seqs)) < len(seqs):
+            raise SequenceExists("one number for two sequences")
+        for seq in seqs:
+            if seq in self._queues.sequences:
+                raise SequenceExists(f"sequence {seq} is open already")
+        if len(self._queues.sequences) + len(seqs) > self.settings.max_open:
+            raise EngineOverloaded(f"{len(self._queues.sequences)} sequences are open")
+
+    def _check_context(self, length: int) -> None:
+        if length > self.settings.max_context:
+            raise ContextExceeded(f"{length} tokens; the context holds {self.settings.max_context}")
+
+    def _check_length(self, sequence: Sequence, length: int) -> None:
+        if not 0 <= length <= len(sequence.tokens):
+            raise LengthInvalid(f"length {length}; sequence {sequence.id} has {len(sequence.tokens)} tokens")
+
+    def _checked_turn(self, verb: Generate, prompt: int) -> Turn:
+        if not prompt:
+            raise LengthInvalid(f"sequence {verb.seq} has no tokens to go on from")
+        check_sampling(verb.sampling, verb.limits, self.settings.vocab_size)
+        if verb.sampling.grammar is not None:
+            self._grammar_queue.check()
+        left = verb.limits.max_tokens - verb.generated_from
+        if verb.generated_from < 0 or left < 1:
+            raise SamplingInvalid(f"{verb.generated_from} of {verb.limits.max_tokens} tokens are generated")
+        room = self.settings.max_context - prompt
+        if room < 1:
+            raise ContextExceeded(f"sequence {verb.seq} fills the context of {self.settings.max_context}")
+        return Turn(
+            verb.sampling,
+            verb.limits,
+            prompt=prompt,
+            allowed=min(left, room),
+            exhausted=Finish.LENGTH if left <= room else Finish.CONTEXT,
+            generated_from=verb.generated_from,
+        )

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ..errors import ToolFailed, ToolInvalid
-from ..frames.session import FunctionTool
+from ..frames.formats import FunctionTool
 from ..tools.context import ToolContext
 from ..tools.outputs import output_text
 from ..tools.tool import Tool

@@ -11,17 +11,6 @@ from .events import ClientFrame, EventId, Handle
 from .items import AnyItem, Identifier
 from .response import ResponseParams
 from .session import SessionPatch
-from .verbs import (
-    ItemTruncate,
-    ResponseSteer,
-    SessionAttach,
-    SessionDetach,
-    SessionFork,
-    SessionName,
-    SessionPrune,
-    SessionRewind,
-    SessionTree,
-)
 
 
 class SessionUpdate(ClientFrame, frozen=True, tag="session.update"):
@@ -133,6 +122,100 @@ class SessionSettle(ClientFrame, frozen=True, tag="session.settle"):
     """The session is not wanted for a while: send its KV down to `tier` (ours)."""
 
     tier: Literal["host", "disk"] = "disk"
+
+
+# --- what only a session can do; `conversation.item.truncate` is the standard's, with a field of ours ---
+
+
+class Heard(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """At `ms` of its audio, so many characters of the text had been spoken."""
+
+    ms: Annotated[int, Meta(ge=0)]
+    text_end: Annotated[int, Meta(ge=0)]
+
+
+class ItemTruncate(ClientFrame, frozen=True, tag="conversation.item.truncate"):
+    """End a message of the model where it was heard: after `text_end` characters (ours; Unicode code points).
+
+    `audio_end_ms`, the standard's, says it in time; `timing` (ours) then has to say what was spoken when, since
+    there is no audio here. A reply that runs is cancelled first.
+    """
+
+    item_id: Identifier
+    content_index: Annotated[int, Meta(ge=0)] = 0
+    text_end: Annotated[int, Meta(ge=0)] | None = None
+    audio_end_ms: Annotated[int, Meta(ge=0)] | None = None
+    timing: Annotated[list[Heard], Meta(max_length=65536)] | None = None
+
+
+class SessionRewind(ClientFrame, frozen=True, tag="session.rewind"):
+    """Go back to an item, which becomes the last (`root`: before the first), or to so many tokens."""
+
+    to: Identifier | Annotated[int, Meta(ge=0)]
+
+
+class SessionFork(ClientFrame, frozen=True, tag="session.fork"):
+    """Make `children` sessions that go on from here, or from the item `at`.
+
+    Also while a reply runs: as far as it has come it is theirs, and ends there.
+    """
+
+    at: Identifier | None = None
+    children: Annotated[int, Meta(ge=1, le=64)] = 1
+
+
+class SessionTree(ClientFrame, frozen=True, tag="session.tree"):
+    """List the session's tree: all that were forked from one another with this one among them.
+
+    At most `limit` of them, those behind the session `after`: the `next` of the page before.
+    """
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+    after: Identifier | None = None
+
+
+class SessionName(ClientFrame, frozen=True, tag="session.name"):
+    """Name this session, as a branch of its tree; an empty name takes the name back.
+
+    It is kept in Unicode's normal form C. No two of one tree have the same name.
+    """
+
+    name: Annotated[str, Meta(max_length=128)]
+
+
+class SessionPrune(ClientFrame, frozen=True, tag="session.prune"):
+    """End another session of this one's tree for good: what runs in it is cancelled, a socket that has it is
+    told as when it goes on elsewhere, its handles open nothing any more.
+
+    What it shares with others, forks of it among them, stays theirs.
+    """
+
+    session: Identifier
+
+
+class ResponseSteer(ClientFrame, frozen=True, tag="response.steer"):
+    """Say `input` while a reply runs: that ends in order (`incomplete`, `steered`), and the next one begins.
+
+    Where none runs any more it is a plain new turn. `response` is as in `response.create`.
+    """
+
+    input: Annotated[list[AnyItem], Meta(min_length=1, max_length=64)]
+    response: ResponseParams | None = None
+
+
+class SessionAttach(ClientFrame, frozen=True, tag="session.attach"):
+    """Let this socket have the session that the handle `session` opens, besides those it has.
+
+    Answered by `session.resumed`. From now on every event names its session in `session_id`. `last_event` is as
+    in `session.resume`.
+    """
+
+    session: Handle
+    last_event: EventId | None = None
+
+
+class SessionDetach(ClientFrame, frozen=True, tag="session.detach"):
+    """The session `session_id` leaves this socket; it can be come back to."""
 
 
 ClientEvent: TypeAlias = (

@@ -7,10 +7,18 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from .formats import AnyGrammar, ResponseFormat, TextConfig
+from .formats import (
+    MAX_DEPTH,
+    AnyGrammar,
+    Modalities,
+    ResponseFormat,
+    TextConfig,
+    ToolChoice,
+    Tools,
+    too_deep,
+)
 from .items import AnyItem, InputItem
 from .sampling import MaxOutputTokens, SamplingFields
-from .session import MAX_DEPTH, Modalities, ToolChoice, Tools, too_deep
 
 Metadata: TypeAlias = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)

@@ -12,16 +12,6 @@ from .items import AnyItem
 from .response import Response
 from .sampling import TokenLogprob
 from .session import SessionResource
-from .verbs import (
-    ItemTruncated,
-    SessionDetached,
-    SessionForked,
-    SessionNamed,
-    SessionPruned,
-    SessionRewound,
-    SessionTreeListed,
-    SteerAccepted,
-)
 
 # --- session and conversation ---
 
@@ -290,6 +280,89 @@ class SessionSettled(OwnFrame, frozen=True, tag="session.settled"):
     tier: Literal["device", "host", "disk"]
     tokens: int
     ms: float
+
+
+# --- answers to what only a session can do ---
+
+
+class ItemTruncated(ServerFrame, frozen=True, tag="conversation.item.truncated"):
+    """Answers `conversation.item.truncate`, after the reply's `response.done` where that ran.
+
+    `text_end`: the characters that are left (ours).
+    """
+
+    item_id: str
+    content_index: int = 0
+    audio_end_ms: int = 0
+    text_end: int | UnsetType = UNSET
+
+
+class SessionRewound(OwnFrame, frozen=True, tag="session.rewound"):
+    """Answers `session.rewind`: `item_id` is the last item now (null: there is none), and what stays of the
+    turns is `tokens` long."""
+
+    item_id: str | None
+    tokens: int
+
+
+class Fork(msgspec.Struct, kw_only=True, frozen=True):
+    """A session that was forked off, and the handle that opens it."""
+
+    id: str
+    handle: str
+
+
+class SessionForked(OwnFrame, frozen=True, tag="session.forked"):
+    """Answers `session.fork`."""
+
+    sessions: list[Fork]
+
+
+class Relative(msgspec.Struct, kw_only=True, frozen=True):
+    """A session of a tree. `parent`: whom it was forked from (null: it is the first), who may be pruned by now.
+
+    `open`: the server has it in memory, where it has so many `items` and `tokens`; else these are null.
+    """
+
+    id: str
+    parent: str | None
+    name: str = ""
+    open: bool = False
+    items: int | None = None
+    tokens: int | None = None
+
+
+class SessionTreeListed(OwnFrame, frozen=True, tag="session.tree.listed"):
+    """Answers `session.tree`: parents stand before their children.
+
+    `has_more`: there are more, which come `after` the session `next`.
+    """
+
+    sessions: list[Relative]
+    has_more: bool = False
+    next: str | None = None
+
+
+class SessionNamed(OwnFrame, frozen=True, tag="session.named"):
+    """Answers `session.name`: the name as it is kept."""
+
+    name: str
+
+
+class SessionPruned(OwnFrame, frozen=True, tag="session.pruned"):
+    """Answers `session.prune`: `session` is gone."""
+
+    session: str
+
+
+class SteerAccepted(OwnFrame, frozen=True, tag="response.steer.accepted"):
+    """Answers `response.steer`: `response_id` has been ended for it (null: none ran)."""
+
+    response_id: str | None
+
+
+class SessionDetached(OwnFrame, frozen=True, tag="session.detached"):
+    """The session `session_id` is on this socket no more: it was detached, or goes on on a newer one."""
 
 
 ServerEvent: TypeAlias = (

@@ -26,7 +26,7 @@ import msgspec
 
 from ..detached import Detached
 from ..errors import ToolInvalid
-from ..frames.session import FunctionTool
+from ..frames.formats import FunctionTool
 from .context import ToolContext
 from .outputs import broken_off, characters, failure, joined, output_text
 from .schemas import called_by, takes_of, yields

@@ -15,25 +15,21 @@ from pathlib import Path
 import msgspec
 
 from ..errors import RecordDamaged, SessionError, StorageUnavailable, StoreUnusable
-from . import identity, legacy
-from .compaction import Compaction
-from .disk import Disk
-from .lock import StoreLock
+from ..settings import JournalSettings
+from . import legacy
+from .folder import FOLDER, IDENTITY, Disk, Identity, StoreLock, read_identity, write_identity
 from .logs import NAME, Findings, LogFolder
-from .opening import REPAIRED, awaits_repair, finish_repair
-from .records import AnyOperation, Keyring, Snapshot
-from .replay import replay
+from .opening import ASIDE, REPAIRED, awaits_repair, exchange, finish_repair
+from .records import AnyOperation, Keyring, SessionSnapshot, session_extra
+from .replay import quiet, replay
 from .segment import Fresh, Kind
-from .settings import JournalSettings
-from .snapshot import quiet
-from .state import DIGEST_BYTES, SessionState, session_extra
-from .store import FOLDER, JournalStore, segment_bytes
+from .state import DIGEST_BYTES, SessionState
+from .store import JournalStore
 
 SETTINGS = JournalSettings(max_bytes=1 << 62)
 LOCK_SECONDS = 1.0
 TRIES = 20
 MANY_ITEMS = 1 << 30
-ASIDE = "journal.damaged"
 
 
 def places(root: Path) -> list[Path]:
@@ -49,9 +45,7 @@ def places(root: Path) -> list[Path]:
 def opened(place: Path, *, write: bool = False, whole: bool = True) -> JournalStore:
     """The journal in a folder, of whatever model. ``whole``: all logs are read. Raises ``StoreUnusable``."""
     _check_moved(place)
-    known = None
-    with suppress(ValueError):
-        known = identity.read(place)
+    known = _known(place)
     header = None if known is None else known.header()
     return JournalStore.open(place, b"", SETTINGS, known=header, write=write, whole=whole)
 
@@ -73,19 +67,24 @@ def stat(root: Path) -> Iterator[str]:
 def verify(root: Path, damage: list[str]) -> Iterator[str]:
     """Read and check every record; what is damaged is added to ``damage``. Raises ``StoreUnusable``."""
     for place in places(root):
+        known = _known(place)
         with closing(opened(place)) as store:
-            found = [*_damage(store), *_differs(place, store)]
+            found = [*_damage(store), *_differs(known and known.without_removed(_known(place)), store)]
             yield f"{_account(place, store)}, {len(found)} damaged"
             yield from (f"  damaged: {line}" for line in found)
             damage += found
 
 
-def _differs(place: Path, store: JournalStore) -> list[str]:
-    """What the second place says is not there."""
-    known = None
+def _known(place: Path) -> Identity | None:
+    """What the second place says, if it can be read."""
     with suppress(ValueError):
-        known = identity.read(place)
-    line = "" if known is None else identity.mismatch(known, store.identity(), fresh=store.fresh)
+        return read_identity(place)
+    return None
+
+
+def _differs(known: Identity | None, store: JournalStore) -> list[str]:
+    """What the second place says is not there."""
+    line = "" if known is None else store.mismatch(known)
     return [line] if line else []
 
 
@@ -130,10 +129,10 @@ def repair(root: Path) -> Iterator[str]:
 
 
 def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
-    fresh, aside = place / f"{FOLDER}.new", _unused(place / ASIDE)
+    fresh = place / REPAIRED
     shutil.rmtree(fresh, ignore_errors=True)
     model = store.logs.header.model
-    logs, _ = LogFolder.open(fresh, model, segment_bytes(SETTINGS), Disk())
+    logs, _ = LogFolder.open(fresh, model, SETTINGS.log_bytes, Disk())
     logs.generation = store.generation
     told: list[str] = []
     damaged = set(store.damaged())
@@ -152,23 +151,18 @@ def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
             elif state.kept or state.number in needed:
                 _copy(store, logs, state)
         logs.append([Fresh(0, store.generation, Kind.START, b"")])
-        identity.write(place, identity.identity_of(logs.header, store.generation, logs.next_sequence), Disk())
+        numbers = [one.number for one in logs.logs.values()]
+        known = Identity.of(logs.header, store.generation, logs.next_sequence, numbers)
+        write_identity(place, known, Disk())
     except StorageUnavailable as fault:
         raise StoreUnusable(f"{place / FOLDER} cannot be repaired: {fault.message}") from None
     finally:
         logs.close()
-    os.rename(place / FOLDER, aside)
-    os.rename(fresh, place / FOLDER)
-    Disk().sync_folder(place)
+    aside = exchange(place)
     yield f"{place / FOLDER}: written anew; the damaged one is {aside}"
     yield from (f"  {line}" for line in told)
     if lost := store.logs.findings.lost:
         yield f"  lost: {lost} records, nobody knows whose"
-
-
-def _unused(path: Path) -> Path:
-    numbers = (path.with_name(f"{path.name}-{number}") for number in range(2, 1 << 20))
-    return path if not path.exists() else next(one for one in numbers if not one.exists())
 
 
 def _descendants(store: JournalStore, number: int) -> set[int]:
@@ -241,7 +235,7 @@ def _copy_alone(store: JournalStore, logs: LogFolder, state: SessionState, damag
         _ring(store, state),
     ]
     for index, operation in enumerate(operations):
-        kind = Kind.SNAPSHOT if isinstance(operation, Snapshot) else Kind.OPERATION
+        kind = Kind.SNAPSHOT if isinstance(operation, SessionSnapshot) else Kind.OPERATION
         group.append(Fresh(number, index, kind, msgspec.msgpack.encode(operation)))
     logs.append(group, state.used)
     if missed:
@@ -311,9 +305,11 @@ def backup(root: Path, target: Path) -> Iterator[str]:
         copy = target / place.relative_to(root)
         try:
             (copy / FOLDER).mkdir(parents=True, mode=0o700)
-            if (place / identity.FILE).is_file():
-                shutil.copy(place / identity.FILE, copy)  # before the logs: these may be ahead, never behind
+            if (place / IDENTITY).is_file():
+                shutil.copy(place / IDENTITY, copy)  # before the logs: these may be ahead, never behind
             _copy_logs(place / FOLDER, copy / FOLDER)
+            if (known := _known(copy)) is not None:
+                write_identity(copy, known.without_removed(_known(place)), Disk())
         except OSError as fault:
             raise StoreUnusable(f"{place / FOLDER} cannot be copied: {fault}") from None
         with closing(opened(copy)) as store:
@@ -368,6 +364,7 @@ def gc(root: Path) -> Iterator[str]:
                     yield f"{place / name}: removed"
             with closing(opened(place, write=True)) as store:
                 before = store.logs.bytes
+                yield from (f"{place / FOLDER}: {line}" for line in _differs(_known(place), store))
                 _rewrite(store)
                 yield f"{_account(place, store)}, {before - store.logs.bytes} bytes less"
 
@@ -390,6 +387,7 @@ def erase(root: Path, salt: bytes) -> Iterator[str]:
             with closing(opened(place, write=True)) as store:
                 states = store.sessions.states.values()
                 numbers = [state.number for state in states if state.salt == salt and state.kept]
+                yield from (f"{place / FOLDER}: {line}" for line in _differs(_known(place), store))
                 try:
                     store.erase(numbers)
                     _rewrite(store)
@@ -407,20 +405,5 @@ def erase(root: Path, salt: bytes) -> Iterator[str]:
 
 def _rewrite(store: JournalStore) -> None:
     """Every log anew, with what is needed and no more. Raises ``StorageUnavailable``."""
-    store.logs.roll()
     store.logs.findings = Findings()
-    store.remove_dead()
-    waiting = list(store.logs.logs.values())
-    while waiting:
-        batch = [waiting.pop()]
-        while waiting and sum(one.live for one in batch) + waiting[-1].live <= store.logs.segment_bytes:
-            batch.append(waiting.pop())
-        work = Compaction(store.logs, store.sessions, batch)
-        try:
-            while not work.step():
-                pass
-        except OSError as fault:
-            work.abandon()
-            raise StorageUnavailable(f"{fault}") from None
-    store.remove_dead()
-    store.note()
+    store.rewrite()

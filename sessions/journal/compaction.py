@@ -10,7 +10,6 @@ a record of it; what damage has hit stays known, too.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,7 @@ import numpy as np
 from ..errors import RecordDamaged
 from . import segment
 from .logs import Log, LogFolder
-from .places import HIT, place_of
-from .segment import ENTRY, GROUP_END, LOG_START, LOST, Kind
+from .segment import ENTRY, GROUP_END, HIT, LOG_START, LOST, Kind, place_of
 from .state import Sessions
 
 SLICE_BYTES = 256 << 10  # read and written in one go: some milliseconds
@@ -41,9 +39,8 @@ class Compaction:
         self._work = self._copies()
 
     def step(self, most: int = SLICE_BYTES) -> bool:
-        """One slice; true when the new log has taken the place of the others. Raises ``OSError``.
-
-        After it has raised: `abandon` it.
+        """Write one slice; true when the new log is in place. Then remove the ``victims``: those that stay are
+        removed at the next start, as the new log's header names them. Raises ``OSError``; then `abandon` it.
         """
         pieces: list[bytes] = []
         size, begin, whole = 0, self._out.end, True
@@ -141,9 +138,6 @@ class Compaction:
                 self._sessions.move(session, kind, index, target)
                 self._out.live += self._logs.size(target)
         self._out.marks = self._out.dead
-        for one in self.victims:
-            with suppress(OSError):  # it is removed at the next start: the new log's header names it
-                self._logs.remove(one)
 
 
 def dispensable(logs: LogFolder, sessions: Sessions) -> Iterator[Log]:

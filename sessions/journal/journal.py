@@ -8,20 +8,38 @@ nothing of what a change means.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from ..errors import RecordDamaged, ShareFull, StorageUnavailable
-from .changes import Change
-from .lock import StoreLock
+from ..settings import JournalSettings
+from .folder import StoreLock
 from .opening import open_for
-from .settings import JournalSettings
+from .records import (
+    AnyOperation,
+    Append,
+    Change,
+    Emitted,
+    EventReceived,
+    HandleRecord,
+    Keyring,
+    Origin,
+    Put,
+    SessionRecord,
+    Table,
+    Typed,
+    key_of,
+    merged,
+)
 from .store import Condense, JournalStore
 
 log = logging.getLogger(__name__)
@@ -375,3 +393,106 @@ def _resolve(future: asyncio.Future[Any], found: Any) -> None:
 def _fail(future: asyncio.Future[Any], fault: Exception) -> None:
     if not future.done():
         future.set_exception(fault)
+
+
+LAZY = Emitted | EventReceived | Typed
+"""Operations that nobody is told of: they may wait for company."""
+
+
+class JournaledLog:
+    """A session's operations in the journal; ``index`` is the next one's, ``salt`` its tenant's."""
+
+    durable = True
+
+    def __init__(self, journal: Journal, number: int, index: int = 0, salt: bytes = b"") -> None:
+        self.number = number
+        self._salt = salt
+        self._journal = journal
+        self._index = index
+        self._operations: list[AnyOperation] = []
+        self._others: list[Change] = []
+        self._flushing: asyncio.Handle | None = None
+        self._hurried = False
+        self._closed = False
+        journal.live.add(number)
+
+    @classmethod
+    def begin(cls, journal: Journal, record: SessionRecord) -> JournaledLog:
+        """A new session's."""
+        log = cls(journal, journal.new_number(), salt=record.salt)
+        log._queue(Put(Table.SESSIONS, key_of(log.number), record))
+        return log
+
+    @property
+    def fault(self) -> StorageUnavailable | None:
+        """Why nothing new may be begun."""
+        return self._journal.fault_of(self._salt)
+
+    def append(self, operation: AnyOperation) -> None:
+        """Queue it for the journal, together with all of this stretch of the loop.
+
+        Raises what encoding it raises: in the journal's thread that would hold up all sessions, for ever.
+        """
+        if not self._closed:
+            if not isinstance(operation, LAZY):
+                msgspec.msgpack.encode(operation)
+            self._operations.append(operation)
+            self._schedule(urgent=not isinstance(operation, LAZY))
+
+    def keep_handles(self, keyring: Keyring, owner: bytes, dropped: Iterable[bytes] = ()) -> None:
+        """Write the keyring and the newest handle's record."""
+        for digest in dropped:
+            self._queue(Put(Table.HANDLES, digest, None))
+        newest = HandleRecord(session=self.number, owner=owner)
+        self._queue(Put(Table.HANDLES, keyring.fresh[-1], newest))
+        self._queue(Put(Table.KEYRINGS, key_of(self.number), keyring))
+
+    def rewrite(self, record: SessionRecord) -> None:
+        """Write it in the place of the one before."""
+        self._queue(Put(Table.SESSIONS, key_of(self.number), record))
+
+    def sync(self) -> asyncio.Future[None]:
+        """Done when all so far is durable."""
+        self._flush()
+        return self._journal.sync()
+
+    def position(self) -> Origin:
+        """Behind all that was appended."""
+        self._flush()
+        return Origin(session=self.number, operations=self._index)
+
+    def close(self) -> None:
+        """Take nothing more in, and let retention have the session."""
+        self._flush()
+        self._closed = True
+        self._journal.leave(self.number, self._salt)
+
+    def _queue(self, change: Change) -> None:
+        if not self._closed:
+            self._others.append(change)
+            self._schedule(urgent=True)
+
+    def _schedule(self, *, urgent: bool) -> None:
+        """Flush at the end of this stretch of the loop; ids that were said gather for a while first."""
+        loop = asyncio.get_running_loop()
+        if urgent and not self._hurried:
+            if self._flushing is not None:
+                self._flushing.cancel()
+            self._hurried, self._flushing = True, loop.call_soon(self._flush)
+        elif self._flushing is None:
+            self._flushing = loop.call_later(self._journal.settings.cursor_seconds / 2, self._flush)
+
+    def _flush(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        if self._operations or self._others:
+            self._journal.put([*self._others, *self._appends()], urgent=self._hurried)
+            self._hurried = False
+            self._operations, self._others = [], []
+
+    def _appends(self) -> Iterator[Append]:
+        operations = merged(self._operations)
+        for index, operation in zip(itertools.count(self._index), operations, strict=False):
+            yield Append(self.number, index, operation)
+        self._index += len(operations)

@@ -31,17 +31,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import xxhash
 
 from ..errors import RecordDamaged, StoreForeign, StoreNewer, StoreUnusable
-from . import identity
-from .disk import Disk
+from ..settings import JournalSettings
+from .folder import FOLDER, IDENTITY, Disk, read_identity
 from .logs import LogFolder, named
-from .records import AnyOperation, HandleRecord, Keyring, SessionRecord, Snapshot
+from .records import AnyOperation, HandleRecord, Keyring, SessionRecord, SessionSnapshot, session_extra
 from .segment import LOST, Fresh, Kind
-from .settings import JournalSettings
-from .state import session_extra
-from .store import FOLDER, segment_bytes
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +88,7 @@ def unseal(key: bytes, value: bytes, kind: type[T] | Any) -> T:
 
 
 @dataclass(slots=True)
-class Moved:
+class Migration:
     """What came of it. ``unread``: ranges of keys that could not be read, of which it is not known what they
     held."""
 
@@ -99,7 +97,7 @@ class Moved:
     unread: int = 0
 
 
-def migrate(folder: Path, model: bytes, settings: JournalSettings) -> Moved | None:
+def migrate(folder: Path, model: bytes, settings: JournalSettings) -> Migration | None:
     """Move the journal in ``folder`` into logs beside it; None where there is none to move.
 
     Raises ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``; the old file is as it was then.
@@ -108,7 +106,7 @@ def migrate(folder: Path, model: bytes, settings: JournalSettings) -> Moved | No
     if not old.exists() or old.stat().st_size == 0:
         return None  # a server died before its first commit
     if (folder / FOLDER).exists():
-        if not (folder / identity.FILE).exists():  # else servers have begun since: it came later
+        if not _has_begun(folder, settings):  # else the old file came later
             _put_away(folder)
         return None
     with Reader(folder) as reader:
@@ -117,7 +115,7 @@ def migrate(folder: Path, model: bytes, settings: JournalSettings) -> Moved | No
             aside = folder / UNREADABLE
             os.rename(old, aside)
             log.error("%s cannot be read: its sessions are lost; it is kept as %s", old, aside)
-            return Moved(unread=1)
+            return Migration(unread=1)
         if found.format not in FORMATS:
             raise StoreNewer(f"the store {folder} has format {found.format}; this version reads up to 3")
         if found.model != model:
@@ -142,17 +140,35 @@ def migrate(folder: Path, model: bytes, settings: JournalSettings) -> Moved | No
     return moved
 
 
+def _has_begun(folder: Path, settings: JournalSettings) -> bool:
+    """Whether a server has begun with the journal in ``folder``. Raises ``StoreUnusable``.
+
+    `identity` alone does not tell: it may be that of a journal which was here before the old file.
+    """
+    if not (folder / IDENTITY).exists():
+        return False
+    logs, parts = LogFolder.open(folder / FOLDER, b"", settings.log_bytes, Disk(), write=False)
+    logs.close()
+    kinds = [part.entries["word"] >> np.uint64(8) & np.uint64(0xFF) for part in parts]
+    if logs.generation or any((one == Kind.START).any() for one in kinds):
+        return True
+    with suppress(ValueError):
+        known = read_identity(folder)
+        return known is not None and known.store == logs.header.store
+    return False
+
+
 def _put_away(folder: Path) -> None:
     os.rename(folder / FILE, folder / KEPT)
     with suppress(OSError):
         os.unlink(folder / "lock.mdb")
 
 
-def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSettings) -> Moved:
+def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSettings) -> Migration:
     """A new journal in ``folder``, with all that can be read."""
     shutil.rmtree(folder, ignore_errors=True)
-    logs, _ = LogFolder.open(folder, model, segment_bytes(settings), _Later())
-    moved = Moved()
+    logs, _ = LogFolder.open(folder, model, settings.log_bytes, _Later())
+    moved = Migration()
     try:
         sessions = {_number(key): value for key, value in reader.records("sessions", SessionRecord)}
         tails = {_number(key): value for key, value in reader.records("tails", Tail)}
@@ -196,7 +212,7 @@ def _move(
     tails: dict[int, Any],
     rings: dict[int, Any],
     handles: dict[int, list[bytes]],
-    moved: Moved,
+    moved: Migration,
 ) -> None:
     """One session, as one group; what it misses is marked as lost."""
     record, ring, tail = (table.get(number) for table in (sessions, rings, tails))
@@ -208,7 +224,7 @@ def _move(
     count = tail.operations if isinstance(tail, Tail) else max(operations, default=-1) + 1
     for index in range(first, count):
         operation = operations.get(index)
-        kind = Kind.SNAPSHOT if isinstance(operation, Snapshot) else Kind.OPERATION
+        kind = Kind.SNAPSHOT if isinstance(operation, SessionSnapshot) else Kind.OPERATION
         flags = LOST if operation is None else 0
         group.append(Fresh(number, index, kind, _packed(operation), flags=flags))
     if kept and not isinstance(tail, Tail):  # there may have been more

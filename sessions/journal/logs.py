@@ -26,10 +26,26 @@ from msgspec.structs import replace as changed
 from ...kvstore.system_limits import explained
 from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
 from . import segment
-from .disk import Disk
-from .places import GIANT, HIT, MISSING, MOST_SLOTS, bytes_at, offset_of, place_of, places_of, slot_of
-from .segment import ENTRY, LOG_START, LOST, Found, Fresh, SegmentHeader
-from .state import Loaded, extra_of
+from .folder import Disk
+from .records import extra_of
+from .segment import (
+    ENTRY,
+    GIANT,
+    HIT,
+    LOG_START,
+    LOST,
+    MISSING,
+    MOST_SLOTS,
+    Found,
+    Fresh,
+    LoadedLog,
+    SegmentHeader,
+    bytes_at,
+    offset_of,
+    place_of,
+    places_of,
+    slot_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +137,10 @@ class LogFolder:
         self.made = False
         self.vanished: list[str] = []
         """Logs that are not there, while the indexes beside them tell of records."""
+        self.explained: set[int] = set()
+        """Numbers of logs that are not there for a known reason: replaced, or among the ``vanished``."""
+        self.unnoted = False
+        """Whether logs were begun or removed since the second place was told of them."""
         self.header = SegmentHeader(format=segment.FORMAT, store=b"", seed=0, sync=b"", model=b"", number=0)
         self._slots = iter(range(1, MOST_SLOTS))
         self._free_slots: list[int] = []
@@ -141,7 +161,7 @@ class LogFolder:
         *,
         write: bool = True,
         whole: bool = False,
-    ) -> tuple[LogFolder, list[Loaded]]:
+    ) -> tuple[LogFolder, list[LoadedLog]]:
         """The logs and all their records. ``known``: the store's header as a second place has it.
 
         ``write``: false leaves every file as it is. ``whole``: no index is believed unread. Raises
@@ -170,7 +190,7 @@ class LogFolder:
             self._close_files(one)
         self.active = None
 
-    def _opened(self, model: bytes, known: SegmentHeader | None, write: bool) -> list[Loaded]:
+    def _opened(self, model: bytes, known: SegmentHeader | None, write: bool) -> list[LoadedLog]:
         if write:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         numbers = self._listed(write)
@@ -202,8 +222,9 @@ class LogFolder:
                 continue
             ours.append(number)
         replaced = {gone for number in ours if (one := headers[number]) for gone in one.replaces}
+        self.explained |= replaced
         self._find_vanished(set(numbers), replaced, write)
-        loaded: list[Loaded] = []
+        loaded: list[LoadedLog] = []
         plain = [number for number in ours if number not in replaced and not _taken_over(headers[number])]
         for number in ours:
             if number in replaced:
@@ -261,6 +282,7 @@ class LogFolder:
                 self.findings.say(line)
                 self.findings.damaged.append(str(one.path))
                 self.vanished.append(line)
+                self.explained.add(number)
             if write:  # it must not be taken for another log's
                 self.disk.remove(path)
 
@@ -312,7 +334,7 @@ class LogFolder:
             if write:
                 self.disk.rename(path, path.with_suffix(".unreadable"))
 
-    def _load(self, header: SegmentHeader, *, last: bool, write: bool) -> Loaded:
+    def _load(self, header: SegmentHeader, *, last: bool, write: bool) -> LoadedLog:
         one = Log(self._new_slot(), header, self._path(header.number))
         self.logs[one.slot] = one
         one.fd = self.disk.open(one.path, write=last and write)
@@ -346,67 +368,60 @@ class LogFolder:
     def _scanned(
         self, one: Log, size: int, index: segment.Index | None, *, last: bool
     ) -> tuple[Any, Any, dict[int, bytes], bool]:
-        """Entries of a log that is read whole, which of them are hit, their extras, and whether all is well.
+        """Read a whole log: its entries, which of them are damaged, their extras, and whether all is well.
 
-        ``last``: it is the active one, and may be written to.
+        ``last``: it is the active log, and may be repaired.
         """
         assert one.fd is not None
         data = self.disk.read(one.fd, size, 0)
         found = segment.scan(data, self.header.sync, one.header.file_seed())
-        told = np.empty(0, ENTRY) if index is None else index.entries()
-        ends = told["offset"] + segment.RECORD_BYTES + (told["length"].astype("<u8") + 7 & ~np.uint64(7))
-        cut = size
-        if len(told) and int(ends.max()) > size:
-            whole = (ends <= size) & (told["word"] & segment.GROUP_END != 0)
-            cut = int(ends[whole].max()) if whole.any() else LOG_START
-            self.findings.say(
-                f"{one.path} lost its end: {size} bytes of {int(ends.max())} are there; "
-                f"{int((ends > cut).sum())} records are gone, and sessions go on from what they had before"
-            )
-            self.findings.damaged.append(str(one.path))
-            told = told[ends <= cut]
+        listed, cut = self._listed_entries(one, size, index)
+        records = _committed(found.records, set(listed["offset"].tolist()), cut)
         offsets = {record.offset for record in found.records}
-        committed = set(told["offset"].tolist())
-        finished = max(
-            (at for at, record in enumerate(found.records) if record.word & segment.GROUP_END), default=-1
-        )
-        records = [
-            record
-            for at, record in enumerate(found.records)
-            if record.offset < cut and (at <= finished or record.offset in committed)
-        ]
-        hits = told[[offset not in offsets for offset in told["offset"].tolist()]]
-        unknown = self._unknown(one, found, told, data, index)
+        hits = listed[[offset not in offsets for offset in listed["offset"].tolist()]]
+        unknown = self._unknown(one, found, listed, data, index)
         extras = {record.offset: extra for record in records if (extra := _extra(record))}
         if index is not None:
             gone = set(hits["offset"].tolist())
             extras.update((offset, extra) for offset, extra in index.extras() if offset in gone)
-        entries = np.array(
-            [
-                (
-                    one.sequence,
-                    one.session,
-                    one.word,
-                    one.time,
-                    one.offset,
-                    len(one.payload),
-                    _extra_bytes(one),
-                )
-                for one in records
-            ],
-            dtype=ENTRY,
-        )
+        entries = np.array([_entry(record) for record in records], dtype=ENTRY)
         flags = np.concatenate([np.zeros(len(entries), bool), np.ones(len(hits), bool)])
         clean = cut == size and not len(hits) and not unknown
-        kept = max((one.offset + segment.padded(len(one.payload)) for one in records), default=LOG_START)
-        if clean and last and kept < size:
-            one.end, one.room = kept, size
-            if any(data[kept:]):  # a group that was never acknowledged: a write that was cut off
-                self.disk.truncate(one.fd, kept)
-                one.room = kept
-        if clean and last and index is not None and (not index.whole or len(told) < len(records)):
-            clean = self._mend(one, entries, extras)
+        if clean and last:
+            self._cut_end(one, records, data)
+            if index is not None and (not index.whole or len(listed) < len(records)):
+                clean = self._mend(one, entries, extras)
         return np.concatenate([entries, hits]), flags, extras, clean
+
+    def _listed_entries(self, one: Log, size: int, index: segment.Index | None) -> tuple[Any, int]:
+        """The entries of a log's index, and where the log's last whole group ends.
+
+        A log that is shorter than its index says has lost its end: it goes on from the last whole group.
+        """
+        listed = np.empty(0, ENTRY) if index is None else index.entries()
+        ends = listed["offset"] + _padded_lengths(listed)
+        if not len(listed) or int(ends.max()) <= size:
+            return listed, size
+        whole = (ends <= size) & (listed["word"] & segment.GROUP_END != 0)
+        cut = int(ends[whole].max()) if whole.any() else LOG_START
+        self.findings.say(
+            f"{one.path} lost its end: {size} bytes of {int(ends.max())} are there; "
+            f"{int((ends > cut).sum())} records are gone, and sessions go on from what they had before"
+        )
+        self.findings.damaged.append(str(one.path))
+        return listed[ends <= cut], cut
+
+    def _cut_end(self, one: Log, records: Sequence[Found], data: bytes) -> None:
+        """Set the active log's end behind its last whole group; cut off a group that was never acknowledged."""
+        kept = max(
+            (found.offset + segment.padded(len(found.payload)) for found in records), default=LOG_START
+        )
+        if kept >= len(data):
+            return
+        one.end, one.room = kept, len(data)
+        if any(data[kept:]):
+            self.disk.truncate(one.fd_to_write, kept)
+            one.room = kept
 
     def _mend(self, one: Log, entries: Any, extras: dict[int, bytes]) -> bool:
         """Whether an index that lacks something could be written anew."""
@@ -456,15 +471,14 @@ class LogFolder:
             )
         return unknown
 
-    def _known(self, one: Log, entries: Any, hits: Any, extras: dict[int, bytes]) -> Loaded:
-        lengths = segment.RECORD_BYTES + (entries["length"].astype("<u8") + 7 & ~np.uint64(7))
-        places = places_of(one.slot, entries["offset"], lengths)
+    def _known(self, one: Log, entries: Any, hits: Any, extras: dict[int, bytes]) -> LoadedLog:
+        places = places_of(one.slot, entries["offset"], _padded_lengths(entries))
         places[hits | (entries["word"] & LOST != 0)] = HIT
         one.sessions = np.unique(entries["session"])
         one.entries = len(entries)
         if hits.any():
             self.findings.damaged.append(str(one.path))
-        return Loaded(entries, places, extras)
+        return LoadedLog(entries, places, extras)
 
     # --- writing --------------------------------------------------------------------------------------------
 
@@ -578,6 +592,7 @@ class LogFolder:
         self.made = False
         if name is None:
             self.logs[one.slot] = one
+            self.unnoted = True
         return one
 
     def _new_slot(self) -> int:
@@ -661,6 +676,7 @@ class LogFolder:
         self.disk.rename(fresh, one.path)
         self.disk.sync_folder(self.folder)
         self.logs[one.slot] = one
+        self.unnoted = True
 
     def discard(self, one: Log, fresh: Path) -> None:
         """A log that was written aside is not wanted."""
@@ -681,6 +697,7 @@ class LogFolder:
         self.disk.remove(one.path)
         self._close_files(one)
         self.logs.pop(one.slot, None)
+        self.unnoted = True
         self._free_slots.append(one.slot)
 
     # --- reading --------------------------------------------------------------------------------------------
@@ -805,8 +822,33 @@ def _extra(record: Found) -> bytes:
     return record.payload if record.word & LOST else extra_of(record.kind, record.payload)
 
 
-def _extra_bytes(record: Found) -> int:
-    return len(_extra(record))
+def _entry(record: Found) -> tuple[int, int, int, int, int, int, int]:
+    """The record's entry in an index."""
+    extra = len(_extra(record))
+    return (
+        record.sequence,
+        record.session,
+        record.word,
+        record.time,
+        record.offset,
+        len(record.payload),
+        extra,
+    )
+
+
+def _padded_lengths(entries: Any) -> Any:
+    """Bytes that the records of the entries take, as an array."""
+    return segment.RECORD_BYTES + (entries["length"].astype("<u8") + 7 & ~np.uint64(7))
+
+
+def _committed(records: Sequence[Found], listed: set[int], cut: int) -> list[Found]:
+    """The records before ``cut`` that belong to a whole group, or that the index lists by their offset."""
+    finished = max((at for at, record in enumerate(records) if record.word & segment.GROUP_END), default=-1)
+    return [
+        record
+        for at, record in enumerate(records)
+        if record.offset < cut and (at <= finished or record.offset in listed)
+    ]
 
 
 def named(names: Sequence[str]) -> str:

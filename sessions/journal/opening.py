@@ -6,18 +6,18 @@ import logging
 import os
 from pathlib import Path
 
-from ..errors import StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
-from . import identity
-from .disk import Disk
+from ..errors import StoreForeign, StoreNewer, StoreUnusable
+from ..settings import JournalSettings
+from .folder import FOLDER, IDENTITY, Disk, Identity, read_identity
 from .legacy import FILE, migrate
 from .logs import LogFolder
 from .segment import FORMAT
-from .settings import JournalSettings
-from .store import FOLDER, JournalStore, segment_bytes
+from .store import JournalStore
 
 log = logging.getLogger(__name__)
 
 REPAIRED = f"{FOLDER}.new"
+ASIDE = f"{FOLDER}.damaged"
 
 
 def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
@@ -49,59 +49,74 @@ def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalSt
 def finish_repair(folder: Path, settings: JournalSettings) -> bool:
     """Put a repaired journal in its place, where the repair died just before that; whether it did.
 
-    The second place tells of it since it was whole. Hold the folder's lock. Raises ``StoreUnusable``.
+    Hold the folder's lock. Raises ``StoreUnusable``.
     """
     if not awaits_repair(folder, settings):
         return False
     try:
-        os.rename(folder / REPAIRED, folder / FOLDER)
-        Disk().sync_folder(folder)
+        exchange(folder)
     except OSError as fault:
         raise StoreUnusable(f"{folder / REPAIRED} cannot take its place: {fault.strerror}") from None
     log.warning("%s: a repair had not ended; the repaired journal is in its place now", folder)
     return True
 
 
+def exchange(folder: Path) -> Path:
+    """Put the repaired journal in the place of the damaged one, and that one aside, where it is returned.
+
+    Raises ``OSError``.
+    """
+    names = (ASIDE if number == 1 else f"{ASIDE}-{number}" for number in range(1, 1 << 20))
+    aside = next(folder / name for name in names if not (folder / name).exists())
+    if (folder / FOLDER).exists():
+        os.rename(folder / FOLDER, aside)
+    os.rename(folder / REPAIRED, folder / FOLDER)
+    Disk().sync_folder(folder)
+    return aside
+
+
 def awaits_repair(folder: Path, settings: JournalSettings) -> bool:
-    """Whether a journal that was repaired waits to take its place. Raises ``StoreUnusable``."""
-    if (folder / FOLDER).exists() or not (folder / REPAIRED).is_dir():
+    """Whether a journal that was repaired waits to take its place. Raises ``StoreUnusable``.
+
+    The second place tells of it since it was whole; once a server begins with another it tells of that.
+    """
+    if not (folder / REPAIRED).is_dir():
         return False
     try:
-        known = identity.read(folder)
+        known = read_identity(folder)
     except ValueError:
         return False
-    logs, _ = LogFolder.open(folder / REPAIRED, b"", segment_bytes(settings), Disk(), write=False)
-    logs.close()
-    return known is not None and logs.header.store == known.store
+    if known is None:
+        return False
+    stores: list[bytes] = []
+    for name in (FOLDER, REPAIRED):
+        logs, _ = LogFolder.open(folder / name, b"", settings.log_bytes, Disk(), write=False)
+        logs.close()
+        stores.append(logs.header.store)
+    return stores[0] != known.store == stores[1]
 
 
 def _begun(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
     """The store in ``folder``, compared with what the second place says of it, and begun."""
     unreadable = ""
-    known: identity.Identity | None = None
+    known: Identity | None = None
     try:
-        known = identity.read(folder)
+        known = read_identity(folder)
     except ValueError as fault:
         unreadable = (
-            f"{identity.FILE} cannot be read ({fault}): nobody can tell whether this is the journal of the "
+            f"{IDENTITY} cannot be read ({fault}): nobody can tell whether this is the journal of the "
             "last start"
         )
     if known is not None and known.model != model:
         known = None  # of another model's journal, which was here once
     store = JournalStore.open(folder, model, settings, known=None if known is None else known.header())
-    try:
+    with store.closed_on_failure():
         for line in [*store.logs.vanished, *_left(folder)]:
             store.mismatches.append(line)
-        if line := unreadable or identity.mismatch(known, store.identity(), fresh=store.fresh):
+        if line := unreadable or store.mismatch(known):
             store.mismatches.append(f"{folder}: {line}")
             log.warning("%s", store.mismatches[-1])
         store.begin(max(store.generation, 0 if known is None else known.generation) + 1)
-    except StorageUnavailable as fault:
-        store.close()
-        raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
-    except BaseException:
-        store.close()
-        raise
     return store
 
 

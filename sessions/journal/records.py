@@ -6,24 +6,30 @@ nothing of files.
 
 from __future__ import annotations
 
+import asyncio
+import struct
 from collections.abc import Callable, Iterable
-from functools import cache
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from ...runtime.link.messages import Sampling, TokenLogprob
-from ..errors import RecordDamaged
+from ...runtime.link.messages import TokenLogprob
+from ..errors import StorageUnavailable
 from ..items import Item, Preamble, Role
 from ..turn.events import EndReason, ReplyStatus, TurnUsage
-from ..turn.request import TurnRequest
+from .segment import Kind
+
+NOWHERE = -1
+"""As the number of the session that one was forked from: none."""
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="op"):
     """One step of a session's life; replayed in order they give its history back."""
 
 
-class Heard(Operation, frozen=True, tag="heard"):
+class EventReceived(Operation, frozen=True, tag="heard"):
     """A client event with this id was received; stands before what it caused, in the same commit."""
 
     event: str
@@ -69,7 +75,7 @@ class Begun(Operation, frozen=True, tag="begun"):
     note: bytes = b""
 
 
-class Said(Operation, frozen=True, tag="said"):
+class Emitted(Operation, frozen=True, tag="said"):
     """The next ids of the reply, little-endian int32; the last of these records is the durable cursor.
 
     ``logprobs``: where the reply tells them, one for each id.
@@ -134,7 +140,7 @@ class KeptNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reply: int
 
 
-class Snapshot(Operation, frozen=True, tag="snapshot"):
+class SessionSnapshot(Operation, frozen=True, tag="snapshot"):
     """All that the operations before it come to; no response runs. The first of those that are kept.
 
     ``items`` and ``replies`` are tables, each thing in them once, as the history tells them apart by
@@ -168,7 +174,7 @@ class Interrupted(Operation, frozen=True, tag="interrupted"):
     end: int
 
 
-class Cut(Operation, frozen=True, tag="cut"):
+class Truncated(Operation, frozen=True, tag="cut"):
     """The reply that holds ``item`` is now its first ``keep`` ids and ``tail`` (little-endian int32), which
     say ``items``. Where ``item`` stands for itself, or the cut is ``loose``, ``items`` stand in its place."""
 
@@ -191,19 +197,19 @@ class Branched(Operation, frozen=True, tag="branched"):
 
 
 AnyOperation: TypeAlias = (
-    Heard
+    EventReceived
     | Inserted
     | Deleted
     | Typed
     | Configured
     | Begun
-    | Said
+    | Emitted
     | Ended
     | Interrupted
-    | Cut
+    | Truncated
     | Rewound
     | Branched
-    | Snapshot
+    | SessionSnapshot
 )
 Record: TypeAlias = Callable[[AnyOperation], None]
 """Where a session's parts put what must be remembered."""
@@ -261,36 +267,144 @@ def merged(operations: Iterable[AnyOperation]) -> list[AnyOperation]:
     out: list[AnyOperation] = []
     for operation in operations:
         last = out[-1] if out else None
-        if isinstance(operation, Said) and isinstance(last, Said) and last.response == operation.response:
+        if (
+            isinstance(operation, Emitted)
+            and isinstance(last, Emitted)
+            and last.response == operation.response
+        ):
             scores = last.logprobs + operation.logprobs
-            out[-1] = Said(response=last.response, ids=last.ids + operation.ids, logprobs=scores)
+            out[-1] = Emitted(response=last.response, ids=last.ids + operation.ids, logprobs=scores)
         else:
             out.append(operation)
     return out
 
 
-def request_form(request: TurnRequest) -> dict[str, Any]:
-    """A turn's request as plain data, sampling by name: fields may be added to it later."""
-    form: dict[str, Any] = msgspec.to_builtins(request)
-    sampling = request.sampling
-    named = {name: msgspec.to_builtins(getattr(sampling, name)) for name in sampling.__struct_fields__}
-    return {**form, "sampling": named}
-
-
-@cache
-def _sampling_types() -> dict[str, Any]:
-    return {field.name: field.type for field in msgspec.structs.fields(Sampling)}
-
-
-def request_from(form: dict[str, Any]) -> TurnRequest:
-    """The request again. Raises ``RecordDamaged``."""
+def extra_of(kind: int, payload: bytes) -> bytes:
+    """What the index says of a record besides: of a session its tenant and origin, of a keyring the
+    digests."""
     try:
-        named = form.get("sampling", {})
-        known = _sampling_types()
-        sampling = Sampling(
-            **{name: msgspec.convert(value, known[name]) for name, value in named.items() if name in known}
-        )
-        rest = {name: value for name, value in form.items() if name != "sampling"}
-        return msgspec.structs.replace(msgspec.convert(rest, TurnRequest), sampling=sampling)
-    except (msgspec.MsgspecError, TypeError) as fault:
-        raise RecordDamaged(f"a turn's request cannot be read: {fault}") from None
+        if kind == Kind.SESSION:
+            return session_extra(msgspec.msgpack.decode(payload, type=SessionRecord))
+        if kind == Kind.KEYRING:
+            return b"".join(msgspec.msgpack.decode(payload, type=Keyring).digests())
+    except msgspec.MsgspecError:
+        return b""
+    return b""
+
+
+def session_extra(record: SessionRecord) -> bytes:
+    """Tenant and origin of a session."""
+    origin = record.origin or Origin(session=NOWHERE, operations=0)
+    return msgspec.msgpack.encode((record.salt, origin.session, origin.operations))
+
+
+# --- what is written ---
+
+
+class Table(StrEnum):
+    """What a `Put` may write: a session's record, its keyring, or a handle, which the keyring names
+    already."""
+
+    SESSIONS = "sessions"
+    KEYRINGS = "keyrings"
+    HANDLES = "handles"
+
+
+def key_of(number: int) -> bytes:
+    """A session's, in a table."""
+    return struct.pack(">Q", number)
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write one record. A handle's is in its session's keyring: to put or take out one writes nothing."""
+
+    table: Table
+    key: bytes
+    record: object | None
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Write a session's next operation."""
+
+    number: int
+    index: int
+    operation: AnyOperation
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget a session: its operations, its handles, everything.
+
+    Operations that forks of it follow on stay until the last of these is forgotten.
+    """
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Condensed:
+    """A session's operations up to ``index`` are in ``snapshot``, which stands there."""
+
+    number: int
+    index: int
+    snapshot: AnyOperation
+
+
+Change: TypeAlias = Put | Append | Drop | Condensed
+
+
+class SessionLog(Protocol):
+    """Where a session's operations go. ``durable``: they outlive the process."""
+
+    durable: bool
+
+    def append(self, operation: AnyOperation) -> None:
+        """Remember this next."""
+
+    def keep_handles(self, keyring: Keyring, owner: bytes, dropped: Iterable[bytes] = ()) -> None:
+        """These handles are valid from now on, the last of the fresh ones is new, ``dropped`` are no more."""
+
+    def rewrite(self, record: SessionRecord) -> None:
+        """The session's record is this one from now on."""
+
+    def sync(self) -> asyncio.Future[None] | None:
+        """Done when all so far is durable; None where it never waits."""
+
+    @property
+    def fault(self) -> StorageUnavailable | None:
+        """Why nothing new may be begun."""
+
+    def position(self) -> Origin | None:
+        """Here, for a session that is forked off; None where nothing is kept."""
+
+    def close(self) -> None:
+        """Take nothing more in; what was appended is still written."""
+
+
+class EphemeralLog:
+    """Remembers nothing, and nobody waits for it."""
+
+    durable = False
+    fault: StorageUnavailable | None = None
+
+    def append(self, operation: AnyOperation) -> None:
+        """Nothing."""
+
+    def keep_handles(self, keyring: Keyring, owner: bytes, dropped: Iterable[bytes] = ()) -> None:
+        """Nothing."""
+
+    def rewrite(self, record: SessionRecord) -> None:
+        """Nothing."""
+
+    def sync(self) -> asyncio.Future[None] | None:
+        """Nothing waits."""
+        return None
+
+    def position(self) -> Origin | None:
+        """Nowhere."""
+        return None
+
+    def close(self) -> None:
+        """Nothing."""

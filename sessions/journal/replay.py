@@ -9,16 +9,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
-from ...runtime.link.messages import TokenLogprob
+import msgspec
+
+from ...runtime.link.messages import Sampling, TokenLogprob
 from .. import errors
 from ..errors import RecordDamaged, SessionError
-from ..history import Draft, History, Placed, Script, turns_of
-from ..items import derived_id
+from ..history import History, HistoryState, Placed
+from ..items import Item, derived_id
 from ..text.language import Language
 from ..text.text_buffer import TextBuffer
 from ..token_ids import Ids, bytes_of, ids_from
-from ..tree import Reply, TurnNode
+from ..tree import Draft, Script, Segment, TurnNode, TurnReply, turns_of
 from ..turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus
 from ..turn.reply_reader import ReplyReader
 from ..turn.request import TurnRequest
@@ -27,21 +31,21 @@ from .records import (
     Begun,
     Branched,
     Configured,
-    Cut,
     Deleted,
+    Emitted,
     Ended,
+    EventReceived,
     Fault,
-    Heard,
     Inserted,
     Interrupted,
+    KeptNode,
+    KeptReply,
     Rewound,
-    Said,
-    Snapshot,
+    SessionSnapshot,
     Span,
+    Truncated,
     Typed,
-    request_from,
 )
-from .snapshot import quiet, restore, snapshot_of
 
 
 @dataclass(slots=True)
@@ -95,7 +99,7 @@ def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: in
 
 def condensed(
     operations: Sequence[AnyOperation], *, max_items: int, max_events: int = 1024
-) -> tuple[int, Snapshot] | None:
+) -> tuple[int, SessionSnapshot] | None:
     """How many of the operations one record can stand for, and that record; None: fewer than two.
 
     Raises ``RecordDamaged``.
@@ -109,9 +113,9 @@ def condensed(
 def _step(replayed: Replayed, operation: AnyOperation) -> None:
     history = replayed.history
     match operation:
-        case Snapshot():
+        case SessionSnapshot():
             _begin_from(replayed, operation)
-        case Heard(event=event):
+        case EventReceived(event=event):
             replayed.heard.append(event)
         case Inserted(item=item, previous=previous):
             history.insert(item, previous)
@@ -132,13 +136,13 @@ def _step(replayed: Replayed, operation: AnyOperation) -> None:
             replayed.responses += 1
             replayed.after_reply.clear()
             replayed.last = Past(operation.response, request, operation.note, history.place(request))
-        case Said(ids=ids, logprobs=logprobs):
+        case Emitted(ids=ids, logprobs=logprobs):
             past = _last(replayed, operation.response)
             past.said += ids
             past.logprobs += logprobs
         case Interrupted(response=response, item=item_id, end=end):
             _last(replayed, response).cut = (item_id, end)
-        case Cut():
+        case Truncated():
             history.cut(operation)
         case Rewound(item=item_id):
             history.rewind(item_id)
@@ -149,7 +153,7 @@ def _step(replayed: Replayed, operation: AnyOperation) -> None:
                 _end(history, _last(replayed, response), operation)
 
 
-def _begin_from(replayed: Replayed, snapshot: Snapshot) -> None:
+def _begin_from(replayed: Replayed, snapshot: SessionSnapshot) -> None:
     if len(replayed.history) or replayed.responses:
         raise RecordDamaged("a snapshot of a session that has begun")
     restore(replayed.history, snapshot)
@@ -191,7 +195,7 @@ def _end(history: History, past: Past, ended: Ended) -> None:
     if not ended.kept:
         history.abort_turn(turn)
         return
-    reply = Reply(ended.items, past.ids, ended.ended)
+    reply = TurnReply(ended.items, past.ids, ended.ended)
     history.commit_turn(turn, _draft(turn.script, ended.spans), reply, ended.spans[-1].node)
 
 
@@ -279,7 +283,7 @@ def reader_of(
         stop_ids=request.stop_ids,
         min_tokens=request.min_output_tokens,
         new_id=next_id,
-        forms=language.forms.bound() if request.bound else language.forms,
+        forms=language.forms.without_reasoning() if request.bound else language.forms,
         whole_calls=whole_calls,
         together=whole_calls and request.tool_choice == "required" and not request.stop,
     )
@@ -297,3 +301,131 @@ def retold(past: Past, language: Language, end_ids: frozenset[int]) -> list[Repl
     error = error_of(ended.error) if ended.status is ReplyStatus.FAILED else None
     turn_error = error if isinstance(error, errors.TurnFailed) else None
     return [*events, ReplyDone(ended.status, ended.reason, ended.items, ended.usage, turn_error)]
+
+
+# --- snapshots ---
+
+
+def quiet(operations: Sequence[AnyOperation]) -> int:
+    """How many of the operations there are up to the last of them after which no response runs."""
+    running: set[str] = set()
+    until = 0
+    for at, operation in enumerate(operations, 1):
+        if isinstance(operation, Begun):
+            running.add(operation.response)
+        elif isinstance(operation, Ended):
+            running.discard(operation.response)
+        elif isinstance(operation, Branched):
+            running.clear()  # they were the other session's
+        if not running:
+            until = at
+    return until
+
+
+class _Places:
+    """Tables of items and replies, each once; where in them something stands."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.replies: list[TurnReply] = []
+        self._known: dict[int, int] = {}
+
+    def of(self, segment: Segment) -> int:
+        """``n`` for item n, ``-1 - n`` for reply n."""
+        if id(segment) not in self._known:
+            if isinstance(segment, TurnReply):
+                self.replies.append(segment)
+                self._known[id(segment)] = -len(self.replies)
+            else:
+                self.items.append(segment)
+                self._known[id(segment)] = len(self.items) - 1
+        return self._known[id(segment)]
+
+
+def snapshot_of(replayed: Replayed) -> SessionSnapshot:
+    """The session as one record."""
+    state, places = replayed.history.state(), _Places()
+    entries = tuple(places.of(segment) for segment in state.entries)
+    path = () if state.head is None else tuple(state.head.ancestry())[::-1]
+    nodes = tuple(
+        KeptNode(
+            node=node.id,
+            keep=node.keep,
+            prompt=bytes_of(node.prompt),
+            inputs=tuple(places.of(item) for item in node.inputs),
+            reply=-1 - places.of(node.reply),
+        )
+        for node in path
+    )
+    last, typed = replayed.last, replayed.typed
+    return SessionSnapshot(
+        preamble=state.preamble,
+        rendered=state.rendered,
+        items=tuple(places.items),
+        replies=tuple(
+            KeptReply(items=reply.items, ids=bytes_of(reply.ids), ended=reply.ended)
+            for reply in places.replies
+        ),
+        entries=entries,
+        nodes=nodes,
+        config=replayed.config,
+        heard=tuple(replayed.heard),
+        typed=Typed(start=0, text=typed.text, role=typed.role, item=typed.id, call=typed.call_id),
+        responses=replayed.responses,
+        last=None if last is None else _begun(last),
+        said=b"" if last is None else bytes(last.said),
+        logprobs=() if last is None else tuple(last.logprobs),
+        ended=None if last is None else last.ended,
+        after=tuple(replayed.after_reply),
+    )
+
+
+def restore(history: History, snapshot: SessionSnapshot) -> None:
+    """Make a new history what the snapshot says."""
+    replies = [TurnReply(kept.items, ids_from(kept.ids), kept.ended) for kept in snapshot.replies]
+    head: TurnNode | None = None
+    for kept in snapshot.nodes:
+        inputs = tuple(snapshot.items[place] for place in kept.inputs)
+        head = TurnNode(head, inputs, kept.keep, ids_from(kept.prompt), replies[kept.reply], kept.node)
+    entries = tuple(_segments(snapshot.entries, snapshot.items, replies))
+    history.restore(HistoryState(snapshot.preamble, snapshot.rendered, entries, head))
+
+
+def _segments(
+    places: Iterable[int], items: Sequence[Item], replies: Sequence[TurnReply]
+) -> Iterable[Segment]:
+    return (items[place] if place >= 0 else replies[-1 - place] for place in places)
+
+
+def _begun(past: Past) -> Begun:
+    return Begun(response=past.id, request=request_form(past.request), note=past.note)
+
+
+# --- requests ---
+
+
+def request_form(request: TurnRequest) -> dict[str, Any]:
+    """A turn's request as plain data, sampling by name: fields may be added to it later."""
+    form: dict[str, Any] = msgspec.to_builtins(request)
+    sampling = request.sampling
+    named = {name: msgspec.to_builtins(getattr(sampling, name)) for name in sampling.__struct_fields__}
+    return {**form, "sampling": named}
+
+
+@cache
+def _sampling_types() -> dict[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(Sampling)}
+
+
+def request_from(form: dict[str, Any]) -> TurnRequest:
+    """The request again. Raises ``RecordDamaged``."""
+    try:
+        named = form.get("sampling", {})
+        known = _sampling_types()
+        sampling = Sampling(
+            **{name: msgspec.convert(value, known[name]) for name, value in named.items() if name in known}
+        )
+        rest = {name: value for name, value in form.items() if name != "sampling"}
+        return msgspec.structs.replace(msgspec.convert(rest, TurnRequest), sampling=sampling)
+    except (msgspec.MsgspecError, TypeError) as fault:
+        raise RecordDamaged(f"a turn's request cannot be read: {fault}") from None

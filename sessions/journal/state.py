@@ -9,28 +9,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from ..errors import RecordDamaged
-from .places import HIT, MISSING, all_bytes_at
-from .records import Keyring, Origin, SessionRecord
-from .segment import ENTRY, Kind
+from .records import NOWHERE
+from .segment import ENTRY, HIT, MISSING, Kind, LoadedLog, all_bytes_at
 
 DIGEST_BYTES = 32
-NOWHERE = -1
-
-
-@dataclass(slots=True)
-class Loaded:
-    """The records of one log: entries, their places, and what the index says of some, by offset."""
-
-    entries: Any
-    places: Any
-    extras: dict[int, bytes]
 
 
 class SessionState:
@@ -74,6 +62,11 @@ class SessionState:
     def count(self) -> int:
         """Operations that it has had."""
         return self.first + len(self.operations)
+
+    @property
+    def is_unopened_fork(self) -> bool:
+        """Whether it was forked off and never opened: it has the handle of its birth alone."""
+        return self.origin is not None and len(self.digests) == DIGEST_BYTES
 
     def places(self) -> Iterator[int]:
         """Of all that it needs."""
@@ -217,7 +210,7 @@ class Sessions:
 
     # --- all records ----------------------------------------------------------------------------------------
 
-    def load(self, parts: list[Loaded]) -> int:
+    def load(self, parts: list[LoadedLog]) -> int:
         """Make everything from the records of all logs; the highest generation that one of them tells."""
         entries = np.concatenate([np.empty(0, ENTRY), *(part.entries for part in parts)])
         places = np.concatenate([np.empty(0, "<u8"), *(part.places for part in parts)])
@@ -311,7 +304,7 @@ class Sessions:
         """Whether operations of other sessions follow on this one's."""
         return bool(self.forks.get(number))
 
-    def family(self, number: int) -> list[int]:
+    def fork_tree(self, number: int) -> list[int]:
         """All that were forked from one another with this session among them; forgotten ones not."""
         while (state := self.states.get(number)) is not None and state.origin is not None:
             number = state.origin[0]
@@ -428,26 +421,7 @@ def _kinds(entries: Any) -> Any:
     return entries["word"] >> np.uint64(8) & np.uint64(0xFF)
 
 
-def _in_order(part: Loaded) -> Iterator[bytes]:
+def _in_order(part: LoadedLog) -> Iterator[bytes]:
     """What is said of the records, in the order of the entries."""
     for place in np.flatnonzero(part.entries["extra"]).tolist():
         yield part.extras.get(int(part.entries["offset"][place]), b"")
-
-
-def extra_of(kind: int, payload: bytes) -> bytes:
-    """What the index says of a record besides: of a session its tenant and origin, of a keyring the
-    digests."""
-    try:
-        if kind == Kind.SESSION:
-            return session_extra(msgspec.msgpack.decode(payload, type=SessionRecord))
-        if kind == Kind.KEYRING:
-            return b"".join(msgspec.msgpack.decode(payload, type=Keyring).digests())
-    except msgspec.MsgspecError:
-        return b""
-    return b""
-
-
-def session_extra(record: SessionRecord) -> bytes:
-    """Tenant and origin of a session."""
-    origin = record.origin or Origin(session=NOWHERE, operations=0)
-    return msgspec.msgpack.encode((record.salt, origin.session, origin.operations))

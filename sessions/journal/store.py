@@ -12,7 +12,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -21,23 +21,30 @@ import msgspec
 import numpy as np
 
 from ..errors import RecordDamaged, StorageUnavailable, StoreUnusable
-from . import identity, segment
-from .changes import Append, Change, Condensed, Drop, Put
-from .changes import Table as Table
-from .changes import key_of as key_of
+from ..settings import JournalSettings
+from . import segment
 from .compaction import Compaction, dispensable
-from .disk import Disk
+from .folder import FOLDER, IDENTITY, Disk, Identity, mismatch, write_identity
 from .logs import Log, LogFolder, named
-from .places import HIT, MISSING, SLOT_SHIFT, all_bytes_at, slot_of
-from .records import AnyOperation, HandleRecord, Keyring, SessionRecord
-from .segment import LOG_START, Fresh, Kind
-from .settings import JournalSettings
-from .shares import Born, Shares
-from .state import Sessions, SessionState, session_extra
+from .records import (
+    AnyOperation,
+    Append,
+    Change,
+    Condensed,
+    Drop,
+    HandleRecord,
+    Keyring,
+    Put,
+    SessionRecord,
+    Table,
+    session_extra,
+)
+from .retention import Born, TenantShares, surplus
+from .segment import HIT, LOG_START, MISSING, SLOT_SHIFT, Fresh, Kind, all_bytes_at, slot_of
+from .state import Sessions, SessionState
 
 log = logging.getLogger(__name__)
 
-FOLDER = "journal"
 SWEEP_SESSIONS = 64  # forgotten in one group
 AGAIN = 1.25  # times as many operations as a session had when it could not be made shorter
 SMALL_SHARE = 0.25  # of a full log: smaller ones are merged
@@ -49,7 +56,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredSession:
     """A session as it stands in the store."""
 
     number: int
@@ -76,7 +83,7 @@ class JournalStore:
         """Sessions that `condense` would make shorter."""
         self.full = False
         """Whether the last write failed because the journal may grow no further."""
-        self.shares = Shares(settings.tenants)
+        self.shares = TenantShares(settings.tenants)
         self.mismatches: list[str] = []
         """What differs from the last start: the journal, or the second place that tells of it."""
         self.fresh = logs.made
@@ -105,7 +112,7 @@ class JournalStore:
 
         Raises ``StoreUnusable`` or one of its kinds.
         """
-        size = segment_bytes(settings)
+        size = settings.log_bytes
         try:
             logs, parts = LogFolder.open(
                 folder / FOLDER, model, size, disk or Disk(), known, write=write, whole=whole
@@ -114,17 +121,23 @@ class JournalStore:
             raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
         store = cls(folder, settings, logs)
         store._writes = write
-        try:
+        with store.closed_on_failure():
             store._load(parts)
             if write and logs.made:
                 logs.active = logs.begin()
-        except StorageUnavailable as fault:
-            store.close()
-            raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
-        except BaseException:
-            store.close()
-            raise
         return store
+
+    @contextmanager
+    def closed_on_failure(self) -> Iterator[None]:
+        """Close the store if the block raises. Turns ``StorageUnavailable`` into ``StoreUnusable``."""
+        try:
+            yield
+        except StorageUnavailable as fault:
+            self.close()
+            raise StoreUnusable(f"the store {self.folder} cannot be opened: {fault.message}") from None
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the files."""
@@ -153,6 +166,8 @@ class JournalStore:
                 raise
             written = self.logs.append(records)
         self._apply(records, *written)
+        if self.logs.unnoted and self.generation:
+            self.note()
 
     def begin(self, generation: int) -> None:
         """A server begins with this generation of the store. Raises ``StorageUnavailable``."""
@@ -160,16 +175,27 @@ class JournalStore:
         self.logs.generation = generation
         self.note()
 
-    def note(self) -> None:
-        """Tell the second place how far the journal is; where that cannot be written it is told later."""
+    def note(self, without: Sequence[Log] = ()) -> None:
+        """Tell the second place how far the journal is, and which logs it has but for those ``without`` which
+        it goes on; where that cannot be written it is told later."""
+        found = self.identity()
+        gone = {one.number for one in without}
+        found = msgspec.structs.replace(found, logs=tuple(one for one in found.logs if one not in gone))
         try:
-            identity.write(self.folder, self.identity(), self.logs.disk)
+            write_identity(self.folder, found, self.logs.disk)
         except OSError as fault:
-            log.warning("%s cannot be written: %s", self.folder / identity.FILE, fault.strerror)
+            log.warning("%s cannot be written: %s", self.folder / IDENTITY, fault.strerror)
+        else:
+            self.logs.unnoted = False
 
-    def identity(self) -> identity.Identity:
+    def identity(self) -> Identity:
         """What this store is, and how far."""
-        return identity.identity_of(self.logs.header, self.generation, self.logs.next_sequence)
+        numbers = [one.number for one in self.logs.logs.values()]
+        return Identity.of(self.logs.header, self.generation, self.logs.next_sequence, numbers)
+
+    def mismatch(self, known: Identity | None) -> str:
+        """How the journal differs from what the second place says; "" where it does not."""
+        return mismatch(known, self.identity(), fresh=self.fresh, absent=self.logs.explained)
 
     @property
     def generation(self) -> int:
@@ -283,11 +309,13 @@ class JournalStore:
         return len(gone)
 
     def make_room(self, keep: frozenset[int]) -> bool:
-        """Forget the sessions used longest ago; False where there is none."""
-        oldest = [state.number for state in self._by_use() if state.number not in keep][:SWEEP_SESSIONS]
-        if oldest:
-            self.write([Drop(number) for number in oldest])
-        return bool(oldest)
+        """Forget some sessions of the tenants that hold the most bytes; False where there is none to forget."""
+        states = self.sessions.states.values()
+        closed = [state for state in states if state.kept and state.number not in keep]
+        gone = surplus(closed, SWEEP_SESSIONS, lambda state: max(1, state.base + state.grown))
+        if gone:
+            self.write([Drop(number) for number in gone])
+        return bool(gone)
 
     def keep_shares(self, live: Container[int]) -> frozenset[bytes]:
         """Forget what tenants have beyond their shares, but for sessions that are open; whose shares are
@@ -331,11 +359,22 @@ class JournalStore:
             self._compaction = None
         removed = 0
         while (one := next(dispensable(self.logs, self.sessions), None)) is not None:
+            if not self._remove([one]):
+                break
+            removed += 1
+        return removed
+
+    def _remove(self, gone: Sequence[Log]) -> bool:
+        """Remove these logs; whether all could be. The second place is told first: a log that it tells of and
+        that is not there counts as lost."""
+        if self.generation:
+            self.note(without=gone)
+        removed = True
+        for one in gone:
             try:
                 self.logs.remove(one)
             except OSError:
-                break
-            removed += 1
+                removed = False
         return removed
 
     def _compact_whole(self, victims: list[Log]) -> bool:
@@ -359,6 +398,7 @@ class JournalStore:
         try:
             if not self._compaction.step():
                 return True
+            self._remove(self._compaction.victims)
         except (OSError, StorageUnavailable) as fault:
             log.warning("the journal's logs were not compacted: %s", fault)
             self._compaction.abandon()
@@ -396,6 +436,26 @@ class JournalStore:
             size += one.live
         return chosen
 
+    def rewrite(self) -> None:
+        """Write every log anew, with what is needed and no more. Raises ``StorageUnavailable``."""
+        self.logs.roll()
+        self.remove_dead()
+        waiting = list(self.logs.logs.values())
+        while waiting:
+            batch = [waiting.pop()]
+            while waiting and sum(one.live for one in batch) + waiting[-1].live <= self.logs.segment_bytes:
+                batch.append(waiting.pop())
+            work = Compaction(self.logs, self.sessions, batch)
+            try:
+                while not work.step():
+                    pass
+            except OSError as fault:
+                work.abandon()
+                raise StorageUnavailable(f"{fault}") from None
+            self._remove(batch)
+        self.remove_dead()
+        self.note()
+
     # --- reading --------------------------------------------------------------------------------------------
 
     def next_number(self) -> int:
@@ -410,21 +470,21 @@ class JournalStore:
             return None
         return HandleRecord(session=number, owner=self._record(number).owner)
 
-    def session(self, number: int) -> Stored:
+    def session(self, number: int) -> StoredSession:
         """A session with all its operations. Raises ``RecordDamaged``, ``StorageUnavailable``."""
         state = self.sessions.states.get(number)
         if state is None or MISSING in (state.record, state.ring):
             raise RecordDamaged(f"a record of session {number} is missing")
         record = self._record(number)
         ring: Keyring = self._read(number, Kind.KEYRING, 0, state.ring, Keyring, number)
-        return Stored(number, record, ring, self._operations(state), state.count)
+        return StoredSession(number, record, ring, self._operations(state), state.count)
 
-    def family(self, number: int) -> list[tuple[int, SessionRecord]]:
+    def fork_tree(self, number: int) -> list[tuple[int, SessionRecord]]:
         """The sessions that this one was forked from, and all that were forked from those, but for such as
         were forgotten, and relatives whose record is damaged. Raises ``RecordDamaged``, ``StorageUnavailable``.
         """
         found = [(number, self._record(number))]
-        for one in self.sessions.family(number):
+        for one in self.sessions.fork_tree(number):
             if one != number:
                 with suppress(RecordDamaged):
                     found.append((one, self._record(one)))
@@ -539,23 +599,14 @@ class JournalStore:
             if not state.kept:
                 self.shares.forgotten(state.number, [])
 
-    def _by_use(self) -> Iterator[SessionState]:
-        """Sessions that are kept, the one used longest ago first."""
-        kept = (state for state in self.sessions.states.values() if state.kept)
-        return iter(sorted(kept, key=lambda state: (state.used, state.last)))
-
     def _past(self, keep: frozenset[int], *, aged: bool) -> list[int]:
-        """Sessions beyond the numbers of retention, the one used longest ago first."""
-        ages = list(self._by_use())
-        surplus = len(ages) - self._settings.max_sessions
+        """Sessions that are older than retention keeps, and those beyond the number that it keeps."""
+        kept = [state for state in self.sessions.states.values() if state.kept]
         oldest = (time.time() - self._settings.max_age_seconds) * MICROSECONDS if aged else 0.0
-        past = [state.number for at, state in enumerate(ages) if at < surplus or state.used < oldest]
+        past = [state.number for state in kept if state.used < oldest]
+        left = [state for state in kept if state.used >= oldest]
+        past += surplus(left, len(left) - self._settings.max_sessions, lambda state: 1)
         return [number for number in past if number not in keep]
-
-
-def segment_bytes(settings: JournalSettings) -> int:
-    """How large one log may be: at most a sixteenth of what the journal may have."""
-    return max(1 << 14, min(settings.segment_bytes, settings.max_bytes // 16))
 
 
 def _number(key: bytes) -> int:

@@ -17,9 +17,8 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from ..errors import TemplateFailed
-from ..history import Segment
 from ..items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool
-from ..tree import Reply
+from ..tree import Segment, TurnReply
 from .template_sandbox import compiled
 from .tokenizer import ChatTokenizer
 
@@ -226,7 +225,7 @@ class ChatTemplate:
                 (item.call_id, item.name) for item in _items(segment) if isinstance(item, FunctionCall)
             )
             match segment:
-                case Reply():
+                case TurnReply():
                     talk.add({"role": "assistant", "content": _sentinel(replies)})
                     replies += 1
                 case FunctionCall():
@@ -242,7 +241,7 @@ def _sentinel(number: int) -> str:
 
 
 def _items(segment: Segment) -> tuple[Item, ...]:
-    return segment.items if isinstance(segment, Reply) else (segment,)
+    return segment.items if isinstance(segment, TurnReply) else (segment,)
 
 
 def _message_form(item: Message | FunctionCallOutput, names: dict[str, str]) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from ...runtime.errors import EngineGone, VerbRefused
 from ..errors import PromptTooLong, TemplateFailed
-from ..history import Script
 from ..items import FunctionCallOutput, Growing
 from ..token_ids import Ids, common_prefix
-from ..turn.response import Branch
+from ..tree import Script
+from ..turn.branch import Branch
 
 BURST_SECONDS = 0.005
 """What comes in one go, its commit with it, is mostly a turn's in its own step."""
@@ -72,7 +72,7 @@ class EagerPrefill:
         except PromptTooLong as fault:
             return Arrival(0, fault.tokens - (0 if script.base is None else script.base.length))
         whole = draft.tokens()
-        held = max(0, common_prefix(self._branch.sequence.handed, whole) - draft.keep)
+        held = max(0, common_prefix(self._branch.sequence.sent, whole) - draft.keep)
         if held and self._fits(whole) and (self._rest is None or self._rest.done()):
             wait = OUTPUT_SECONDS if isinstance(script.segments[-1], FunctionCallOutput) else 0.0
             self._rest = asyncio.create_task(self._complete(whole, wait), name="holdfast-anticipation-rest")
@@ -110,10 +110,10 @@ class EagerPrefill:
         sequence, apart = self._branch.sequence, self._branch.settings.debounce_seconds
         begin = max(self._came + BURST_SECONDS, self._last + apart)
         await asyncio.sleep(max(0.0, begin - _now()))
-        if sequence.unanswered:
+        if sequence.pending_extends:
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(self._last + apart * (1 + sequence.unanswered)):
-                    await sequence.answered()
+                async with asyncio.timeout_at(self._last + apart * (1 + sequence.pending_extends)):
+                    await sequence.wait_extended()
 
     async def _prefill(self, item: Growing) -> None:
         history = self._branch.history
@@ -123,7 +123,7 @@ class EagerPrefill:
         grown = (*script.segments, item)
         ids = await self._settled(replace(script, segments=grown))
         if len(ids) and self._fits(ids):
-            await self._branch.sequence.anticipate(ids, unless=lambda: history.busy)
+            await self._branch.sequence.prefill(ids, unless=lambda: history.busy)
 
     def _fits(self, ids: Ids) -> bool:
         """Whether a turn can be made of them. More than that an engine refuses, and what it held, and the
@@ -134,8 +134,8 @@ class EagerPrefill:
         history = self._branch.history
         await asyncio.sleep(wait)
         with suppress(VerbRefused, EngineGone):
-            await self._branch.sequence.anticipate(
-                ids, unless=lambda: history.busy or self._wanted is not None, due=True
+            await self._branch.sequence.prefill(
+                ids, unless=lambda: history.busy or self._wanted is not None, turn_expected=True
             )
 
     async def _settled(self, script: Script) -> Ids:

@@ -1,31 +1,56 @@
-"""The model's language: its tokenizer, and what trying its chat template once has shown. One for all
-sessions.
+"""What a session has to know to write for one model: its tokenizer, its chat template and its forms.
 
-Knows nothing of conversations or of the engine.
+The chat template is classified once, at load, by rendering small conversations with it. ``doctor`` shows the
+result. One `Language` serves all sessions.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 
-import msgspec
-
-from ...runtime.link.messages import Grammar
-from ..errors import GrammarInvalid, TemplateFailed
-from ..items import Tool
-from ..tools.formats import HERMES, CallForm, Forms, ReasoningForm, found_forms
-from ..tools.grammar import SYNTAXES, CallWriter
-from ..turn.request import TurnRequest
-from .renderer import Renderer
+from ..errors import TemplateFailed
+from ..items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
+from ..token_ids import ids_of
+from ..tools.formats import HERMES, CallForm, Forms, ReasoningForm, find_forms
+from ..tree import Segment, TurnReply
+from .chat_template import ChatTemplate, RoleRules
 from .stable_prefix import StablePrefix
-from .template_class import TemplateReport, probe
 from .template_sandbox import TemplateTrial
 from .tokenizer import ChatTokenizer, template_file
+
+_NOON = datetime(2025, 1, 1, 12)
+_THOUGHT = "zqthoughtqz"
+
+
+class TemplateClass(StrEnum):
+    """What a template does to turns it has written before, once another is added."""
+
+    APPEND_ONLY = "append-only"
+    REWRITES_REASONING = "rewrites reasoning"
+    """Only the reasoning of earlier replies goes, or the empty one that a generation prompt opens."""
+    REWRITES_MORE = "rewrites more"
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateReport:
+    """What trying a template showed.
+
+    ``tools``: it renders a call of a tool and its output. ``closing``: the special token that ends an
+    assistant's turn, if one does: an end of generation, whatever the model's configuration says. ``opening``:
+    what it writes before a reply.
+    """
+
+    kind: TemplateClass
+    tools: bool
+    closing: int | None
+    opening: str = ""
+    rules: RoleRules = RoleRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +83,7 @@ class Language:
     ) -> Language:
         """With a tokenizer that is loaded already. Raises ``TemplateFailed``."""
         report = probe(tokenizer)
-        found = found_forms(tokenizer.template, report.opening, tokenizer.response_template)
+        found = find_forms(tokenizer.template, report.opening, tokenizer.response_template)
         forms = Forms(calls or found.calls, reasoning or found.reasoning)
         return cls(tokenizer, report, StablePrefix(tokenizer), forms)
 
@@ -67,53 +92,11 @@ class Language:
         text = self.tokenizer.backend.to_str() + "\0" + self.tokenizer.template
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
-    def renderer(self, now: datetime) -> Renderer:
-        """A session's renderer; its clock stands at ``now``."""
-        return Renderer(self.tokenizer, now, self.settled, self.report.rules)
-
     def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
         """What ends a reply: the model's end tokens, and the one its template closes a turn with."""
         return frozenset(eos_ids) | (
             {self.report.closing} if self.report.closing is not None else frozenset()
         )
-
-    def spelled(self, request: TurnRequest) -> TurnRequest:
-        """The request with the bad words that are text as token ids too: a word is banned by its spellings.
-
-        The model may still write it with other tokens than the tokenizer would, as in other engines.
-        """
-        if not request.banned:
-            return request
-        words = {ids for word in request.banned for ids in self.tokenizer.spellings(word)}
-        banned = (*request.sampling.bad_words, *sorted(words))
-        sampling = msgspec.structs.replace(request.sampling, bad_words=banned)
-        return msgspec.structs.replace(request, sampling=sampling, banned=())
-
-    def grammar(self, request: TurnRequest, tools: Sequence[Tool]) -> Grammar | None:
-        """What the reply to a request has to follow, if anything; ``tools``: those of the turn.
-
-        Raises ``GrammarInvalid``.
-        """
-        if request.tool_choice == "required":
-            named = [tool for tool in tools if request.tool in (None, tool.name)]
-            return self.calls.forced(named, one=request.tool is not None)
-        if request.format is not None:
-            joined = request.parse_calls and tools
-            return self.calls.answered(request.format, tools) if joined else request.format
-        if request.tool_choice == "auto" and any(tool.strict for tool in tools):
-            return self.calls.strict(tools)
-        return None
-
-    @property
-    def calls(self) -> CallWriter:
-        """Writes grammars of calls as this model makes them. Raises ``GrammarInvalid`` where there are none."""
-        syntax = SYNTAXES.get(self.forms.calls)
-        if syntax is None:
-            raise GrammarInvalid(
-                f"Calls in the {self.forms.calls} form can be neither forced nor strict, nor go with a format",
-                param="tool_choice",
-            )
-        return CallWriter(syntax, self.tokenizer)
 
 
 @lru_cache(maxsize=64)
@@ -122,3 +105,95 @@ def _try(template: str, named: tuple[tuple[str, str], ...]) -> None:
     broken = TemplateTrial(template, dict(named)).broken()
     if broken:
         raise TemplateFailed(f"The chat template was refused: {broken}")
+
+
+# --- classifying a template ----------------------------------------------------------------------------------
+
+
+def probe(tokenizer: ChatTokenizer) -> TemplateReport:
+    """Tries the template. Raises ``TemplateFailed`` if it cannot render two plain turns."""
+    rules = _rules(tokenizer)
+    template = ChatTemplate(tokenizer, _NOON, rules)
+    plain = Preamble(instructions="zq")
+    talk: list[Segment] = [_user(1), _reply(1), _user(2), _reply(2), _user(3)]
+    kinds = [_kind(template, plain, talk), _reasoning(template)]
+    if rules.tools:
+        kinds.append(_kind(template, _tooled(), _tool_talk()))
+    order = list(TemplateClass)
+    closing, opening = _closing(tokenizer, template, plain, talk), template.pieces(plain, talk)[-1]
+    return TemplateReport(max(kinds, key=order.index), rules.tools, closing, opening, rules)
+
+
+def _rules(tokenizer: ChatTokenizer) -> RoleRules:
+    """Tries the orders of roles that a conversation may come to: after failed turns and replies that were cut
+    before their first word, items put in and taken out. Whatever is refused is put otherwise from then on."""
+    none, one, two, reply = Preamble(), _user(1), _user(2), _reply(1)
+    told = Message(id="told", role="assistant", text="zq")
+    system = Message(id="system", role="system", text="zq")
+
+    def takes(*talks: list[Segment], preamble: Preamble = none, rules: RoleRules | None = None) -> bool:
+        try:
+            for talk in talks:
+                ChatTemplate(tokenizer, _NOON, rules).pieces(preamble, talk)
+        except TemplateFailed:
+            return False
+        return True
+
+    rules = RoleRules(
+        users=takes([one, two], [one, reply, one, two]),
+        assistants=takes([one, reply, told, two], [one, reply, reply, two], [one, told, told, two]),
+        assistant_first=takes([reply, one], [told, one]),
+        system=takes([one], preamble=Preamble(instructions="zq")),
+        system_later=takes([one, reply, system, two], [one, system, reply, two], [one, reply, system]),
+    )
+    *called, answered, _ = _tool_talk()
+    talks = [*called], [*called, one], [*called, answered, one, _reply(2), two]
+    return replace(rules, tools=takes(*talks, preamble=_tooled(), rules=rules))
+
+
+def _kind(template: ChatTemplate, preamble: Preamble, talk: list[Segment]) -> TemplateClass:
+    """Compares the rendering of each beginning of the talk with that of the whole."""
+    whole = template.pieces(preamble, talk)
+    kind = TemplateClass.APPEND_ONLY
+    turns = [at for at, segment in enumerate(talk) if isinstance(segment, TurnReply)]
+    for number, at in enumerate(turns):
+        if template.pieces(preamble, talk[:at]) == whole[: number + 1]:
+            continue
+        unopened = template.pieces(preamble, talk[:at], open_reply=False)
+        if unopened[:-1] != whole[:number] or not whole[number].startswith(unopened[-1]):
+            return TemplateClass.REWRITES_MORE
+        kind = TemplateClass.REWRITES_REASONING
+    return kind
+
+
+def _reasoning(template: ChatTemplate) -> TemplateClass:
+    """Whether a reply given with its reasoning keeps it once a later turn has come."""
+    said = Message(id="said", role="assistant", text=f"<think>\n{_THOUGHT}\n</think>\n\nzq")
+    text = "".join(template.pieces(Preamble(), [_user(1), said, _user(2)]))
+    return TemplateClass.APPEND_ONLY if _THOUGHT in text else TemplateClass.REWRITES_REASONING
+
+
+def _closing(
+    tokenizer: ChatTokenizer, template: ChatTemplate, preamble: Preamble, talk: list[Segment]
+) -> int | None:
+    ids = tokenizer.encode(template.pieces(preamble, talk)[-1], leads=False)
+    return ids[0] if ids and ids[0] in tokenizer.specials else None
+
+
+def _user(number: int) -> Message:
+    return Message(id=f"user_{number}", role="user", text=f"zq{number}")
+
+
+def _reply(number: int) -> TurnReply:
+    return TurnReply((Message(id=f"reply_{number}", role="assistant", text="zq"),), ids_of([0]), ended=True)
+
+
+def _tooled() -> Preamble:
+    return Preamble(tools=(Tool(name="zq", parameters={"type": "object", "properties": {}}),))
+
+
+def _tool_talk() -> list[Segment]:
+    call_id = "call_0123456789abcdef01234567"  # as long as those are that a reply's calls get
+    call = FunctionCall(id="call", call_id=call_id, name="zq", arguments="{}")
+    output = FunctionCallOutput(id="output", call_id=call_id, output="zq")
+    return [_user(1), TurnReply((call,), ids_of([0]), ended=True), output, _reply(1), _user(2)]

@@ -14,10 +14,9 @@ from itertools import takewhile
 import msgspec
 
 from ..errors import PromptTooLong
-from ..history import Draft, Script, Segment, turns_of
 from ..items import FunctionCallOutput, Growing, Item
 from ..token_ids import NONE, Ids
-from ..tree import Paths, Reply, TurnNode
+from ..tree import Draft, Paths, Script, Segment, TurnNode, TurnReply, turns_of
 from ..workers import Stopped
 from .chat_template import ChatTemplate, RoleRules
 from .stable_prefix import Grown, StablePrefix
@@ -71,7 +70,7 @@ class Renderer:
         """
         *before, last = script.segments
         assert isinstance(last, Growing), "an item that is being written"
-        if sum(isinstance(segment, Reply) for segment in before) != _turns_on(script.base):
+        if sum(isinstance(segment, TurnReply) for segment in before) != _turns_on(script.base):
             return NONE
         text = self._before_end(script, before, last)
         ids = self._grown.ids(text, leads=script.base is None)

@@ -1,31 +1,42 @@
-"""How a model writes calls and reasoning: chosen by name, or found out from its chat template.
+"""How each model writes calls and reasoning: the tables of the forms, chosen by name or by its templates.
 
-Where transformers has a response template for the model (``response_template`` in its tokenizer's
-configuration), what that opens a call with decides; else what the chat template writes. Knows nothing of
-streams.
+A form of calls is a `CallFormat` in `FORMATS`, and a `CallSyntax` in `SYNTAXES` where grammars can write it;
+calls in Python have a parser of their own. Which form a model uses is told by the response template that
+transformers has for it (``response_template`` in its tokenizer's configuration), or else by its chat template.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from .hermes import OPEN, CallParser, Parser
-from .json_calls import PYTHON_TAG, TOOL_CALLS, JSONCalls
-from .python_calls import PythonicCalls
+import regex
+
+from .grammar import CallSyntax
+from .python_calls import PythonCallParser
 from .reasoning import BEGIN, END, ReasoningSplitter
+from .scanner import SPACE, CallFormat, CallParser, CallScanner
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+PYTHON_TAG, TOOL_CALLS = "<|python_tag|>", "[TOOL_CALLS]"
 
 
 class CallForm(StrEnum):
     """How calls are written."""
 
     HERMES = "hermes"
+    """``<tool_call>{"name": "f", "arguments": {…}}</tool_call>``: Qwen2.5, Qwen3, Hermes, the pocket model. One
+    tag may hold several objects, or a list of them."""
     LLAMA3_JSON = "llama3-json"
+    """``{"name": "f", "parameters": {…}}; {"name": "g", …}``, which is the whole reply."""
     MISTRAL = "mistral"
+    """``[TOOL_CALLS] [{"name": "f", "arguments": {…}}, …]`` or ``[TOOL_CALLS]f[ARGS]{…}[TOOL_CALLS]g…``."""
     PYTHONIC = "pythonic"
+    """``[f(city="Oslo"), g(a=1)]``: Llama 3.2, Llama 4, ToolACE."""
 
 
 class ReasoningForm(StrEnum):
@@ -37,79 +48,109 @@ class ReasoningForm(StrEnum):
     """The template writes the tag that opens it."""
 
 
-_PARSERS: dict[CallForm, Callable[[], Parser]] = {
-    CallForm.HERMES: CallParser,
-    CallForm.LLAMA3_JSON: lambda: JSONCalls(None),
-    CallForm.MISTRAL: lambda: JSONCalls(TOOL_CALLS),
-    CallForm.PYTHONIC: PythonicCalls,
+_OBJECT = re.compile(
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*'
+    r'"(?:arguments|parameters)"\s*:\s*\{'
+)
+
+FORMATS = {
+    CallForm.HERMES: CallFormat(
+        opening=OPEN,
+        closing=CLOSE,
+        head=re.compile(
+            r'\s*(?:\[\s*)?\{S"name"S:S(?P<name>"(?:[^"\\]|\\.)*")S,S"arguments"S:S\{'.replace(
+                "S", f"[{SPACE}]*"
+            )
+        ),
+        no_arguments=b"{}",
+    ),
+    CallForm.LLAMA3_JSON: CallFormat(head=_OBJECT, optional=PYTHON_TAG, marks=(PYTHON_TAG,)),
+    CallForm.MISTRAL: CallFormat(
+        opening=TOOL_CALLS,
+        head=_OBJECT,
+        listed=True,
+        named=regex.compile(r"(?P<name>[A-Za-z0-9_.-]+)\s*(?:\[CALL_ID\][^\[\s]*\s*)?(?:\[ARGS\])?\s*\{"),
+        marks=(TOOL_CALLS, "[ARGS]", "[CALL_ID]"),
+    ),
 }
-_MARKS = {CallForm.LLAMA3_JSON: (PYTHON_TAG,), CallForm.MISTRAL: (TOOL_CALLS, "[ARGS]", "[CALL_ID]")}
+"""The forms whose arguments are JSON."""
+
+SYNTAXES = {
+    CallForm.HERMES: CallSyntax(OPEN, '\n{"name": ', ', "arguments": ', "}\n", CLOSE, "\n"),
+    CallForm.LLAMA3_JSON: CallSyntax('{"name": ', "", ', "parameters": ', "}", "", "; "),
+}
+"""The forms that a grammar can hold a model to: JSON arguments, behind what tells a call from text."""
+
+_SIGNS = (
+    (OPEN, CallForm.HERMES),
+    (TOOL_CALLS, CallForm.MISTRAL),
+    (PYTHON_TAG, CallForm.LLAMA3_JSON),
+    ("func_name1(params_name1=", CallForm.PYTHONIC),
+    ("<|header_start|>", CallForm.PYTHONIC),
+    ("<|start_header_id|>ipython", CallForm.LLAMA3_JSON),
+    ('"parameters": dictionary', CallForm.LLAMA3_JSON),
+)
+"""What tells a form where it stands in a template; the first that is found counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """One model's."""
+    """How one model writes its replies."""
 
     calls: CallForm = CallForm.HERMES
     reasoning: ReasoningForm = ReasoningForm.NONE
 
-    def call_parser(self) -> Parser:
-        """For one reply."""
-        return _PARSERS[self.calls]()
+    def call_parser(self) -> CallParser:
+        """A parser for one reply."""
+        form = FORMATS.get(self.calls)
+        return PythonCallParser() if form is None else CallScanner(form)
 
     def splitter(self) -> ReasoningSplitter | None:
-        """For one reply; None where nothing is split off."""
+        """A splitter for one reply; None where the model writes no reasoning."""
         if self.reasoning is ReasoningForm.NONE:
             return None
         return ReasoningSplitter(opened=self.reasoning is ReasoningForm.OPENED)
 
-    def bound(self) -> Forms:
-        """For a reply that a grammar binds: it says what it says, though the template opened a thought."""
+    def without_reasoning(self) -> Forms:
+        """For a reply that a grammar binds from its first token on, which leaves no room for reasoning."""
         return replace(self, reasoning=ReasoningForm.NONE)
 
     def marks(self, specials: Mapping[str, int]) -> dict[int, str]:
-        """Special tokens, which give no text otherwise, that begin a call here."""
-        return {specials[text]: text for text in _MARKS.get(self.calls, ()) if text in specials}
+        """The special tokens of the form, whose text detokenizing leaves out, by id; ``specials``: all ids."""
+        form = FORMATS.get(self.calls)
+        return {} if form is None else {specials[text]: text for text in form.marks if text in specials}
 
 
 HERMES = Forms()
 
 
-def found_forms(template: str, opening: str, response_template: Any = None) -> Forms:
-    """What the templates tell. ``opening``: what the chat template writes before a reply."""
+def find_forms(template: str, opening: str, response_template: Any = None) -> Forms:
+    """The forms that a model's templates tell. ``opening``: what the chat template writes before a reply."""
     return Forms(
         _call_form(template, response_template), _reasoning_form(template, opening, response_template)
     )
 
 
 def _call_form(template: str, response_template: Any) -> CallForm:
-    told = _opens(response_template, "tool_calls")
-    for text in (told, template):
-        for mark, form in (
-            (OPEN, CallForm.HERMES),
-            (TOOL_CALLS, CallForm.MISTRAL),
-            (PYTHON_TAG, CallForm.LLAMA3_JSON),
-            ("func_name1(params_name1=", CallForm.PYTHONIC),
-            ("<|header_start|>", CallForm.PYTHONIC),
-        ):
-            if mark in text:
+    for text in (_openings(response_template, "tool_calls"), template):
+        for sign, form in _SIGNS:
+            if sign in text:
                 return form
-    llama = "<|start_header_id|>ipython" in template or '"parameters": dictionary' in template
-    return CallForm.LLAMA3_JSON if llama else CallForm.HERMES
+    return CallForm.HERMES
 
 
 def _reasoning_form(template: str, opening: str, response_template: Any) -> ReasoningForm:
     if opening.rstrip().endswith(BEGIN):
         return ReasoningForm.OPENED
-    told = _opens(response_template, "thinking") + _opens(response_template, "reasoning")
-    return ReasoningForm.THINK if BEGIN in told or END in template else ReasoningForm.NONE
+    openings = _openings(response_template, "thinking") + _openings(response_template, "reasoning")
+    return ReasoningForm.THINK if BEGIN in openings or END in template else ReasoningForm.NONE
 
 
-def _opens(response_template: Any, name: str) -> str:
-    """What a response template begins this field with, as text to look for marks in."""
+def _openings(response_template: Any, name: str) -> str:
+    """What a response template's fields of this name begin with, as text to search for signs."""
     fields = response_template.get("fields") if isinstance(response_template, dict) else None
     if not isinstance(fields, dict):
         return ""
     found = [field for key, field in fields.items() if name in key and isinstance(field, dict)]
-    told = json.dumps([[field.get("open"), field.get("open_pattern")] for field in found])
-    return told.replace("\\", "")  # patterns escape brackets
+    openings = json.dumps([[field.get("open"), field.get("open_pattern")] for field in found])
+    return openings.replace("\\", "")  # patterns escape brackets

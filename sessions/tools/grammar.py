@@ -17,8 +17,6 @@ from ...runtime.link.messages import Grammar, GrammarKind
 from ..errors import GrammarInvalid
 from ..items import Tool
 from ..text.tokenizer import ChatTokenizer
-from .formats import CallForm
-from .hermes import CLOSE, OPEN
 
 MAX_GRAMMAR_BYTES = 128 << 10
 MAX_CALLS = 16
@@ -41,13 +39,6 @@ class CallSyntax:
     tail: str
     closing: str
     between: str
-
-
-SYNTAXES = {
-    CallForm.HERMES: CallSyntax(OPEN, '\n{"name": ', ', "arguments": ', "}\n", CLOSE, "\n"),
-    CallForm.LLAMA3_JSON: CallSyntax('{"name": ', "", ', "parameters": ', "}", "", "; "),
-}
-"""Those of `CallForm` whose arguments are JSON behind what tells a call from text."""
 
 
 # --- of text ----------------------------------------------------------------------------------------------

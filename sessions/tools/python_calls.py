@@ -1,7 +1,7 @@
-"""Tool calls as Python: ``[get_weather(city="Oslo"), add(a=1, b=2)]``, from streamed text.
+"""Tool calls in Python, ``[get_weather(city="Oslo"), add(a=1, b=2)]``, read from streamed text.
 
-The form of Llama 3.2, Llama 4 and ToolACE. A call is told the moment its parenthesis closes; its arguments are
-Python literals, given by name, and become JSON. Nothing is evaluated. Knows nothing of items or ids.
+A call is told when its parenthesis closes. Its arguments are Python literals, given by name, and become JSON.
+Nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -15,28 +15,31 @@ from collections.abc import Iterator
 from enum import Enum, auto
 
 from ..items import MAX_NAME
-from .hermes import CallArguments, CallClosed, CallOpened, Piece, Text
+from .scanner import CallArguments, CallClosed, CallOpened, Piece, TextPiece
 
 MAX_CALL = 65_536
+"""Characters of one call."""
 
 _OPENS = re.compile(r"\s*\[\s*[A-Za-z_][\w.]*\s*\(")
 _MAY_OPEN = re.compile(r"\s*(?:\[\s*(?:[A-Za-z_][\w.]*\s*)?)?")
 _NAME = re.compile(r"[\s,\[]*([A-Za-z_][\w.]*)\s*\(")
 _KEYWORD = re.compile(rf"[(,]\s*(?P<name>{'|'.join(sorted(keyword.kwlist))})\s*=(?!=)")
-_OWN = "__own_word_"
+_ESCAPED = "__keyword_"
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 _WORDS = {"true": True, "false": False, "null": None}
 
 
-class _State(Enum):
+class _At(Enum):
+    """Where in a reply the next text is."""
+
     BEGINNING = auto()
     CALLS = auto()
-    WORDS = auto()
-    OVER = auto()  # after the list
+    TEXT = auto()
+    END = auto()  # behind the list: the rest is dropped
 
 
-class _CallScanner:
-    """Finds where a call ends: its parenthesis, with all brackets and strings within."""
+class _ParenthesisScanner:
+    """Finds where a call ends: at its parenthesis, past all brackets and strings within."""
 
     def __init__(self) -> None:
         self._opened: list[str] = []
@@ -47,11 +50,11 @@ class _CallScanner:
 
     @property
     def between_arguments(self) -> bool:
-        """Whether what comes next is in the call itself, in no string, list or other bracket."""
+        """Whether the next text is the call's own, in no string and no inner bracket."""
         return not self._quote and self._opened == ["("]
 
     def feed(self, text: str) -> bool:
-        """Go on behind what was read; whether the call is over."""
+        """Read on from ``read``. Returns whether the call is over."""
         while self.read < len(text):
             character = text[self.read]
             if self._escaped:
@@ -72,7 +75,7 @@ class _CallScanner:
         return False
 
     def _quotes(self, text: str) -> int | None:
-        """How many characters open or close a string here, or stand in one; None: what follows will tell."""
+        """Characters here that open or close a string, or are in it; None: more text is needed to tell."""
         mark, three = text[self.read], text[self.read : self.read + 3]
         if self._quote and mark != self._quote[0]:
             return 1
@@ -96,54 +99,54 @@ class _CallScanner:
         return False
 
 
-class PythonicCalls:
-    """Splits one reply's text into words and calls."""
+class PythonCallParser:
+    """Splits one reply, which is a list of calls from its beginning on, or else all text."""
 
     def __init__(self) -> None:
-        self._state = _State.BEGINNING
+        self._at = _At.BEGINNING
         self._held = ""
-        self._told = False  # whether a call was
-        self._scanner = _CallScanner()
+        self._told = False  # a call was told
+        self._scanner = _ParenthesisScanner()
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """What is certain now."""
+        """The pieces that are certain now."""
         self._held += text
-        if self._state is _State.BEGINNING:
+        if self._at is _At.BEGINNING:
             self._begin()
-        while self._state is _State.CALLS and not self._ends() and self._scanner.feed(self._held):
+        while self._at is _At.CALLS and not self._ends() and self._scanner.feed(self._held):
             written, self._held = self._held[: self._scanner.read], self._held[self._scanner.read :]
-            self._scanner = _CallScanner()
+            self._scanner = _ParenthesisScanner()
             yield from self._call(written)
-        if self._state is _State.CALLS and len(self._held) > MAX_CALL:
-            self._state = _State.OVER if self._told else _State.WORDS
-        if self._state is _State.WORDS:
-            yield from self._words()
-        elif self._state is _State.OVER:
+        if self._at is _At.CALLS and len(self._held) > MAX_CALL:
+            self._at = _At.END if self._told else _At.TEXT
+        if self._at is _At.TEXT:
+            yield from self._text()
+        elif self._at is _At.END:
             self._held = ""
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
         """The rest. ``cut``: the reply did not end by itself, so a call that has only begun is left out."""
-        unknown = self._state is _State.CALLS and not self._told and not cut
-        if unknown or self._state is _State.BEGINNING:
-            yield from self._words()
-        self._state, self._held = _State.OVER, ""
+        unknown = self._at is _At.CALLS and not self._told and not cut
+        if unknown or self._at is _At.BEGINNING:
+            yield from self._text()
+        self._at, self._held = _At.END, ""
 
     def _begin(self) -> None:
         if _OPENS.match(self._held):
-            self._state = _State.CALLS
+            self._at = _At.CALLS
         elif _MAY_OPEN.fullmatch(self._held) is None:
-            self._state = _State.WORDS
+            self._at = _At.TEXT
 
     def _ends(self) -> bool:
         """Whether the list is over."""
         if self._told and self._held.lstrip().startswith("]"):
-            self._state = _State.OVER
-        return self._state is _State.OVER
+            self._at = _At.END
+        return self._at is _At.END
 
-    def _words(self) -> Iterator[Piece]:
-        words, self._held = self._held, ""
-        if words:
-            yield Text(words)
+    def _text(self) -> Iterator[Piece]:
+        text, self._held = self._held, ""
+        if text:
+            yield TextPiece(text)
 
     def _call(self, written: str) -> Iterator[Piece]:
         name = _NAME.match(written)
@@ -154,43 +157,43 @@ class PythonicCalls:
             yield CallArguments(arguments)
             yield CallClosed(complete=True)
         elif not self._told:
-            self._state, self._held = _State.WORDS, written + self._held
+            self._at, self._held = _At.TEXT, written + self._held
         elif name is not None and len(name[1]) <= MAX_NAME:
             yield CallOpened(name[1])
             yield CallClosed(complete=False)
 
 
 def _parsed(written: str) -> ast.expr:
-    """Raises ``SyntaxError``, and whatever else the parser does."""
+    """The call's syntax tree. Raises what `ast.parse` raises."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what the model wrote nobody is to be warned
+        warnings.simplefilter("ignore")  # the model's text is to raise no warning here
         try:
             return ast.parse(written, mode="eval").body
         except SyntaxError:
-            return ast.parse(_renamed(written), mode="eval").body
+            return ast.parse(_escaped_keywords(written), mode="eval").body
 
 
-def _renamed(written: str) -> str:
-    """The call with arguments that have a word of Python's for a name under another one."""
-    kept, at, scanner = list[str](), 0, _CallScanner()
+def _escaped_keywords(written: str) -> str:
+    """The call with arguments named like Python's keywords renamed, so that it parses."""
+    kept, at, scanner = list[str](), 0, _ParenthesisScanner()
     for found in _KEYWORD.finditer(written):
         scanner.feed(written[: found.start("name")])
         if scanner.between_arguments:
-            kept += [written[at : found.start("name")], _OWN]
+            kept += [written[at : found.start("name")], _ESCAPED]
             at = found.start("name")
     return "".join([*kept, written[at:]])
 
 
 class _JSONWords(ast.NodeTransformer):
-    """JSON's own words, which models mix in, become Python's."""
+    """Makes Python's constants of JSON's ``true``, ``false`` and ``null``, which models mix in."""
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        """Replace the node."""
+        """Replace one name."""
         return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
 
 
 def _arguments(written: str) -> str | None:
-    """A call's arguments as JSON text; None where they are no literals, each given by name."""
+    """A call's arguments as JSON text; None where they are not literals that are all given by name."""
     if len(written) > MAX_CALL:
         return None
     try:
@@ -198,11 +201,11 @@ def _arguments(written: str) -> str | None:
         if not isinstance(call, ast.Call) or call.args or any(one.arg is None for one in call.keywords):
             return None
         given = {
-            str(one.arg).removeprefix(_OWN): ast.literal_eval(_JSONWords().visit(one.value))
+            str(one.arg).removeprefix(_ESCAPED): ast.literal_eval(_JSONWords().visit(one.value))
             for one in call.keywords
         }
         arguments = json.dumps(given, ensure_ascii=False, allow_nan=False)
-        arguments.encode()  # a lone surrogate is no character
+        arguments.encode()  # refuse a lone surrogate
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
     return arguments

@@ -1,6 +1,6 @@
-"""Reasoning split off a reply's words: what stands between ``<think>`` and ``</think>`` at its beginning.
+"""Splits reasoning from a reply: what stands between ``<think>`` and ``</think>`` at its beginning.
 
-The result does not depend on how the text was cut into pieces. Knows nothing of calls, items or ids.
+How the text was cut into pieces changes no result.
 """
 
 from __future__ import annotations
@@ -10,56 +10,58 @@ from enum import Enum, auto
 BEGIN, END = "<think>", "</think>"
 
 
-class _State(Enum):
+class _At(Enum):
+    """Where in a reply the next text is."""
+
     BEGINNING = auto()
-    THINKING = auto()
-    SAYING = auto()
+    REASONING = auto()
+    ANSWER = auto()
 
 
 class ReasoningSplitter:
-    """``opened``: the template has opened the reasoning already, so that the reply begins within."""
+    """Reads one reply. ``opened``: the template wrote the opening tag, so the reply begins inside."""
 
     def __init__(self, *, opened: bool = False) -> None:
-        self._state = _State.THINKING if opened else _State.BEGINNING
+        self._at = _At.REASONING if opened else _At.BEGINNING
         self._held = ""
-        self._lead = True  # at the beginning of what is said or thought, space is the template's
+        self._lead = True  # white space at the beginning of either part is the template's
 
     def feed(self, text: str) -> tuple[str, str]:
-        """What is certain now of the reasoning, and of what is said."""
+        """The reasoning and the answer that are certain now."""
         self._held += text
-        if self._state is _State.BEGINNING:
+        if self._at is _At.BEGINNING:
             self._begin()
-        thought = self._think() if self._state is _State.THINKING else ""
-        said = ""
-        if self._state is _State.SAYING:
-            said, self._held = self._trimmed(self._held), ""
-        return thought, said
+        reasoning = self._reason() if self._at is _At.REASONING else ""
+        answer = ""
+        if self._at is _At.ANSWER:
+            answer, self._held = self._trimmed(self._held), ""
+        return reasoning, answer
 
     def finish(self) -> tuple[str, str]:
         """The rest of both."""
         held, self._held = self._held, ""
-        if self._state is _State.THINKING:
+        if self._at is _At.REASONING:
             return self._trimmed(held.rstrip()), ""
-        return "", held if self._state is _State.BEGINNING else self._trimmed(held)
+        return "", held if self._at is _At.BEGINNING else self._trimmed(held)
 
     def _begin(self) -> None:
         bare = self._held.lstrip()
         if bare.startswith(BEGIN):
-            self._state, self._held = _State.THINKING, bare[len(BEGIN) :]
+            self._at, self._held = _At.REASONING, bare[len(BEGIN) :]
         elif not BEGIN.startswith(bare):
-            self._state, self._lead = _State.SAYING, False
+            self._at, self._lead = _At.ANSWER, False
 
-    def _think(self) -> str:
-        thought, tag, after = self._held.partition(END)
+    def _reason(self) -> str:
+        reasoning, tag, after = self._held.partition(END)
         if tag:
-            self._state, self._held = _State.SAYING, after
-            told = self._trimmed(thought.rstrip())
+            self._at, self._held = _At.ANSWER, after
+            trimmed = self._trimmed(reasoning.rstrip())
             self._lead = True
-            return told
-        begun = next((n for n in range(len(END) - 1, 0, -1) if thought.endswith(END[:n])), 0)
-        free = len(thought[: len(thought) - begun].rstrip())
-        self._held = thought[free:]
-        return self._trimmed(thought[:free])
+            return trimmed
+        begun = next((n for n in range(len(END) - 1, 0, -1) if reasoning.endswith(END[:n])), 0)
+        free = len(reasoning[: len(reasoning) - begun].rstrip())
+        self._held = reasoning[free:]
+        return self._trimmed(reasoning[:free])
 
     def _trimmed(self, text: str) -> str:
         if self._lead:

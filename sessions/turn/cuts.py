@@ -6,20 +6,25 @@ again. Pure. Knows a reply and the tokenizer; nothing of histories or engines.
 
 from __future__ import annotations
 
+import unicodedata
 from bisect import bisect_left
 
 import msgspec
 
 from ..errors import CutInvalid
 from ..items import Item, Message
-from ..journal.records import Cut
-from ..text.characters import inside_character
+from ..journal.records import Truncated
 from ..text.detokenizer import Detokenizer
 from ..text.tokenizer import ChatTokenizer
 from ..token_ids import Ids, bytes_of, ids_of
-from ..tools.hermes import CLOSE, OPEN
+from ..tools.formats import CLOSE, OPEN
 from ..tools.reasoning import END
-from ..tree import Reply
+from ..tree import TurnReply
+
+_JOINER = "\u200d"
+_EXTENDING = frozenset(
+    {"\u200c", _JOINER, *map(chr, range(0x1F3FB, 0x1F400)), *map(chr, range(0xE0020, 0xE0080))}
+)
 
 
 def checked_end(item: Item, end: int, param: str = "text_end") -> None:
@@ -44,7 +49,7 @@ def cut_message(message: Message, end: int) -> Message:
     return msgspec.structs.replace(message, text=message.text[:end], complete=False)
 
 
-def cut_after(reply: Reply, item_id: str, end: int | None, tokenizer: ChatTokenizer) -> Cut | None:
+def cut_after(reply: TurnReply, item_id: str, end: int | None, tokenizer: ChatTokenizer) -> Truncated | None:
     """The reply up to ``end`` characters of its message ``item_id``, or (None) to the end of that item.
 
     None where its tokens do not tell where that is: then it has to be taken apart into its items.
@@ -59,11 +64,11 @@ def cut_after(reply: Reply, item_id: str, end: int | None, tokenizer: ChatTokeni
     if isinstance(item, Message) and isinstance(kept, Message):
         place -= len(item.text) - len(kept.text)
     keep, tail = told.ids_up_to(place)
-    cut = Cut(item=item_id, items=(*reply.items[:at], kept), keep=keep, tail=bytes_of(ids_of(tail)))
+    cut = Truncated(item=item_id, items=(*reply.items[:at], kept), keep=keep, tail=bytes_of(ids_of(tail)))
     return cut if told.says(reply.up_to(keep, ids_of(tail), cut.items).ids, place) else None
 
 
-def cut_tokens(reply: Reply, keep: int, tokenizer: ChatTokenizer) -> Cut:
+def cut_tokens(reply: TurnReply, keep: int, tokenizer: ChatTokenizer) -> Truncated:
     """The reply up to its first ``keep`` tokens. Raises ``CutInvalid`` inside a character or a tool call."""
     if not reply.items:  # it was cut while it only thought
         raise CutInvalid("A reply in which nothing was said cannot be cut", param="to")
@@ -79,13 +84,13 @@ def cut_tokens(reply: Reply, keep: int, tokenizer: ChatTokenizer) -> Cut:
         if begin is None or end is None or (place < end and not isinstance(item, Message)):
             raise CutInvalid("A reply cannot be cut inside a tool call", param="to")
         items.append(cut_message(item, place - begin) if isinstance(item, Message) else item)
-    return Cut(item=reply.items[0].id, items=tuple(items), keep=keep)
+    return Truncated(item=reply.items[0].id, items=tuple(items), keep=keep)
 
 
 class _Told:
     """A reply's whole text. ``steps[n]``: characters that its first ``n`` tokens made certain."""
 
-    def __init__(self, reply: Reply, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, reply: TurnReply, tokenizer: ChatTokenizer) -> None:
         self._items = reply.items
         self._tokenizer = tokenizer
         reader, pieces = Detokenizer(tokenizer.backend), list[str]()
@@ -132,3 +137,33 @@ class _Told:
         """Whether these ids say precisely the first ``end`` characters."""
         said: str = self._tokenizer.backend.decode(ids.tolist(), skip_special_tokens=True)
         return said == self.text[:end]
+
+
+# --- characters ---------------------------------------------------------------------------------------------
+
+
+def inside_character(text: str, at: int) -> bool:
+    """Whether a cut before code point ``at`` would take a character apart."""
+    if not 0 < at < len(text):
+        return False
+    before, after = text[at - 1], text[at]
+    if _extends(after) or before == _JOINER:
+        return True
+    if before == "\r" and after == "\n":
+        return True
+    return _is_flag(after) and _flags_before(text, at) % 2 == 1
+
+
+def _extends(character: str) -> bool:
+    return character in _EXTENDING or unicodedata.category(character).startswith("M")
+
+
+def _is_flag(character: str) -> bool:
+    return "\U0001f1e6" <= character <= "\U0001f1ff"
+
+
+def _flags_before(text: str, at: int) -> int:
+    count = 0
+    while count < at and _is_flag(text[at - 1 - count]):
+        count += 1
+    return count

@@ -140,7 +140,7 @@ class Run:
     async def _start(self) -> None:
         said, self._stopping = len(self.reader.ids), None
         self._generation = await self._sequence.begin(self._all(), self._sampling, self._limits, said)
-        self._resident = self._sequence.found
+        self._resident = self._sequence.cached
 
     async def _outlive(self, fault: RuntimeFault) -> list[ReplyEvent]:
         """The engine is gone: go on with the next one, unless none comes in time or nobody waits."""
@@ -175,7 +175,7 @@ class Run:
             why = row.error or "the engine gave up this sequence"
             return await self._fail(_failure(fault_of(row.code, why)) if row.code else TurnFailed(why))
         if row.tokens:
-            self._sequence.suspicion.progressed()
+            self._sequence.crashes.reset()
         events = self.reader.feed(row.tokens, row.logprobs)
         if self.reader.matched:
             return events + await self._cut(ReplyStatus.COMPLETED, EndReason.STOP, row.work)
@@ -184,7 +184,7 @@ class Run:
         return events
 
     def _finished(self, row: Row, finish: Finish) -> list[ReplyEvent]:
-        self._sequence.finished(self._all(), 1 if row.work is None else row.work.pending)
+        self._sequence.finish(self._all(), 1 if row.work is None else row.work.pending)
         if finish is Finish.STOP:
             self._end(ReplyStatus.COMPLETED, EndReason.STOP, row.work)
         else:

@@ -15,7 +15,7 @@ from ..text.detokenizer import Detokenizer
 from ..text.stop_strings import StopMatcher
 from ..text.tokenizer import ChatTokenizer
 from ..tools.formats import HERMES, Forms
-from ..tools.hermes import CallArguments, CallClosed, CallOpened, Piece, Text
+from ..tools.scanner import CallArguments, CallClosed, CallOpened, Piece, TextPiece
 from .events import ArgumentsDelta, CallDone, CallStarted, ReasoningDelta, ReplyEvent, TextDelta, TokenScore
 
 
@@ -157,13 +157,13 @@ class ReplyReader:
             self._scores.clear()
             yield ReasoningDelta(thought)
         if said:
-            pieces: Iterable[Piece] = [Text(said)] if self._calls is None else self._calls.feed(said)
+            pieces: Iterable[Piece] = [TextPiece(said)] if self._calls is None else self._calls.feed(said)
             yield from self._events(pieces)
 
     def _events(self, pieces: Iterable[Piece]) -> Iterator[ReplyEvent]:
         for piece in pieces:
             match piece:
-                case Text():
+                case TextPiece():
                     yield self._say(piece.text)
                 case CallOpened():
                     self._end_message(complete=True)

@@ -10,59 +10,25 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
 from ...runtime.errors import EngineGone
-from ...runtime.link.client import EngineLink
 from ...runtime.link.messages import TokenLogprob
 from ..edits import end_with
-from ..engine_copy import EngineCopy
 from ..errors import EngineUnavailable, ItemUnknown, PromptTooLong, TurnFailed
-from ..history import Draft, History, Placed, Script
-from ..items import FunctionCallOutput, Growing, new_id
-from ..journal.records import Ended, Interrupted, Said, Span
+from ..history import History, Placed
+from ..items import new_id
+from ..journal.records import Emitted, Ended, Interrupted, Span
 from ..journal.replay import ended, reader_of, refused, spans_of
-from ..settings import SessionSettings
-from ..text.language import Language
-from ..text.renderer import Renderer
 from ..token_ids import NONE, Ids, bytes_of, ids_of
-from ..tree import Reply
-from ..workers import Slot, Stopped
+from ..tree import Draft, TurnReply
+from .branch import Branch
 from .cuts import check_place
 from .events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus, TurnUsage
 from .generation import Ending, Run
 from .request import TurnRequest
-from .turn_grammar import TurnGrammar
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """What a turn works on: a history, how to write it, what binds replies, and the engine's copy of it."""
-
-    history: History
-    renderer: Renderer
-    language: Language
-    link: EngineLink
-    sequence: EngineCopy
-    settings: SessionSettings
-    binding: TurnGrammar
-    slot: Slot
-
-    def least(self, item: Growing) -> int:
-        """So many tokens an item has at least."""
-        text = item.output if isinstance(item, FunctionCallOutput) else item.text
-        return self.language.tokenizer.least(text)
-
-    async def draft(self, script: Script, most: int | None = None, stopped: Stopped = bool) -> Draft:
-        """The script in tokens; a long one on a thread. As `Renderer.draft`."""
-        if script.characters() < self.settings.aside_characters:
-            return self.renderer.draft(script, most, stopped)
-        return await self.slot.run(
-            lambda gone: self.renderer.draft(script, most, lambda: gone() or stopped())
-        )
 
 
 GATHERED = 64
@@ -171,7 +137,7 @@ class Response:
         reader = reader_of(self.id, self._request, language, self._end_ids)
         reader.feed(said.tolist())
         reader.finish(cut=not reader.ended)
-        reply = Reply(reader.items(), ids_of(reader.ids), reader.ended)
+        reply = TurnReply(reader.items(), ids_of(reader.ids), reader.ended)
         node = history.commit_turn(turn, self._draft, reply)
         done = ReplyDone(ReplyStatus.CANCELLED, EndReason.CLIENT_CANCELLED, reply.items, TurnUsage())
         return history, ended(self.id, done, spans_of(turn.script, node), reader.ended)
@@ -288,7 +254,7 @@ class Response:
         if self._turn is not None and self._aside:
             self._draft = await branch.draft(self._turn.script, stopped=self._given_up)
         self._prompt_tokens = len(prompt)
-        await branch.sequence.at_rest()
+        await branch.sequence.wait_stopped()
         self._new_tokens = len(said.prompt) + self._pending(said)
         self._restarted = branch.sequence.lost
         end_ids = self._end_ids = branch.language.end_ids(hello.eos_ids)
@@ -319,13 +285,13 @@ class Response:
         """Kept tokens of the reply before without KV: the last sampled, or those that a cut spelled anew."""
         if draft.parent is None or draft.keep < draft.parent.length:
             return 0
-        return draft.parent.reply.respelled or self._branch.sequence.pending(draft.keep)
+        return draft.parent.reply.respelled or self._branch.sequence.without_kv(draft.keep)
 
     async def _conclude(self, run: Run, ending: Ending) -> None:
         if self._over:
             return
         try:
-            reply = Reply(run.reader.items(), ids_of(run.reader.ids), run.reader.ended)
+            reply = TurnReply(run.reader.items(), ids_of(run.reader.ids), run.reader.ended)
             done, kept = self._recorded_end(run, ending, reply)
         except BaseException as fault:
             self._roll_back(fault)
@@ -340,7 +306,7 @@ class Response:
             if self._aside:
                 await self._sequence.close()
 
-    def _recorded_end(self, run: Run, ending: Ending, reply: Reply) -> tuple[ReplyDone, bool]:
+    def _recorded_end(self, run: Run, ending: Ending, reply: TurnReply) -> tuple[ReplyDone, bool]:
         """Make the turn part of the history, or take it back; and whether it was kept. The journal has it
         first: where that refuses the record, nothing has changed."""
         self._record_said(run)
@@ -372,7 +338,7 @@ class Response:
             told = run.reader.logprobs if len(run.reader.logprobs) == len(run.reader.ids) else []
             logprobs = tuple(told[self._recorded :])
             self._recorded += len(new)
-            said = Said(response=self.id, ids=bytes_of(ids_of(new)), logprobs=logprobs)
+            said = Emitted(response=self.id, ids=bytes_of(ids_of(new)), logprobs=logprobs)
             self._branch.history.record(said)
 
     def _roll_back(self, fault: BaseException | None = None) -> None:
@@ -390,11 +356,10 @@ class Response:
         work = ending.work
         missed = work.prefilled + work.recomputed > self._new_tokens
         reason = self._script.miss or (MissReason.ENGINE_RESTARTED if self._restarted else MissReason.EVICTED)
-        if reason is MissReason.EVICTED and self._sequence.retracted:
+        if self._sequence.take_retracted() and reason is MissReason.EVICTED:
             reason = MissReason.INPUT_RETRACTED
         elif reason is MissReason.EVICTED and work.chosen:
             reason = MissReason.CHEAPER_TO_COMPUTE
-        self._sequence.retracted = False
         return TurnUsage(
             input_tokens=self._prompt_tokens,
             output_tokens=said,
@@ -409,6 +374,6 @@ class Response:
         )
 
 
-def _is_kept(ending: Ending, reply: Reply) -> bool:
+def _is_kept(ending: Ending, reply: TurnReply) -> bool:
     """Whether the turn joins the history: one that failed, or said nothing, is as if it had not begun."""
     return ending.status is not ReplyStatus.FAILED and len(reply.ids) > 0

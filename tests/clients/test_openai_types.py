@@ -8,11 +8,13 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from holdfast.gateway.realtime.conversation import Conversation, Send
+from holdfast.gateway.realtime.conversation import Conversation
+from holdfast.gateway.realtime.effects import Send
 from holdfast.sdk.errors import FieldUnsupported
 from holdfast.sdk.frames import client, codec, items, response, server, unserved
-from holdfast.sdk.frames.session import FunctionTool, SessionPatch, SessionResource
-from holdfast.sdk.frames.verbs import ItemTruncated
+from holdfast.sdk.frames.formats import FunctionTool
+from holdfast.sdk.frames.server import ItemTruncated
+from holdfast.sdk.frames.session import SessionPatch, SessionResource
 from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, Message
 from holdfast.sessions.turn.events import (

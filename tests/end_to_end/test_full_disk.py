@@ -17,7 +17,7 @@ from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import connect
-from holdfast.sessions.journal.settings import JournalSettings
+from holdfast.sessions.settings import JournalSettings
 
 from .wires import Json, Wire, get, text_of, wire
 

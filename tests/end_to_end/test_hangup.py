@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.gateway.server import EXIT_AT_ONCE
+from holdfast.gateway.cli.serve import EXIT_AT_ONCE
 from holdfast.sdk import ConnectionFailed, ServerError, connect
 
 from .test_processes import SMALL

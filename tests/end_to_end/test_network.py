@@ -216,5 +216,5 @@ async def test_the_nginx_example_carries_a_session(
                 assert await secured_get(url, f"/holdfast/{path}", trusting, Host="evil.com") == 403
             address, options = url.rstrip("/"), {"ssl": trusting, "local_addr": ("127.0.0.2", 0)}
             async with wire(address.replace("localhost", "127.0.0.1"), **options):
-                (realtime,) = running.service._running.values()
-                assert realtime.visitor.address == "127.0.0.2"
+                (socket,) = running.service._sockets.values()
+                assert socket.client.address == "127.0.0.2"

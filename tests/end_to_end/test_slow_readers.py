@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.gateway.compose import opened
 from holdfast.gateway.embedded import in_memory
-from holdfast.gateway.realtime.channel import ChannelClosed, MemoryChannel, memory_pair
+from holdfast.gateway.net.channel import ChannelClosed, MemoryChannel, memory_pair
 from holdfast.gateway.server import serving
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings, Limits

@@ -14,7 +14,7 @@ import anyio.lowlevel
 import pytest
 
 from holdfast.benchmarks.faults.network import proxy
-from holdfast.gateway.realtime.live_session import LiveSession
+from holdfast.gateway.live_session import LiveSession
 from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings

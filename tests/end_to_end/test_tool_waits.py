@@ -53,7 +53,7 @@ async def test_kv_is_brought_up_before_a_tool_is_expected_back(server: Serving) 
 
     (wait,) = [event for event in events if isinstance(event, WaitFinished)]
     assert wait.expected is not None and 0 < wait.expected <= EXPECTED
-    book = server.service._book
+    book = server.service._registry
     assert book is not None
     (kept,) = [record for record in book.waits.records if record.session == chat.session.id]
     assert abs(kept.expected - wait.expected) < 1e-6 and kept.tokens > 16

@@ -35,8 +35,8 @@ async def let_in(scope: dict, receive: object, send) -> None:
     await send({"type": "http.response.start", "status": 200})
 
 
-KEYED = Guard(let_in, Keys.one("s3cret"))
-OPEN = Guard(let_in, None)
+KEYED = Guard(let_in, lambda: Keys.one("s3cret"))
+OPEN = Guard(let_in, lambda: None)
 
 
 @pytest.mark.parametrize("kind", ["http", "websocket"])
@@ -55,7 +55,7 @@ async def test_probes_need_no_key(path: str) -> None:
 
 
 async def test_a_key_in_letters_beyond_ascii_is_compared_too() -> None:
-    guard = Guard(let_in, Keys.one("schlüssel"))
+    guard = Guard(let_in, lambda: Keys.one("schlüssel"))
     assert await answered(guard, "http", "/version", [("Authorization", "Bearer schluessel")]) == 401
 
 
@@ -166,7 +166,7 @@ async def test_an_operators_key_sees_all_and_opens_no_session() -> None:
         await let_in(scope, receive, send)
 
     tenants = dict.fromkeys(Keys.one("alpha").tenants, "acme")
-    guard = Guard(noted, Keys(tenants).with_operators(["root"], "here"))
+    guard = Guard(noted, lambda: Keys(tenants).with_operators(["root"], "here"))
     told = {key: [("Authorization", f"Bearer {key}")] for key in ("alpha", "root")}
     assert await answered(guard, "http", "/metrics", told["alpha"]) == 200
     assert await answered(guard, "http", "/metrics", told["root"]) == 200
@@ -193,7 +193,7 @@ async def test_a_keys_file_tells_tenants_apart(tmp_path: Path) -> None:
         seen.append(scope[TENANT])
         await let_in(scope, receive, send)
 
-    guard = Guard(noted, Keys.read(path))
+    guard = Guard(noted, lambda: Keys.read(path))
     for key in ("alpha", "beta", "gamma"):
         assert await answered(guard, "http", "/version", [("Authorization", f"Bearer {key}")]) == 200
     assert seen[0] == seen[1] == salt_of("acme") != seen[2] == salt_of("zenith")

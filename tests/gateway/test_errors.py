@@ -13,7 +13,7 @@ from holdfast.runtime import errors as runtime
 from holdfast.sdk.errors import FieldMissing, FrameError
 from holdfast.sessions import errors as sessions
 
-TYPES = {"invalid_request_error", "server_error", "rate_limit_error"}
+TYPES = {"invalid_request_error", "server_error", "rate_limit_error", "authentication_error"}
 OURS = {runtime.VerbRefused, runtime.SequenceUnknown, runtime.SequenceExists, runtime.SequenceBusy}
 OURS |= {runtime.EpochStale, runtime.LengthInvalid}
 

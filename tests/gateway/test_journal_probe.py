@@ -12,8 +12,8 @@ from holdfast.gateway.metrics import Snapshot, exposition
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.settings import JournalSettings
 from holdfast.sessions.registry import SessionRegistry
+from holdfast.sessions.settings import JournalSettings
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, WORDS, Scripted
 from holdfast.tests.sessions.text.chat_languages import ours

@@ -19,16 +19,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from holdfast.gateway.realtime.live_session import LiveSession
-from holdfast.gateway.realtime.live_sessions import Registry
+from holdfast.gateway.live_session import LiveSession
+from holdfast.gateway.live_sessions import LiveSessions
+from holdfast.gateway.realtime.session import RealtimeFace
 from holdfast.gateway.settings import Limits
+from holdfast.sdk.frames.client import SessionFork
 from holdfast.sdk.frames.codec import decode_client
-from holdfast.sdk.frames.verbs import SessionFork
 from holdfast.sessions.errors import HandleUnknown, SessionLimit
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.settings import JournalSettings
 from holdfast.sessions.registry import SessionRegistry
-from holdfast.sessions.settings import SessionSettings, TenantLimits
+from holdfast.sessions.settings import JournalSettings, SessionSettings, TenantLimits
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
 from holdfast.tests.sessions.text.chat_languages import ours
@@ -52,7 +52,7 @@ INDEX = st.integers(0, 1000)
 
 
 class Socket:
-    """`registry.Holder`."""
+    """`SessionConnection`."""
 
     def moved(self) -> None:
         """The session goes on elsewhere."""
@@ -68,7 +68,8 @@ class RoomsMachine(RuleBasedStateMachine):
         self.journal = self.run(Journal.open(folder, b"model", JournalSettings(reserve_bytes=0)))
         self.link = Scripted(spoken, END, flowing=False)
         self.book = SessionRegistry(self.link, LANGUAGE, SETTINGS, self.journal)
-        self.registry = Registry(self.book, self.link, "scripted", Limits())
+        self.sessions = LiveSessions(self.book, Limits())
+        self.face = RealtimeFace(self.sessions, self.link, "scripted", Limits())
         self.held: dict[str, tuple[LiveSession, Socket]] = {}
         self.handles: list[tuple[str, bytes]] = []
         self.keep: set[str] = set()  # on a socket, or with a turn that runs
@@ -79,7 +80,7 @@ class RoomsMachine(RuleBasedStateMachine):
         self.stack.close()
 
     async def closed(self) -> None:
-        await self.registry.aclose()
+        await self.sessions.aclose()
         await self.book.aclose()
         await self.journal.aclose()
 
@@ -87,7 +88,7 @@ class RoomsMachine(RuleBasedStateMachine):
         return self.runner.run(asyncio.wait_for(work, 20))
 
     def counted(self, tenant: bytes) -> int:
-        return sum(self.book.salt_of(live.id) == tenant for live in self.registry.live())
+        return sum(self.book.salt_of(live.id) == tenant for live in self.sessions.live())
 
     def one(self, index: int) -> tuple[LiveSession, Socket]:
         return list(self.held.values())[index % len(self.held)]
@@ -101,7 +102,7 @@ class RoomsMachine(RuleBasedStateMachine):
         async def opened() -> None:
             sure, socket = self.counted(tenant) < SURE.get(tenant, 0), Socket()
             try:
-                live = self.registry.open(socket, tenant, tenant)
+                live = self.sessions.open(self.face, socket, tenant, tenant)
             except SessionLimit:
                 assert not sure, "its places are set aside"
                 return
@@ -119,10 +120,10 @@ class RoomsMachine(RuleBasedStateMachine):
         tenant = self.book.salt_of(live.id)
 
         async def forked() -> None:
-            tree = sum(self.book.unopened(one.id) for one in self.registry.live())
+            tree = sum(self.book.unopened(one.id) for one in self.sessions.live())
             sure = self.counted(tenant) + children <= SURE.get(tenant, 0) and tree + children <= 6
             try:
-                made = await self.registry.fork(live, children, None)
+                made = await self.sessions.fork(live, children, None)
             except SessionLimit:
                 assert not sure
                 return
@@ -142,7 +143,7 @@ class RoomsMachine(RuleBasedStateMachine):
 
         async def left() -> None:
             await live.session.log.sync()
-            self.registry.left(live, socket)
+            self.sessions.left(live, socket)
 
         self.run(left())
 
@@ -155,7 +156,7 @@ class RoomsMachine(RuleBasedStateMachine):
         async def back() -> None:
             sure, socket = self.counted(tenant) < SURE.get(tenant, 0), Socket()
             try:
-                live = await self.registry.resume(socket, handle, tenant)
+                live = await self.sessions.resume(self.face, socket, handle, tenant)
             except SessionLimit:
                 assert not sure
                 self.handles.append((handle, tenant))
@@ -170,7 +171,7 @@ class RoomsMachine(RuleBasedStateMachine):
     def speak(self, index: int) -> None:
         if self.held:
             live, _ = self.one(index)
-            self.run(live.take(SAY))
+            self.run(RealtimeFace.side_of(live).take(SAY))
             assert live.responses
             self.keep.add(live.id)
 
@@ -178,7 +179,7 @@ class RoomsMachine(RuleBasedStateMachine):
     def end_turns(self) -> None:
         async def ended() -> None:
             self.link.flow()
-            for live in self.registry.live():
+            for live in self.sessions.live():
                 await live.idle()
             self.link.flowing = False
 
@@ -195,7 +196,7 @@ class RoomsMachine(RuleBasedStateMachine):
         live.resumable = False
 
         async def left() -> None:
-            self.registry.left(live, socket)
+            self.sessions.left(live, socket)
 
         self.run(left())
 
@@ -208,7 +209,7 @@ class RoomsMachine(RuleBasedStateMachine):
 
     @invariant()
     def none_that_is_in_use_is_gone(self) -> None:
-        assert self.keep <= {live.id for live in self.registry.live()}
+        assert self.keep <= {live.id for live in self.sessions.live()}
 
 
 def test_promises_hold_and_no_session_in_use_is_put_away() -> None:
@@ -220,91 +221,96 @@ def test_promises_hold_and_no_session_in_use_is_put_away() -> None:
 async def test_without_a_journal_only_forks_that_were_never_opened_give_way() -> None:
     link = Scripted(spoken, END)
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=4))
-    registry = Registry(book, link, "scripted", Limits())
+    sessions = LiveSessions(book, Limits())
+    face = RealtimeFace(sessions, link, "scripted", Limits())
     socket = Socket()
-    live, left = registry.open(Socket(), b""), registry.open(socket, b"")
+    live, left = sessions.open(face, Socket(), b""), sessions.open(face, socket, b"")
     left.resumable = True
-    registry.left(left, socket)
-    forks = [child.session.handles.current for child in await registry.fork(live, 2, None)]
-    await registry.resume(Socket(), forks[1], b"")
-    registry.open(Socket(), b"")
+    sessions.left(left, socket)
+    forks = [child.session.handles.current for child in await sessions.fork(live, 2, None)]
+    await sessions.resume(face, Socket(), forks[1], b"")
+    sessions.open(face, Socket(), b"")
     with pytest.raises(SessionLimit):
-        registry.open(Socket(), b"")
+        sessions.open(face, Socket(), b"")
     with pytest.raises(HandleUnknown):
-        await registry.resume(Socket(), forks[0], b"")
-    assert await registry.resume(Socket(), left.session.handles.current, b"") is left
-    await registry.aclose()
+        await sessions.resume(face, Socket(), forks[0], b"")
+    assert await sessions.resume(face, Socket(), left.session.handles.current, b"") is left
+    await sessions.aclose()
 
 
-async def test_a_session_that_serves_an_event_is_not_put_away() -> None:
+async def test_a_session_that_serves_an_event_is_not_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
     link = Scripted(spoken, END, cut_off={"fork"})
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=3))
-    registry = Registry(book, link, "scripted", Limits())
-    live = registry.open(Socket(), b"")
-    (child,) = await registry.fork(live, 1, None)
+    sessions = LiveSessions(book, Limits())
+    face = RealtimeFace(sessions, link, "scripted", Limits())
+    live = sessions.open(face, Socket(), b"")
+    (child,) = await sessions.fork(live, 1, None)
     gate = asyncio.Event()
-    child.forker = lambda *_: gate.wait()  # type: ignore[assignment, return-value]
-    serving = asyncio.ensure_future(child.take(SessionFork()))
+    monkeypatch.setattr(sessions, "fork", lambda *_: gate.wait())
+    serving = asyncio.ensure_future(RealtimeFace.side_of(child).take(SessionFork()))
     await asyncio.sleep(0)
-    registry.open(Socket(), b"")
+    sessions.open(face, Socket(), b"")
     with pytest.raises(SessionLimit):
-        registry.open(Socket(), b"")
+        sessions.open(face, Socket(), b"")
     serving.cancel()
-    await registry.aclose()
+    await sessions.aclose()
 
 
 async def test_a_flood_of_forks_takes_no_place_that_was_promised() -> None:
     limits = {PROMISED: TenantLimits(sessions=50), KNOWN: TenantLimits()}
     link = Scripted(spoken, END)
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=300, tenants=limits))
-    registry = Registry(book, link, "scripted", Limits())
+    sessions = LiveSessions(book, Limits())
+    face = RealtimeFace(sessions, link, "scripted", Limits())
     for _ in range(4):
-        live = registry.open(Socket(), KNOWN, KNOWN)
+        live = sessions.open(face, Socket(), KNOWN, KNOWN)
         with suppress(SessionLimit):
             for _ in range(157):
-                await registry.fork(live, 64, None)
-    held = len(registry)
+                await sessions.fork(live, 64, None)
+    held = len(sessions)
     for _ in range(50):
-        registry.open(Socket(), PROMISED, PROMISED)
-    assert held <= 250 and len(registry) == held + 50
+        sessions.open(face, Socket(), PROMISED, PROMISED)
+    assert held <= 250 and len(sessions) == held + 50
     with pytest.raises(SessionLimit):
-        registry.open(Socket(), PROMISED, PROMISED)
-    await registry.aclose()
+        sessions.open(face, Socket(), PROMISED, PROMISED)
+    await sessions.aclose()
 
 
 async def test_forks_that_nobody_opens_are_capped_in_each_tree() -> None:
     link = Scripted(spoken, END)
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_unopened=5))
-    registry = Registry(book, link, "scripted", Limits())
-    root, other = registry.open(Socket(), b""), registry.open(Socket(), b"")
-    (child, *_) = await registry.fork(root, 4, None)
+    sessions = LiveSessions(book, Limits())
+    face = RealtimeFace(sessions, link, "scripted", Limits())
+    root, other = sessions.open(face, Socket(), b""), sessions.open(face, Socket(), b"")
+    (child, *_) = await sessions.fork(root, 4, None)
     for live in (root, child):
         with pytest.raises(SessionLimit, match="4 forks that nobody has opened; it may have 5"):
-            await registry.fork(live, 2, None)
-    await registry.fork(other, 5, None)
-    await registry.resume(Socket(), child.session.handles.current, b"")
-    forks = await registry.fork(child, 2, None)
-    await registry.prune(root.id, forks[0].id)
-    await registry.fork(root, 1, None)
+            await sessions.fork(live, 2, None)
+    await sessions.fork(other, 5, None)
+    await sessions.resume(face, Socket(), child.session.handles.current, b"")
+    forks = await sessions.fork(child, 2, None)
+    await sessions.prune(root.id, forks[0].id)
+    await sessions.fork(root, 1, None)
     with pytest.raises(SessionLimit):
-        await registry.fork(root, 1, None)
-    await registry.aclose()
+        await sessions.fork(root, 1, None)
+    await sessions.aclose()
 
 
 async def test_a_known_tenant_without_limits_has_its_part_though_others_hold_all_they_can() -> None:
     tenants = {KNOWN: TenantLimits(), OTHER: TenantLimits()}
     link = Scripted(spoken, END)
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=12, tenants=tenants))
-    registry = Registry(book, link, "scripted", Limits())
+    sessions = LiveSessions(book, Limits())
+    face = RealtimeFace(sessions, link, "scripted", Limits())
     with suppress(SessionLimit):
         while True:
-            registry.open(Socket(), KNOWN, KNOWN)
-    assert len(registry) == 9
+            sessions.open(face, Socket(), KNOWN, KNOWN)
+    assert len(sessions) == 9
     for _ in range(3):
-        registry.open(Socket(), OTHER, OTHER)
+        sessions.open(face, Socket(), OTHER, OTHER)
     with pytest.raises(SessionLimit):
-        registry.open(Socket(), OTHER, OTHER)
-    await registry.aclose()
+        sessions.open(face, Socket(), OTHER, OTHER)
+    await sessions.aclose()
 
 
 @pytest.mark.parametrize(("kept", "young"), [(True, 0.0), (False, 0.0), (True, 60.0)])
@@ -316,22 +322,23 @@ async def test_a_tenant_s_oldest_unopened_forks_wait_in_the_journal_beyond_its_b
         numbers = JournalSettings(reserve_bytes=0)
         journal = await Journal.open(Path(folder), b"model", numbers) if kept else None
         book = SessionRegistry(link, LANGUAGE, SessionSettings(), journal)
-        registry = Registry(book, link, "scripted", Limits(unopened_forks=10, young_seconds=young))
-        one, two, other = (registry.open(Socket(), salt, salt) for salt in (KNOWN, KNOWN, OTHER))
-        first = await registry.fork(one, 6, None)
-        await registry.fork(other, 10, None)
+        sessions = LiveSessions(book, Limits(unopened_forks=10, young_seconds=young))
+        face = RealtimeFace(sessions, link, "scripted", Limits(unopened_forks=10, young_seconds=young))
+        one, two, other = (sessions.open(face, Socket(), salt, salt) for salt in (KNOWN, KNOWN, OTHER))
+        first = await sessions.fork(one, 6, None)
+        await sessions.fork(other, 10, None)
         if kept and not young:
-            await registry.fork(two, 6, None)
-            assert len(registry) == 3 + 10 + 10
+            await sessions.fork(two, 6, None)
+            assert len(sessions) == 3 + 10 + 10
             gone, stays = first[1], first[2]
-            assert await registry.resume(Socket(), stays.session.handles.current, KNOWN) is stays
-            again = await registry.resume(Socket(), gone.session.handles.current, KNOWN)
+            assert await sessions.resume(face, Socket(), stays.session.handles.current, KNOWN) is stays
+            again = await sessions.resume(face, Socket(), gone.session.handles.current, KNOWN)
             assert again.id == gone.id and again is not gone
         else:
-            with pytest.raises(SessionLimit, match="6 forks that nobody has opened; it may have 10"):
-                await registry.fork(two, 6, None)
-            assert len(registry) == 19
-        await registry.aclose()
+            with pytest.raises(SessionLimit, match="6 unopened forks; it may have 10"):
+                await sessions.fork(two, 6, None)
+            assert len(sessions) == 19
+        await sessions.aclose()
         await book.aclose()
         if journal is not None:
             await journal.aclose()
@@ -340,13 +347,14 @@ async def test_a_tenant_s_oldest_unopened_forks_wait_in_the_journal_beyond_its_b
 async def test_limits_that_change_set_other_places_aside() -> None:
     link = Scripted(spoken, END)
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=6, tenants={KNOWN: TenantLimits()}))
-    registry = Registry(book, link, "scripted", Limits())
-    registry.open(Socket(), KNOWN, KNOWN)
+    sessions = LiveSessions(book, Limits())
+    face = RealtimeFace(sessions, link, "scripted", Limits())
+    sessions.open(face, Socket(), KNOWN, KNOWN)
     book.change_limits({KNOWN: TenantLimits(), PROMISED: TenantLimits(sessions=4)})
-    registry.open(Socket(), KNOWN, KNOWN)
+    sessions.open(face, Socket(), KNOWN, KNOWN)
     with pytest.raises(SessionLimit):
-        registry.open(Socket(), KNOWN, KNOWN)
+        sessions.open(face, Socket(), KNOWN, KNOWN)
     for _ in range(4):
-        registry.open(Socket(), PROMISED, PROMISED)
-    assert len(registry) == 6
-    await registry.aclose()
+        sessions.open(face, Socket(), PROMISED, PROMISED)
+    assert len(sessions) == 6
+    await sessions.aclose()

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from holdfast.gateway import server
+from holdfast.gateway.cli.serve import run
 from holdfast.gateway.settings import GatewaySettings, Network
 from holdfast.runtime.settings import EngineSettings
 
 
 def started(**fields: Any) -> int:
-    return server.run(GatewaySettings(**fields), EngineSettings(model="pocket"))
+    return run(GatewaySettings(**fields), EngineSettings(model="pocket"))
 
 
 @pytest.mark.parametrize("host", ["203.0.113.1", "a..b", "no such name"])

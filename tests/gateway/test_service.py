@@ -90,7 +90,7 @@ async def test_nobody_comes_in_before_the_engine_or_while_it_drains() -> None:
 
 async def test_closing_ends_all_sessions() -> None:
     made = service(link(Phase.IDLE, ready=True))
-    book = made.admit(None)
+    book = made._registry
     await made.close()
     assert book.closed
     with pytest.raises(Draining):

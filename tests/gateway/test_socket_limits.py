@@ -18,8 +18,8 @@ import uvicorn
 import websockets
 
 from holdfast.gateway.net.listener import http_protocol, listen, websocket_protocol
-from holdfast.gateway.net.rates import TokenBucket
-from holdfast.gateway.settings import Limits, Rate
+from holdfast.gateway.net.rates import Rate, TokenBucket
+from holdfast.gateway.settings import Limits
 
 pytestmark = pytest.mark.anyio
 UNBOUNDED = Rate(1e12, 10**12)

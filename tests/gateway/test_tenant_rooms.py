@@ -15,12 +15,11 @@ from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Chat, Client, ServerError, SessionLost, branches
 from holdfast.sdk.connection import Connection
-from holdfast.sdk.frames.client import ClientEvent
-from holdfast.sdk.frames.verbs import SessionFork, SessionTree, SessionTreeListed
+from holdfast.sdk.frames.client import ClientEvent, SessionFork, SessionTree
+from holdfast.sdk.frames.server import SessionTreeListed
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.settings import JournalSettings, JournalShare
 from holdfast.sessions.registry import SessionRegistry
-from holdfast.sessions.settings import SessionSettings, TenantLimits
+from holdfast.sessions.settings import JournalSettings, JournalShare, SessionSettings, TenantLimits
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
 from holdfast.tests.sessions.text.chat_languages import ours

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -10,15 +10,15 @@ import pytest
 from holdfast.gateway import limit_checks
 from holdfast.gateway.auth import salt_of
 from holdfast.gateway.cli import doctor
+from holdfast.gateway.cli.serve import run
 from holdfast.gateway.errors import KeysUnusable, LimitsTooLarge, wire_error
 from holdfast.gateway.limit_checks import check, check_leases
-from holdfast.gateway.server import run
-from holdfast.gateway.settings import GatewaySettings
+from holdfast.gateway.quotas import CLIENT_QUOTAS, TENANT_QUOTAS
+from holdfast.gateway.settings import GatewaySettings, Limits
 from holdfast.gateway.tenants import ALLOWED, Allowance, Tenants
 from holdfast.runtime.link.messages import Hello
 from holdfast.runtime.settings import EngineSettings, TenantBudget
-from holdfast.sessions.journal.settings import UNLIMITED, JournalShare
-from holdfast.sessions.settings import TenantLimits
+from holdfast.sessions.settings import UNLIMITED, JournalShare, TenantLimits
 
 MIB = 1 << 20
 ENGINE = EngineSettings(model="pocket", device="cpu", kv_bytes=64 * MIB, max_sequences=16)
@@ -235,3 +235,10 @@ def test_every_limit_is_told() -> None:
     assert limit_checks.told(Allowance()) == "no limits"
     words = limit_checks.told(Allowance(**dict.fromkeys(ALLOWED, 7))).split(", ")
     assert len(words) == len(ALLOWED) and all("7" in word for word in words)
+
+
+def test_the_table_of_quotas_is_the_one_place_of_limits() -> None:
+    assert tuple(field.name for field in fields(Allowance)) == ALLOWED
+    assert all(hasattr(Limits(), quota.name) for quota in CLIENT_QUOTAS)
+    for quota in (*TENANT_QUOTAS, *CLIENT_QUOTAS):
+        assert quota.error is None or quota.code == wire_error(quota.error.__new__(quota.error)).code

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from holdfast.kvstore.keychain import KeyChain
+from holdfast.kvstore.keys import KeyChain
 
 MOVES = st.lists(st.tuples(st.integers(0, 7), st.sampled_from(["grow", "cut", "fork"]), st.integers(0, 9)))
 

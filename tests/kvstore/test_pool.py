@@ -10,7 +10,7 @@ from holdfast.kvstore.pool import BlockPool, BlockState
 
 def sealed_chain(pool: BlockPool, name: str, length: int) -> list[int]:
     """Lease and seal ``length`` blocks under keys ``name:0`` on."""
-    blocks = pool.allocate(length)
+    blocks = pool.allocate(length).blocks
     for at, block in enumerate(blocks):
         assert pool.seal(block, f"{name}:{at}".encode())
     return blocks
@@ -24,7 +24,7 @@ def found(pool: BlockPool, name: str, length: int) -> int:
 def test_a_new_pool_is_free() -> None:
     pool = BlockPool(5)
     assert pool.available == 5
-    assert sorted(pool.allocate(5)) == [0, 1, 2, 3, 4]
+    assert sorted(pool.allocate(5).blocks) == [0, 1, 2, 3, 4]
     assert pool.available == 0
 
 
@@ -34,14 +34,14 @@ def test_exhaustion_says_how_much_and_takes_nothing() -> None:
     with pytest.raises(PoolExhausted, match="2 blocks needed, 1 available"):
         pool.allocate(2)
     assert pool.available == 1
-    assert pool.allocate(0) == []
+    assert pool.allocate(0).blocks == []
 
 
 def test_free_blocks_go_before_cached_ones() -> None:
     pool = BlockPool(4)
     pool.release(sealed_chain(pool, "a", 2))
     assert pool.available == 4
-    free = pool.allocate(2)
+    free = pool.allocate(2).blocks
     assert found(pool, "a", 2) == 2
     pool.allocate(1)
     assert found(pool, "a", 2) == 1
@@ -51,7 +51,7 @@ def test_free_blocks_go_before_cached_ones() -> None:
 
 def test_a_block_lives_as_long_as_its_last_holder() -> None:
     pool = BlockPool(2)
-    blocks = pool.allocate(1)
+    blocks = pool.allocate(1).blocks
     pool.share(blocks)
     pool.release(blocks)
     assert pool.references(blocks[0]) == 1
@@ -63,7 +63,7 @@ def test_a_block_lives_as_long_as_its_last_holder() -> None:
 
 def test_the_fence_holds_until_the_last_step_in_flight_is_done() -> None:
     pool = BlockPool(2)
-    blocks = pool.allocate(2)
+    blocks = pool.allocate(2).blocks
     pool.launched(7)
     pool.launched(8)
     pool.release(blocks)
@@ -74,12 +74,12 @@ def test_the_fence_holds_until_the_last_step_in_flight_is_done() -> None:
     pool.finished(7)
     assert pool.available == 0
     pool.finished(8)
-    assert sorted(pool.allocate(2)) == sorted(blocks)
+    assert sorted(pool.allocate(2).blocks) == sorted(blocks)
 
 
 def test_a_step_launched_after_the_release_fences_nothing() -> None:
     pool = BlockPool(1)
-    pool.release(pool.allocate(1))
+    pool.release(pool.allocate(1).blocks)
     pool.launched(1)
     assert pool.available == 1
 
@@ -110,7 +110,7 @@ def test_steps_come_in_order() -> None:
 
 def test_the_first_sealing_of_a_key_wins() -> None:
     pool = BlockPool(3)
-    first, second, third = pool.allocate(3)
+    first, second, third = pool.allocate(3).blocks
     assert pool.seal(first, b"k")
     assert pool.seal(first, b"k"), "sealing again under the same key changes nothing"
     assert not pool.seal(second, b"k")
@@ -126,7 +126,7 @@ def test_the_first_sealing_of_a_key_wins() -> None:
 
 def test_joining_trades_a_second_copy_for_the_first() -> None:
     pool = BlockPool(2, debug=True)
-    [first], [second] = pool.allocate(1, "a"), pool.allocate(1, "b")
+    [first], [second] = pool.allocate(1, "a").blocks, pool.allocate(1, "b").blocks
     assert pool.join(first, b"k", "a") == first
     assert pool.join(second, b"k", "b") == first
     assert (pool.references(first), pool.references(second)) == (2, 0)
@@ -137,9 +137,9 @@ def test_joining_trades_a_second_copy_for_the_first() -> None:
 
 def test_many_join_as_one_does() -> None:
     pool = BlockPool(8, debug=True)
-    [first] = pool.allocate(1, "a")
+    [first] = pool.allocate(1, "a").blocks
     pool.seal(first, b"1")
-    blocks = pool.allocate(3, "b")
+    blocks = pool.allocate(3, "b").blocks
     keys = [b"0", b"1", b"2"]
     assert pool.join_each(blocks, keys, "b") == [blocks[0], first, blocks[2]]
     assert [pool.index.block_of(key) for key in keys] == [blocks[0], first, blocks[2]]
@@ -169,7 +169,7 @@ def test_what_is_not_kept_is_forgotten_but_not_under_others() -> None:
 )
 def test_a_wrong_release_changes_nothing(blocks: list[int], complaint: str) -> None:
     pool = BlockPool(4)
-    held = pool.allocate(2)
+    held = pool.allocate(2).blocks
     with pytest.raises(BlockMisused, match=complaint):
         pool.release(blocks)
     pool.audit(dict.fromkeys(held, 1))
@@ -177,7 +177,7 @@ def test_a_wrong_release_changes_nothing(blocks: list[int], complaint: str) -> N
 
 def test_a_wrong_share_changes_nothing() -> None:
     pool = BlockPool(4)
-    held = pool.allocate(2)
+    held = pool.allocate(2).blocks
     with pytest.raises(BlockMisused, match="block 3 is free: it cannot be shared"):
         pool.share([*held, 3])
     pool.audit(dict.fromkeys(held, 1))
@@ -185,7 +185,7 @@ def test_a_wrong_share_changes_nothing() -> None:
 
 def test_only_an_owner_releases() -> None:
     pool = BlockPool(2, debug=True)
-    blocks = pool.allocate(1, owner=7)
+    blocks = pool.allocate(1, owner=7).blocks
     with pytest.raises(BlockMisused, match=r"held by \[7\]: it cannot be released by 8"):
         pool.release(blocks, owner=8)
     pool.release(blocks, owner=7)
@@ -194,7 +194,7 @@ def test_only_an_owner_releases() -> None:
 
 def test_the_audit_names_block_count_and_owner() -> None:
     pool = BlockPool(4, debug=True)
-    leaked = pool.allocate(2, owner=7)
+    leaked = pool.allocate(2, owner=7).blocks
     pool.audit({leaked[0]: 1, leaked[1]: 1, 3: 0})
     with pytest.raises(LeakFound, match=rf"block {leaked[1]} is held 1 times by \[7\], 0 accounted for"):
         pool.audit({leaked[0]: 1})
@@ -257,7 +257,7 @@ def test_joining_is_no_hit_or_the_end_would_outlive_its_beginning() -> None:
     pool = BlockPool(8)
     chain = sealed_chain(pool, "a", 2)
     for _ in range(4):
-        [standing] = pool.allocate(1)
+        [standing] = pool.allocate(1).blocks
         standing = pool.join(standing, b"a:1")
         assert standing == chain[1]
         pool.release([standing])
@@ -281,13 +281,11 @@ def test_a_cached_block_that_is_kept_elsewhere_is_given_up_a_held_one_is_not() -
 
 def test_what_nobody_wants_is_said_to_be_so_until_it_is_found_again() -> None:
     pool = BlockPool(4)
-    told: list[tuple[bytes, bool]] = []
-    pool.gives_up = lambda block, key, wanted: told.append((key, wanted))
     blocks = sealed_chain(pool, "a", 4)
     pool.release(blocks)
-    pool.give_way(blocks[1:])
+    pool.evict_first(blocks[1:])
     pool.share([blocks[2]])
     pool.release([blocks[2]])
-    pool.allocate(4)
+    told = [(key, wanted) for _, key, wanted in pool.allocate(4).evicted]
     assert sorted(told) == [(b"a:0", True), (b"a:1", False), (b"a:2", True), (b"a:3", False)]
     assert not pool._unwanted

@@ -78,7 +78,7 @@ class Lives(RuleBasedStateMachine):
                 self.pool.allocate(count, life.name)
             assert (refused.value.needed, refused.value.available) == (count, len(free) + len(cached))
             return False
-        taken = self.pool.allocate(count, life.name)
+        taken = self.pool.allocate(count, life.name).blocks
         assert len(set(taken)) == len(taken) == count
         assert set(taken) <= free | cached
         assert not any(touched.intersection(taken) for touched in self.touched.values()), (

@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk.admin import stat, write_about
 from holdfast.kvstore.disk.eviction import RecordEviction
-from holdfast.kvstore.disk.store import Given, RecordStore
+from holdfast.kvstore.disk.store import NewRecord, RecordStore
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.quotas import FairOrder, by_largest, tenant_of
@@ -141,9 +141,9 @@ def test_the_order_of_slots_forgets_who_is_gone() -> None:
     assert not order.held() and 1 not in order and list(order.slots()) == []
 
 
-def given_of(tenant: int, number: int) -> Given:
+def given_of(tenant: int, number: int) -> NewRecord:
     data = number.to_bytes(8, "little") * (SIZE // 8)
-    return Given(key(tenant, number), 4, xxh3_64_intdigest(data), memoryview(data), tenant)
+    return NewRecord(key(tenant, number), 4, xxh3_64_intdigest(data), memoryview(data), tenant)
 
 
 def test_on_disk_a_flood_passes_through_its_own_share_and_after_a_restart_too(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from holdfast.kernels.gpu import configurations, decode
 from holdfast.kernels.gpu.ahead import compiling_for
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.runtime.execution.runner import TorchRunner
-from holdfast.runtime.execution.warmup import _Anything, rehearse
+from holdfast.runtime.execution.warmup import rehearse
+from holdfast.runtime.grammar.matcher import ANY_TOKEN
 from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.model.load import load_model
 from holdfast.runtime.plan import BlockCopy, Plan, PlanRow
@@ -56,7 +57,7 @@ def random_row(random: np.random.Generator) -> PlanRow:
         table,
         None if random.random() < 0.1 else sampling,
         past=np.zeros(first + count - 1, dtype=np.int32),
-        matcher=_Anything() if random.random() < 0.1 else None,
+        grammar=ANY_TOKEN if random.random() < 0.1 else None,
     )
 
 

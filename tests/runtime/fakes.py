@@ -29,7 +29,7 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import GrammarStuck
-from holdfast.runtime.grammar.matcher import Compiler, Matcher
+from holdfast.runtime.grammar.matcher import Compiler, Matchers
 from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.plan import BlockCopy, BlockLoad, BlockSave, Outcome, Plan, RowFault
 from holdfast.runtime.scheduler.scheduler import Scheduler
@@ -119,7 +119,6 @@ class _Launched:
     outcomes: list[Outcome]
     ends_at: float
     previous: _Launched | None
-    tables: list[np.ndarray] = field(default_factory=list)
     masks: list[np.ndarray | None] = field(default_factory=list)
     tasks: list[_Task] = field(default_factory=list)
     row_tasks: list[_Task] = field(default_factory=list)
@@ -150,7 +149,9 @@ class FakeRunner:
         token_time: float = 1e-5,
         memory: SlotMemory | None = None,
         ledger: dict[bytes, int] | None = None,
+        grammars: Matchers | None = None,
     ) -> None:
+        self._grammars = grammars or Matchers()
         self.block_tokens = block_tokens
         self.vocab_size = vocab_size
         self.chance = chance
@@ -183,7 +184,7 @@ class FakeRunner:
         self._detonate(plan, self.launch_bombs, "at launch")
         self._ready_at = max(self._ready_at, self.clock) + self.step_time + self.token_time * plan.tokens
         previous = self._in_flight[-1] if self._in_flight else None
-        step = _Launched(plan, [None] * len(plan.rows), self._ready_at, previous)
+        step = _Launched(plan, [[] for _ in plan.rows], self._ready_at, previous)
         self._add_tasks(step)
         self._in_flight.append(step)
         if self.late:
@@ -233,8 +234,7 @@ class FakeRunner:
             after = moved + own + self._pending(self._saves, [copy.target])
             own.append(_Task(lambda copy=copy: self._copy(copy), after, moves=True))
         for number, row in enumerate(plan.rows):
-            step.tables.append(row.table.copy())  # the plan's is valid until launch returns
-            step.masks.append(self._mask(row.matcher))
+            step.masks.append(self._mask(row.grammar))
             after = own + [task for task in earlier if task.seq == row.seq]
             after += self._pending(self._loads, row.table.tolist())
             after += self._pending(self._saves, row.table[row.first // self.block_tokens :].tolist())
@@ -325,15 +325,16 @@ class FakeRunner:
         return int(folded.sum(dtype=np.uint64))
 
     def _compute(self, step: _Launched, number: int) -> None:
-        row, table = step.plan.rows[number], step.tables[number]
+        row = step.plan.rows[number]
+        table = row.table
         tokens = row.tokens.tolist()
         if row.fed_by is not None:
             assert step.previous is not None and not tokens
             fed = step.previous.outcomes[row.fed_by]
-            if not isinstance(fed, int):
+            if not isinstance(fed, list):
                 step.outcomes[number] = RowFault("fed by a row that failed")
                 return
-            tokens = [fed]
+            tokens = fed
         assert len(tokens) == row.count
         if not self.poison.isdisjoint(tokens):
             step.outcomes[number] = RowFault("poison")
@@ -349,22 +350,22 @@ class FakeRunner:
             drawn = draw(context, position, row.sampling, self.vocab_size)
             step.outcomes[number] = followed(drawn, step.masks[number])
 
-    def _mask(self, matcher: Matcher | None) -> np.ndarray | None:
-        if matcher is None:
+    def _mask(self, grammar: int | None) -> np.ndarray | None:
+        if grammar is None:
             return None
         words = np.zeros(-(-self.vocab_size // 64), dtype=np.int64)
-        matcher.fill(words)
+        self._grammars.fill(grammar, words)
         return np.unpackbits(words.view(np.uint8), bitorder="little")[: self.vocab_size]
 
 
 def followed(drawn: int, mask: np.ndarray | None) -> Outcome:
     """The first allowed token from ``drawn`` on, in a ring; `RowFault` where there is none."""
     if mask is None:
-        return drawn
+        return [drawn]
     allowed = np.flatnonzero(np.roll(mask, -drawn))
     if not len(allowed):
         return RowFault("no token is left", GrammarStuck.code)
-    return int((drawn + allowed[0]) % len(mask))
+    return [int((drawn + allowed[0]) % len(mask))]
 
 
 @dataclass(frozen=True)
@@ -402,10 +403,18 @@ def fake_engine(
     pool = BlockPool(settings.blocks, settings.block_tokens, debug=True)
     hasher = BlockHasher(SECRET, settings.block_tokens)
     runner.setdefault("vocab_size", settings.vocab_size)
-    device = FakeRunner(settings.blocks, settings.block_tokens, chance=chance, memory=memory, **runner)  # type: ignore[arg-type]
+    matchers = Matchers()
+    device = FakeRunner(
+        settings.blocks,
+        settings.block_tokens,
+        chance=chance,
+        memory=memory,
+        grammars=matchers,
+        **runner,  # type: ignore[arg-type]
+    )
     tier = HostTier(memory) if memory is not None else None
     if disk is None or tier is None:
-        scheduler = Scheduler(settings, pool, hasher, SPACE, tier, compiler=compiler)
+        scheduler = Scheduler(settings, pool, hasher, SPACE, tier, compiler=compiler, matchers=matchers)
         return Engine(scheduler, device, debug=True, clock=clock), device
     disk.begin(tier, device if disk.near and settings.depth == 1 else None)
     scheduler = Scheduler(settings, pool, hasher, SPACE, tier, disk)  # type: ignore[arg-type]
@@ -417,7 +426,7 @@ class FakeDisk:
 
     ``time``: virtual seconds, one for each look at the clock. Bytes go to the slot when the request ends.
     ``near``: blocks of a device at depth 1 are within reach, and of every four records three lie in memory, the
-    fourth once it was fetched bare, most of the time.
+    fourth once it was fetched direct, most of the time.
     """
 
     def __init__(self, chance: Random, *, near: bool = False) -> None:
@@ -434,7 +443,7 @@ class FakeDisk:
         self._device = device
         self._storing: dict[bytes, int] = {}
         self._restore: dict[bytes, int] = {}
-        self._bare: dict[bytes, None] = {}  # in order, so that one seed draws one run
+        self._direct: dict[bytes, None] = {}  # in order, so that one seed draws one run
         self._brought: set[bytes] = set()
 
     ready = True
@@ -453,19 +462,19 @@ class FakeDisk:
 
     @property
     def waiting(self) -> bool:
-        return bool(self._storing or self._restore or self._bare)
+        return bool(self._storing or self._restore or self._direct)
 
     reading_seconds = 0.0
 
     @property
-    def reaches(self) -> bool:
+    def reads_directly(self) -> bool:
         return self._device is not None
 
-    def placed(self, key: bytes) -> bool:
+    def offset_known(self, key: bytes) -> bool:
         return key in self.records
 
-    def at_hand(self, key: bytes) -> bool:
-        return self.placed(key) and (key[0] % 4 > 0 or key in self._brought)
+    def in_page_cache(self, key: bytes) -> bool:
+        return self.offset_known(key) and (key[0] % 4 > 0 or key in self._brought)
 
     def read(self, keys: list[bytes], blocks: list[int]) -> list[int]:
         found: list[int] = []
@@ -473,7 +482,7 @@ class FakeDisk:
             slot = self._host.find(key)
             if slot is not None:
                 tokens, payload = self._tokens(slot), bytes(self._host.memory.payload(slot))
-            elif self.at_hand(key) and self._chance.random() < 0.95:
+            elif self.in_page_cache(key) and self._chance.random() < 0.95:
                 tokens, payload = self.records[key]
                 self.reads += 1
             else:
@@ -484,7 +493,7 @@ class FakeDisk:
         return found
 
     def fetching(self, key: bytes) -> bool:
-        return key in self._restore or key in self._bare
+        return key in self._restore or key in self._direct
 
     def stored(self, key: bytes) -> bool:
         return key in self.records or key in self._storing
@@ -497,11 +506,11 @@ class FakeDisk:
         self._storing[key] = slot
         return True
 
-    def fetch(self, key: bytes, now: float, tenant: int = 0, *, bare: bool = False) -> bool:
-        if bare:
+    def fetch(self, key: bytes, now: float, tenant: int = 0, *, direct: bool = False) -> bool:
+        if direct:
             if key in self.records:
-                self._bare[key] = None
-            return key in self._bare
+                self._direct[key] = None
+            return key in self._direct
         if key in self._restore:
             return True
         slot = self._host.reserve(key, 0, tenant) if key in self.records else None
@@ -519,7 +528,7 @@ class FakeDisk:
     def lease(self, holder: int, keys: Iterable[bytes]) -> None:
         """Leases are of no account here."""
 
-    def give_way(self, keys: Iterable[bytes]) -> None:
+    def evict_first(self, keys: Iterable[bytes]) -> None:
         """Nothing is ever given up here."""
 
     def poll(self, now: float) -> None:
@@ -531,7 +540,7 @@ class FakeDisk:
                 and xxh3_64_intdigest(payload) == self._host.memory.entry(slot).digest
             ):
                 self.records[key] = self._tokens(slot), payload
-            self._host.let_go(slot)
+            self._host.release(slot)
         for key in [key for key in self._restore if self._chance.random() < 0.3]:
             slot = self._restore.pop(key)
             if key not in self.records or self._chance.random() < 0.1:
@@ -541,8 +550,8 @@ class FakeDisk:
             self._host.memory.payload(slot)[:] = payload
             self._host.filled(slot, tokens=tokens, digest=xxh3_64_intdigest(payload))
             self.fetched += 1
-        for key in [key for key in self._bare if self._chance.random() < 0.3]:
-            del self._bare[key]
+        for key in [key for key in self._direct if self._chance.random() < 0.3]:
+            del self._direct[key]
             if self._chance.random() < 0.9:
                 self._brought.add(key)
 

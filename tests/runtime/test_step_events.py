@@ -108,9 +108,9 @@ def test_a_save_comes_before_a_step_that_writes_its_block(parts: Parts, overwrit
 def test_ids_are_read_behind_their_step(parts: Parts) -> None:
     prompt = [5, 9, 13, 2, 7]
     shadow = Shadow(prompt, VOCAB)
-    assert parts.run(row(0, prompt)) == [shadow.next()]
+    assert parts.run(row(0, prompt)) == [[shadow.next()]]
     assert parts.run(row(5, [11], Sampling(temperature=1.0, seed=3))) == [
-        Shadow([*prompt, 11], VOCAB).next(Sampling(temperature=1.0, seed=3))
+        [Shadow([*prompt, 11], VOCAB).next(Sampling(temperature=1.0, seed=3))]
     ]
 
 

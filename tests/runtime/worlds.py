@@ -39,7 +39,9 @@ from holdfast.runtime.link.messages import (
     Truncate,
     VerbReply,
 )
+from holdfast.runtime.scheduler.policy import policy_named
 from holdfast.runtime.scheduler.queues import HEAD_START
+from holdfast.runtime.sequence import TurnPlace
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fakes import GREEDY, SECRET, SPACE, FakeDisk, Shadow, fake_engine, fake_memory
 
@@ -60,7 +62,7 @@ class Turn:
     prompt: int
     deadline: int
     sampled: int = 0
-    place: tuple[int, int] = (0, 0)
+    place: TurnPlace = TurnPlace()
 
 
 @dataclass
@@ -125,6 +127,8 @@ class World:
         self.beings.clear()
         self.turns.clear()
         self._first: int | None = None
+        self.policy = policy_named(self.settings.policy, self.settings.patience)  # asked for its bound alone
+        self._planned = 0  # steps planned when the order of turns was looked at last
         self.numbers: set[int] = set()
         self.gave: set[int] = set()  # who gave blocks in this step, and may have found them again
         self.following: dict[int, int] = {}  # requests that are answered later
@@ -143,6 +147,10 @@ class World:
             late_bombs=frozenset({LATE_BOMB}),
         )
         self.scheduler = self.engine.scheduler
+        self._now = 0.0
+        tick, apply = self.scheduler.tick, self.scheduler.apply
+        vars(self.scheduler)["tick"] = lambda now: (self._look_at_the_clock(now), tick(now))[1]
+        vars(self.scheduler)["apply"] = lambda verb, now: (self._look_at_the_clock(now), apply(verb, now))[1]
         preempt = self._queues.preempt
         vars(self._queues)["preempt"] = lambda: (self._check_victims(), preempt())[1]
         block_manager = self.scheduler._block_manager
@@ -215,7 +223,7 @@ class World:
             being.shadow.extend(tokens)
             being.epoch += 1
             prompt = len(being.shadow.tokens)
-            deadline = self._ahead(seq) + self.settings.most_steps(prompt, max_tokens)
+            deadline = self._deadline(seq, prompt, max_tokens)
             being.turn = Turn(sampling, limits, generated_from, prompt, deadline)
             if seq not in self._queues.restoring:
                 self._begin(seq)
@@ -355,8 +363,9 @@ class World:
         for row in step.rows:
             self._check_row(row)
         admitted = before[0] or not waited  # else one of higher priority may have come from disk, and gone
+        admitted = admitted and (before[0] or self.policy.bound(0, 0) == 0)  # else others may have gone first
         if oldest is not None and oldest in self.turns[:1] and admitted and not isolated:
-            assert self._progress(oldest) >= before, "the oldest turn lost ground"
+            assert self._progress(oldest) >= before, "the turn that is first lost ground"
         if not isolated:
             self._check_leases(idle)
         self._check_budget()
@@ -390,9 +399,14 @@ class World:
         for seq in arrived:
             turn = self.beings[seq].turn
             assert turn is not None
-            left = self.settings.most_steps(len(self.beings[seq].shadow.tokens), turn.limits.max_tokens)
-            turn.deadline = self._ahead(seq) + left
+            turn.deadline = self._deadline(seq, len(self.beings[seq].shadow.tokens), turn.limits.max_tokens)
             self._begin(seq)
+
+    def _deadline(self, seq: int, prompt: int, max_tokens: int) -> int:
+        """The step by which a turn that begins now has ended, as the policy promises."""
+        bound = self.policy.bound(self._ahead(seq) - self.steps, self.settings.most_steps(prompt, max_tokens))
+        assert bound is not None
+        return self.steps + bound
 
     def _ahead(self, seq: int) -> int:
         """The step by which all turns before this one have ended."""
@@ -422,7 +436,12 @@ class World:
             self._reorder()
 
     def _reorder(self) -> None:
-        """Nobody is overtaken but by one of lower place, and the first that runs by nobody."""
+        """A turn is overtaken by one of lower place, and else only while the policy's bound allows it.
+
+        The first that runs is never overtaken.
+        """
+        since = self._planned - (self.policy.bound(0, 0) or 0)
+        self._planned = self.scheduler.counters.steps
         order = [seq for seq in self._order() if seq in self.turns]
         assert sorted(order) == sorted(seq for seq in self.turns if seq in order)
         if order == self.turns:
@@ -435,7 +454,8 @@ class World:
                 theirs = self.beings[other].turn
                 assert theirs is not None
                 if where[other] > where[seq]:
-                    assert theirs.place < turn.place, "overtaken by a turn of higher place"
+                    young = turn.place.step > since
+                    assert theirs.place < turn.place or young, "overtaken by a turn of higher place"
                     assert seq != self._first, "the first that runs was overtaken"
                     turn.deadline += self.settings.most_steps(theirs.prompt, theirs.limits.max_tokens)
         self.turns = [*order, *(seq for seq in self.turns if seq not in order)]
@@ -505,10 +525,9 @@ class World:
             self.step()
         return self.beings[seq].shadow.tokens[before:]
 
-    @property
-    def _now(self) -> float:
-        """By the engine's clock, as it looked last."""
-        return self.scheduler.offload.now
+    def _look_at_the_clock(self, now: float) -> None:
+        """The engine takes the time: it is told of it with each tick and each verb."""
+        self._now = now
 
     @property
     def _queues(self):

@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.sdk import ServerError, errors
 from holdfast.sdk.frames import client, items, server
-from holdfast.sdk.frames.client import ClientEvent, ItemCreate
-from holdfast.sdk.frames.verbs import ItemTruncate, ItemTruncated
+from holdfast.sdk.frames.client import ClientEvent, ItemCreate, ItemTruncate
+from holdfast.sdk.frames.server import ItemTruncated
 from holdfast.sdk.params import TOGETHER
 
 from .scripted import Script, add, chatting, failed, given_up, response, weather

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.sdk import errors
-from holdfast.sdk.frames import client, codec, items, server, unserved, verbs
+from holdfast.sdk.frames import client, codec, items, server, unserved
+from holdfast.sdk.frames.formats import FunctionTool
 from holdfast.sdk.frames.response import KVReceipt, Response, ResponseParams
 from holdfast.sdk.frames.sampling import TokenLogprob, TopLogprob
-from holdfast.sdk.frames.session import FunctionTool, SessionPatch, SessionResource
+from holdfast.sdk.frames.session import SessionPatch, SessionResource
 
 USER = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}}
@@ -51,17 +52,17 @@ CLIENT_EVENTS: list[client.ClientEvent] = [
     client.SessionLease(priority=2, ttl=60.0, returns_in=1.5),
     client.SessionStage(),
     client.SessionSettle(tier="host"),
-    verbs.ItemTruncate(item_id="i", text_end=3),
-    verbs.ItemTruncate(item_id="i", audio_end_ms=3, timing=[verbs.Heard(ms=2, text_end=1)]),
-    verbs.SessionRewind(to="i"),
-    verbs.SessionRewind(to=7),
-    verbs.SessionFork(at="i", children=3, session_id="s"),
-    verbs.SessionTree(),
-    verbs.SessionName(name="left"),
-    verbs.SessionPrune(session="s", session_id="t"),
-    verbs.SessionAttach(session="h", last_event="e"),
-    verbs.SessionDetach(session_id="s"),
-    verbs.ResponseSteer(input=[items.MessageItem.of("user", "No")], response=ResponseParams()),
+    client.ItemTruncate(item_id="i", text_end=3),
+    client.ItemTruncate(item_id="i", audio_end_ms=3, timing=[client.Heard(ms=2, text_end=1)]),
+    client.SessionRewind(to="i"),
+    client.SessionRewind(to=7),
+    client.SessionFork(at="i", children=3, session_id="s"),
+    client.SessionTree(),
+    client.SessionName(name="left"),
+    client.SessionPrune(session="s", session_id="t"),
+    client.SessionAttach(session="h", last_event="e"),
+    client.SessionDetach(session_id="s"),
+    client.ResponseSteer(input=[items.MessageItem.of("user", "No")], response=ResponseParams()),
 ]
 SERVER_EVENTS: list[server.ServerEvent] = [
     server.ReasoningDelta(event_id="e", response_id="r", delta="Hm."),
@@ -105,20 +106,20 @@ SERVER_EVENTS: list[server.ServerEvent] = [
     server.ErrorEvent(event_id="e", error=server.ErrorDetails(type="server_error", code=None, message="No")),
     server.SessionRecovered(event_id="e", lost_ms=812.5),
     server.ServerGoingAway(event_id="e", seconds=10.0, handle="h"),
-    verbs.ItemTruncated(event_id="e", item_id="i", text_end=3),
-    verbs.SessionRewound(event_id="e", item_id=None, tokens=7),
-    verbs.SessionForked(event_id="e", sessions=[verbs.Fork(id="s", handle="h")]),
-    verbs.SessionTreeListed(
+    server.ItemTruncated(event_id="e", item_id="i", text_end=3),
+    server.SessionRewound(event_id="e", item_id=None, tokens=7),
+    server.SessionForked(event_id="e", sessions=[server.Fork(id="s", handle="h")]),
+    server.SessionTreeListed(
         event_id="e",
         sessions=[
-            verbs.Relative(id="s", parent=None, open=True, items=2, tokens=9),
-            verbs.Relative(id="t", parent="s", name="left"),
+            server.Relative(id="s", parent=None, open=True, items=2, tokens=9),
+            server.Relative(id="t", parent="s", name="left"),
         ],
     ),
-    verbs.SessionNamed(event_id="e", name=""),
-    verbs.SessionPruned(event_id="e", session="s"),
-    verbs.SteerAccepted(event_id="e", response_id="r", session_id="s"),
-    verbs.SessionDetached(event_id="e", session_id="s"),
+    server.SessionNamed(event_id="e", name=""),
+    server.SessionPruned(event_id="e", session="s"),
+    server.SteerAccepted(event_id="e", response_id="r", session_id="s"),
+    server.SessionDetached(event_id="e", session_id="s"),
 ]
 
 

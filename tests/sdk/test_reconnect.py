@@ -9,7 +9,7 @@ from holdfast.sdk import Client, SessionLost
 from holdfast.sdk.chat import Chat
 from holdfast.sdk.connection import Connection
 from holdfast.sdk.errors import ConnectionFailed, ConnectionLost
-from holdfast.sdk.frames import client, codec, server, verbs
+from holdfast.sdk.frames import client, codec, server
 from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.response import Response
 from holdfast.sdk.frames.session import SessionResource
@@ -90,8 +90,8 @@ async def test_what_is_told_first_after_a_handle_opened_a_session_is_not_lost_wi
 
 @pytest.mark.parametrize("shared", [False, True])
 async def test_a_fork_is_opened_though_connections_are_lost_meanwhile(shared: bool) -> None:
-    fork = verbs.Fork(id="child", handle="childs")
-    line = Line(verbs.SessionForked(event_id="e1", sessions=[fork]))
+    fork = server.Fork(id="child", handle="childs")
+    line = Line(server.SessionForked(event_id="e1", sessions=[fork]))
     opened = Line(resumed())
     chat = Chat(Connection(line, back_over(Line(), ConnectionFailed("not yet"), opened)), SESSION)
     (child,) = await chat.fork(shared=shared)

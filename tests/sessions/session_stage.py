@@ -11,6 +11,7 @@ from holdfast.sessions.items import Message, Preamble, new_id
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.text.language import Language
+from holdfast.sessions.text.renderer import Renderer
 from holdfast.sessions.turn.events import ReplyDone, ReplyEvent, ReplyStarted, TextDelta
 from holdfast.sessions.turn.request import TurnRequest
 
@@ -22,6 +23,10 @@ END = end_id(NAME)
 LANGUAGE = Language.of(ours(NAME))
 BROKEN = [-1]
 """Said by a recital, it is a fault of the engine."""
+
+
+def renderer_of(language: Language, now: datetime) -> Renderer:
+    return Renderer(language.tokenizer, now, language.settled, language.report.rules)
 
 
 def toks(text: str) -> list[int]:

@@ -11,7 +11,7 @@ from holdfast.runtime.errors import EngineDied, SequenceUnknown
 from holdfast.runtime.link.crash_report import EngineDeath
 from holdfast.runtime.link.messages import Sampling, TokenLimits
 from holdfast.sessions.engine_copy import EngineCopy
-from holdfast.sessions.poison import TRIAL, PoisonRule
+from holdfast.sessions.poison import ISOLATE_AFTER, CrashCount
 from holdfast.sessions.token_ids import Ids, ids_of
 
 from .scripted_link import ScriptedLink
@@ -36,7 +36,7 @@ def verbs(link: ScriptedLink) -> list[tuple]:
 
 async def brought(sequence: EngineCopy, ids: Ids) -> None:
     """As text that is on its way does it."""
-    await sequence.anticipate(ids, unless=lambda: False)
+    await sequence.prefill(ids, unless=lambda: False)
 
 
 async def begun(sequence: EngineCopy, ids: Ids) -> None:
@@ -70,7 +70,7 @@ async def test_what_a_stop_leaves_is_told_by_the_engine() -> None:
     first = await anext(generation)
     link.log.clear()
     await sequence.stop(ids_of([1, 2, 3, 4, *first.tokens]))
-    await sequence.at_rest()
+    await sequence.wait_stopped()
     assert [name for name, *_ in link.log] == ["stop"], "what nobody read goes with the same verb"
     assert [held.tokens for held in link.held.values()] == [[1, 2, 3, 4, 5]]
     link.log.clear()
@@ -115,7 +115,7 @@ async def test_nothing_waits_until_the_engine_has_answered_that_it_has_more_toke
     link.slow = True
     await brought(sequence, span(1, 7))
     await brought(sequence, span(1, 9))
-    assert sequence.unanswered == 2 and len(sequence.handed) == 8
+    assert sequence.pending_extends == 2 and len(sequence.sent) == 8
     generation = await sequence.begin(span(1, 12), Sampling(), TokenLimits(1))
     assert [row.tokens async for row in generation] == [[12]]
     assert verbs(link) == [
@@ -125,8 +125,8 @@ async def test_nothing_waits_until_the_engine_has_answered_that_it_has_more_toke
         ("extend", 3),
         ("generate", TokenLimits(1)),
     ]
-    await sequence.answered()
-    assert sequence.unanswered == 0
+    await sequence.wait_extended()
+    assert sequence.pending_extends == 0
 
 
 @run
@@ -153,7 +153,7 @@ async def test_a_refusal_that_is_learnt_late_leaves_nothing_to_trust() -> None:
     (held,) = link.held.values()
     held.tokens.append(77)
     await brought(sequence, span(1, 7))
-    await sequence.answered()
+    await sequence.wait_extended()
     await brought(sequence, span(1, 9))
     assert [name for name, _ in verbs(link)] == ["open", "extend", "close", "open"]
     assert [held.tokens for held in link.held.values()] == [[*range(1, 9)]]
@@ -170,7 +170,7 @@ async def test_an_answer_of_a_sequence_that_was_let_go_says_nothing_of_the_next(
     await sequence.close()
     await brought(sequence, span(1, 3))
     link.unanswered[0].set_exception(SequenceUnknown("gone"))
-    await sequence.answered()
+    await sequence.wait_extended()
     link.log.clear()
     await brought(sequence, span(1, 4))
     assert verbs(link) == [("extend", 1)]
@@ -220,17 +220,17 @@ async def test_a_child_forks_where_a_block_is_shared() -> None:
 async def test_pending_is_the_sampled_token_without_kv() -> None:
     link = counting()
     sequence = EngineCopy(link)
-    assert sequence.pending(5) == 1
+    assert sequence.without_kv(5) == 1
     generation = await sequence.begin(span(1, 5), Sampling(), TokenLimits(2))
     rows = [row async for row in generation]
-    sequence.finished(ids_of(range(1, rows[-1].length + 1)), 1)
-    assert sequence.pending(rows[-1].length) == 1
-    assert sequence.pending(rows[-1].length - 1) == 0
-    sequence.finished(ids_of(range(1, rows[-1].length + 1)), 3)  # a grammar had two more follow
-    assert [sequence.pending(rows[-1].length - less) for less in range(4)] == [3, 2, 1, 0]
+    sequence.finish(ids_of(range(1, rows[-1].length + 1)), 1)
+    assert sequence.without_kv(rows[-1].length) == 1
+    assert sequence.without_kv(rows[-1].length - 1) == 0
+    sequence.finish(ids_of(range(1, rows[-1].length + 1)), 3)  # a grammar had two more follow
+    assert [sequence.without_kv(rows[-1].length - less) for less in range(4)] == [3, 2, 1, 0]
     link.die()
     link.restart()
-    assert sequence.pending(3) == 1
+    assert sequence.without_kv(3) == 1
 
 
 @run
@@ -242,14 +242,14 @@ async def test_what_a_stop_leaves_without_kv_is_pending_but_no_prompt() -> None:
     (held,) = link.held.values()
     held.computed = 5  # of the three that were read two are a grammar's, which had them follow without a step
     await sequence.stop(span(1, 8))
-    await sequence.at_rest()
-    assert [sequence.pending(keep) for keep in (7, 6, 5)] == [2, 1, 0]
+    await sequence.wait_stopped()
+    assert [sequence.without_kv(keep) for keep in (7, 6, 5)] == [2, 1, 0]
     generation = await sequence.begin(span(1, 12), Sampling(), TokenLimits(20))
     await anext(generation)
     held.computed = 2  # cut while its prompt was computed
     await sequence.stop(span(1, 13))
-    await sequence.at_rest()
-    assert sequence.pending(12) == 1
+    await sequence.wait_stopped()
+    assert sequence.without_kv(12) == 1
 
 
 @run
@@ -319,7 +319,7 @@ async def test_text_that_comes_while_there_is_no_engine_does_not_hide_what_that_
     (held,) = link.held
     link.die()
     link.deaths[-1] = replace(link.deaths[-1], step=frozenset({held}))
-    await sequence.answered()
+    await sequence.wait_extended()
     for end in (11, 12):
         with pytest.raises(EngineDied):
             await brought(sequence, span(1, end))
@@ -346,9 +346,9 @@ async def test_text_on_its_way_goes_on_after_a_death_that_others_died_of() -> No
 async def test_a_branch_on_trial_is_not_anticipated() -> None:
     link = counting()
     sequence = EngineCopy(link)
-    sequence.suspicion = PoisonRule()
-    for _ in range(TRIAL):
-        sequence.suspicion.weigh(EngineDeath(1, "crash", False, frozenset({7}), 0.0), 7, alone=False)
+    sequence.crashes = CrashCount()
+    for _ in range(ISOLATE_AFTER):
+        sequence.crashes.add(EngineDeath(1, "crash", False, frozenset({7}), 0.0), 7, isolated=False)
     await brought(sequence, span(1, 9))
     assert verbs(link) == []
 
@@ -360,7 +360,7 @@ async def test_a_turn_brings_its_sequence_with_it() -> None:
     generation = await sequence.begin(span(1, 9), Sampling(), TokenLimits(2))
     assert link.log == [("begin", b"salt", list(range(1, 9)), TokenLimits(2), 0, False)]
     said = [token async for row in generation for token in row.tokens]
-    sequence.finished(span(1, 11), 1)
+    sequence.finish(span(1, 11), 1)
     link.log.clear()
     assert said == [9, 10] and sequence.held.tolist() == list(range(1, 11))
     await sequence.begin(span(1, 13), Sampling(), TokenLimits(2))

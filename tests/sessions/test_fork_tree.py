@@ -7,88 +7,88 @@ from collections.abc import Sequence
 
 import pytest
 
-from holdfast.sessions import fork_tree as family_room
+from holdfast.sessions import fork_tree as fork_tree
 from holdfast.sessions.errors import HandleUnknown, MemberUnknown, NameInvalid, PruneInvalid, SessionUnknown
 from holdfast.sessions.fork_tree import MAX_NAME, Member
-from holdfast.sessions.journal.changes import Drop
 from holdfast.sessions.journal.journal import Journal
+from holdfast.sessions.journal.records import Drop
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
 
-from .journal.journal_stage import MODEL, SMALL, book_in, folder, store_in
+from .journal.journal_stage import MODEL, SMALL, folder, registry_in, store_in
 from .session_stage import LANGUAGE, ask, reciting, run
 
 
-def shape(family: Sequence[Member]) -> list[tuple[str, str | None, str]]:
-    return [(member.id, member.parent, member.name) for member in family]
+def shape(members: Sequence[Member]) -> list[tuple[str, str | None, str]]:
+    return [(member.id, member.parent, member.name) for member in members]
 
 
-async def grown(book: SessionRegistry) -> list[Session]:
+async def grown(registry: SessionRegistry) -> list[Session]:
     """A session, two forks of it, and a fork of the first of these."""
-    first = book.create(owner=b"me")
+    first = registry.create(owner=b"me")
     await ask(first, "a")
-    left, right = await book.fork(first.id, [b"", b""])
+    left, right = await registry.fork(first.id, [b"", b""])
     await ask(left, "b")
-    (leaf,) = await book.fork(left.id, [b""])
+    (leaf,) = await registry.fork(left.id, [b""])
     return [first, left, right, leaf]
 
 
-async def prune(book: SessionRegistry, asking: Session, target: str) -> None:
+async def prune(registry: SessionRegistry, asking: Session, target: str) -> None:
     """As the registry does it."""
-    opened = {member.id for member in await book.family(asking.id) if member.open}
-    place = await book.check_pruned(asking.id, target)
+    opened = {member.id for member in await registry.fork_tree(asking.id) if member.open}
+    place = await registry.check_pruned(asking.id, target)
     if target in opened:
-        await book.close(target)
-    await book.forget(target, place)
+        await registry.close(target)
+    await registry.forget(target, place)
 
 
 @run
 async def test_a_tree_is_listed_parents_first_with_names_and_sizes() -> None:
-    book = SessionRegistry(reciting("one", "two"), LANGUAGE)
-    first, left, right, leaf = await grown(book)
-    stranger = book.create(owner=b"me")
-    await book.name(left.id, "left")
+    registry = SessionRegistry(reciting("one", "two"), LANGUAGE)
+    first, left, right, leaf = await grown(registry)
+    stranger = registry.create(owner=b"me")
+    await registry.name(left.id, "left")
     for asked in (first, leaf):
-        family = await book.family(asked.id)
-        assert shape(family) == [
+        members = await registry.fork_tree(asked.id)
+        assert shape(members) == [
             (first.id, None, ""),
             (left.id, first.id, "left"),
             (right.id, first.id, ""),
             (leaf.id, left.id, ""),
         ]
-        assert [member.items for member in family] == [2, 4, 2, 4]
-        assert all(member.open and member.tokens for member in family)
-    assert [member.id for member in await book.family(stranger.id)] == [stranger.id]
+        assert [member.items for member in members] == [2, 4, 2, 4]
+        assert all(member.open and member.tokens for member in members)
+    assert [member.id for member in await registry.fork_tree(stranger.id)] == [stranger.id]
 
 
 @run
 async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
-    book = SessionRegistry(reciting("one", "two"), LANGUAGE)
-    first, left, right, _ = await grown(book)
-    stranger = book.create(owner=b"me")
-    await book.name(left.id, "left")
-    before = shape(await book.family(first.id))
+    registry = SessionRegistry(reciting("one", "two"), LANGUAGE)
+    first, left, right, _ = await grown(registry)
+    stranger = registry.create(owner=b"me")
+    await registry.name(left.id, "left")
+    before = shape(await registry.fork_tree(first.id))
     for name in ("left", "x" * (MAX_NAME + 1)):
         with pytest.raises(NameInvalid):
-            await book.name(right.id, name)
+            await registry.name(right.id, name)
     for target in (stranger.id, "sess_none"):
         with pytest.raises(MemberUnknown):
-            await book.check_pruned(first.id, target)
+            await registry.check_pruned(first.id, target)
     with pytest.raises(PruneInvalid):
-        await book.check_pruned(first.id, first.id)
-    assert shape(await book.family(first.id)) == before
-    await book.name(left.id, "left")
-    await book.name(left.id, "")
-    await book.name(right.id, "left")
+        await registry.check_pruned(first.id, first.id)
+    assert shape(await registry.fork_tree(first.id)) == before
+    await registry.name(left.id, "left")
+    await registry.name(left.id, "")
+    await registry.name(right.id, "left")
     with pytest.raises(SessionUnknown):
-        await book.family("sess_none")
+        await registry.fork_tree("sess_none")
 
 
 @run
 async def test_a_tree_costs_nothing_for_the_sessions_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    book = SessionRegistry(reciting("one", "two"), LANGUAGE)
-    first, *_ = await grown(book)
-    strangers = {id(book.create(owner=b"me")) for _ in range(3)}
+    registry = SessionRegistry(reciting("one", "two"), LANGUAGE)
+    first, *_ = await grown(registry)
+    strangers = {id(registry.create(owner=b"me")) for _ in range(3)}
     statistics = Session.statistics
 
     def told(session: Session) -> dict[str, float]:
@@ -96,35 +96,35 @@ async def test_a_tree_costs_nothing_for_the_sessions_of_others(monkeypatch: pyte
         return statistics(session)
 
     monkeypatch.setattr(Session, "statistics", told)
-    assert len(await book.family(first.id)) == 4
+    assert len(await registry.fork_tree(first.id)) == 4
 
 
 @run
 async def test_names_that_are_the_same_text_are_the_same_name() -> None:
     """One letter, or a letter and the accent that is put on it: people see the same."""
-    book = SessionRegistry(reciting("one", "two"), LANGUAGE)
-    first, left, right, _ = await grown(book)
+    registry = SessionRegistry(reciting("one", "two"), LANGUAGE)
+    first, left, right, _ = await grown(registry)
     composed, taken_apart = "caf\N{LATIN SMALL LETTER E WITH ACUTE}", "cafe\N{COMBINING ACUTE ACCENT}"
-    assert await book.name(left.id, taken_apart) == composed
-    assert [member.name for member in await book.family(first.id)] == ["", composed, "", ""]
+    assert await registry.name(left.id, taken_apart) == composed
+    assert [member.name for member in await registry.fork_tree(first.id)] == ["", composed, "", ""]
     for name in (composed, taken_apart):
         with pytest.raises(NameInvalid):
-            await book.name(right.id, name)
-    assert await book.name(right.id, "e\N{COMBINING ACUTE ACCENT}" * MAX_NAME)
+            await registry.name(right.id, name)
+    assert await registry.name(right.id, "e\N{COMBINING ACUTE ACCENT}" * MAX_NAME)
     with pytest.raises(NameInvalid):  # one that takes more characters in this form
-        await book.name(right.id, "\N{MUSICAL SYMBOL HALF NOTE}" * MAX_NAME)
+        await registry.name(right.id, "\N{MUSICAL SYMBOL HALF NOTE}" * MAX_NAME)
 
 
 @run
 async def test_a_pruned_branch_leaves_its_children_where_they_were() -> None:
-    book = SessionRegistry(reciting("one", "two", "three"), LANGUAGE)
-    first, left, right, leaf = await grown(book)
-    await prune(book, first, left.id)
-    assert shape(await book.family(first.id)) == [
+    registry = SessionRegistry(reciting("one", "two", "three"), LANGUAGE)
+    first, left, right, leaf = await grown(registry)
+    await prune(registry, first, left.id)
+    assert shape(await registry.fork_tree(first.id)) == [
         (first.id, None, ""),
         (right.id, first.id, ""),
         (leaf.id, left.id, ""),
-    ] or {member.id for member in await book.family(first.id)} == {first.id, right.id, leaf.id}
+    ] or {member.id for member in await registry.fork_tree(first.id)} == {first.id, right.id, leaf.id}
     await ask(leaf, "c")
     assert [item.text for item in leaf.history.items()] == ["a", "one", "b", "two", "c", "three"]
 
@@ -132,28 +132,28 @@ async def test_a_pruned_branch_leaves_its_children_where_they_were() -> None:
 @run
 async def test_who_is_being_pruned_is_in_the_tree_no_more() -> None:
     with folder() as path:
-        async with book_in(path, reciting("one", "two")) as book:
-            first, left, right, leaf = await grown(book)
+        async with registry_in(path, reciting("one", "two")) as registry:
+            first, left, right, leaf = await grown(registry)
             handle = right.handles.current
-            await book.close(right.id)
-            place = await book.check_pruned(first.id, right.id)
+            await registry.close(right.id)
+            place = await registry.check_pruned(first.id, right.id)
             assert place is not None
             with pytest.raises(MemberUnknown):
-                await book.check_pruned(left.id, right.id)
+                await registry.check_pruned(left.id, right.id)
             with pytest.raises(HandleUnknown):
-                await book.resume(handle, b"me")
-            assert [member.id for member in await book.family(left.id)] == [first.id, left.id, leaf.id]
-            await book.forget(right.id, place)
+                await registry.resume(handle, b"me")
+            assert [member.id for member in await registry.fork_tree(left.id)] == [first.id, left.id, leaf.id]
+            await registry.forget(right.id, place)
             with pytest.raises(MemberUnknown):
-                await book.check_pruned(left.id, right.id)
+                await registry.check_pruned(left.id, right.id)
 
 
 @run
 async def test_of_two_who_ask_at_once_one_prunes() -> None:
     with folder() as path:
-        async with book_in(path, reciting("one", "two")) as book:
-            first, left, right, _ = await grown(book)
-            asked = (book.check_pruned(one.id, right.id) for one in (first, left))
+        async with registry_in(path, reciting("one", "two")) as registry:
+            first, left, right, _ = await grown(registry)
+            asked = (registry.check_pruned(one.id, right.id) for one in (first, left))
             one, other = await asyncio.gather(*asked, return_exceptions=True)
             assert isinstance(one, int) and isinstance(other, MemberUnknown)
 
@@ -161,34 +161,34 @@ async def test_of_two_who_ask_at_once_one_prunes() -> None:
 @run
 async def test_names_and_prunings_outlive_the_server() -> None:
     with folder() as path:
-        async with book_in(path, reciting("one", "two")) as book:
-            first, left, right, leaf = await grown(book)
-            await book.name(left.id, "left")
-            await book.name(leaf.id, "leaf")
-            await prune(book, first, right.id)
+        async with registry_in(path, reciting("one", "two")) as registry:
+            first, left, right, leaf = await grown(registry)
+            await registry.name(left.id, "left")
+            await registry.name(leaf.id, "leaf")
+            await prune(registry, first, right.id)
             handles = {one.id: one.handles.current for one in (first, left, right, leaf)}
-        async with book_in(path, reciting("three")) as book:
+        async with registry_in(path, reciting("three")) as registry:
             with pytest.raises(HandleUnknown):
-                await book.resume(handles[right.id], b"me")
-            again = await book.resume(handles[leaf.id], b"me")
+                await registry.resume(handles[right.id], b"me")
+            again = await registry.resume(handles[leaf.id], b"me")
             assert isinstance(again, Reopened)
-            family = await book.family(leaf.id)
-            assert shape(family) == [
+            members = await registry.fork_tree(leaf.id)
+            assert shape(members) == [
                 (first.id, None, ""),
                 (left.id, first.id, "left"),
                 (leaf.id, left.id, "leaf"),
             ]
-            assert [member.open for member in family] == [False, False, True]
-            await prune(book, again.session, left.id)
-            await prune(book, again.session, first.id)
-            assert shape(await book.family(leaf.id)) == [(leaf.id, left.id, "leaf")]
+            assert [member.open for member in members] == [False, False, True]
+            await prune(registry, again.session, left.id)
+            await prune(registry, again.session, first.id)
+            assert shape(await registry.fork_tree(leaf.id)) == [(leaf.id, left.id, "leaf")]
             await ask(again.session, "c")
             assert [item.text for item in again.session.history.items()][-2:] == ["c", "three"]
             kept = again.session.handles.current
         with store_in(path) as store:
-            assert len(store.family(4)) == 1
-        async with book_in(path, reciting()) as book:
-            again = await book.resume(kept, b"me")
+            assert len(store.fork_tree(4)) == 1
+        async with registry_in(path, reciting()) as registry:
+            again = await registry.resume(kept, b"me")
             assert isinstance(again, Reopened)
             assert [item.text for item in again.session.history.items()][:4] == ["a", "one", "b", "two"]
 
@@ -196,14 +196,14 @@ async def test_names_and_prunings_outlive_the_server() -> None:
 @run
 async def test_a_name_does_not_disturb_what_the_journal_counts() -> None:
     with folder() as path:
-        async with book_in(path, reciting("one", "two")) as book:
-            session = book.create(owner=b"me")
+        async with registry_in(path, reciting("one", "two")) as registry:
+            session = registry.create(owner=b"me")
             await ask(session, "a")
-            await book.name(session.id, "mine")
+            await registry.name(session.id, "mine")
             await ask(session, "b")
             handle = session.handles.current
-        async with book_in(path, reciting()) as book:
-            again = await book.resume(handle, b"me")
+        async with registry_in(path, reciting()) as registry:
+            again = await registry.resume(handle, b"me")
             assert isinstance(again, Reopened)
             assert [item.text for item in again.session.history.items()] == ["a", "one", "b", "two"]
 
@@ -211,9 +211,9 @@ async def test_a_name_does_not_disturb_what_the_journal_counts() -> None:
 @run
 async def test_who_is_pruned_while_it_closes_leaves_nothing_behind_its_end() -> None:
     with folder() as path:
-        async with book_in(path, reciting("one", "two")) as book:
-            first, left, _, _ = await grown(book)
-            place = await book.check_pruned(first.id, left.id)
+        async with registry_in(path, reciting("one", "two")) as registry:
+            first, left, _, _ = await grown(registry)
+            place = await registry.check_pruned(first.id, left.id)
             opened, order = asyncio.Event(), list[str]()
 
             async def settle() -> None:
@@ -221,10 +221,10 @@ async def test_who_is_pruned_while_it_closes_leaves_nothing_behind_its_end() -> 
                 order.append("closed")
 
             async def forget() -> None:
-                await book.forget(left.id, place)
+                await registry.forget(left.id, place)
                 order.append("forgotten")
 
-            closing = asyncio.create_task(book.close(left.id, settle=settle))
+            closing = asyncio.create_task(registry.close(left.id, leave_readers=settle))
             await asyncio.sleep(0)
             forgetting = asyncio.create_task(forget())
             for _ in range(9):
@@ -234,10 +234,10 @@ async def test_who_is_pruned_while_it_closes_leaves_nothing_behind_its_end() -> 
             assert order == ["closed", "forgotten"]
 
 
-async def pages(book: SessionRegistry, session: Session, limit: int) -> list[list[str]]:
+async def pages(registry: SessionRegistry, session: Session, limit: int) -> list[list[str]]:
     found, after = [], None
     while True:
-        page = await book.family_page(session.id, limit, after)
+        page = await registry.fork_tree_page(session.id, limit, after)
         found.append([member.id for member in page.members])
         after = page.after
         if after is None:
@@ -251,38 +251,38 @@ async def test_a_tree_is_told_in_pages_that_cost_what_they_hold(
 ) -> None:
     with folder() as path:
         journal = await Journal.open(path, MODEL, SMALL) if kept else None
-        book = SessionRegistry(reciting("one", "two"), LANGUAGE, journal=journal)
-        first, left, right, leaf = await grown(book)
-        forks = await book.fork(right.id, [b""] * 46)
+        registry = SessionRegistry(reciting("one", "two"), LANGUAGE, journal=journal)
+        first, left, right, leaf = await grown(registry)
+        forks = await registry.fork(right.id, [b""] * 46)
         for fork in forks[:20] if kept else ():
-            await book.close(fork.id)
+            await registry.close(fork.id)
         whole = [one.id for one in (first, left, right, leaf, *forks)]
-        assert await pages(book, leaf, 7) == [whole[at : at + 7] for at in range(0, 50, 7)]
-        assert await pages(book, first, 50) == await pages(book, first, 99) == [whole]
+        assert await pages(registry, leaf, 7) == [whole[at : at + 7] for at in range(0, 50, 7)]
+        assert await pages(registry, first, 50) == await pages(registry, first, 99) == [whole]
         told, reads = list[Session](), list[object]()
         statistics, read = Session.statistics, Journal.read
         monkeypatch.setattr(Session, "statistics", lambda one: told.append(one) or statistics(one))
         monkeypatch.setattr(Journal, "read", lambda one, job: reads.append(job) or read(one, job))
-        page = await book.family_page(first.id, 5, whole[10])
+        page = await registry.fork_tree_page(first.id, 5, whole[10])
         assert [member.id for member in page.members] == whole[11:16] and page.after == whole[15]
         assert len(told) <= 5 and not reads, "no work for what is not on the page"
-        await book.aclose()
+        await registry.aclose()
         if journal is not None:
             await journal.aclose()
 
 
 @run
 async def test_a_page_goes_on_where_the_one_before_ended_though_that_session_is_pruned() -> None:
-    book = SessionRegistry(reciting("one", "two"), LANGUAGE)
-    first, left, right, leaf = await grown(book)
-    page = await book.family_page(first.id, 2)
+    registry = SessionRegistry(reciting("one", "two"), LANGUAGE)
+    first, left, right, leaf = await grown(registry)
+    page = await registry.fork_tree_page(first.id, 2)
     assert page.after == left.id
-    await prune(book, first, left.id)
-    (fork,) = await book.fork(first.id, [b""])
-    rest = await book.family_page(first.id, 9, page.after)
+    await prune(registry, first, left.id)
+    (fork,) = await registry.fork(first.id, [b""])
+    rest = await registry.fork_tree_page(first.id, 9, page.after)
     assert [member.id for member in rest.members] == [right.id, leaf.id, fork.id] and rest.after is None
     with pytest.raises(MemberUnknown) as unknown:
-        await book.family_page(first.id, 9, "sess_none")
+        await registry.fork_tree_page(first.id, 9, "sess_none")
     assert unknown.value.param == "after"
 
 
@@ -291,30 +291,34 @@ async def test_what_retention_forgot_leaves_the_tree_and_its_name_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with folder() as path:
-        async with book_in(path, reciting("one", "two")) as book:
-            first, left, right, leaf = await grown(book)
-            await book.name(left.id, "left")
-            await book.close(left.id)
-            assert len(await book.family(first.id)) == 4
+        async with registry_in(path, reciting("one", "two")) as registry:
+            first, left, right, leaf = await grown(registry)
+            await registry.name(left.id, "left")
+            await registry.close(left.id)
+            assert len(await registry.fork_tree(first.id)) == 4
             with pytest.raises(NameInvalid):
-                await book.name(right.id, "left")
-            assert book.journal is not None
-            book.journal.put([Drop(left.log.number)])
-            monkeypatch.setattr(family_room, "FRESH_SECONDS", -1.0)
-            assert [member.id for member in await book.family(first.id)] == [first.id, right.id, leaf.id]
-            await book.name(right.id, "left")
+                await registry.name(right.id, "left")
+            assert registry.journal is not None
+            registry.journal.put([Drop(left.log.number)])
+            monkeypatch.setattr(fork_tree, "FRESH_SECONDS", -1.0)
+            assert [member.id for member in await registry.fork_tree(first.id)] == [
+                first.id,
+                right.id,
+                leaf.id,
+            ]
+            await registry.name(right.id, "left")
 
 
 @run
 async def test_a_tree_that_grows_while_the_journal_is_asked_is_whole() -> None:
     with folder() as path:
-        async with book_in(path, reciting("one", "two")) as book:
-            first, left, right, leaf = await grown(book)
-            listing = asyncio.ensure_future(book.family(first.id))
+        async with registry_in(path, reciting("one", "two")) as registry:
+            first, left, right, leaf = await grown(registry)
+            listing = asyncio.ensure_future(registry.fork_tree(first.id))
             await asyncio.sleep(0)
-            (late,) = await book.fork(first.id, [b""])
-            await book.close(late.id)
-            await book.check_pruned(first.id, right.id)
+            (late,) = await registry.fork(first.id, [b""])
+            await registry.close(late.id)
+            await registry.check_pruned(first.id, right.id)
             await listing
-            found = [member.id for member in await book.family(first.id)]
+            found = [member.id for member in await registry.fork_tree(first.id)]
             assert found == [first.id, left.id, leaf.id, late.id]

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.sessions.errors import ConversationBusy, ItemExists, ItemInvalid, ItemUnknown
-from holdfast.sessions.history import ROOT, Draft, History, Turn
+from holdfast.sessions.history import ROOT, History, RunningTurn
 from holdfast.sessions.items import FunctionCall, Message, Preamble, new_id
 from holdfast.sessions.token_ids import ids_of
-from holdfast.sessions.tree import Reply
+from holdfast.sessions.tree import Draft, TurnReply
 from holdfast.sessions.turn.events import MissReason
 
 
@@ -19,17 +19,17 @@ def user(item_id: str = "") -> Message:
     return Message(id=item_id or new_id("item"), role="user", text="hi")
 
 
-def said(*item_ids: str) -> Reply:
-    return Reply(tuple(Message(id=i, role="assistant", text="yes") for i in item_ids), ids_of([7]), True)
+def said(*item_ids: str) -> TurnReply:
+    return TurnReply(tuple(Message(id=i, role="assistant", text="yes") for i in item_ids), ids_of([7]), True)
 
 
-def drafted(turn: Turn) -> Draft:
+def drafted(turn: RunningTurn) -> Draft:
     """A draft as a renderer makes it, but for the ids: the turns after the base are rebuilt."""
     parent = turn.script.base
     kept = sum(1 for _ in parent.ancestry()) if parent else 0
     inputs: list = []
     for segment in turn.script.segments:
-        if not isinstance(segment, Reply):
+        if not isinstance(segment, TurnReply):
             inputs.append(segment)
             continue
         if kept == 0:
@@ -154,7 +154,7 @@ def test_editing_within_a_reply_gives_up_its_ids_and_keeps_its_other_items() -> 
     history.insert(user("a"))
     turn = history.begin_turn()
     call = FunctionCall(id="c", call_id="call", name="f", arguments="{}")
-    reply = Reply((Message(id="b", role="assistant", text="yes"), call), ids_of([7]), True)
+    reply = TurnReply((Message(id="b", role="assistant", text="yes"), call), ids_of([7]), True)
     history.commit_turn(turn, drafted(turn), reply)
     history.delete("b")
     assert order(history) == ["a", "c"]
@@ -168,7 +168,7 @@ class Editing(RuleBasedStateMachine):
         super().__init__()
         self.history = History()
         self.shadow: list[str] = []
-        self.turn: Turn | None = None
+        self.turn: RunningTurn | None = None
 
     @rule(data=st.data())
     def insert(self, data: st.DataObject) -> None:

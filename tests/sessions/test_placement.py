@@ -10,7 +10,7 @@ import pytest
 from holdfast.runtime.errors import EngineDied
 from holdfast.runtime.link.messages import Grant
 from holdfast.sessions.errors import ConversationBusy, EngineUnavailable, SequencePoisoned
-from holdfast.sessions.poison import MOST_KILLED
+from holdfast.sessions.poison import MAX_KILLS
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.turn.events import ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
@@ -28,10 +28,10 @@ async def test_they_speak_of_the_sequence_that_is_there() -> None:
     session = session_on(link)
     await ask(session, "Hi")
     held = len(link.held[1].tokens)
-    receipt = await session.keeping.lease(1, 60.0, 5.0)
+    receipt = await session.placement.lease(1, 60.0, 5.0)
     assert (receipt.grant, receipt.tokens) == (Grant.GRANTED, held)
-    assert (await session.keeping.settle(disk=True)).disk == link.held[1].computed
-    await session.keeping.stage()
+    assert (await session.placement.settle(disk=True)).disk == link.held[1].computed
+    await session.placement.stage()
     assert verbs(link, "lease", "settle", "stage") == [
         ("lease", 1, 1, 60.0, 5.0),
         ("settle", 1, True),
@@ -43,7 +43,7 @@ async def test_they_speak_of_the_sequence_that_is_there() -> None:
 async def test_a_new_session_has_a_lease_before_its_first_word() -> None:
     link = reciting("Hello!")
     session = session_on(link)
-    assert (await session.keeping.lease(None, 60.0, None)).tokens == 0
+    assert (await session.placement.lease(None, 60.0, None)).tokens == 0
     await ask(session, "Hi")
     assert len(verbs(link, "open")) == 1 and len(link.held) == 1
 
@@ -54,11 +54,11 @@ async def test_after_another_engine_the_branch_is_opened_with_its_tokens_and_its
     session = session_on(link)
     await ask(session, "Hi")
     held = link.held[1].tokens
-    await session.keeping.lease(2, 60.0, 30.0)
+    await session.placement.lease(2, 60.0, 30.0)
     link.die(outside=True)
     link.restart()
     link.log.clear()
-    await session.keeping.stage()
+    await session.placement.stage()
     (opened,) = verbs(link, "open")
     assert opened[2] == held
     ((_, seq, priority, ttl, returns_in),) = verbs(link, "lease")
@@ -71,8 +71,8 @@ async def test_a_lease_given_back_is_not_wished_for_again() -> None:
     link = reciting("Hello!", "Again!")
     session = session_on(link)
     await ask(session, "Hi")
-    await session.keeping.lease(2, 60.0, 30.0)
-    await session.keeping.lease(None, 0.0, None)
+    await session.placement.lease(2, 60.0, 30.0)
+    await session.placement.lease(None, 0.0, None)
     link.die(outside=True)
     link.restart()
     link.log.clear()
@@ -92,7 +92,7 @@ async def test_an_engine_that_died_over_the_branch_is_not_tried_again_for_its_kv
     link.restart()
     session.history.preamble = session.history.preamble
     with pytest.raises((EngineDied, ConversationBusy)):
-        await session.keeping.stage()
+        await session.placement.stage()
 
 
 @run
@@ -102,13 +102,13 @@ async def test_kv_is_not_moved_under_a_reply_but_may_be_leased() -> None:
     say(session, "Hi")
     reply = aiter(session.respond(TurnRequest.checked()))
     await anext(reply)
-    for verb in (session.keeping.stage(), session.keeping.settle(disk=True)):
+    for verb in (session.placement.stage(), session.placement.settle(disk=True)):
         with pytest.raises(ConversationBusy):
             await verb
-    assert (await session.keeping.lease(1, 5.0, None)).grant is Grant.GRANTED
+    assert (await session.placement.lease(1, 5.0, None)).grant is Grant.GRANTED
     async for _ in reply:
         pass
-    await session.keeping.stage()
+    await session.placement.stage()
 
 
 @run
@@ -116,14 +116,14 @@ async def test_numbers_of_any_size_cross_the_link() -> None:
     link = reciting("Hello!")
     session = session_on(link)
     await ask(session, "Hi")
-    await session.keeping.lease(10**40, 1e300, float("nan"))
+    await session.placement.lease(10**40, 1e300, float("nan"))
     assert verbs(link, "lease") == [("lease", 1, 10**9, 1e9, 0.0)]
 
 
 KEEPING = {
-    "lease": lambda session: session.keeping.lease(1, 60.0, None),
-    "stage": lambda session: session.keeping.stage(),
-    "settle": lambda session: session.keeping.settle(disk=True),
+    "lease": lambda session: session.placement.lease(1, 60.0, None),
+    "stage": lambda session: session.placement.stage(),
+    "settle": lambda session: session.placement.settle(disk=True),
 }
 
 
@@ -241,8 +241,8 @@ async def test_engines_killed_over_one_verb_end_it_after_so_many() -> None:
     session = session_on(link)
     await ask(session, "Hi")
     link.cut_off.add("settle")
-    asked = asyncio.create_task(session.keeping.settle(disk=False))
-    for death in range(MOST_KILLED):
+    asked = asyncio.create_task(session.placement.settle(disk=False))
+    for death in range(MAX_KILLS):
         await link.stuck.wait()
         assert not asked.done(), death
         link.stuck.clear()
@@ -255,4 +255,4 @@ async def test_engines_killed_over_one_verb_end_it_after_so_many() -> None:
     with pytest.raises(SequencePoisoned):
         await asked
     link.cut_off.clear()
-    await session.keeping.settle(disk=False)
+    await session.placement.settle(disk=False)

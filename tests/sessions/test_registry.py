@@ -1,4 +1,4 @@
-"""The book: a cap, ids that lead to sessions, and sums."""
+"""The registry: a cap, ids that lead to sessions, and sums."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from .session_stage import LANGUAGE, ask, reciting
 def test_sessions_are_found_counted_and_closed() -> None:
     async def play() -> None:
         link = reciting("Hello")
-        book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=2))
-        one, other = book.create(), book.create(salt=b"tenant")
+        registry = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=2))
+        one, other = registry.create(), registry.create(salt=b"tenant")
         assert one.id != other.id
-        assert book.get(one.id) is one
+        assert registry.get(one.id) is one
         with pytest.raises(SessionLimit):
-            book.create()
+            registry.create()
         await ask(other, "Hi")
         assert [entry[1] for entry in link.log if entry[0] == "begin"] == [b"tenant"]
-        assert book.statistics()["sessions"] == 2
-        assert book.statistics()["session_items"] == 2
-        assert book.statistics()["session_tokens"] == other.history.tree.head.length
-        await book.close(other.id)
+        assert registry.statistics()["sessions"] == 2
+        assert registry.statistics()["session_items"] == 2
+        assert registry.statistics()["session_tokens"] == other.history.tree.head.length
+        await registry.close(other.id)
         with pytest.raises(SessionUnknown):
-            book.get(other.id)
+            registry.get(other.id)
         with pytest.raises(SessionClosed):
             other.respond(TurnRequest.checked())
-        book.create()
-        assert book.statistics()["sessions_opened"] == 3
-        await book.aclose()
-        assert book.statistics()["sessions"] == 0
+        registry.create()
+        assert registry.statistics()["sessions_opened"] == 3
+        await registry.aclose()
+        assert registry.statistics()["sessions"] == 0
         assert link.held == {}
 
     asyncio.run(play())

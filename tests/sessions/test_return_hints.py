@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from holdfast.sessions.items import FunctionCallOutput, Preamble, Tool
-from holdfast.sessions.return_hints import PATIENCE
+from holdfast.sessions.return_hints import PATIENCE, Wait, Waits
 from holdfast.sessions.session import Session
 
 from .session_stage import ask, read, reciting, run, session_on
@@ -57,10 +57,10 @@ async def test_nothing_is_said_where_the_tool_has_answered() -> None:
 async def test_who_knows_better_is_heard(ttl: float, returns_in: float | None, late: bool) -> None:
     session = calling(CALL, "Done.", CALL)
     if not late:
-        await session.keeping.lease(None, ttl, returns_in)
+        await session.placement.lease(None, ttl, returns_in)
     await ask(session, "Hi")
     if late:
-        await session.keeping.lease(None, ttl, returns_in)
+        await session.placement.lease(None, ttl, returns_in)
     await asyncio.sleep(LONG_ENOUGH)
     if ttl or late:
         assert [entry[3:] for entry in said(session)] == [(ttl, returns_in)]
@@ -73,7 +73,7 @@ async def test_nobody_is_expected_before_now() -> None:
     session = calling(CALL, "Done.")
     await ask(session, "Hi")
     for returns_in in (float("nan"), float("-inf"), -1e9):
-        await session.keeping.lease(None, 0.0, returns_in)
+        await session.placement.lease(None, 0.0, returns_in)
     await answered(session)
     assert session._waits.statistics()["waits_expected_seconds"] == 0.0
 
@@ -83,18 +83,18 @@ async def test_what_was_said_of_its_return_is_said_to_another_engine_until_it_is
     session = calling(CALL, "Done.", "Done.")
     link = session._branch.link
     await ask(session, "Hi")
-    await session.keeping.lease(None, 0.0, 30.0)
+    await session.placement.lease(None, 0.0, 30.0)
     link.die(outside=True)
     link.restart()
     link.log.clear()
-    await session.keeping.stage()
+    await session.placement.stage()
     ((_, _, priority, ttl, returns_in),) = said(session)
     assert (priority, ttl) == (0, 0.0) and 29 < returns_in <= 30.0
     await answered(session)
     link.die(outside=True)
     link.restart()
     link.log.clear()
-    await session.keeping.stage()
+    await session.placement.stage()
     assert not said(session)
 
 
@@ -121,7 +121,7 @@ async def test_a_lease_that_is_on_its_way_is_not_taken_back_by_a_guess(
     session = calling(CALL)
     slow = Slow(session)
     await ask(session, "Hi")
-    asked = asyncio.create_task(session.keeping.lease(None, ttl, returns_in))
+    asked = asyncio.create_task(session.placement.lease(None, ttl, returns_in))
     await asyncio.sleep(LONG_ENOUGH)
     slow.answers.set()
     await asked
@@ -133,7 +133,7 @@ async def test_a_return_that_was_answered_when_it_was_over_says_nothing_of_the_n
     session = calling(CALL, CALL)
     slow = Slow(session)
     await ask(session, "Hi")
-    asked = asyncio.create_task(session.keeping.lease(None, 0.0, 30.0))
+    asked = asyncio.create_task(session.placement.lease(None, 0.0, 30.0))
     await slow.asked.wait()
     await answered(session)
     slow.answers.set()
@@ -149,3 +149,38 @@ async def test_a_session_that_is_closed_says_nothing() -> None:
     await session.aclose()
     await asyncio.sleep(LONG_ENOUGH)
     assert not said(session)
+
+
+def test_a_pause_is_kept_with_what_was_expected_of_it() -> None:
+    now = [0.0]
+    waits = Waits(keep=2, clock=lambda: now[0])
+    for session, expected, real in (("a", 1.0, 3.0), ("b", 5.0, 2.0), ("c", 4.0, 4.5)):
+        waits.leaves(session, 100, expected)
+        assert waits.statistics()["waiting"] == 1
+        now[0] += real
+        waits.returns(session)
+    assert list(waits.records) == [Wait("b", 100, 5.0, 2.0), Wait("c", 100, 4.0, 4.5)]
+    assert waits.statistics() == {
+        "waits_ended": 3,
+        "waits_early": 1,
+        "waits_expected_seconds": 10.0,
+        "waits_real_seconds": 9.5,
+        "waiting": 0,
+    }
+
+
+def test_the_last_word_counts_and_who_ends_does_not_return() -> None:
+    now = [0.0]
+    waits = Waits(clock=lambda: now[0])
+    waits.leaves("a", 10, 60.0)
+    now[0] = 5.0
+    waits.leaves("a", 10, 1.0)
+    now[0] = 7.0
+    waits.returns("a")
+    waits.returns("a")
+    waits.returns("nobody")
+    assert list(waits.records) == [Wait("a", 10, 1.0, 2.0)]
+    waits.leaves("b", 10, 1.0)
+    waits.ends("b")
+    waits.returns("b")
+    assert waits.statistics()["waits_ended"] == 1 and waits.statistics()["waiting"] == 0

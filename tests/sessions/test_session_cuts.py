@@ -44,7 +44,7 @@ async def test_a_stop_string_cuts_the_text_and_keeps_the_token_that_completes_it
     assert kept == toks(said)[: len(kept)]
     assert "ee fo" in ours(NAME).backend.decode(kept)
     assert "ee fo" not in ours(NAME).backend.decode(kept[:-1])
-    await session._sequence.at_rest()
+    await session._sequence.wait_stopped()
     assert [held.tokens for held in link.held.values()] == [prompts(link)[0] + kept]
     await ask(session, "More")
     assert prompts(link)[1][: len(prompts(link)[0]) + len(kept)] == prompts(link)[0] + kept
@@ -105,7 +105,7 @@ async def test_cancel_keeps_what_was_said_and_its_kv(ahead: int) -> None:
     assert kept == toks(said)[: len(kept)]
     assert text_of(events) == done.items[0].text == ours(NAME).backend.decode(kept)
     assert not done.items[0].complete
-    await session._sequence.at_rest()
+    await session._sequence.wait_stopped()
     assert [held.tokens for held in link.held.values()] == [prompts(link)[0] + kept]
     link.sent()
     done = await ask(session, "Go on")
@@ -161,7 +161,7 @@ async def test_a_reader_that_leaves_cancels() -> None:
     assert not session.history.busy
     assert "one two".startswith(session.history.items()[-1].text)
     kept = session.history.tree.head.reply.ids.tolist()
-    await session._sequence.at_rest()
+    await session._sequence.wait_stopped()
     assert [held.tokens for held in link.held.values()] == [prompts(link)[0] + kept]
 
 

@@ -61,7 +61,7 @@ def test_whatever_happens_the_engine_holds_what_the_tree_says(
                     if action == "leave" and seen == 3:
                         break
             assert not session.history.busy
-            await session._sequence.at_rest()
+            await session._sequence.wait_stopped()
             head = session.history.tree.head
             if (
                 head is not None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.runtime.errors import EngineDied
 from holdfast.sessions.errors import EngineUnavailable, SequencePoisoned
 from holdfast.sessions.items import Message
-from holdfast.sessions.poison import MOST_KILLED
+from holdfast.sessions.poison import MAX_KILLS
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.turn.events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStatus
@@ -273,7 +273,7 @@ async def test_who_was_there_at_two_deaths_goes_on_alone_and_is_cleared_by_a_tok
     assert alone == [False, False, True]
     link.flow()
     assert (await reading)[0] == TALE
-    assert not session._sequence.suspicion.alone
+    assert not session._sequence.crashes.isolated
 
 
 @run
@@ -301,8 +301,8 @@ async def test_engines_killed_by_others_accuse_nobody_but_not_without_end() -> N
     session = session_on(link)
     say(session, "Tell me.")
     reading = asyncio.create_task(whole(session.respond(TurnRequest.checked())))
-    for death in range(MOST_KILLED):
-        assert not session._sequence.suspicion.alone and not reading.done(), death
+    for death in range(MAX_KILLS):
+        assert not session._sequence.crashes.isolated and not reading.done(), death
         link.stuck.clear()
         await link.stuck.wait()
         await die_and_return(link, outside=True)

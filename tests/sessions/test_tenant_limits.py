@@ -1,4 +1,4 @@
-"""What one tenant may have of the book and of its journal: over forks and restarts, at nobody else's cost."""
+"""Limits of one tenant in the registry and in the journal, over forks and restarts; others lose nothing."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from hypothesis import strategies as st
 
 from holdfast.sessions.errors import HandleUnknown, SessionLimit, ShareFull, StorageUnavailable, TurnLimit
 from holdfast.sessions.items import Preamble
-from holdfast.sessions.journal.changes import Append, Drop, Put, Table, key_of
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.records import (
     AnyOperation,
+    Append,
     Branched,
-    Heard,
+    Drop,
+    EventReceived,
     Keyring,
     Origin,
+    Put,
     SessionRecord,
-    Snapshot,
+    SessionSnapshot,
+    Table,
+    key_of,
 )
 from holdfast.sessions.journal.segment import padded
-from holdfast.sessions.journal.settings import JournalShare
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
-from holdfast.sessions.settings import SessionSettings, TenantLimits
+from holdfast.sessions.settings import JournalShare, SessionSettings, TenantLimits
 from holdfast.sessions.turn.events import ReplyDone
 from holdfast.sessions.turn.request import TurnRequest
 
@@ -44,7 +47,7 @@ SECONDS = 10.0
 OUT_OF_BAND = TurnRequest.checked(out_of_band=True)
 
 
-def book_of(limits: TenantLimits, *said: str) -> SessionRegistry:
+def registry_of(limits: TenantLimits, *said: str) -> SessionRegistry:
     return SessionRegistry(reciting(*said), LANGUAGE, SessionSettings(tenants={ACME: limits}))
 
 
@@ -52,13 +55,13 @@ def book_of(limits: TenantLimits, *said: str) -> SessionRegistry:
 async def kept_in(
     path: Path, limits: TenantLimits, share: JournalShare, *said: str
 ) -> AsyncIterator[SessionRegistry]:
-    """A book on a journal, as a server has them; closed as by one that leaves."""
+    """A registry on a journal, as a server has them; closed as by one that leaves."""
     journal = await Journal.open(path, MODEL, replace(SMALL, tenants={ACME: share}))
-    book = SessionRegistry(reciting(*said), LANGUAGE, SessionSettings(tenants={ACME: limits}), journal)
+    registry = SessionRegistry(reciting(*said), LANGUAGE, SessionSettings(tenants={ACME: limits}), journal)
     try:
-        yield book
+        yield registry
     finally:
-        await book.aclose()
+        await registry.aclose()
         await journal.aclose()
 
 
@@ -81,12 +84,12 @@ class Question:
         self.answered.wait(SECONDS)
 
 
-async def opens(book: SessionRegistry, handle: str) -> bool:
+async def opens(registry: SessionRegistry, handle: str) -> bool:
     try:
-        found = await book.resume(handle, b"")
+        found = await registry.resume(handle, b"")
     except HandleUnknown:
         return False
-    await book.close((found.session if isinstance(found, Reopened) else found).id)
+    await registry.close((found.session if isinstance(found, Reopened) else found).id)
     return True
 
 
@@ -95,29 +98,29 @@ async def opens(book: SessionRegistry, handle: str) -> bool:
 
 @run
 async def test_one_tenant_has_no_more_open_than_it_may_forks_counted() -> None:
-    book = book_of(TenantLimits(sessions=3), "one", "two")
-    first = book.create(salt=ACME)
+    registry = registry_of(TenantLimits(sessions=3), "one", "two")
+    first = registry.create(salt=ACME)
     await ask(first, "a")
-    (child,) = await book.fork(first.id, [b""])
+    (child,) = await registry.fork(first.id, [b""])
     with pytest.raises(SessionLimit, match="2 sessions open, and may have 3"):
-        await book.fork(first.id, [b"", b""])
-    assert book.statistics()["sessions"] == 2, "none of the two was made"
-    book.create(salt=ACME)
+        await registry.fork(first.id, [b"", b""])
+    assert registry.statistics()["sessions"] == 2, "none of the two was made"
+    registry.create(salt=ACME)
     with pytest.raises(SessionLimit):
-        book.create(salt=ACME)
+        registry.create(salt=ACME)
     for _ in range(5):
-        book.create(salt=ZENITH)
-    await book.close(child.id)
-    book.create(salt=ACME)
-    await book.aclose()
-    assert (await book.statistics_of(ACME))["sessions"] == 0
+        registry.create(salt=ZENITH)
+    await registry.close(child.id)
+    registry.create(salt=ACME)
+    await registry.aclose()
+    assert (await registry.statistics_of(ACME))["sessions"] == 0
 
 
 @run
 async def test_replies_at_once_are_counted_over_sessions_and_refused_before_anything_happens() -> None:
-    book = book_of(TenantLimits(turns=2), *["one two three four five"] * 5)
-    chats = [book.create(salt=ACME) for _ in range(3)]
-    other = book.create(salt=ZENITH)
+    registry = registry_of(TenantLimits(turns=2), *["one two three four five"] * 5)
+    chats = [registry.create(salt=ACME) for _ in range(3)]
+    other = registry.create(salt=ZENITH)
     for session in (*chats, other):
         say(session, "count")
     running = [chats[0].respond(TurnRequest.checked()), chats[0].respond(OUT_OF_BAND)]
@@ -134,46 +137,46 @@ async def test_replies_at_once_are_counted_over_sessions_and_refused_before_anyt
         chats[2].respond(TurnRequest.checked())
     await third.aclose()  # before a word was read
     await anext(chats[2].respond(TurnRequest.checked()))
-    await book.close(chats[2].id)
-    assert (await book.statistics_of(ACME))["turns"] == 1
-    await book.aclose()
+    await registry.close(chats[2].id)
+    assert (await registry.statistics_of(ACME))["turns"] == 1
+    await registry.aclose()
 
 
 @run
 async def test_a_reply_that_nobody_began_to_read_goes_with_its_session() -> None:
-    book = book_of(TenantLimits(turns=1), "one")
-    lost, session = book.create(salt=ACME), book.create(salt=ACME)
+    registry = registry_of(TenantLimits(turns=1), "one")
+    lost, session = registry.create(salt=ACME), registry.create(salt=ACME)
     say(lost, "a")
     lost.respond(TurnRequest.checked())
-    await book.close(lost.id)
+    await registry.close(lost.id)
     assert (await ask(session, "b")).status.value == "completed"
-    await book.aclose()
+    await registry.aclose()
 
 
 @run
 async def test_sessions_that_come_back_from_the_journal_are_counted() -> None:
     limits, share = TenantLimits(sessions=2), JournalShare()
     with folder() as path:
-        async with kept_in(path, limits, share, "one") as book:
+        async with kept_in(path, limits, share, "one") as registry:
             handles = []
             for _ in range(3):
-                session = book.create(salt=ACME)
+                session = registry.create(salt=ACME)
                 handles.append(await durable(session))
-                await book.close(session.id)
-        async with kept_in(path, limits, share, "one") as book:
-            await book.resume(handles[0], b"")
-            book.create(salt=ACME)
+                await registry.close(session.id)
+        async with kept_in(path, limits, share, "one") as registry:
+            await registry.resume(handles[0], b"")
+            registry.create(salt=ACME)
             for _ in range(2):
                 with pytest.raises(SessionLimit):
-                    await book.resume(handles[2], b"")
-            await book.resume(await durable(book.create(salt=ZENITH)), b"")
-            (first, second) = list(book._sessions)[:2]
-            await book.close(second)
-            found = await book.resume(handles[2], b"")  # a refusal has used no handle up
+                    await registry.resume(handles[2], b"")
+            await registry.resume(await durable(registry.create(salt=ZENITH)), b"")
+            (first, second) = list(registry._sessions)[:2]
+            await registry.close(second)
+            found = await registry.resume(handles[2], b"")  # a refusal has used no handle up
             assert isinstance(found, Reopened) and found.record.salt == ACME
-            assert (await book.statistics_of(ACME))["sessions"] == 2
+            assert (await registry.statistics_of(ACME))["sessions"] == 2
             with pytest.raises(SessionLimit):
-                await book.fork(first, [b""])
+                await registry.fork(first, [b""])
 
 
 # --- the journal --------------------------------------------------------------------------------------------
@@ -183,68 +186,68 @@ async def test_sessions_that_come_back_from_the_journal_are_counted() -> None:
 async def test_beyond_its_share_of_sessions_a_tenant_loses_its_own_the_longest_unused() -> None:
     limits, share = TenantLimits(sessions=2), JournalShare(sessions=3)
     with folder() as path:
-        async with kept_in(path, limits, share, "one") as book:
-            stranger = book.create(salt=ZENITH)
+        async with kept_in(path, limits, share, "one") as registry:
+            stranger = registry.create(salt=ZENITH)
             foreign = await durable(stranger)
-            await book.close(stranger.id)
+            await registry.close(stranger.id)
             handles = []
             for _ in range(5):
-                session = book.create(salt=ACME)
+                session = registry.create(salt=ACME)
                 handles.append(await durable(session))
-                await book.close(session.id)
-            assert (await book.statistics_of(ACME))["kept"] == 3
-            assert [await opens(book, handle) for handle in handles[:3]] == [False, False, True]
-            assert await opens(book, foreign)
-        async with kept_in(path, limits, JournalShare(sessions=2), "one") as book:
-            assert (await book.statistics_of(ACME))["kept"] == 2, "a smaller share counts from the start"
-            assert [await opens(book, handle) for handle in handles[2:]] == [False, True, True]
+                await registry.close(session.id)
+            assert (await registry.statistics_of(ACME))["kept"] == 3
+            assert [await opens(registry, handle) for handle in handles[:3]] == [False, False, True]
+            assert await opens(registry, foreign)
+        async with kept_in(path, limits, JournalShare(sessions=2), "one") as registry:
+            assert (await registry.statistics_of(ACME))["kept"] == 2, "a smaller share counts from the start"
+            assert [await opens(registry, handle) for handle in handles[2:]] == [False, True, True]
 
 
 @run
 async def test_open_sessions_that_fill_the_share_begin_nothing_new_until_one_has_left() -> None:
     limits, share = TenantLimits(sessions=9), JournalShare(bytes=20_000)
     with folder() as path:
-        async with kept_in(path, limits, share, "one", "two") as book:
-            big, small, stranger = (book.create(salt=salt) for salt in (ACME, ACME, ZENITH))
+        async with kept_in(path, limits, share, "one", "two") as registry:
+            big, small, stranger = (registry.create(salt=salt) for salt in (ACME, ACME, ZENITH))
             say(big, "long " * 5000)
             handle, other = await durable(big), await durable(small)
-            await book.journal.read(lambda store: None)
+            await registry.journal.read(lambda store: None)
             for session in (big, small):
                 assert isinstance(session.log.fault, ShareFull)
             with pytest.raises(ShareFull, match="share of the journal, 20000 bytes"):
-                book.create(salt=ACME)
+                registry.create(salt=ACME)
             with pytest.raises(ShareFull):
-                await book.fork(small.id, [b""])
+                await registry.fork(small.id, [b""])
             assert stranger.log.fault is None and (await ask(stranger, "a")).status.value == "completed"
-            book.create(salt=ZENITH)
-            await book.close(big.id)
-            await book.journal.read(lambda store: None)
-            await book.journal.read(lambda store: None)
+            registry.create(salt=ZENITH)
+            await registry.close(big.id)
+            await registry.journal.read(lambda store: None)
+            await registry.journal.read(lambda store: None)
             assert small.log.fault is None, "what nobody had open made room"
-            assert not await opens(book, handle)
+            assert not await opens(registry, handle)
             assert (await ask(small, "b")).status.value == "completed"
             other = await durable(small)
-        async with kept_in(path, limits, share, "one") as book:
-            assert await opens(book, other)
+        async with kept_in(path, limits, share, "one") as registry:
+            assert await opens(registry, other)
 
 
 @run
 async def test_who_is_told_of_a_prune_has_the_room_that_it_made() -> None:
     limits, share = TenantLimits(sessions=9), JournalShare(bytes=20_000)
     with folder() as path:
-        async with kept_in(path, limits, share) as book:
-            assert book.journal is not None
-            small = book.create(salt=ACME)
-            (big,) = await book.fork(small.id, [b""])
+        async with kept_in(path, limits, share) as registry:
+            assert registry.journal is not None
+            small = registry.create(salt=ACME)
+            (big,) = await registry.fork(small.id, [b""])
             say(big, "long " * 5000)
             await durable(big)
-            number = await book.check_pruned(small.id, big.id)
-            before = Question(book.journal)
+            number = await registry.check_pruned(small.id, big.id)
+            before = Question(registry.journal)
             await before.heard.wait()
             assert isinstance(small.log.fault, ShareFull)
-            await book.close(big.id)
-            await book.forget(big.id, number)
-            told, after = small.log.sync(), Question(book.journal)
+            await registry.close(big.id)
+            await registry.forget(big.id, number)
+            told, after = small.log.sync(), Question(registry.journal)
             await asyncio.sleep(0)
             before.answered.set()
             await told
@@ -258,8 +261,8 @@ async def test_who_is_told_of_a_prune_has_the_room_that_it_made() -> None:
 async def test_a_long_session_that_was_made_shorter_goes_on_in_its_share() -> None:
     limits, share = TenantLimits(sessions=9), JournalShare(bytes=9_000)
     with folder() as path:
-        async with kept_in(path, limits, share) as book:
-            journal, session = book.journal, book.create(salt=ACME)
+        async with kept_in(path, limits, share) as registry:
+            journal, session = registry.journal, registry.create(salt=ACME)
             assert journal is not None and journal.condense is not None
             loop, shorter = asyncio.get_running_loop(), journal.condense
             begun: asyncio.Future[tuple[StorageUnavailable | None, Question]] = loop.create_future()
@@ -274,7 +277,7 @@ async def test_a_long_session_that_was_made_shorter_goes_on_in_its_share() -> No
 
             journal.condense = asked_first
             for number in range(300):
-                session.log.append(Heard(event=f"event_{number}"))
+                session.log.append(EventReceived(event=f"event_{number}"))
             session.log.sync()
             before, question = await begun
             await question.heard.wait()
@@ -284,7 +287,7 @@ async def test_a_long_session_that_was_made_shorter_goes_on_in_its_share() -> No
             assert isinstance(before, ShareFull) and fault is None
 
 
-HEARD = st.integers(1, 400).map(lambda length: Heard(event="e" * length))
+HEARD = st.integers(1, 400).map(lambda length: EventReceived(event="e" * length))
 SALTS = st.sampled_from([ACME, ZENITH])
 
 
@@ -310,7 +313,8 @@ def test_what_is_counted_is_what_is_there(data: st.DataObject) -> None:
                     del lengths[at]
                 case "short" if at and lengths[at]:
                     store.condense(
-                        at, lambda known: (len(known), Snapshot(preamble=Preamble(), rendered=Preamble()))
+                        at,
+                        lambda known: (len(known), SessionSnapshot(preamble=Preamble(), rendered=Preamble())),
                     )
                 case "fork" if at:
                     salts[number] = salts[at]

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.sessions.token_ids import common_prefix, ids_of
-from holdfast.sessions.tree import Paths, Reply, Tree, TurnNode
+from holdfast.sessions.tree import Paths, Tree, TurnNode, TurnReply
 
 spans = st.lists(st.integers(0, 9), max_size=5)
 
 
 def node(parent: TurnNode | None, drop: int, prompt: list[int], reply: list[int]) -> TurnNode:
     keep = 0 if parent is None else max(0, parent.length - drop)
-    return TurnNode(parent, (), keep, ids_of(prompt), Reply((), ids_of(reply), ended=True))
+    return TurnNode(parent, (), keep, ids_of(prompt), TurnReply((), ids_of(reply), ended=True))
 
 
 @settings(deadline=None)

@@ -14,15 +14,14 @@ from holdfast.sessions.errors import (
     SessionLimit,
     SessionUnknown,
 )
-from holdfast.sessions.journal.changes import Drop
-from holdfast.sessions.journal.records import Snapshot
+from holdfast.sessions.journal.records import Drop, SessionSnapshot
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
 from holdfast.sessions.turn.events import ReplyDone, TextDelta
 from holdfast.sessions.turn.request import TurnRequest
 
-from .journal.journal_stage import book_in, folder, store_in
+from .journal.journal_stage import folder, registry_in, store_in
 from .scripted_link import ScriptedLink
 from .session_stage import LANGUAGE, ask, read, reciting, run, say
 
@@ -36,8 +35,8 @@ def tokens(session: Session) -> list[int]:
     return [] if head is None else head.tokens().tolist()
 
 
-async def back(book: SessionRegistry, handle: str) -> Reopened:
-    found = await book.resume(handle, b"me")
+async def back(registry: SessionRegistry, handle: str) -> Reopened:
+    found = await registry.resume(handle, b"me")
     assert isinstance(found, Reopened)
     return found
 
@@ -46,22 +45,22 @@ async def back(book: SessionRegistry, handle: str) -> Reopened:
 async def test_a_cut_a_rewind_and_a_fork_outlive_the_server() -> None:
     with folder() as path:
         link = reciting("one two three four", "five six", "seven eight")
-        async with book_in(path, link) as book:
-            session = book.create(owner=b"me")
+        async with registry_in(path, link) as registry:
+            session = registry.create(owner=b"me")
             await ask(session, "first")
             await ask(session, "second")
             there = session.history.items()
             session.cut(there[1].id, 7)
             session.rewind(there[2].id)
-            (child,) = await book.fork(session.id, [b"config"])
+            (child,) = await registry.fork(session.id, [b"config"])
             await read(child)
             wanted, childs = texts(session), texts(child)
             ids, childs_ids = tokens(session), tokens(child)
             handles = session.handles.current, child.handles.current
         assert wanted == ["first", "one two", "second"] and childs == [*wanted, "seven eight"]
-        async with book_in(path, reciting("nine")) as book:
+        async with registry_in(path, reciting("nine")) as registry:
             for handle, want, want_ids in zip(handles, (wanted, childs), (ids, childs_ids), strict=True):
-                again = await back(book, handle)
+                again = await back(registry, handle)
                 assert (texts(again.session), tokens(again.session)) == (want, want_ids)
             assert again.record.config == b"config" and again.replayed.last is not None
             await ask(again.session, "third")
@@ -72,8 +71,8 @@ async def test_a_cut_a_rewind_and_a_fork_outlive_the_server() -> None:
 async def test_an_interrupt_that_the_server_did_not_live_to_finish_is_finished() -> None:
     with folder() as path:
         link = reciting("one two three four five six", ahead=1)
-        async with book_in(path, link) as book:
-            session = book.create(owner=b"me")
+        async with registry_in(path, link) as registry:
+            session = registry.create(owner=b"me")
             say(session, "go")
             response = session.respond(TurnRequest.checked())
             said = ""
@@ -83,8 +82,8 @@ async def test_an_interrupt_that_the_server_did_not_live_to_finish_is_finished()
                 item = getattr(event, "item_id", "")
             assert session.cut(item, 7) is response
             handle = session.handles.current
-        async with book_in(path, reciting("one two three four five six")) as book:
-            again = await back(book, handle)
+        async with registry_in(path, reciting("one two three four five six")) as registry:
+            again = await back(registry, handle)
             past = again.replayed.last
             assert past is not None and past.cut == (item, 7)
             events = [event async for event in again.session.go_on(past)]
@@ -95,19 +94,19 @@ async def test_an_interrupt_that_the_server_did_not_live_to_finish_is_finished()
 @run
 async def test_a_fork_in_mid_reply_outlives_the_server_without_the_rest() -> None:
     with folder() as path:
-        async with book_in(path, reciting("one two three four", "right")) as book:
-            session = book.create(owner=b"me")
+        async with registry_in(path, reciting("one two three four", "right")) as registry:
+            session = registry.create(owner=b"me")
             say(session, "go")
             response = session.respond(TurnRequest.checked())
             for _ in range(4):
                 await anext(response)
-            (child,) = await book.fork(session.id, [b""])
+            (child,) = await registry.fork(session.id, [b""])
             shared, handle = texts(child), child.handles.current
             async for _ in response:
                 pass
             assert texts(session)[-1].startswith(shared[-1]) and texts(session) != shared
-        async with book_in(path, reciting("left")) as book:
-            again = await back(book, handle)
+        async with registry_in(path, reciting("left")) as registry:
+            again = await back(registry, handle)
             assert texts(again.session) == shared and again.replayed.last is None
             await ask(again.session, "and?")
             assert texts(again.session)[-1] == "left"
@@ -117,12 +116,12 @@ async def test_a_fork_in_mid_reply_outlives_the_server_without_the_rest() -> Non
 async def test_who_was_forked_from_can_be_forgotten_first() -> None:
     """Its operations stay as long as a fork, or a fork of a fork, follows on them; then nothing is left."""
     with folder() as path:
-        async with book_in(path, reciting("one", "two", "three")) as book:
-            session = book.create(owner=b"me")
+        async with registry_in(path, reciting("one", "two", "three")) as registry:
+            session = registry.create(owner=b"me")
             await ask(session, "a")
-            (child,) = await book.fork(session.id, [b""])
+            (child,) = await registry.fork(session.id, [b""])
             await ask(child, "b")
-            (grandchild,) = await book.fork(child.id, [b""])
+            (grandchild,) = await registry.fork(child.id, [b""])
             await ask(grandchild, "c")
             handles = [one.handles.current for one in (session, child, grandchild)]
             wanted = texts(grandchild)
@@ -131,11 +130,11 @@ async def test_who_was_forked_from_can_be_forgotten_first() -> None:
             store.write([Drop(2)])
             with pytest.raises(RecordDamaged):
                 store.session(1)
-        async with book_in(path, reciting()) as book:
+        async with registry_in(path, reciting()) as registry:
             for handle in handles[:2]:
                 with pytest.raises(HandleUnknown):
-                    await book.resume(handle, b"me")
-            assert texts((await back(book, handles[2])).session) == wanted
+                    await registry.resume(handle, b"me")
+            assert texts((await back(registry, handles[2])).session) == wanted
         with store_in(path) as store:
             store.write([Drop(3)])
             assert entries(store) == 0
@@ -146,13 +145,13 @@ async def test_long_sessions_are_condensed_and_forks_of_them_come_back() -> None
     """What forks follow on stays as it is; a fork's own record of many has its origin's past in it."""
     with folder() as path:
         words = [f"word {number}" for number in range(24)]
-        async with book_in(path, reciting(*words), snapshot_operations=2) as book:
-            session = book.create(owner=b"me")
+        async with registry_in(path, reciting(*words), snapshot_operations=2) as registry:
+            session = registry.create(owner=b"me")
             for number in range(6):
                 await ask(session, f"ask {number}")
                 await synced(session)
-            (child,) = await book.fork(session.id, [b""])
-            (grandchild,) = await book.fork(child.id, [b""])
+            (child,) = await registry.fork(session.id, [b""])
+            (grandchild,) = await registry.fork(child.id, [b""])
             for number in range(6):
                 for one in (session, child, grandchild):
                     await ask(one, f"then {number}")
@@ -162,10 +161,10 @@ async def test_long_sessions_are_condensed_and_forks_of_them_come_back() -> None
             handles = [one.handles.current for one in every]
         with store_in(path) as store:
             kinds = [[type(op) for op in store.session(number).operations] for number in (1, 2, 3)]
-        assert kinds[2][0] is Snapshot and len(kinds[2]) < len(kinds[1]), "nobody follows on the last"
-        async with book_in(path, reciting()) as book:
+        assert kinds[2][0] is SessionSnapshot and len(kinds[2]) < len(kinds[1]), "nobody follows on the last"
+        async with registry_in(path, reciting()) as registry:
             for handle, want in zip(handles, wanted, strict=True):
-                again = (await back(book, handle)).session
+                again = (await back(registry, handle)).session
                 assert (texts(again), tokens(again)) == want
 
 
@@ -183,11 +182,11 @@ def entries(store: JournalStore) -> int:
 @run
 async def test_a_fork_is_one_verb_and_sends_nothing_down_twice() -> None:
     link: ScriptedLink = reciting("one two three four five six seven", "left", "right")
-    book = SessionRegistry(link, LANGUAGE, None)
-    session = book.create()
+    registry = SessionRegistry(link, LANGUAGE, None)
+    session = registry.create()
     await ask(session, "count")
     link.log.clear()
-    children = await book.fork(session.id, [b""] * 3)
+    children = await registry.fork(session.id, [b""] * 3)
     assert [verb[0] for verb in link.log] == ["fork"]
     assert len(link.held) == 4
     whole = tokens(session)
@@ -201,8 +200,8 @@ async def test_a_fork_is_one_verb_and_sends_nothing_down_twice() -> None:
 @run
 async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     link = reciting("one two three", "four five six")
-    book = SessionRegistry(link, LANGUAGE)
-    session, other = book.create(), book.create()
+    registry = SessionRegistry(link, LANGUAGE)
+    session, other = registry.create(), registry.create()
     await ask(session, "count")
     asked, reply = session.history.items()
     before = texts(session)
@@ -218,11 +217,11 @@ async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
         with pytest.raises(error):
             wrong()
     with pytest.raises(ItemUnknown):
-        await book.fork(session.id, [b""], "nobody")
+        await registry.fork(session.id, [b""], "nobody")
     with pytest.raises(SessionUnknown):
-        await book.fork("sess_nobody", [b""])
+        await registry.fork("sess_nobody", [b""])
     with pytest.raises(SessionLimit):
-        await book.fork(session.id, [b""] * 20_000)
+        await registry.fork(session.id, [b""] * 20_000)
     say(session, "go on")
     response = session.respond(TurnRequest.checked())
     await anext(response)
@@ -230,10 +229,10 @@ async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
         with pytest.raises(ConversationBusy):
             busy()
     await response.aclose()
-    assert texts(session)[:2] == before and len(book._sessions) == 2
-    await book.close(session.id)
+    assert texts(session)[:2] == before and len(registry._sessions) == 2
+    await registry.close(session.id)
     with pytest.raises(SessionUnknown):
-        await book.fork(session.id, [b""])
+        await registry.fork(session.id, [b""])
     for closed in (lambda: session.rewind("root"), lambda: session.cut(reply.id, 1), session.branch):
         with pytest.raises(SessionClosed):
             closed()

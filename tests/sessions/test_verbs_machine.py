@@ -27,8 +27,7 @@ from hypothesis.stateful import (
 
 from holdfast.sessions.errors import ConversationBusy, CutInvalid, ItemUnknown
 from holdfast.sessions.items import Message
-from holdfast.sessions.journal.log import EphemeralLog
-from holdfast.sessions.journal.records import AnyOperation
+from holdfast.sessions.journal.records import AnyOperation, EphemeralLog
 from holdfast.sessions.journal.replay import replay
 from holdfast.sessions.session import Session
 from holdfast.sessions.turn.events import EndReason, ReplyDone, TextDelta
@@ -197,7 +196,7 @@ class VerbsMachine(RuleBasedStateMachine):
                 await response.cancel()
             if isinstance(event, ReplyDone):
                 done = event
-        await session._sequence.at_rest()
+        await session._sequence.wait_stopped()
         if self.count(shadow, done, end):
             self.agree(session, shadow, engine=end is None)
 

@@ -23,7 +23,7 @@ HEAVY = ("torch", "transformers", "starlette", "uvicorn", "tokenizers", "numpy")
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What `server` would have run with."""
     calls: list[Any] = []
-    monkeypatch.setattr("holdfast.gateway.server.run", lambda *settings: calls.append(settings) or 0)
+    monkeypatch.setattr("holdfast.gateway.cli.serve.run", lambda *settings: calls.append(settings) or 0)
     monkeypatch.delenv("HOLDFAST_API_KEY", raising=False)
     monkeypatch.delenv("HOLDFAST_PORT", raising=False)
     return calls

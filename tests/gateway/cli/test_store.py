@@ -9,12 +9,18 @@ from typer.testing import CliRunner
 
 from holdfast.gateway.auth import salt_of
 from holdfast.gateway.cli.main import app
-from holdfast.sessions.journal.changes import Append, Put, Table, key_of
 from holdfast.sessions.journal.opening import open_for
-from holdfast.sessions.journal.places import offset_of, slot_of
-from holdfast.sessions.journal.records import Heard, Keyring, SessionRecord
-from holdfast.sessions.journal.segment import Kind
-from holdfast.sessions.journal.settings import JournalSettings
+from holdfast.sessions.journal.records import (
+    Append,
+    EventReceived,
+    Keyring,
+    Put,
+    SessionRecord,
+    Table,
+    key_of,
+)
+from holdfast.sessions.journal.segment import Kind, offset_of, slot_of
+from holdfast.sessions.settings import JournalSettings
 
 NUMBERS = JournalSettings(reserve_bytes=0)
 
@@ -34,7 +40,7 @@ def root(tmp_path: Path) -> Path:
             [
                 Put(Table.SESSIONS, key_of(number), record),
                 Put(Table.KEYRINGS, key_of(number), Keyring(fresh=(bytes([number]) * 32,))),
-                Append(number, 0, Heard(event=f"<{name}>" * 20)),
+                Append(number, 0, EventReceived(event=f"<{name}>" * 20)),
             ]
         )
     store.close()

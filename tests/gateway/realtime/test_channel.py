@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from holdfast.gateway.realtime.channel import ChannelClosed, memory_pair
+from holdfast.gateway.net.channel import ChannelClosed, memory_pair
 
 pytestmark = pytest.mark.anyio
 

@@ -16,10 +16,10 @@ from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.sampling import SamplingFields
 from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.errors import EngineUnavailable, PromptTooLong
-from holdfast.sessions.history import Draft, History
+from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, Message
 from holdfast.sessions.token_ids import ids_of
-from holdfast.sessions.tree import Reply
+from holdfast.sessions.tree import Draft, TurnReply
 from holdfast.sessions.turn.events import (
     ArgumentsDelta,
     CallDone,
@@ -401,7 +401,7 @@ def test_an_item_that_comes_during_a_reply_stands_after_it() -> None:
     assert isinstance(late[0], server.ItemAdded)
     assert (early[0].previous_item_id, late[0].previous_item_id) == ("u1", "u2")
     said = answer("Hi")
-    stage.history.commit_turn(turn, Draft(None, (), 0, ids_of([])), Reply((said,), ids_of([1]), True))
+    stage.history.commit_turn(turn, Draft(None, (), 0, ids_of([])), TurnReply((said,), ids_of([1]), True))
     stage.tells(start.response_id, done(said))
     assert [item.id for item in stage.history.items()] == ["u1", "a", "u2", "u3"]
     assert [item.id for item in stage.grammar.items] == ["u1", "a", "u2", "u3"]

@@ -20,10 +20,10 @@ from holdfast.sdk.errors import FrameError
 from holdfast.sdk.frames import codec
 from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.errors import EngineUnavailable
-from holdfast.sessions.history import Draft, History, Turn
+from holdfast.sessions.history import History, RunningTurn
 from holdfast.sessions.items import FunctionCall, Item, Message
 from holdfast.sessions.token_ids import ids_of
-from holdfast.sessions.tree import Reply
+from holdfast.sessions.tree import Draft, TurnReply
 from holdfast.sessions.turn.events import (
     ArgumentsDelta,
     CallDone,
@@ -75,7 +75,7 @@ JUNK = st.recursive(
 class Running:
     """A reply the machine plays: the turn it holds, and the item it is saying."""
 
-    turn: Turn | None
+    turn: RunningTurn | None
     items: list[Item] = field(default_factory=list)
     started: bool = False
     cancelled: bool = False
@@ -228,9 +228,9 @@ class ConversationMachine(RuleBasedStateMachine):
         done = ReplyDone(status, EndReason.ERROR if broken else EndReason.STOP, tuple(run.items), TurnUsage())
         self.tell(response_id, done)
 
-    def close(self, turn: Turn, items: tuple[Item, ...]) -> None:
+    def close(self, turn: RunningTurn, items: tuple[Item, ...]) -> None:
         if items:
-            reply = Reply(items, ids_of([1]), True)
+            reply = TurnReply(items, ids_of([1]), True)
             self.history.commit_turn(turn, Draft(None, (), 0, ids_of([])), reply)
         else:
             self.history.abort_turn(turn)

@@ -12,17 +12,17 @@ from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Chat, Client, ConnectionLost, ServerError
 from holdfast.sdk.frames import codec
-from holdfast.sdk.frames.client import ItemRetrieve, ResponseCreate
-from holdfast.sdk.frames.codec import MAX_FRAME_BYTES
-from holdfast.sdk.frames.response import ResponseParams
-from holdfast.sdk.frames.verbs import (
+from holdfast.sdk.frames.client import (
     Heard,
+    ItemRetrieve,
     ItemTruncate,
-    ItemTruncated,
+    ResponseCreate,
     SessionAttach,
     SessionDetach,
-    SessionDetached,
 )
+from holdfast.sdk.frames.codec import MAX_FRAME_BYTES
+from holdfast.sdk.frames.response import ResponseParams
+from holdfast.sdk.frames.server import ItemTruncated, SessionDetached
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
@@ -63,7 +63,7 @@ async def test_sessions_on_one_socket_are_those_on_their_own(client: Client) -> 
         assert await told(alone[1]) == expected
         assert await beside[1].say("more", max_output_tokens=9).text()
         assert await told(chat) == expected, "the first goes on as it did alone"
-        connection = chat._connection.share(chat.session.id)
+        connection = await chat._connection.share(chat.session.id)
         await connection.send(b'{"type":"response.cancel","session_id":"sess_nobody"}')
         with pytest.raises(ServerError) as refused:
             await chat._connection.answer("none", lambda event: False)

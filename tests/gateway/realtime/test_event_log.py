@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.gateway.net.outbox import Outbox
 from holdfast.gateway.realtime.event_log import WRITER, EventLog, Place
-from holdfast.gateway.realtime.outbox import Outbox
 from holdfast.gateway.settings import Limits
 from holdfast.sdk.frames import server
 from holdfast.sdk.frames.response import Response

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 import pytest
 
-from holdfast.gateway.realtime.outbox import Outbox
+from holdfast.gateway.net.outbox import Outbox
 from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
@@ -24,9 +24,10 @@ from holdfast.sdk.frames.client import (
     ResponseCreate,
     SessionUpdate,
 )
+from holdfast.sdk.frames.formats import FunctionTool
 from holdfast.sdk.frames.items import AnyItem, ItemReference, MessageItem
 from holdfast.sdk.frames.response import ResponseParams
-from holdfast.sdk.frames.session import FunctionTool, SessionPatch
+from holdfast.sdk.frames.session import SessionPatch
 from holdfast.sdk.transport import Transport, dial
 
 from .realtime_grammar import Grammar

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.gateway.live_sessions import LiveSessions
 from holdfast.gateway.realtime.conversation import Conversation
 from holdfast.gateway.realtime.effects import Effect, Send
-from holdfast.gateway.realtime.live_sessions import Registry
+from holdfast.gateway.realtime.session import RealtimeFace
 from holdfast.gateway.settings import Limits
 from holdfast.sdk.frames import codec, server
 from holdfast.sdk.frames.session import SessionResource
@@ -80,11 +81,11 @@ def test_streamed_text_beyond_what_the_context_holds_is_refused() -> None:
 async def test_forks_share_what_was_checked_of_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     link = Scripted(spoken, END)
     book = SessionRegistry(link, Language.of(ours("chatml")))
-    registry = Registry(book, link, "scripted", Limits())
-    live = registry.open(Holder(), b"")
+    sessions = LiveSessions(book, Limits())
+    one = RealtimeFace(sessions, link, "scripted", Limits()).open(Holder(), b"")
     tools = [{"type": "function", "name": f"tool_{number}", "parameters": {}} for number in range(50)]
     update = {"type": "session.update", "session": {"type": "realtime", "tools": tools, "temperature": 0.5}}
-    await live.take(codec.decode_client(msgspec.json.encode(update)))
+    await one.take(codec.decode_client(msgspec.json.encode(update)))
     checked, seen = history_room.checked_preamble, list[int]()
 
     def counted(preamble: Preamble) -> Preamble:
@@ -92,17 +93,20 @@ async def test_forks_share_what_was_checked_of_their_parent(monkeypatch: pytest.
         return checked(preamble)
 
     monkeypatch.setattr(history_room, "checked_preamble", counted)
-    (child, *_) = await registry.fork(live, 8, None)
-    assert len(live.conversation.session.tools) == 50 and not any(seen)
-    assert child.session.history.preamble is live.session.history.preamble
-    assert child.conversation.session == msgspec.structs.replace(live.conversation.session, id=child.id)
+    (forked, *_) = await sessions.fork(one.live, 8, None)
+    child = RealtimeFace.side_of(forked)
+    assert len(one.conversation.session.tools) == 50 and not any(seen)
+    assert child.session.history.preamble is one.session.history.preamble
+    assert child.conversation.session == msgspec.structs.replace(
+        one.conversation.session, id=child.session.id
+    )
     child.session.history.preamble = Preamble(instructions="other")
-    assert len(live.session.history.preamble.tools) == 50
-    await registry.aclose()
+    assert len(one.session.history.preamble.tools) == 50
+    await sessions.aclose()
 
 
 class Holder:
-    """`registry.Holder`."""
+    """`SessionConnection`."""
 
     def moved(self) -> None:
         """The session goes on elsewhere."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.gateway.realtime.outbox import BURST_BYTES, Outbox
+from holdfast.gateway.net.outbox import BURST_BYTES, Outbox
 from holdfast.gateway.settings import Limits
 
 SMALL = replace(Limits(), outbox_events=3, outbox_bytes=100)
@@ -73,7 +73,7 @@ async def test_patient_frames_leave_with_what_follows_them() -> None:
 
 @pytest.mark.anyio
 async def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.gateway.realtime.outbox.PATIENCE", 0.01)
+    monkeypatch.setattr("holdfast.gateway.net.outbox.PATIENCE", 0.01)
     outbox = Outbox(SMALL)
     for frame in (b"a", b"b"):
         outbox.post([frame], patient=True)

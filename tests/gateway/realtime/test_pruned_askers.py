@@ -15,10 +15,10 @@ from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Client, ConnectionLost, ServerError, SessionLost
-from holdfast.sdk.frames.verbs import SessionFork, SessionPrune
+from holdfast.sdk.frames.client import SessionFork, SessionPrune
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.settings import JournalSettings
 from holdfast.sessions.registry import SessionRegistry
+from holdfast.sessions.settings import JournalSettings
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
 from holdfast.tests.sessions.text.chat_languages import ours
@@ -126,7 +126,7 @@ async def test_one_that_is_pruned_while_it_comes_back_is_gone(tmp_path: Path) ->
         handle, name = fork.handle or "", fork.session.id or ""
         for live in service.sessions():
             if live.id == name:
-                await service._registry._leave(live, interrupt=True)  # type: ignore[union-attr]
+                await service._live._leave(live, interrupt=True)  # type: ignore[union-attr]
         assert len(service.sessions()) == 1
         reached, opened = anyio.Event(), anyio.Event()
         again = book._again

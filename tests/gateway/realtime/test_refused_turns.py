@@ -15,13 +15,11 @@ from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Chat, Client, ServerError
 from holdfast.sdk.frames import codec
-from holdfast.sdk.frames.client import ResponseCreate
+from holdfast.sdk.frames.client import ResponseCreate, ResponseSteer
 from holdfast.sdk.frames.items import AnyItem, FunctionCallOutputItem, MessageItem
-from holdfast.sdk.frames.verbs import ResponseSteer
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.settings import JournalSettings
 from holdfast.sessions.registry import SessionRegistry
-from holdfast.sessions.settings import SessionSettings, TenantLimits
+from holdfast.sessions.settings import JournalSettings, SessionSettings, TenantLimits
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, WORDS, Scripted
 from holdfast.tests.sessions.text.chat_languages import ours

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.gateway.realtime.request_cache import Requests
-from holdfast.gateway.realtime.translate import request_of
+from holdfast.gateway.realtime.translate import RequestCache, request_of
+from holdfast.sdk.frames.formats import FunctionTool, NamedFunction
 from holdfast.sdk.frames.items import InputItem
 from holdfast.sdk.frames.response import ResponseParams
-from holdfast.sdk.frames.session import FunctionTool, NamedFunction, SessionResource
+from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.errors import SamplingInvalid
 from holdfast.sessions.items import Item
 
@@ -38,7 +38,7 @@ def unknown(item: InputItem) -> Item:
 
 
 def test_each_is_what_it_says_whatever_was_asked_before() -> None:
-    requests = Requests(100)
+    requests = RequestCache(100)
     seeds = iter(range(1000))
     for session in (*SESSIONS, *SESSIONS[::-1]):
         for fields in PARAMS:
@@ -48,7 +48,7 @@ def test_each_is_what_it_says_whatever_was_asked_before() -> None:
 
 
 def test_what_is_refused_is_refused_again() -> None:
-    requests = Requests(100)
+    requests = RequestCache(100)
     wrong = msgspec.structs.replace(SESSIONS[2], tools=[])
     for _ in range(2):
         with pytest.raises(SamplingInvalid):

@@ -11,8 +11,8 @@ import pytest
 from msgspec import UNSET
 
 from holdfast.gateway.realtime.conversation import Conversation
-from holdfast.gateway.realtime.effects import CountArrival, Effect, Expect, Send, StartResponse
-from holdfast.gateway.realtime.event_ids import typed_since
+from holdfast.gateway.realtime.effects import Effect, PrefillText, Send, StartResponse, TellCommitted
+from holdfast.gateway.realtime.session import typed_since
 from holdfast.sdk.frames import client, codec, server
 from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.history import History
@@ -44,7 +44,7 @@ class Stage:
     def appends(self, text: str, **fields: Any) -> Any:
         """What is expected from now on."""
         (effect,) = self.does("input_text_buffer.append", text=text, **fields)
-        assert isinstance(effect, Expect)
+        assert isinstance(effect, PrefillText)
         return effect.item
 
     def refused(self, kind: str, **fields: Any) -> tuple[str | None, str | None]:
@@ -56,7 +56,7 @@ class Stage:
 
     def commits(self) -> FunctionCallOutput | Message:
         expect, count = self.does("input_text_buffer.commit")
-        assert expect == Expect(None) and isinstance(count, CountArrival)
+        assert expect == PrefillText(None) and isinstance(count, TellCommitted)
         item = self.history.get(count.item.id)
         assert isinstance(item, FunctionCallOutput | Message)
         return item
@@ -89,7 +89,7 @@ def test_what_was_committed_is_told_with_its_call_then_and_again(stage: Stage) -
     for call_id, name in ({"call_id": "c"}, "c"), ({}, UNSET):
         stage.appends("21", **call_id)
         _, count = stage.does("input_text_buffer.commit")
-        assert isinstance(count, CountArrival)
+        assert isinstance(count, TellCommitted)
         told, *_ = stage.conversation.incoming.committed(Arrival(3, 4), count)
         assert isinstance(told, server.TextCommitted)
         assert (told.item_id, told.call_id, told.left_tokens) == (count.item.id, name, 4)
@@ -193,7 +193,7 @@ def test_an_output_that_comes_whole_takes_the_place_of_its_pieces(stage: Stage, 
         effects = stage.does("conversation.item.create", item=whole)
     else:
         effects = stage.does("response.create", items=[whole])
-    assert effects.count(Expect(None)) == 1
+    assert effects.count(PrefillText(None)) == 1
     assert stage.conversation.incoming.buffer == TextBuffer()
     assert isinstance(stage.appends("And you?"), Message)
 

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 
 from holdfast.gateway.embedded import in_memory
+from holdfast.gateway.live_session import LiveSession
 from holdfast.gateway.realtime.conversation import Conversation
 from holdfast.gateway.realtime.event_log import EventLog
-from holdfast.gateway.realtime.live_session import LiveSession
+from holdfast.gateway.realtime.session import RealtimeFace, RealtimeSession
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Client, SDKError, ServerError
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.settings import JournalSettings
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.session import Session
+from holdfast.sessions.settings import JournalSettings
 from holdfast.sessions.text.eager_prefill import EagerPrefill
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, WORDS, Scripted
@@ -68,8 +69,8 @@ async def scripted(store: Path) -> AsyncIterator[tuple[Client, SessionRegistry]]
         (Conversation, "brief"),
         (Conversation, "_create_response"),
         (EventLog, "begin_reply"),
-        (LiveSession, "_run"),
-        (LiveSession, "_hear"),
+        (LiveSession, "run"),
+        (RealtimeSession, "_note"),
         (Conversation, "receive"),
         (Conversation, "_insert"),
     ],
@@ -99,8 +100,8 @@ async def test_input_that_breaks_what_follows_it_is_told(
 
 
 def break_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The same for a class method of live sessions."""
-    real, planted = getattr(LiveSession, name), [Planted(name)]
+    """The same for a method that brings a session to life."""
+    real, planted = getattr(RealtimeFace, name), [Planted(name)]
 
     def broken(*args: Any) -> LiveSession:
         if planted:
@@ -108,7 +109,7 @@ def break_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         made: LiveSession = real(*args)
         return made
 
-    monkeypatch.setattr(LiveSession, name, broken)
+    monkeypatch.setattr(RealtimeFace, name, broken)
 
 
 async def test_forks_that_cannot_be_brought_to_life_take_no_room(
@@ -133,7 +134,7 @@ async def test_a_session_that_could_not_be_opened_again_can_be_later(
         handle = chat.handle
     assert handle is not None
     async with scripted(tmp_path) as (client, book):
-        break_once(monkeypatch, "again")
+        break_once(monkeypatch, "reopen")
         with pytest.raises(SDKError):
             async with client.resume(handle):
                 pass

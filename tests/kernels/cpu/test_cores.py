@@ -18,7 +18,7 @@ import json, os, threading, torch
 from concurrent.futures import ThreadPoolExecutor
 from holdfast.kernels.cpu.compiling import join_torch
 from holdfast.kernels.cpu.cores import bind, computing
-from holdfast.kvstore.cpu_affinity import roam
+from holdfast.kvstore.system_limits import roam
 torch.set_num_threads({threads})
 join_torch()
 end = threading.Event()

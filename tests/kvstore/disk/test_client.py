@@ -17,13 +17,11 @@ import pytest
 from holdfast.kvstore.disk import client
 from holdfast.kvstore.disk import process as keeper
 from holdfast.kvstore.disk.admin import remove, stat, verify
-from holdfast.kvstore.disk.client import DEADLINE, DiskTier
-from holdfast.kvstore.disk.deadline import OPENING
+from holdfast.kvstore.disk.client import DEADLINE, OPENING, DiskTier
 from holdfast.kvstore.disk.messages import PACKET_BYTES, Begin, Known, encode
 from holdfast.kvstore.disk.process import DiskProcess
 from holdfast.kvstore.host.slots import SlotMemory, SlotState, make_memory
-from holdfast.kvstore.host.tier import HostTier
-from holdfast.kvstore.tier import Record
+from holdfast.kvstore.host.tier import HostTier, Record
 
 SIZE = 8192
 SPACE = bytes(range(16))
@@ -221,7 +219,7 @@ def test_one_look_takes_up_few_pieces_and_what_may_have_come_during_a_step(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.down(*range(30))
-    stage.disk._rising._most = 1
+    stage.disk._reads._most = 1
     sock = stage.disk._sock
     assert sock is not None
     for number in range(30):
@@ -266,8 +264,8 @@ def test_what_is_fetched_bare_takes_no_slot_and_is_read_where_it_lies(stage: Sta
     free = again.host.free
     assert again.disk.read(keys, range(20)) == []
     for one in keys:
-        assert again.disk.fetch(one, again.now, bare=True) and again.disk.fetching(one)
-    assert again.disk.fetch(keys[3], again.now) and not again.disk.fetch(key(99), again.now, bare=True)
+        assert again.disk.fetch(one, again.now, direct=True) and again.disk.fetching(one)
+    assert again.disk.fetch(keys[3], again.now) and not again.disk.fetch(key(99), again.now, direct=True)
     again.until(again.settled)
     assert again.host.free == free - 1 and not any(map(again.disk.fetching, keys))
     assert again.disk.read(keys, range(20)) == [number % 4 + 1 for number in range(20)]
@@ -284,11 +282,11 @@ def test_what_is_gone_or_damaged_is_not_read_from_memory(stage: Stage) -> None:
     into = memoryview(bytearray(SIZE))
     stage.disk._blocks = lambda block: [into]
     with open(Path(stage.disk._begin.folder) / "data.mdb", "r+b") as file:
-        file.seek(stage.disk._shortcut._lying[key(2)].offset + 100)
+        file.seek(stage.disk._reader._known[key(2)].offset + 100)
         file.write(b"damaged")
     for number in (1, 2, 4):
         stage.host.drop(key(number))
-        assert stage.disk.fetch(key(number), stage.now, bare=True)
+        assert stage.disk.fetch(key(number), stage.now, direct=True)
     stage.until(stage.settled)
     assert [stage.disk.read([key(number)], [0]) for number in (1, 2, 4)] == [[2], [], []]
     for number in (2, 4):
@@ -303,15 +301,15 @@ def test_what_is_fetched_bare_of_a_shelf_that_dies_can_be_asked_of_the_next(stag
     shelf = stage.keeper.pid
     assert shelf is not None
     os.kill(shelf, signal.SIGSTOP)
-    assert all(stage.disk.fetch(key(number), stage.now, bare=True) for number in range(8))
+    assert all(stage.disk.fetch(key(number), stage.now, direct=True) for number in range(8))
     os.kill(shelf, signal.SIGKILL)
     stage.until(lambda: not stage.disk.ready)
     assert not any(stage.disk.fetching(key(number)) for number in range(8))
     stage.until(stage.settled)
     assert not any(stage.disk.fetching(key(number)) for number in range(8))
-    assert all(stage.disk.fetch(key(number), stage.now, bare=True) for number in range(8))
+    assert all(stage.disk.fetch(key(number), stage.now, direct=True) for number in range(8))
     stage.until(stage.settled)
-    assert all(stage.disk.placed(key(number)) for number in range(8))
+    assert all(stage.disk.offset_known(key(number)) for number in range(8))
 
 
 def test_another_start_knows_what_is_there(stage: Stage, tmp_path: Path) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from holdfast.kvstore.disk.deadline import AWAY, OPENING, Patience
+from holdfast.kvstore.disk.client import AWAY, OPENING, AnswerDeadline
 
 
 def test_a_shelf_that_is_waited_for_is_lost_at_its_deadline() -> None:
-    patience = Patience()
+    patience = AnswerDeadline()
     patience.heard(0.0)
     looks = [at / 10 for at in range(52)]
     assert [now for now in looks if patience.over(now, [5.0], opening=False)] == [5.1]
 
 
 def test_who_was_away_looks_once_more() -> None:
-    patience = Patience()
+    patience = AnswerDeadline()
     patience.heard(0.0)
     assert not patience.over(0.0, [5.0], opening=False)
     assert not patience.over(60.0, [5.0], opening=False), "both may have been stopped"
@@ -22,14 +22,14 @@ def test_who_was_away_looks_once_more() -> None:
 
 
 def test_steps_of_seconds_keep_a_dead_shelf_no_longer_than_one_of_them() -> None:
-    patience = Patience()
+    patience = AnswerDeadline()
     patience.heard(0.0)
     lost = [now for now in range(0, 40, 2) if patience.over(float(now), [5.0], opening=False)]
     assert lost[0] == 8.0
 
 
 def test_a_new_shelf_says_something_within_its_time() -> None:
-    patience = Patience()
+    patience = AnswerDeadline()
     patience.heard(100.0)
     looks = [100.0 + at / 2 for at in range(int(2 * OPENING) + 3)]
     assert [now for now in looks if patience.over(now, [], opening=True)] == [

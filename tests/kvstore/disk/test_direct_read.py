@@ -10,13 +10,13 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk import direct_read
-from holdfast.kvstore.disk.direct_read import FILE, DirectRead, Lying
-from holdfast.kvstore.disk.page_cache import in_memory
+from holdfast.kvstore.disk.direct_read import FILE, DirectRead, RecordAt
+from holdfast.kvstore.disk.payload_offsets import in_memory
 
 KEY, OTHER = b"k" * 16, b"o" * 16
 OFFSET = 4096 + 16
 DATA = Random(1).randbytes(10_000)
-LYING = Lying(OFFSET, 3, xxh3_64_intdigest(DATA))
+LYING = RecordAt(OFFSET, 3, xxh3_64_intdigest(DATA))
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_record_fills_the_parts_of_a_block(folder: Path, sizes: tuple[int, ...
     assert near.read([KEY], [into].__getitem__) == [3] and b"".join(into) == DATA
     near.forget(KEY)
     assert KEY not in near and not near.has(KEY) and near.read([KEY], [into].__getitem__) == []
-    near.learn(OTHER, Lying(0, 3, LYING.digest))
+    near.learn(OTHER, RecordAt(0, 3, LYING.digest))
     assert OTHER not in near, "nobody knows where it lies"
     near.close()
 
@@ -72,10 +72,10 @@ def test_many_are_read_up_to_the_first_that_is_not_sound(
     for number, key in enumerate(keys):
         data += bytes(-len(data) % 4096 + (4096 if number in (3, 60) else 0) + 16)
         payload = Random(number).randbytes(len(DATA))
-        near.learn(key, Lying(len(data), number % 5 + 1, xxh3_64_intdigest(payload)))
+        near.learn(key, RecordAt(len(data), number % 5 + 1, xxh3_64_intdigest(payload)))
         data += payload
     if changed is not None:
-        data[near._lying[keys[changed]].offset + 77] ^= 4
+        data[near._known[keys[changed]].offset + 77] ^= 4
     (folder / FILE).write_bytes(data)
     blocks = [parts(2_500, 7_500) for _ in keys]
     whole = len(keys) if changed is None else changed

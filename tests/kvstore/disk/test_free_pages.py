@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 from holdfast.kvstore.disk import free_pages
 from holdfast.kvstore.disk.admin import give_back, write_about
 from holdfast.kvstore.disk.free_pages import ListUnreadable, free_runs, punch_free_pages
-from holdfast.kvstore.disk.store import Given, RecordStore, StoreFailed
+from holdfast.kvstore.disk.store import NewRecord, RecordStore, StoreFailed
 from holdfast.kvstore.errors import RecordMissing
 
 MIB = 1 << 20
@@ -35,9 +35,9 @@ def payload(number: int) -> bytes:
     return Random(number).randbytes(SIZE)
 
 
-def given(number: int) -> Given:
+def given(number: int) -> NewRecord:
     data = payload(number)
-    return Given(key(number), 1, xxh3_64_intdigest(data), memoryview(data))
+    return NewRecord(key(number), 1, xxh3_64_intdigest(data), memoryview(data))
 
 
 def holds(store: RecordStore, number: int) -> bool:

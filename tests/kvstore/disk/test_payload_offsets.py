@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk.payload_offsets import PayloadOffsets
 from holdfast.kvstore.disk.record import RecordHeader
-from holdfast.kvstore.disk.store import Given, RecordStore, StoreFailed
+from holdfast.kvstore.disk.store import NewRecord, RecordStore, StoreFailed
 
 SPACE = bytes(range(16))
 SIZE = 60_000
@@ -33,7 +33,7 @@ def put(store: RecordStore, *numbers: int) -> None:
     records = [payload(number) for number in numbers]
     store.put(
         [
-            Given(key(number), 1, xxh3_64_intdigest(data), memoryview(data))
+            NewRecord(key(number), 1, xxh3_64_intdigest(data), memoryview(data))
             for number, data in zip(numbers, records, strict=True)
         ]
     )
@@ -124,12 +124,12 @@ def test_what_is_brought_into_memory_is_there_and_copied_nowhere(store: RecordSt
     with (tmp_path / "kv" / "data.mdb").open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         for number in (2, 0):
-            header = store.bring(key(number))
+            header = store.load_pages(key(number))
             assert header is not None and header.digest == xxh3_64_intdigest(payload(number))
             into = memoryview(bytearray(SIZE))
-            assert os.preadv(file.fileno(), [into], store.place_of(key(number)), os.RWF_NOWAIT) == SIZE
+            assert os.preadv(file.fileno(), [into], store.offset_of(key(number)), os.RWF_NOWAIT) == SIZE
             assert holds(into, number)
-    assert store.bring(key(99)) is None
+    assert store.load_pages(key(99)) is None
 
 
 def test_what_cannot_be_brought_is_for_get_to_judge(
@@ -138,13 +138,13 @@ def test_what_cannot_be_brought_is_for_get_to_judge(
     put(store, *range(3))
     known = store._places._places
     known[key(1)] = replace(known[key(1)], offset=1 << 40)
-    assert store.bring(key(1)) is None, "the file ends before"
+    assert store.load_pages(key(1)) is None, "the file ends before"
 
     def refuse(*_: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "sendfile", refuse)
     with pytest.raises(StoreFailed, match="Input/output error"):
-        store.bring(key(0))
+        store.load_pages(key(0))
     monkeypatch.undo()
-    assert store.bring(key(0)) is not None
+    assert store.load_pages(key(0)) is not None

@@ -32,7 +32,7 @@ class Watched(DiskProcess):
         if self.failing:
             self.failing -= 1
             raise OSError(24, "Too many open files")
-        socket.send_fds(self._ours, [b"shelf"], [self._ours.fileno()])
+        socket.send_fds(self._ours, [b"disk"], [self._ours.fileno()])
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_shelf_that_could_not_be_started_is_started_later(
     assert here.waits[0] == 0.0 and [wait for wait in here.waits if wait] == [FIRST, 2 * FIRST, 4 * FIRST]
     assert (
         len(caplog.records) == 3
-        and "the shelf's process cannot get a file descriptor: RLIMIT_NOFILE is" in caplog.text
+        and "the disk process cannot get a file descriptor: RLIMIT_NOFILE is" in caplog.text
     )
 
 

@@ -16,10 +16,9 @@ from hypothesis import given as given_values
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from holdfast.kvstore.disk.lock import StoreHeld, clear
 from holdfast.kvstore.disk.process import CRASHES
 from holdfast.kvstore.disk.record import RecordHeader, read_header
-from holdfast.kvstore.disk.store import Given, RecordStore, StoreFailed
+from holdfast.kvstore.disk.store import NewRecord, RecordStore, StoreFailed, StoreLocked, clear
 from holdfast.kvstore.errors import RecordDamaged, RecordMissing
 
 SPACE = bytes(range(16))
@@ -35,9 +34,9 @@ def payload(number: int) -> bytes:
     return Random(number).randbytes(SIZE)
 
 
-def given(number: int, tenant: int = 0) -> Given:
+def given(number: int, tenant: int = 0) -> NewRecord:
     data = payload(number)
-    return Given(key(number), 4 + number % 12, xxh3_64_intdigest(data), memoryview(data), tenant)
+    return NewRecord(key(number), 4 + number % 12, xxh3_64_intdigest(data), memoryview(data), tenant)
 
 
 def opened(
@@ -156,7 +155,9 @@ def test_caps_hold_whatever_comes_and_cost_nobody_else(data: st.DataObject) -> N
         for turn in range(data.draw(st.integers(1, 6))):
             batch = data.draw(st.lists(st.integers(0, 3), max_size=7))
             coming = [(tenant, key(100 * turn + at)) for at, tenant in enumerate(batch)]
-            gone = set(store.put([Given(one, 1, 0, memoryview(bytes(64)), tenant) for tenant, one in coming]))
+            gone = set(
+                store.put([NewRecord(one, 1, 0, memoryview(bytes(64)), tenant) for tenant, one in coming])
+            )
             kept += coming
             for tenant, most in caps.items():
                 theirs = [one for holder, one in kept if holder == tenant]
@@ -178,9 +179,9 @@ def test_more_than_the_budget_is_refused_and_changes_nothing(tmp_path: Path) -> 
 
 
 def test_a_store_is_one_process_s(store: RecordStore, tmp_path: Path) -> None:
-    with pytest.raises(StoreHeld, match=f"held by process {os.getpid()}"):
+    with pytest.raises(StoreLocked, match=f"held by process {os.getpid()}"):
         opened(tmp_path / "kv")
-    with pytest.raises(StoreHeld):
+    with pytest.raises(StoreLocked):
         clear(tmp_path / "kv")
 
 

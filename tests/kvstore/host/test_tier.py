@@ -13,8 +13,7 @@ from xxhash import xxh3_64_intdigest
 from holdfast.kvstore.errors import LeakFound, RecordDamaged, RecordMissing
 from holdfast.kvstore.host import tier as host
 from holdfast.kvstore.host.slots import SlotMemory, SlotState, make_memory
-from holdfast.kvstore.host.tier import HostTier
-from holdfast.kvstore.tier import Record, Tier
+from holdfast.kvstore.host.tier import HostTier, Record
 
 SIZE = 64
 SLOTS = 5
@@ -48,7 +47,7 @@ class HostMachine(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def reserve(self, key) -> None:
-        known = self.tier.sought(key)
+        known = self.tier.has_slot(key)
         slot = self.tier.reserve(key, 4)
         busy = len(self.filling) + len({slot for slot, _ in self.reading})
         if known or busy == SLOTS:
@@ -95,13 +94,13 @@ class HostMachine(RuleBasedStateMachine):
     def done_reading(self, number) -> None:
         slot, payload = self.reading.pop(number % len(self.reading))
         assert bytes(self.memory.payload(slot)) == payload, "a slot changed while it was read"
-        self.tier.let_go(slot)
+        self.tier.release(slot)
 
     @rule(key=KEYS)
     def put(self, key) -> None:
         self.version += 1
         payload = content(key, self.version)
-        known = self.tier.sought(key)
+        known = self.tier.has_slot(key)
         if self.tier.put(Record(key, 4, memoryview(payload))) and not known:
             self.held[key] = payload
             self.damaged.discard(key)
@@ -146,7 +145,7 @@ class HostMachine(RuleBasedStateMachine):
 
     def _forget_evicted(self) -> None:
         for key in list(self.held):
-            if not self.tier.sought(key):
+            if not self.tier.has_slot(key):
                 self._lose(key)
 
     def teardown(self) -> None:
@@ -162,8 +161,8 @@ def filled(tier: HostTier, *keys: bytes) -> None:
         assert tier.put(Record(key, 4, memoryview(content(key, 0))))
 
 
-def test_it_is_a_tier() -> None:
-    tier: Tier = HostTier(memory_of())
+def test_it_keeps_and_finds_a_record() -> None:
+    tier = HostTier(memory_of())
     key = b"k" * 16
     with pytest.raises(RecordMissing):
         tier.get(key)
@@ -212,7 +211,7 @@ def test_a_record_is_found_when_it_is_whole_and_not_before() -> None:
     tier = HostTier(memory_of())
     key = b"k" * 16
     slot = tier.reserve(key, 4)
-    assert slot is not None and tier.sought(key) and key not in tier and tier.find(key) is None
+    assert slot is not None and tier.has_slot(key) and key not in tier and tier.find(key) is None
     tier.memory.payload(slot)[:] = content(key, 0)
     assert key not in tier
     tier.filled(slot)
@@ -230,7 +229,7 @@ def test_what_a_dead_process_was_filling_is_free_and_what_it_was_reading_is_ther
     half = dead.reserve(b"h" * 16, 4)
     assert half is not None
     tier = HostTier(memory)
-    assert (len(tier), tier.adopted, tier.sought(b"h" * 16)) == (1, 1, False)
+    assert (len(tier), tier.adopted, tier.has_slot(b"h" * 16)) == (1, 1, False)
     assert memory.entry(half).state is SlotState.FREE and memory.entry(read).state is SlotState.READY
     tier.audit()
     assert tier.find(b"k" * 16) == read
@@ -314,16 +313,14 @@ def test_what_was_checked_in_its_slot_is_hashed_again_only_where_all_is() -> Non
 
 def test_what_is_above_gives_way_first_and_says_when_it_leaves() -> None:
     tier = HostTier(memory_of(3))
-    left: list[bytes] = []
-    tier.gives_up = left.append
     keys = [bytes([number + 1]) * 16 for number in range(5)]
     for key in keys[:3]:
         tier.put(Record(key, 4, memoryview(content(key, 1))))
-    tier.give_way([slot for key in keys[1:3] if (slot := tier.slot_of(key)) is not None])
+    tier.evict_first([slot for key in keys[1:3] if (slot := tier.slot_of(key)) is not None])
     tier.touch([keys[1]])
     for key in keys[3:]:
         tier.put(Record(key, 4, memoryview(content(key, 1))))
-    assert left == [keys[2], keys[0]]
+    assert tier.take_evicted() == [keys[2], keys[0]] and not tier.take_evicted()
     tier.audit()
 
 
@@ -335,7 +332,7 @@ def test_a_spare_record_takes_a_free_slot_or_that_of_another_and_nobody_elses() 
     tier.filled(spare)
     tier.put(Record(keys[1], 4, memoryview(content(keys[1], 1))))
     assert tier.reserve(keys[2], 4, spare=True) is None and keys[0] in tier
-    tier.give_way([spare])
+    tier.evict_first([spare])
     assert tier.reserve(keys[2], 4, spare=True) == spare
     assert tier.reserve(keys[3], 4, spare=True) is None and keys[1] in tier
     tier.abandon(spare)
@@ -355,7 +352,7 @@ def test_what_is_stored_below_keeps_its_place_and_is_passed_over_meanwhile() -> 
     tier.hold(slot, used=False)
     assert tier.reserve(b"n" * 16, 4) is not None
     assert first in tier and second not in tier
-    tier.let_go(slot)
+    tier.release(slot)
     assert tier.oldest(1) == [first], "reading it for the disk was no use of it"
     tier.audit()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +18,13 @@ from transformers import (
 
 from holdfast.runtime.execution import sampler
 from holdfast.runtime.execution.sampler import draw, outcome
+from holdfast.runtime.grammar.matcher import Matchers
 from holdfast.runtime.link.messages import Sampling
-from holdfast.runtime.plan import Outcome, PlanRow, RowFault, Scored
+from holdfast.runtime.plan import PlanRow, RowFault, Scored
 
 VOCAB = 48
 EOS = (0, 1)
+NO_GRAMMARS = Matchers()
 TABLE = np.zeros(1, dtype=np.int32)
 
 
@@ -34,10 +37,11 @@ def row(tokens: list[int], sampling: Sampling, prompt: int = 0, seq: int = 0, ea
     )  # fmt: skip
 
 
-def drawn(rows: list[PlanRow], logits: torch.Tensor) -> list[Outcome]:
+def drawn(rows: list[PlanRow], logits: torch.Tensor) -> list[Any]:
     last = torch.tensor([int(one.tokens[-1]) for one in rows])
-    lines = draw(rows, logits.clone(), last).tolist()
-    return [outcome(one, line) for one, line in zip(rows, lines, strict=True)]
+    lines = draw(rows, logits.clone(), last, NO_GRAMMARS).tolist()
+    made = [outcome(one, line, NO_GRAMMARS) for one, line in zip(rows, lines, strict=True)]
+    return [one[0] if isinstance(one, list) and len(one) == 1 else one for one in made]
 
 
 def random_logits(rows: int, seed: int = 0) -> torch.Tensor:
@@ -92,12 +96,12 @@ def test_the_last_token_comes_from_the_device() -> None:
         Sampling(frequency_penalty=1.0),
     ):
         fed = replace(row([3, 9], how, prompt=1), tokens=np.empty(0, dtype=np.int64), fed_by=0)
-        assert draw([fed], logits.clone(), torch.tensor([5]))[0, 0] == 6
-        assert draw([fed], logits.clone(), torch.tensor([9]))[0, 0] == 5
+        assert draw([fed], logits.clone(), torch.tensor([5]), NO_GRAMMARS)[0, 0] == 6
+        assert draw([fed], logits.clone(), torch.tensor([9]), NO_GRAMMARS)[0, 0] == 5
     fed = row([3, 9], Sampling(bad_words=((3, 4, 5),)))
     fed = replace(fed, past=np.array([8, 3], dtype=np.int32))
-    assert draw([fed], logits.clone(), torch.tensor([4]))[0, 0] == 6
-    assert draw([fed], logits.clone(), torch.tensor([9]))[0, 0] == 5
+    assert draw([fed], logits.clone(), torch.tensor([4]), NO_GRAMMARS)[0, 0] == 6
+    assert draw([fed], logits.clone(), torch.tensor([9]), NO_GRAMMARS)[0, 0] == 5
 
 
 def test_the_prompt_counts_for_repetition_alone() -> None:
@@ -136,17 +140,17 @@ def test_logprobs_are_those_of_the_model() -> None:
     for at, most in ((0, 0), (2, 20), (3, 3)):
         one = told[at]
         assert isinstance(one, Scored)
-        assert one.logprob.logprob == pytest.approx(plain[at, one.token].item(), abs=1e-5)
+        assert one.logprobs[0].logprob == pytest.approx(plain[at, one.tokens[0]].item(), abs=1e-5)
         best = plain[at].topk(most)
-        assert [token for token, _ in one.logprob.top] == best.indices.tolist()
-        assert [value for _, value in one.logprob.top] == pytest.approx(best.values.tolist(), abs=1e-5)
+        assert [token for token, _ in one.logprobs[0].top] == best.indices.tolist()
+        assert [value for _, value in one.logprobs[0].top] == pytest.approx(best.values.tolist(), abs=1e-5)
     biased = told[2]
-    assert isinstance(biased, Scored) and biased.token == 9
+    assert isinstance(biased, Scored) and biased.tokens == [9]
 
 
 def test_more_logprobs_than_tokens_are_all_tokens() -> None:
     (one,) = drawn([row([1], Sampling(logprobs=20))], random_logits(1)[:, :6])
-    assert isinstance(one, Scored) and len(one.logprob.top) == 6
+    assert isinstance(one, Scored) and len(one.logprobs[0].top) == 6
 
 
 def test_a_row_with_nothing_left_fails_alone() -> None:

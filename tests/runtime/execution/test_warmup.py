@@ -41,7 +41,7 @@ def test_with_kernels_every_kind_of_step_comes_once_within_two_blocks(
     assert {copy.target for plan in runner.plans for copy in plan.copies} == set(range(1, blocks))
     assert max(row.first for row in rows) == context - 1, "the longest context"
     drawn = {row.sampling for row in rows}
-    assert drawn >= set(DRAWN) and any(row.matcher is not None for row in rows)
+    assert drawn >= set(DRAWN) and any(row.grammar is not None for row in rows)
     assert all(plan.step < -64 for plan in runner.plans), "below those of a calibration"
 
 

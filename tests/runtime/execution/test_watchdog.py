@@ -44,7 +44,7 @@ class Slow:
 
     def tokens(self) -> list[Outcome]:
         self.clock.now += 2
-        return [7]
+        return [[7]]
 
 
 def plan_of(count: int, step: int = 1) -> Plan:
@@ -57,7 +57,7 @@ def test_limits_are_set_before_each_wait_and_learnt() -> None:
     slow = Slow(clock)
     runner = WatchedRunner(slow, liveness, clock)
     plan = plan_of(1)
-    assert runner.launch(plan).tokens() == [7]
+    assert runner.launch(plan).tokens() == [[7]]
     assert slow.launched == [plan]
     assert liveness.entered == [(Phase.COMPILING, FIRST_STEP)] * 2
     runner.launch(plan_of(1, 2)).tokens()

@@ -41,9 +41,9 @@ from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sessions.items import Tool
 from holdfast.sessions.text.tokenizer import ChatTokenizer
-from holdfast.sessions.tools.formats import CallForm
-from holdfast.sessions.tools.grammar import SYNTAXES, CallWriter
-from holdfast.sessions.tools.hermes import CallArguments, CallClosed, CallOpened, CallParser, Text
+from holdfast.sessions.tools.formats import SYNTAXES, CallForm, Forms
+from holdfast.sessions.tools.grammar import CallWriter
+from holdfast.sessions.tools.scanner import CallArguments, CallClosed, CallOpened, TextPiece
 from holdfast.tests.runtime.schemas import ARGUMENTS, SCHEMAS
 
 END = 1529
@@ -130,10 +130,10 @@ def check_arguments(talker: Talker, schema: dict[str, Any], seed: int) -> None:
     forced = writer.forced([Tool(name="act", parameters=schema, strict=True)], one=True)
     text, end = talker.follow(forced, temperature=1.0, seed=seed)
     assert end.finish is Finish.STOP, (schema, text, end.error)
-    parser = CallParser()
+    parser = Forms().call_parser()
     pieces = [*parser.feed(text), *parser.finish(cut=False)]
     assert pieces[0] == CallOpened("act") and pieces[-1] == CallClosed(complete=True)
-    assert not any(isinstance(piece, Text) for piece in pieces)
+    assert not any(isinstance(piece, TextPiece) for piece in pieces)
     arguments = "".join(piece.delta for piece in pieces if isinstance(piece, CallArguments))
     jsonschema.validate(json.loads(arguments), schema)
 

@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.kv_placement.costs import CostBook, Measured, measure, this_machine
-from holdfast.runtime.kv_placement.restore_cost import Held, blocks_to_compute
+from holdfast.runtime.kv_placement.costs import (
+    CostBook,
+    Measured,
+    Restorable,
+    blocks_to_compute,
+    measure,
+    this_machine,
+)
 from holdfast.runtime.plan import Outcome, Plan
 
 BLOCK_BYTES = 1000
@@ -112,7 +118,7 @@ def test_one_stall_does_not_keep_turns_from_the_disk_for_ever() -> None:
     book = CostBook(None, beside=False)
     book.calibrate(Measured(copy=5e9, token=5e-4, history=1e-7))
     book.fetched(2_000_000, 5.0)
-    held = Held(0, (True,) * 26, 16, 1 << 16)
+    held = Restorable(0, (True,) * 26, 16, 1 << 16)
     tries = 0
     while blocks_to_compute(held, book.costs()):
         book.passed_over()

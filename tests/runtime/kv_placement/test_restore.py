@@ -39,7 +39,7 @@ def kept(here: World, seq: int) -> list[int]:
     here.memory = fake_memory(40, 4)
     here.restart()
     assert here.disk is not None
-    here.disk.at_hand = here.disk.placed  # type: ignore[method-assign]
+    here.disk.in_page_cache = here.disk.offset_known  # type: ignore[method-assign]
     return [*PROMPT, *said]
 
 
@@ -90,7 +90,7 @@ def test_what_is_not_in_memory_is_brought_there_and_goes_past_the_host_tier() ->
     tokens = kept(here, 0)
     assert here.disk is not None and here.scheduler.tier is not None
     brought, here.disk._chance = here.disk._brought, Random(3)
-    here.disk.at_hand = brought.__contains__  # type: ignore[method-assign]
+    here.disk.in_page_cache = brought.__contains__  # type: ignore[method-assign]
     here.open(0, tokens)
     assert here.state(0).computed == 0 and 0 in here._queues.staged
     here.reply(0, 4)

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.kv_placement.restore_cost import Costs, Held, blocks_to_compute
+from holdfast.runtime.kv_placement.costs import Costs, Restorable, blocks_to_compute
 
 FAST = Costs(copy=10e9, fetch=2e9, latency=1e-3, token=1e-4, history=1e-8)
 BLOCK = 16
 
 
-def held(blocks: int, on_disk: int, first: int = 0, size: int = 200_000) -> Held:
-    return Held(first, (False,) * (blocks - on_disk) + (True,) * on_disk, BLOCK, size)
+def held(blocks: int, on_disk: int, first: int = 0, size: int = 200_000) -> Restorable:
+    return Restorable(first, (False,) * (blocks - on_disk) + (True,) * on_disk, BLOCK, size)
 
 
 def test_without_measured_costs_everything_is_restored() -> None:
@@ -59,7 +59,7 @@ rates = st.floats(1e6, 1e11)
     st.builds(Costs, rates, rates, positive, positive, positive, st.booleans()),
 )
 def test_no_other_meeting_point_ends_sooner(first: int, on_disk: list[bool], costs: Costs) -> None:
-    subject = Held(first, tuple(on_disk), BLOCK, 100_000)
+    subject = Restorable(first, tuple(on_disk), BLOCK, 100_000)
 
     def seconds(count: int) -> float:
         computing = costs.computing(first, first + count * BLOCK)

@@ -11,9 +11,8 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk.admin import write_about
-from holdfast.kvstore.disk.lock import hold
 from holdfast.kvstore.disk.payload_offsets import FILE
-from holdfast.kvstore.disk.store import Given, RecordStore
+from holdfast.kvstore.disk.store import NewRecord, RecordStore, hold
 from holdfast.runtime.errors import SettingsInvalid
 from holdfast.runtime.kv_placement.store_admin import tend
 
@@ -26,7 +25,7 @@ def records(store: Path) -> Path:
     folder = store / "kv" / SPACE.hex()
     kept = RecordStore(folder, SPACE, SIZE, 1 << 20)
     payload = bytes(SIZE)
-    kept.put([Given(bytes(16), 4, xxh3_64_intdigest(payload), memoryview(payload))])
+    kept.put([NewRecord(bytes(16), 4, xxh3_64_intdigest(payload), memoryview(payload))])
     kept.close()
     write_about(folder, SIZE)
     return folder
@@ -159,7 +158,7 @@ def test_a_file_that_kills_its_reader_is_named_and_thrown_away(tmp_path: Path) -
     kept = RecordStore(folder, SPACE, SIZE, 1 << 30)
     payload = bytes(SIZE)
     for number in range(60):
-        given = Given(number.to_bytes(16, "little"), 4, xxh3_64_intdigest(payload), memoryview(payload))
+        given = NewRecord(number.to_bytes(16, "little"), 4, xxh3_64_intdigest(payload), memoryview(payload))
         kept.put([given])
     kept.close()
     write_about(folder, SIZE)

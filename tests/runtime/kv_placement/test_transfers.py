@@ -24,12 +24,20 @@ def work_of(here: World, seq: int) -> Work:
     return work
 
 
+def flood(here: World) -> None:
+    """Have the pool evict all that is cached."""
+    pool, transfers = here.scheduler.pool, here.scheduler._transfers
+    blocks, evicted = pool.allocate(pool.available, "flood")
+    for one in evicted:
+        transfers.evicted(*one)
+    pool.release(blocks, "flood")
+
+
 def away(here: World, seq: int) -> None:
     """Take a sequence's KV from the device, its cached blocks too."""
     here.run()
     here.evict(seq)
-    pool = here.scheduler.pool
-    pool.release(pool.allocate(pool.available, "flood"), "flood")
+    flood(here)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -277,8 +285,7 @@ def test_what_nobody_wants_any_more_pushes_nothing_out_of_a_full_host_tier(depth
         here.reply(seq, 2)
         here.run()
         here.close(seq)
-    pool = here.scheduler.pool
-    pool.release(pool.allocate(pool.available, "flood"), "flood")
+    flood(here)
     here.run()
     here.extend(0, [8])
     here.reply(0, 2)

@@ -33,9 +33,8 @@ class Below:
         fd = make_memory(1 << 16)
         tier = HostTier(SlotMemory(fd, bytes(16), 64))
         os.close(fd)
-        self.moves = Transfers(tier, 4, beside=beside)
         self.blocks = {key: block for block, key in enumerate(KEYS)}
-        self.moves.block_of = self.blocks.get
+        self.moves = Transfers(tier, self.blocks.get, 4, beside=beside)
         for key, block in self.blocks.items():
             self.moves.save(key, block)
 
@@ -78,7 +77,7 @@ def test_a_block_that_leaves_goes_at_once(wanted: bool) -> None:
     here = Below()
     leaving = WAITING - 1
     del here.blocks[KEYS[leaving]]  # the pool forgets its name, and says so
-    here.moves.given_up(leaving, KEYS[leaving], wanted)
+    here.moves.evicted(leaving, KEYS[leaving], wanted)
     assert leaving in here.emitted()
     while here.moves.waiting:
         assert leaving not in here.emitted()
@@ -110,12 +109,12 @@ def test_a_token_of_the_step_behind_a_prompt_waits_for_few_of_its_blocks(*, besi
     settings = SchedulerSettings(blocks=WAITING, vocab_size=64, max_context=512, max_step_tokens=256)
     costs = CostBook(None, beside=beside)
     scheduler = Scheduler(settings, BlockPool(WAITING), BlockHasher(bytes(32), 16), tier=tier, costs=costs)
-    scheduler.apply(Open(0, 1, b"", [1] * 161))
-    scheduler.apply(Generate(0, 1, Sampling(), TokenLimits(100)))
+    scheduler.apply(Open(0, 1, b"", [1] * 161), 0.0)
+    scheduler.apply(Generate(0, 1, Sampling(), TokenLimits(100)), 0.0)
     saves = []
     for _ in range(12):
-        plan = scheduler.plan()
+        plan = scheduler.plan(0.0)
         assert plan is not None
         saves.append(len(plan.saves))
-        scheduler.commit(plan, [2 for _ in plan.rows])
+        scheduler.commit(plan, [[2] for _ in plan.rows], 0.0)
     assert saves[:6] == ([0, 10, 0, 0, 0, 0] if beside else [0, *[FEW] * 5])

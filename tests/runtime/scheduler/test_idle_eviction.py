@@ -22,22 +22,22 @@ def absence(sequence: Sequence, now: float) -> float:
 
 @given(MOVES)
 def test_the_longest_is_as_long_as_any(moves: list[tuple[int, str, float]]) -> None:
-    holders, there = IdleEviction(), dict[int, Sequence]()
+    holders, there, now = IdleEviction(), dict[int, Sequence](), 0.0
     sequences = [Sequence(seq, b"", TokenList()) for seq in range(10)]
     for seq, move, seconds in moves:
         sequence = sequences[seq]
         if move == "wait":
-            holders.now += seconds
+            now += seconds
         elif move == "take":
             holders.discard(seq)
             there.pop(seq, None)
         else:
-            sequence.used = holders.now
-            sequence.returns = holders.now + seconds if move == "tell" else None
+            sequence.used = now
+            sequence.returns = now + seconds if move == "tell" else None
             holders.put(sequence)
             there[seq] = sequence
         assert (len(holders), set(holders)) == (len(there), set(there.values()))
         assert all((seq in holders) == (seq in there) for seq in range(10))
         if there:
-            most = max(absence(one, holders.now) for one in there.values())
-            assert absence(holders.longest(), holders.now) == pytest.approx(most)
+            most = max(absence(one, now) for one in there.values())
+            assert absence(holders.longest(now), now) == pytest.approx(most)

@@ -216,19 +216,19 @@ def test_input_is_computed_as_it_comes_and_few_tokens_of_others_wait() -> None:
     settings = SchedulerSettings(blocks=512, vocab_size=64, max_context=4096, idle_stretch=1.25)
     scheduler = Scheduler(settings, BlockPool(512), BlockHasher(bytes(32), 16))
     for seq in range(4):
-        scheduler.apply(Open(0, seq, b"", [seq]))
-        scheduler.apply(Generate(0, seq, Sampling(), TokenLimits(1000)))
-    scheduler.apply(Open(0, 9, b"", [9]))
+        scheduler.apply(Open(0, seq, b"", [seq]), 0.0)
+        scheduler.apply(Generate(0, seq, Sampling(), TokenLimits(1000)), 0.0)
+    scheduler.apply(Open(0, 9, b"", [9]), 0.0)
     arrived, now, seconds = 1, 0.0, []
     while arrived < 1000:
         if now > arrived * 2 * BASE / 20:
-            scheduler.apply(Extend(0, 9, [7] * 20))
+            scheduler.apply(Extend(0, 9, [7] * 20), 0.0)
             arrived += 20
-        plan = scheduler.plan()
+        plan = scheduler.plan(0.0)
         assert plan is not None
         took = BASE + TOKEN * sum(max(FEW, row.count) for row in plan.rows if row.seq == 9)
         scheduler.took(plan, took)
-        scheduler.commit(plan, [None if row.sampling is None else 1 for row in plan.rows])
+        scheduler.commit(plan, [[] if row.sampling is None else [1] for row in plan.rows], 0.0)
         now += took
         seconds.append(took)
     left = arrived - scheduler.state(9).computed
@@ -245,14 +245,14 @@ def test_a_step_without_turns_ends_sooner_where_one_could_begin(others: bool) ->
     settings = SchedulerSettings(blocks=512, vocab_size=64, max_context=4096, idle_stretch=1.25)
     scheduler = Scheduler(settings, BlockPool(512), BlockHasher(bytes(32), 16))
     if others:
-        scheduler.apply(Open(0, 1, b"", [1]))
-    scheduler.apply(Open(0, 9, b"", [9]))
+        scheduler.apply(Open(0, 1, b"", [1]), 0.0)
+    scheduler.apply(Open(0, 9, b"", [9]), 0.0)
     counts = []
     for _ in range(2):
-        scheduler.apply(Extend(0, 9, [7] * 400))
-        plan = scheduler.plan()
+        scheduler.apply(Extend(0, 9, [7] * 400), 0.0)
+        plan = scheduler.plan(0.0)
         assert plan is not None
         counts.append(plan.tokens)
         scheduler.took(plan, TOKEN * plan.tokens)
-        scheduler.commit(plan, [None] * len(plan.rows))
+        scheduler.commit(plan, [[] for _ in plan.rows], 0.0)
     assert counts == [400, pytest.approx((SOON if others else SOON_ENOUGH) / TOKEN, abs=1)]

@@ -1,8 +1,9 @@
 """Any verbs in any order, with steps in flight, in a pool too small for them: what the scheduler must never
 do.
 
-The model (`worlds`) foretells every answer, token and ending; the engine audits its blocks whenever it is
-idle.
+The model (`worlds`) foretells every answer, token and ending, and by which step a turn has ended at the latest,
+as the policy's bound says; the engine audits its blocks whenever it is idle. ``HOLDFAST_POLICY`` names another
+policy to be put through it, as `SchedulerSettings.policy` does.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from holdfast.tests.runtime.fake_device import device_engine
 from holdfast.tests.runtime.fakes import FakeDisk, fake_engine, fake_memory
 from holdfast.tests.runtime.worlds import LATE_BOMB, LAUNCH_BOMB, POISON, World
 
+POLICY = os.environ.get("HOLDFAST_POLICY", "first_come_first_served")
+"""The policy that all machines run, but for those that name their own."""
+
 FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
 
 SEQS = st.integers(0, 5)
@@ -33,6 +37,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     DEPTH: int
     LATE = False
+    POLICY = POLICY
     MAKE = staticmethod(fake_engine)
 
     def __init__(self) -> None:
@@ -63,6 +68,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 depth=self.DEPTH,
                 watermark_blocks=seed % 3,
                 lease_caps={b"tenant": seed % 4},
+                policy=self.POLICY,
+                patience=seed % 50,
             ),
             Random(seed),
             memory=None if slots is None else fake_memory(int(slots * blocks), block_tokens),
@@ -240,6 +247,12 @@ class DeviceMachine(OverlapMachine):
     MAKE = staticmethod(device_engine)
 
 
+class ShuffledMachine(OverlapMachine):
+    """The worst of policies: another order in each step. It keeps the bound that ageing gives it."""
+
+    POLICY = "holdfast.tests.runtime.scheduler.shuffled:Shuffled"
+
+
 def _case(machine: type[SchedulerMachine], examples: int = 160):
     """About 150 steps an example: 50,000 for the first two machines together, a million in `make slow`."""
     case = machine.TestCase
@@ -255,3 +268,4 @@ def _case(machine: type[SchedulerMachine], examples: int = 160):
 TestLockStep = _case(LockStepMachine)
 TestOverlap = _case(OverlapMachine)
 TestDevice = _case(DeviceMachine, 40)
+TestShuffled = _case(ShuffledMachine, 40)

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from holdfast.sdk import errors
-from holdfast.sdk.frames import client, server, verbs
+from holdfast.sdk.frames import client, server
 from holdfast.sdk.frames.client import ClientEvent
 from holdfast.sdk.frames.items import MessageItem
 
@@ -21,7 +21,7 @@ WORDS = "|".join(f"word{number} " for number in range(30))
 def too_long(script: Script, event: ClientEvent) -> Iterable[server.ServerEvent]:
     """A server that refuses every response once its turns are used up."""
     used_up = isinstance(event, client.ResponseCreate) and not script.turns
-    if used_up or isinstance(event, verbs.ResponseSteer):
+    if used_up or isinstance(event, client.ResponseSteer):
         yield script.error("context_length_exceeded", event.event_id)
     else:
         yield from script.usual(event)
@@ -142,7 +142,7 @@ async def test_what_nobody_reads_is_not_kept() -> None:
         await turn.text()
         for number in range(20):
             await chat.add(MessageItem.of("user", str(number)))
-        assert not chat._connection._aside
+        assert not chat._connection._queue
 
 
 # --- a turn refused before it began ---
@@ -190,7 +190,7 @@ async def test_a_refused_steer_takes_its_message_back() -> None:
     async with chatting(script) as chat:
         with pytest.raises(errors.ServerError):
             await chat.steer("too long").text()
-    (steer,) = [event for event in script.got if isinstance(event, verbs.ResponseSteer)]
+    (steer,) = [event for event in script.got if isinstance(event, client.ResponseSteer)]
     assert deleted(script) == [steer.input[0].id]
 
 

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from holdfast.sdk import ChatBusy, FrameError, RunDone, TraceFile
-from holdfast.sdk.frames import client, server, verbs
+from holdfast.sdk.frames import client, server
 from holdfast.sdk.frames.client import ClientEvent
 
 from ..scripted import Script, add, chatting, given_up, response, weather
@@ -90,8 +90,8 @@ async def test_a_reply_without_a_word_may_be_interrupted_while_another_task_read
             script.running.append("r")
             begun = response("r", "in_progress")
             yield server.ResponseCreated(event_id=script.id(), response=begun)
-        elif isinstance(event, verbs.ItemTruncate):
-            yield verbs.ItemTruncated(event_id=script.id(), item_id=event.item_id)
+        elif isinstance(event, client.ItemTruncate):
+            yield server.ItemTruncated(event_id=script.id(), item_id=event.item_id)
         else:
             yield from script.usual(event)
 
@@ -100,7 +100,7 @@ async def test_a_reply_without_a_word_may_be_interrupted_while_another_task_read
         group.start_soon(getattr(chat, how)("Go").text)
         await anyio.wait_all_tasks_blocked()
         assert await chat.interrupt() == ""
-    (cut,) = [event for event in script.got if isinstance(event, verbs.ItemTruncate)]
+    (cut,) = [event for event in script.got if isinstance(event, client.ItemTruncate)]
     assert cut.text_end == 0, "what was on its way meanwhile was not heard either"
 
 

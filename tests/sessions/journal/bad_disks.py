@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from random import Random
 
-from holdfast.sessions.journal.disk import Disk
+from holdfast.sessions.journal.folder import Disk
 from holdfast.sessions.journal.store import JournalStore
 
 PAGE = 4096

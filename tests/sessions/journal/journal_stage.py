@@ -1,4 +1,4 @@
-"""The stage of the journal's tests: a store in memory-backed files, and a book of sessions on it."""
+"""The stage of the journal's tests: a store in memory-backed files, and a registry of sessions on it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.sessions.journal.changes import Change, Put
+from msgspec.structs import replace as replaced
+
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.records import HandleRecord, Keyring, SessionRecord
-from holdfast.sessions.journal.settings import JournalSettings
-from holdfast.sessions.journal.store import JournalStore, Table, key_of
+from holdfast.sessions.journal.records import (
+    Change,
+    HandleRecord,
+    Keyring,
+    Origin,
+    Put,
+    SessionRecord,
+    Table,
+    key_of,
+)
+from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import SessionRegistry
+from holdfast.sessions.settings import JournalSettings
 
 from ..scripted_link import ScriptedLink
 from ..session_stage import LANGUAGE
@@ -40,11 +50,14 @@ def store_in(path: Path, settings: JournalSettings = SMALL, model: bytes = MODEL
         store.close()
 
 
-def birth(number: int, owner: bytes = b"me") -> list[Change]:
+def birth(
+    number: int, owner: bytes = b"me", *, salt: bytes = b"", origin: Origin | None = None
+) -> list[Change]:
     """What makes a session known."""
+    record = replaced(record_of(number), salt=salt, origin=origin)
     digest = bytes([number % 256]) * 32
     return [
-        Put(Table.SESSIONS, key_of(number), record_of(number)),
+        Put(Table.SESSIONS, key_of(number), record),
         Put(Table.HANDLES, digest, HandleRecord(session=number, owner=owner)),
         Put(Table.KEYRINGS, key_of(number), Keyring(fresh=(digest,))),
     ]
@@ -55,12 +68,12 @@ def record_of(number: int) -> SessionRecord:
 
 
 @asynccontextmanager
-async def book_in(path: Path, link: ScriptedLink, **changes: object) -> AsyncIterator[SessionRegistry]:
-    """A book on the store; at the end everything is closed as by a server that leaves."""
+async def registry_in(path: Path, link: ScriptedLink, **changes: object) -> AsyncIterator[SessionRegistry]:
+    """A registry on the store; at the end everything is closed as by a server that leaves."""
     journal = await Journal.open(path, MODEL, replace(SMALL, **changes))
-    book = SessionRegistry(link, LANGUAGE, journal=journal)
+    registry = SessionRegistry(link, LANGUAGE, journal=journal)
     try:
-        yield book
+        yield registry
     finally:
-        await book.aclose()
+        await registry.aclose()
         await journal.aclose()

@@ -15,18 +15,16 @@ from msgspec.structs import replace as replaced
 
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StoreHeld, StoreUnusable
 from holdfast.sessions.journal import admin
-from holdfast.sessions.journal.changes import Append, Change, Drop, Put, Table, key_of
+from holdfast.sessions.journal.folder import StoreLock
 from holdfast.sessions.journal.legacy import KEPT, migrate
-from holdfast.sessions.journal.lock import StoreLock
 from holdfast.sessions.journal.opening import open_for
-from holdfast.sessions.journal.places import offset_of, slot_of
-from holdfast.sessions.journal.records import Heard, Origin
-from holdfast.sessions.journal.segment import Kind
+from holdfast.sessions.journal.records import Append, Change, Drop, EventReceived, Origin, Put, Table, key_of
+from holdfast.sessions.journal.segment import Kind, offset_of, slot_of
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened
 
 from ..session_stage import ask, reciting, run
-from .journal_stage import MODEL, SMALL, birth, book_in, folder, record_of, store_in
+from .journal_stage import MODEL, SMALL, birth, folder, record_of, registry_in, store_in
 from .test_migration import STORES, kept, said, wanted
 
 COUNT = 5
@@ -34,7 +32,7 @@ COUNT = 5
 
 def begun(number: int, salt: bytes = b"", origin: Origin | None = None) -> list[Change]:
     record = replaced(record_of(number), salt=salt, origin=origin)
-    heard = [Append(number, at, Heard(event=f"<{number}-{at}>")) for at in range(COUNT)]
+    heard = [Append(number, at, EventReceived(event=f"<{number}-{at}>")) for at in range(COUNT)]
     return [Put(Table.SESSIONS, key_of(number), record), *birth(number)[1:], *heard]
 
 
@@ -283,8 +281,8 @@ def test_a_store_of_before_is_not_touched_until_a_server_has_moved_it() -> None:
 @run
 async def test_a_repaired_session_goes_on_where_no_reply_ran() -> None:
     with folder() as path:
-        async with book_in(path, reciting("One.", "Two.", "Three.")) as book:
-            session = book.create()
+        async with registry_in(path, reciting("One.", "Two.", "Three.")) as registry:
+            session = registry.create()
             for text in ("a", "b", "c"):
                 await ask(session, text)
             ticket = session.log.sync()
@@ -296,14 +294,14 @@ async def test_a_repaired_session_goes_on_where_no_reply_ran() -> None:
         store.close()
         strike(path, number, Kind.OPERATION, count - 1)
         assert "cut back" in "".join(admin.repair(path))
-        async with book_in(path, reciting("Now.")) as book:
-            found = await book.resume(handle, b"")
+        async with registry_in(path, reciting("Now.")) as registry:
+            found = await registry.resume(handle, b"")
             assert isinstance(found, Reopened)
             texts = [item.text for item in found.session.history.items()]
             assert texts[:4] == ["a", "One.", "b", "Two."] and "Three." not in texts
             assert (await ask(found.session, "d")).items[0].text == "Now."
             with pytest.raises(HandleUnknown):
-                await book.resume("nobody's", b"")
+                await registry.resume("nobody's", b"")
 
 
 @pytest.mark.parametrize("then", ["start", "repair"])
@@ -332,6 +330,35 @@ def test_a_repair_that_dies_before_its_journal_has_its_place_loses_nothing(
         store = open_for(path, MODEL, SMALL)
         try:
             assert not store.mismatches
+            assert [events(store, number) for number in (1, 3)] == [whole(1), whole(3)]
+        finally:
+            store.close()
+
+
+@pytest.mark.parametrize("then", ["start", "repair"])
+def test_a_repair_that_dies_before_the_damaged_journal_is_put_aside_ends_at_the_next_start(
+    then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with folder() as path:
+        lived(path)
+        strike(path, 2, Kind.OPERATION, 1)
+        rename = os.rename
+
+        def die(old: Path, new: Path) -> None:
+            if Path(old) == path / "journal":
+                raise KeyboardInterrupt
+            rename(old, new)
+
+        with monkeypatch.context() as dying:
+            dying.setattr(os, "rename", die)
+            with pytest.raises(KeyboardInterrupt):
+                list(admin.repair(path))
+        assert (path / "journal").exists() and (path / "journal.new").exists()
+        if then == "repair":
+            assert "ended now" in next(iter(list(admin.repair(path))))
+        store = open_for(path, MODEL, SMALL)
+        try:
+            assert not store.mismatches and (path / "journal.damaged").exists()
             assert [events(store, number) for number in (1, 3)] == [whole(1), whole(3)]
         finally:
             store.close()

@@ -15,16 +15,23 @@ from msgspec.structs import replace as replaced
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged
 from holdfast.sessions.items import Message
 from holdfast.sessions.journal import segment
-from holdfast.sessions.journal.changes import Append, Drop, Put, Table, key_of
-from holdfast.sessions.journal.places import offset_of, slot_of
-from holdfast.sessions.journal.records import Heard, Inserted, Origin
-from holdfast.sessions.journal.segment import LOG_START, Kind
+from holdfast.sessions.journal.records import (
+    Append,
+    Drop,
+    EventReceived,
+    Inserted,
+    Origin,
+    Put,
+    Table,
+    key_of,
+)
+from holdfast.sessions.journal.segment import LOG_START, Kind, offset_of, slot_of
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened
 
 from ..session_stage import ask, reciting, run
 from .bad_disks import PAGE, BadDisk, Crash, cut, flipped, killed, swapped, zeroed
-from .journal_stage import MODEL, SMALL, birth, book_in, folder, record_of, store_in
+from .journal_stage import MODEL, SMALL, birth, folder, record_of, registry_in, store_in
 
 Damage = Callable[[bytearray, Random], None]
 SESSIONS = 24
@@ -45,7 +52,7 @@ def filled(path: Path) -> None:
             store.write([Put(Table.SESSIONS, key_of(number), record), *birth(number)[1:]])
         for at in range(ROUNDS):
             for number in range(1, SESSIONS + 1):
-                store.write([Append(number, at, Heard(event=word(number, at)))])
+                store.write([Append(number, at, EventReceived(event=word(number, at)))])
         store.write([Drop(5), Drop(13)])
 
 
@@ -125,7 +132,7 @@ def test_damage_costs_the_sessions_whose_records_it_hit(down: bool, damage: Dama
                 assert named <= set(store.damaged()), "it is known whose"
                 if damage is not cut:
                     assert named == struck
-                store.write([*birth(100), Append(100, 0, Heard(event="new"))])
+                store.write([*birth(100), Append(100, 0, EventReceived(event="new"))])
                 assert said(store, 100) == ["new"]
                 store.write([Drop(100)])
                 store.close()
@@ -139,8 +146,8 @@ def test_the_last_record_of_a_session_does_not_vanish_in_silence(caplog: pytest.
     with folder() as path:
         with store_in(path) as store:
             for number in (1, 2):
-                store.write([*birth(number), Append(number, 0, Heard(event="a"))])
-                store.write([Append(number, 1, Heard(event="acknowledged" * 9))])
+                store.write([*birth(number), Append(number, 0, EventReceived(event="a"))])
+                store.write([Append(number, 1, EventReceived(event="acknowledged" * 9))])
             place = store.sessions.place(2, Kind.OPERATION, 1)
         (log,) = files_of(path)
         data = log.read_bytes()
@@ -192,11 +199,11 @@ def test_damage_to_an_index_costs_nobody_anything(damage: Damage, seed: int) -> 
 def test_another_times_index_is_believed_only_where_the_log_agrees() -> None:
     with folder() as path:
         with store_in(path) as store:
-            store.write([*birth(1), Append(1, 0, Heard(event="a"))])
+            store.write([*birth(1), Append(1, 0, EventReceived(event="a"))])
         (log,) = files_of(path)
         old = log.with_suffix(".index").read_bytes()
         with store_in(path) as store:
-            store.write([*birth(2), Append(1, 1, Heard(event="b"))])
+            store.write([*birth(2), Append(1, 1, EventReceived(event="b"))])
         log.with_suffix(".index").write_bytes(old)
         for _ in range(2):
             with store_in(path) as store:
@@ -207,7 +214,7 @@ def test_text_that_looks_like_a_record_is_never_taken_for_one() -> None:
     """A client knows the format, and even a record of its own with the right checksum of its own place."""
     with folder() as path:
         with store_in(path) as store:
-            store.write([*birth(1), Append(1, 0, Heard(event="mine"))])
+            store.write([*birth(1), Append(1, 0, EventReceived(event="mine"))])
             place = store.sessions.place(1, Kind.OPERATION, 0)
             log = files_of(path)[0].read_bytes()
             genuine = log[offset_of(place) : offset_of(place) + store.logs.size(place)]
@@ -221,7 +228,7 @@ def test_text_that_looks_like_a_record_is_never_taken_for_one() -> None:
                 text = payload.decode("latin-1")
                 store.write([Append(1, 1 + at, Inserted(item=Message(id="i", role="user", text=text)))])
                 store.logs.append([segment.Fresh(1, 100 + at, Kind.OPERATION, payload)])
-            store.write([*birth(2), Append(2, 0, Heard(event="theirs"))])
+            store.write([*birth(2), Append(2, 0, EventReceived(event="theirs"))])
         (file,) = files_of(path)
         data = file.read_bytes()
         for at in range(LOG_START, len(data), 512):
@@ -240,11 +247,11 @@ def test_text_that_looks_like_a_record_is_never_taken_for_one() -> None:
 def test_damage_to_what_forks_share_costs_them_too_and_only_them() -> None:
     with folder() as path:
         with store_in(path) as store:
-            store.write([*birth(1), *(Append(1, at, Heard(event=f"{at}")) for at in range(6))])
+            store.write([*birth(1), *(Append(1, at, EventReceived(event=f"{at}")) for at in range(6))])
             for number, operations in ((2, 2), (3, 4), (4, 6)):
                 record = replaced(record_of(number), origin=Origin(session=1, operations=operations))
                 store.write([Put(Table.SESSIONS, key_of(number), record), *birth(number)[1:]])
-                store.write([Append(number, 0, Heard(event="own"))])
+                store.write([Append(number, 0, EventReceived(event="own"))])
             store.write(birth(5))
             place = store.sessions.place(1, Kind.OPERATION, 3)
             store.write([Drop(1)])
@@ -264,7 +271,7 @@ def test_damage_to_what_forks_share_costs_them_too_and_only_them() -> None:
                 assert said(store, 2) == ["0", "1", "own"]
 
 
-def test_a_relative_that_is_damaged_is_left_out_of_the_family() -> None:
+def test_a_damaged_session_is_left_out_of_the_fork_tree() -> None:
     with folder() as path:
         with store_in(path) as store:
             store.write(birth(1))
@@ -278,9 +285,9 @@ def test_a_relative_that_is_damaged_is_left_out_of_the_family() -> None:
         log.write_bytes(data)
         with store_in(path) as store:
             for number in (1, 3):
-                assert [one for one, _ in store.family(number)] == [1, 3]
+                assert [one for one, _ in store.fork_tree(number)] == [1, 3]
             with pytest.raises(RecordDamaged):
-                store.family(2)
+                store.fork_tree(2)
 
 
 def test_damage_is_remembered_when_its_log_is_rewritten() -> None:
@@ -288,7 +295,9 @@ def test_damage_is_remembered_when_its_log_is_rewritten() -> None:
     with folder() as path:
         with store_in(path) as store:
             for number in (1, 2):
-                store.write([*birth(number), *(Append(number, at, Heard(event=f"{at}")) for at in range(3))])
+                store.write(
+                    [*birth(number), *(Append(number, at, EventReceived(event=f"{at}")) for at in range(3))]
+                )
             place = store.sessions.place(1, Kind.OPERATION, 1)
         (log,) = files_of(path)
         data = bytearray(log.read_bytes())
@@ -340,8 +349,8 @@ def test_a_process_that_dies_between_any_two_writes_of_a_compaction_loses_nothin
 @run
 async def test_two_hundred_damaged_resumes_cost_the_whole_sessions_nothing() -> None:
     with folder() as path:
-        async with book_in(path, reciting("Fine.", "Fine.", "Fine.")) as book:
-            bad, good = book.create(), book.create()
+        async with registry_in(path, reciting("Fine.", "Fine.", "Fine.")) as registry:
+            bad, good = registry.create(), registry.create()
             await ask(bad, "hello")
             await ask(good, "hello")
             handles = [await left(session) for session in (bad, good)]
@@ -354,16 +363,16 @@ async def test_two_hundred_damaged_resumes_cost_the_whole_sessions_nothing() -> 
         data[offset_of(place) + 50] ^= 1
         log.write_bytes(data)
         before = len(os.listdir("/proc/self/fd"))
-        async with book_in(path, reciting("Still fine.")) as book:
+        async with registry_in(path, reciting("Still fine.")) as registry:
             for _ in range(200):
                 with pytest.raises(RecordDamaged):
-                    await book.resume(handles[0], b"")
-            found = await book.resume(handles[1], b"")
+                    await registry.resume(handles[0], b"")
+            found = await registry.resume(handles[1], b"")
             assert isinstance(found, Reopened)
             assert (await ask(found.session, "hello")).items[0].text == "Still fine."
-            assert (await book.journal.statistics())["journal_damaged"] == 1
+            assert (await registry.journal.statistics())["journal_damaged"] == 1
             with pytest.raises(HandleUnknown):
-                await book.resume("another", b"")
+                await registry.resume("another", b"")
         assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from holdfast.sessions.journal import identity
-from holdfast.sessions.journal.changes import Append
+from holdfast.sessions.journal import admin
+from holdfast.sessions.journal.folder import IDENTITY
 from holdfast.sessions.journal.journal import Journal
+from holdfast.sessions.journal.logs import Log, LogFolder
 from holdfast.sessions.journal.opening import open_for
-from holdfast.sessions.journal.records import Heard
+from holdfast.sessions.journal.records import Append, Drop, EventReceived
 from holdfast.sessions.journal.store import JournalStore
 
 from ..session_stage import run
@@ -34,7 +35,7 @@ def lived(path: Path, starts: int = 2) -> None:
     """Servers had it, one after another; each was told something."""
     for number in range(1, starts + 1):
         with started(path) as store:
-            store.write([*birth(fresh := store.next_number()), Append(fresh, 0, Heard(event="e"))])
+            store.write([*birth(fresh := store.next_number()), Append(fresh, 0, EventReceived(event="e"))])
             assert not store.mismatches and store.generation == number
 
 
@@ -119,7 +120,7 @@ def lived_on(path: Path) -> None:
 def test_a_second_place_that_is_gone_or_damaged_is_said(how: str) -> None:
     with folder() as path:
         lived(path)
-        place = path / identity.FILE
+        place = path / IDENTITY
         whole = place.read_bytes()
         match how:
             case "gone":
@@ -140,7 +141,7 @@ def test_a_second_place_that_is_gone_or_damaged_is_said(how: str) -> None:
                 "older": "rolled back",
                 "long": "cannot be",
             }
-            assert identity.FILE in line and told[how] in line
+            assert IDENTITY in line and told[how] in line
             assert store.session(1) and store.session(2)
         with started(path) as store:
             assert not store.mismatches
@@ -149,9 +150,9 @@ def test_a_second_place_that_is_gone_or_damaged_is_said(how: str) -> None:
 def test_a_server_that_died_between_the_two_places_says_nothing() -> None:
     with folder() as path:
         lived(path)
-        before = (path / identity.FILE).read_bytes()
+        before = (path / IDENTITY).read_bytes()
         lived_on(path)
-        (path / identity.FILE).write_bytes(before)
+        (path / IDENTITY).write_bytes(before)
         with started(path) as store:
             assert not store.mismatches
 
@@ -183,9 +184,9 @@ async def test_another_models_journal_is_said_like_a_mismatch() -> None:
 def test_one_log_that_is_gone_is_said() -> None:
     with folder() as path:
         with started(path) as store:
-            store.write([*birth(1), Append(1, 0, Heard(event="e"))])
+            store.write([*birth(1), Append(1, 0, EventReceived(event="e"))])
             store.logs.roll()
-            store.write([*birth(2), Append(2, 0, Heard(event="e"))])
+            store.write([*birth(2), Append(2, 0, EventReceived(event="e"))])
         (path / "journal" / "00000001.log").unlink()
         with started(path) as store:
             (line,) = store.mismatches
@@ -204,3 +205,71 @@ def test_an_old_journal_that_is_put_beside_a_begun_one_is_said_and_kept() -> Non
             store = open_for(path, MODEL, SMALL)
             store.close()
             assert old.exists() and any("earlier version" in line for line in store.mismatches)
+
+
+def rolled(path: Path) -> None:
+    with started(path) as store:
+        fill(store)
+
+
+def fill(store: JournalStore) -> None:
+    """Five logs with one session in each."""
+    for number in range(1, 5):
+        store.write([*birth(number), Append(number, 0, EventReceived(event="e"))])
+        store.logs.roll()
+    store.write(birth(5))
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_logs_that_are_gone_with_their_indexes_are_said(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    with folder() as path:
+        if how == "killed":
+            with folder() as other, started(other) as store:
+                fill(store)
+                shutil.copytree(other, path, dirs_exist_ok=True)
+        else:
+            rolled(path)
+        for name in ("00000002", "00000003"):
+            for kind in ("log", "index"):
+                (path / "journal" / f"{name}.{kind}").unlink()
+        damage: list[str] = []
+        list(admin.verify(path, damage))
+        assert any("00000002.log, 00000003.log" in line for line in damage)
+        with started(path) as store:
+            (line,) = store.mismatches
+            assert "logs of the last start are gone: 00000002.log, 00000003.log:" in line
+            assert line in caplog.messages and store.statistics()["journal_mismatch"] == 1
+            assert store.session(1) and store.session(4) and store.session(5)
+        with started(path) as store:
+            assert not store.mismatches
+
+
+@pytest.mark.parametrize("killed", ["before the second place", "before the removal", "after it"])
+def test_logs_that_were_compacted_are_not_missed(killed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with folder() as path, folder() as copy:
+        rolled(path)
+        removed = LogFolder.remove
+
+        def remove(logs: LogFolder, one: Log) -> None:
+            if killed == "before the removal" and not (copy / "journal").exists():
+                shutil.copytree(path, copy, dirs_exist_ok=True)
+            removed(logs, one)
+
+        noted = JournalStore.note
+
+        def note(store: JournalStore, without: Sequence[Log] = ()) -> None:
+            if killed == "before the second place" and without and not (copy / "journal").exists():
+                shutil.copytree(path, copy, dirs_exist_ok=True)
+            noted(store, without)
+
+        with started(path) as store:
+            monkeypatch.setattr(LogFolder, "remove", remove)
+            monkeypatch.setattr(JournalStore, "note", note)
+            store.write([Drop(number) for number in (1, 2, 3)])
+            store.rewrite()
+            if killed == "after it":
+                shutil.copytree(path, copy, dirs_exist_ok=True)
+        for place in (path, copy):
+            with started(place) as store:
+                assert not store.mismatches
+                assert store.session(4) and store.session(5)

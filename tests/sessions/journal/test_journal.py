@@ -1,4 +1,4 @@
-"""The journal's thread: groups, tickets, faults that heal; and a book whose sessions come back from it."""
+"""The journal's thread: groups, tickets, faults that heal; and a registry whose sessions come back from it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,19 @@ from holdfast.runtime.link.messages import Grammar, GrammarKind, Sampling
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StorageUnavailable
 from holdfast.sessions.handles import digest_of
 from holdfast.sessions.items import Message, Preamble, Tool
-from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.log import JournaledLog
+from holdfast.sessions.journal.journal import Journal, JournaledLog
 from holdfast.sessions.journal.records import (
     Begun,
     Configured,
-    Heard,
-    Said,
-    Snapshot,
+    Emitted,
+    EventReceived,
+    SessionSnapshot,
     Typed,
     merged,
-    request_form,
-    request_from,
 )
+from holdfast.sessions.journal.replay import request_form, request_from
 from holdfast.sessions.journal.segment import Kind
-from holdfast.sessions.journal.store import JournalStore, Stored
+from holdfast.sessions.journal.store import JournalStore, StoredSession
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
 from holdfast.sessions.text.text_buffer import TextBuffer
@@ -40,7 +38,7 @@ from holdfast.sessions.turn.request import TurnRequest
 
 from ..scripted_link import ScriptedLink
 from ..session_stage import END, ask, prompts, read, reciting, run, say, toks
-from .journal_stage import MODEL, SMALL, book_in, folder
+from .journal_stage import MODEL, SMALL, folder, registry_in
 
 
 class Failing:
@@ -57,20 +55,20 @@ class Failing:
         patch.setattr(JournalStore, "write", write)
 
 
-async def shortened(book: SessionRegistry, session: Session) -> Stored:
+async def shortened(registry: SessionRegistry, session: Session) -> StoredSession:
     """What the store has of a session, once all that is durable was looked at."""
     ticket, number = session.log.sync(), session.log.number
     assert ticket is not None
     await ticket
     while True:
-        long, stored = await book.journal.read(lambda store: (set(store.long), store.session(number)))
+        long, stored = await registry.journal.read(lambda store: (set(store.long), store.session(number)))
         if number not in long:
             return stored
         await asyncio.sleep(0)
 
 
-async def resumed(book: SessionRegistry, handle: str, owner: bytes = b"") -> Reopened:
-    found = await book.resume(handle, owner)
+async def resumed(registry: SessionRegistry, handle: str, owner: bytes = b"") -> Reopened:
+    found = await registry.resume(handle, owner)
     assert isinstance(found, Reopened)
     return found
 
@@ -89,10 +87,10 @@ async def left(session: Session) -> str:
 @run
 async def test_what_queues_during_a_commit_is_one_group() -> None:
     with folder() as path:
-        async with book_in(path, reciting()) as book:
-            sessions = [book.create() for _ in range(20)]
+        async with registry_in(path, reciting()) as registry:
+            sessions = [registry.create() for _ in range(20)]
             await asyncio.gather(*(left(session) for session in sessions))
-            told = await book.journal.statistics()
+            told = await registry.journal.statistics()
             assert told["journal_commits"] < 10 and told["journal_sessions"] == 20
             assert told["journal_queued"] == 0
 
@@ -100,79 +98,79 @@ async def test_what_queues_during_a_commit_is_one_group() -> None:
 @run
 async def test_ids_that_are_said_wait_for_company_and_are_durable_without_a_ticket() -> None:
     with folder() as path:
-        async with book_in(path, reciting(), cursor_seconds=0.5) as book:
-            session = book.create()
+        async with registry_in(path, reciting(), cursor_seconds=0.5) as registry:
+            session = registry.create()
             await left(session)
-            before = (await book.journal.statistics())["journal_commits"]
+            before = (await registry.journal.statistics())["journal_commits"]
             for token in range(100):
-                session.log.append(Said(response="resp", ids=bytes([token, 0, 0, 0])))
+                session.log.append(Emitted(response="resp", ids=bytes([token, 0, 0, 0])))
                 await asyncio.sleep(0)
             number, ids = session.log.number, b""
             while len(ids) < 400:
-                stored = await book.journal.read(lambda store: store.session(number))
+                stored = await registry.journal.read(lambda store: store.session(number))
                 ids = b"".join(op.ids for op in merged(stored.operations))
             assert ids[::4] == bytes(range(100))
-            assert (await book.journal.statistics())["journal_commits"] - before < 20
+            assert (await registry.journal.statistics())["journal_commits"] - before < 20
 
 
 @run
 async def test_a_commit_that_fails_is_told_once_tried_again_and_holds_every_acknowledgement() -> None:
     told: list[StorageUnavailable] = []
     with folder() as path, pytest.MonkeyPatch.context() as patch:
-        async with book_in(path, reciting()) as book:
-            session = book.create()
+        async with registry_in(path, reciting()) as registry:
+            session = registry.create()
             await left(session)
             alarm = asyncio.Event()
-            book.journal.watchers.add(lambda fault: (told.append(fault), alarm.set()))
+            registry.journal.watchers.add(lambda fault: (told.append(fault), alarm.set()))
             failing = Failing(patch)
-            session.log.append(Heard(event="first"))
+            session.log.append(EventReceived(event="first"))
             ticket = session.log.sync()
             await alarm.wait()
             assert not ticket.done() and session.log.fault is not None
             with pytest.raises(StorageUnavailable):
-                book.create()
+                registry.create()
             with pytest.raises(StorageUnavailable):
-                await book.journal.read(lambda store: store.statistics())
-            session.log.append(Heard(event="second"))
+                await registry.journal.read(lambda store: store.statistics())
+            session.log.append(EventReceived(event="second"))
             later = session.log.sync()
             failing.healed = True
             await ticket
             await later
             assert session.log.fault is None and len(told) == 1
             number = session.log.number
-            stored = await book.journal.read(lambda store: store.session(number))
-            assert stored.operations == (Heard(event="first"), Heard(event="second"))
-            assert (await book.journal.statistics())["journal_failures"] > 0
+            stored = await registry.journal.read(lambda store: store.session(number))
+            assert stored.operations == (EventReceived(event="first"), EventReceived(event="second"))
+            assert (await registry.journal.statistics())["journal_failures"] > 0
 
 
 @run
 async def test_a_mistake_of_ours_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
     """Else all who wait for an acknowledgement would wait for ever, and nobody would be told."""
     with folder() as path, pytest.MonkeyPatch.context() as patch:
-        async with book_in(path, reciting()) as book:
-            session = book.create()
+        async with registry_in(path, reciting()) as registry:
+            session = registry.create()
             await left(session)
             alarm = asyncio.Event()
-            book.journal.watchers.add(lambda fault: alarm.set())
+            registry.journal.watchers.add(lambda fault: alarm.set())
 
             def mistaken(*_: object) -> None:
                 raise RecursionError("maximum recursion depth exceeded")
 
             with pytest.MonkeyPatch.context() as upkeep:
                 upkeep.setattr(JournalStore, "keep_shares", mistaken)
-                session.log.append(Heard(event="first"))
+                session.log.append(EventReceived(event="first"))
                 await left(session)
-                await book.journal.read(lambda store: None)  # served behind the upkeep of that commit
+                await registry.journal.read(lambda store: None)  # served behind the upkeep of that commit
             patch.setattr(JournalStore, "_apply", mistaken)
-            session.log.append(Heard(event="second"))
+            session.log.append(EventReceived(event="second"))
             ticket = session.log.sync()
             await alarm.wait()
             assert not ticket.done() and "RecursionError" in session.log.fault.message
             patch.undo()
             await ticket
             number = session.log.number
-            stored = await book.journal.read(lambda store: store.session(number))
-            assert stored.operations == (Heard(event="first"), Heard(event="second"))
+            stored = await registry.journal.read(lambda store: store.session(number))
+            assert stored.operations == (EventReceived(event="first"), EventReceived(event="second"))
     assert [record.message for record in caplog.records if record.exc_info] == [
         "the journal's upkeep failed",
         "the journal cannot write what it was given",
@@ -185,7 +183,7 @@ async def test_a_journal_that_cannot_write_still_closes() -> None:
         journal = await Journal.open(path, MODEL, SMALL)
         log = JournaledLog(journal, 1)
         Failing(patch)
-        log.append(Heard(event="e"))
+        log.append(EventReceived(event="e"))
         ticket = log.sync()
         await journal.aclose()
         assert not ticket.done()
@@ -195,8 +193,8 @@ async def test_a_journal_that_cannot_write_still_closes() -> None:
 async def test_what_cannot_be_encoded_fails_who_said_it_and_nobody_else() -> None:
     endless = Preamble(tools=(Tool(name="f", parameters={"maximum": 2**70}),))
     with folder() as path:
-        async with book_in(path, reciting("ok")) as book:
-            session, other = book.create(), book.create()
+        async with registry_in(path, reciting("ok")) as registry:
+            session, other = registry.create(), registry.create()
             with pytest.raises(OverflowError):
                 session.log.append(Configured(preamble=endless))
             await ask(other, "Hello")
@@ -207,13 +205,13 @@ async def test_what_cannot_be_encoded_fails_who_said_it_and_nobody_else() -> Non
 @run
 async def test_a_disk_with_too_little_left_refuses_what_is_new_and_takes_what_runs() -> None:
     with folder() as path:
-        async with book_in(path, reciting()) as book:
-            session = book.create()
+        async with registry_in(path, reciting()) as registry:
+            session = registry.create()
             await left(session)
-            book.journal.settings = replace(SMALL, reserve_bytes=1 << 60)
+            registry.journal.settings = replace(SMALL, reserve_bytes=1 << 60)
             assert "bytes left" in session.log.fault.message
             with pytest.raises(StorageUnavailable):
-                book.create()
+                registry.create()
             await left(session)
 
 
@@ -222,10 +220,10 @@ async def test_a_commit_waits_for_one_slice_of_a_compaction_and_no_more() -> Non
     """Whatever comes meanwhile goes first, as often as it comes."""
     order: list[str] = []
     with folder() as path, pytest.MonkeyPatch.context() as patch:
-        async with book_in(path, reciting(), segment_bytes=64 << 10) as book:
-            session = book.create()
+        async with registry_in(path, reciting(), segment_bytes=64 << 10) as registry:
+            session = registry.create()
             await left(session)
-            loop, store = asyncio.get_running_loop(), book.journal._store
+            loop, store = asyncio.get_running_loop(), registry.journal._store
             written, queued = JournalStore.write, asyncio.Event()
 
             def write(store: JournalStore, changes: list[object]) -> None:
@@ -233,7 +231,7 @@ async def test_a_commit_waits_for_one_slice_of_a_compaction_and_no_more() -> Non
                 written(store, changes)
 
             async def more() -> None:
-                session.log.append(Heard(event=f"{len(order)}"))
+                session.log.append(EventReceived(event=f"{len(order)}"))
                 session.log.sync()
 
             def compact(_: JournalStore) -> bool:
@@ -248,7 +246,7 @@ async def test_a_commit_waits_for_one_slice_of_a_compaction_and_no_more() -> Non
             patch.setattr(JournalStore, "write", write)
             patch.setattr(JournalStore, "compact", compact)
             patch.setattr(JournalStore, "wants_compaction", True)
-            await book.journal.read(lambda store: None)
+            await registry.journal.read(lambda store: None)
             await queued.wait()
             await left(session)
             assert order[:12] == ["slice", "commit"] * 6, "by turns"
@@ -258,12 +256,12 @@ async def test_a_commit_waits_for_one_slice_of_a_compaction_and_no_more() -> Non
 @run
 async def test_what_a_cache_gives_back_counts_as_free() -> None:
     with folder() as path:
-        async with book_in(path, reciting()) as book:
-            session = book.create()
-            book.journal.settings = replace(SMALL, reserve_bytes=1 << 60)
-            book.journal.reclaimable = lambda: 1 << 60
+        async with registry_in(path, reciting()) as registry:
+            session = registry.create()
+            registry.journal.settings = replace(SMALL, reserve_bytes=1 << 60)
+            registry.journal.reclaimable = lambda: 1 << 60
             assert session.log.fault is None
-            book.journal.reclaimable = lambda: 0
+            registry.journal.reclaimable = lambda: 0
             assert "bytes left" in session.log.fault.message
 
 
@@ -274,16 +272,16 @@ async def test_what_a_cache_gives_back_counts_as_free() -> None:
 async def test_a_session_comes_back_with_its_words_its_tokens_and_its_date() -> None:
     with folder() as path:
         link = reciting("Hello Ann.", "You are Ann.")
-        async with book_in(path, link) as book:
-            session = book.create(now=datetime(2025, 3, 1), salt=b"salt", owner=b"key", config=b"c")
+        async with registry_in(path, link) as registry:
+            session = registry.create(now=datetime(2025, 3, 1), salt=b"salt", owner=b"key", config=b"c")
             session.history.preamble = Preamble(instructions="Be brief.", tools=(Tool(name="f"),))
             session.log.append(Configured(preamble=session.history.preamble, config=b"new"))
             await ask(session, "I am Ann.")
             items, head = session.history.items(), session.history.tree.head
             handle = await left(session)
         again = ScriptedLink(link.model, END)
-        async with book_in(path, again) as book:
-            found = await resumed(book, handle, b"key")
+        async with registry_in(path, again) as registry:
+            found = await resumed(registry, handle, b"key")
             session = found.session
             assert session.id == found.record.id and found.record.config == b"c"
             assert found.replayed.config == b"new" and session.history.items() == items
@@ -304,8 +302,8 @@ async def test_a_reply_that_was_interrupted_goes_on_where_it_was() -> None:
     with folder() as path:
         whole = toks("One two three four five six.")
         link = reciting(whole)
-        async with book_in(path, link) as book:
-            session = book.create()
+        async with registry_in(path, link) as registry:
+            session = registry.create()
             say(session, "Count.")
             response = session.respond(TurnRequest.checked(seed=5, max_output_tokens=50), "resp_1", b"note")
             told = []
@@ -315,8 +313,8 @@ async def test_a_reply_that_was_interrupted_goes_on_where_it_was() -> None:
             session.log.close()  # the server dies here
         spoken = len(response._run.reader.ids)
         link = ScriptedLink(lambda tokens: [*whole, END][continued(tokens, whole)], END)
-        async with book_in(path, link) as book:
-            found = await resumed(book, handle)
+        async with registry_in(path, link) as registry:
+            found = await resumed(registry, handle)
             past = found.replayed.last
             assert past.ids.tolist() == whole[:spoken] and past.note == b"note" and past.ended is None
             assert past.request.sampling.seed == 5 and past.request.max_output_tokens == 50
@@ -329,8 +327,8 @@ async def test_a_reply_that_was_interrupted_goes_on_where_it_was() -> None:
             )
             assert events[-1].status is ReplyStatus.COMPLETED
             handle = await left(found.session)
-        async with book_in(path, ScriptedLink(link.model, END)) as book:
-            found = await resumed(book, handle)
+        async with registry_in(path, ScriptedLink(link.model, END)) as registry:
+            found = await resumed(registry, handle)
             retold = found.session.retold(found.replayed.last)
             assert [event for event in retold if isinstance(event, TextDelta)] == [
                 event for event in events if isinstance(event, TextDelta)
@@ -348,14 +346,14 @@ async def test_a_refused_turn_is_not_gone_on_with() -> None:
     with folder() as path:
         link = reciting("Fine.")
         link.max_context = 30
-        async with book_in(path, link) as book:
-            session = book.create()
+        async with registry_in(path, link) as registry:
+            session = registry.create()
             say(session, "word " * 100)
             with pytest.raises(Exception, match="context"):
                 await read(session)
             handle = await left(session)
-        async with book_in(path, reciting("Fine.")) as book:
-            found = await resumed(book, handle)
+        async with registry_in(path, reciting("Fine.")) as registry:
+            found = await resumed(registry, handle)
             assert found.replayed.last.ended.error.code == "prompt_too_long"
             assert found.session.retold(found.replayed.last) == []
             assert not found.session.history.busy
@@ -365,54 +363,54 @@ async def test_a_refused_turn_is_not_gone_on_with() -> None:
 @run
 async def test_handles_unknown_foreign_expired_and_used_up_get_one_answer() -> None:
     with folder() as path:
-        async with book_in(path, reciting()) as book:
-            session = book.create(owner=b"mine")
+        async with registry_in(path, reciting()) as registry:
+            session = registry.create(owner=b"mine")
             first = await left(session)
             answers = []
 
             async def refused(handle: str, owner: bytes = b"mine") -> None:
                 with pytest.raises(HandleUnknown) as caught:
-                    await book.resume(handle, owner)
+                    await registry.resume(handle, owner)
                 answers.append((caught.value.message, caught.value.param, caught.value.code))
 
             await refused("hold_nothing")
             await refused(first, b"another's")
             await refused("")
-            assert await book.resume(first, b"mine") is session
+            assert await registry.resume(first, b"mine") is session
             second = session.handles.current
-            assert await book.resume(first, b"mine") is session, "valid until the new one has been used"
+            assert await registry.resume(first, b"mine") is session, "valid until the new one has been used"
             third = session.handles.current
-            assert await book.resume(second, b"mine") is session, "whichever of the answers arrived"
+            assert await registry.resume(second, b"mine") is session, "whichever of the answers arrived"
             await refused(first)
             await refused(third)
             for _ in range(5):
-                assert await book.resume(second, b"mine") is session
+                assert await registry.resume(second, b"mine") is session
             third = session.handles.current
-            assert await book.resume(third, b"mine") is session
+            assert await registry.resume(third, b"mine") is session
             number, last = session.log.number, await left(session)
-            await book.close(session.id)
+            await registry.close(session.id)
             await refused(last, b"another's")
             await refused(second)
-            await book.journal.read(lambda store: store.make_room(frozenset()))
+            await registry.journal.read(lambda store: store.make_room(frozenset()))
             await refused(last)
-            assert len(set(answers)) == 1 and number not in book.journal.live
+            assert len(set(answers)) == 1 and number not in registry.journal.live
             assert len(last) >= 22 and last != first
 
 
 @run
 async def test_handles_outlive_the_server() -> None:
     with folder() as path:
-        async with book_in(path, reciting()) as book:
-            first = await left(book.create())
-        async with book_in(path, reciting()) as book:
-            second = await left((await resumed(book, first)).session)
-        async with book_in(path, reciting()) as book:
-            third = await left((await resumed(book, first)).session)
-        async with book_in(path, reciting()) as book:
-            await resumed(book, third)
+        async with registry_in(path, reciting()) as registry:
+            first = await left(registry.create())
+        async with registry_in(path, reciting()) as registry:
+            second = await left((await resumed(registry, first)).session)
+        async with registry_in(path, reciting()) as registry:
+            third = await left((await resumed(registry, first)).session)
+        async with registry_in(path, reciting()) as registry:
+            await resumed(registry, third)
             for used_up in (first, second):
                 with pytest.raises(HandleUnknown):
-                    await book.resume(used_up, b"")
+                    await registry.resume(used_up, b"")
 
 
 @run
@@ -420,22 +418,22 @@ async def test_a_clock_that_is_wrong_when_a_server_starts_loses_no_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with folder() as path:
-        async with book_in(path, reciting()) as book:
-            handle = await left(book.create())
+        async with registry_in(path, reciting()) as registry:
+            handle = await left(registry.create())
         now = time.time
         monkeypatch.setattr(time, "time", lambda: now() + 2 * SMALL.max_age_seconds)
-        async with book_in(path, reciting()) as book:
-            await resumed(book, handle)
+        async with registry_in(path, reciting()) as registry:
+            await resumed(registry, handle)
 
 
 @run
 async def test_a_damaged_session_ends_alone_and_is_counted() -> None:
     with folder() as path, pytest.MonkeyPatch.context() as patch:
-        async with book_in(path, reciting("Fine.")) as book:
-            one, other = book.create(), book.create()
+        async with registry_in(path, reciting("Fine.")) as registry:
+            one, other = registry.create(), registry.create()
             say(one, "hello")
             handles = [await left(one), await left(other)]
-        async with book_in(path, reciting("Fine.")) as book:
+        async with registry_in(path, reciting("Fine.")) as registry:
             whole = JournalStore._decoded
 
             def damaged(store: JournalStore, place: int, kind: Kind, number: int, *more: Any) -> object:
@@ -446,21 +444,21 @@ async def test_a_damaged_session_ends_alone_and_is_counted() -> None:
             patch.setattr(JournalStore, "_decoded", damaged)
             for _ in range(2):
                 with pytest.raises(RecordDamaged):
-                    await book.resume(handles[0], b"")
-            session = (await resumed(book, handles[1])).session
+                    await registry.resume(handles[0], b"")
+            session = (await resumed(registry, handles[1])).session
             assert (await ask(session, "hello")).status is ReplyStatus.COMPLETED
-            assert (await book.journal.statistics())["journal_damaged"] == 1
+            assert (await registry.journal.statistics())["journal_damaged"] == 1
 
 
 @run
 async def test_a_resume_during_a_close_waits_for_its_end() -> None:
     with folder() as path:
-        async with book_in(path, reciting()) as book:
-            session = book.create()
+        async with registry_in(path, reciting()) as registry:
+            session = registry.create()
             handle, settled = await left(session), asyncio.Event()
-            closing = asyncio.create_task(book.close(session.id, settle=settled.wait))
+            closing = asyncio.create_task(registry.close(session.id, leave_readers=settled.wait))
             await asyncio.sleep(0)
-            coming = asyncio.create_task(book.resume(handle, b""))
+            coming = asyncio.create_task(registry.resume(handle, b""))
             await asyncio.sleep(0.01)
             assert not coming.done()
             settled.set()
@@ -501,25 +499,25 @@ async def test_a_long_life_costs_its_length_and_not_its_events() -> None:
     """Text typed key by key, taken back, edited: what is kept and read is what the session has come to."""
     with folder() as path:
         link = reciting(*["Well."] * 40)
-        async with book_in(path, link, snapshot_operations=20, max_events=30) as book:
-            session = book.create()
+        async with registry_in(path, link, snapshot_operations=20, max_events=30) as registry:
+            session = registry.create()
             most = 0
             for turn in range(40):
                 for letter in range(25):
-                    session.log.append(Heard(event=f"{turn}-{letter}"))
+                    session.log.append(EventReceived(event=f"{turn}-{letter}"))
                     session.log.append(Typed(start=letter, text="x", role="user", item=f"item_{turn}"))
                 session.log.append(Typed(start=0))
                 item = say(session, f"Words {turn}")
                 session.history.delete(item.id)
                 await ask(session, f"Turn {turn}")
-                most = max(most, len((await shortened(book, session)).operations))
-            stored = await shortened(book, session)
+                most = max(most, len((await shortened(registry, session)).operations))
+            stored = await shortened(registry, session)
             assert stored.written > 40 * 50 and most < 400
-            assert isinstance(stored.operations[0], Snapshot) and len(stored.operations[0].heard) == 30
+            assert isinstance(stored.operations[0], SessionSnapshot) and len(stored.operations[0].heard) == 30
             items, tokens = session.history.items(), session.history.tree.head.tokens().tolist()
             handle = await left(session)
-        async with book_in(path, reciting("Still here.")) as book:
-            found = await resumed(book, handle)
+        async with registry_in(path, reciting("Still here.")) as registry:
+            found = await resumed(registry, handle)
             assert found.session.history.items() == items
             assert found.session.history.tree.head.tokens().tolist() == tokens
             assert found.replayed.responses == 40 and found.replayed.heard[-1] == "39-24"
@@ -527,30 +525,30 @@ async def test_a_long_life_costs_its_length_and_not_its_events() -> None:
             assert done.items[0].text == "Still here."
             assert prompts(found.session._branch.link)[-1][: len(tokens) - 1] == tokens[:-1]
             handle = await left(found.session)
-        async with book_in(path, reciting()) as book:
-            assert (await resumed(book, handle)).session.history.items()[-1].text == "Still here."
+        async with registry_in(path, reciting()) as registry:
+            assert (await resumed(registry, handle)).session.history.items()[-1].text == "Still here."
 
 
 @run
 async def test_what_runs_is_never_part_of_a_snapshot() -> None:
     with folder() as path:
         whole = toks("One two three four five six.")
-        async with book_in(path, reciting("First.", whole), snapshot_operations=2) as book:
-            session = book.create()
+        async with registry_in(path, reciting("First.", whole), snapshot_operations=2) as registry:
+            session = registry.create()
             await ask(session, "Begin.")
             say(session, "Count.")
             response = session.respond(TurnRequest.checked(), "resp_1")
             for _ in range(4):
                 await anext(response)
-                session.log.append(Heard(event="e"))
-                stored = await shortened(book, session)
-                assert isinstance(stored.operations[0], Snapshot)
+                session.log.append(EventReceived(event="e"))
+                stored = await shortened(registry, session)
+                assert isinstance(stored.operations[0], SessionSnapshot)
                 assert sum(isinstance(one, Begun) for one in stored.operations) == 1
             handle = await left(session)
             session.log.close()
         link = ScriptedLink(lambda tokens: [*whole, END][continued(tokens, whole)], END)
-        async with book_in(path, link) as book:
-            found = await resumed(book, handle)
+        async with registry_in(path, link) as registry:
+            found = await resumed(registry, handle)
             assert found.replayed.last.ended is None
             events = [event async for event in found.session.go_on(found.replayed.last)]
             assert "".join(one.text for one in events if isinstance(one, TextDelta)) == (
@@ -563,15 +561,15 @@ async def test_a_session_that_cannot_be_made_shorter_goes_on_as_it_was(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with folder() as path, pytest.MonkeyPatch.context() as patch:
-        async with book_in(path, reciting("Well.", "Still."), snapshot_operations=2) as book:
+        async with registry_in(path, reciting("Well.", "Still."), snapshot_operations=2) as registry:
             patch.setattr(JournalStore, "condense", lambda *_: 1 / 0)
-            session = book.create()
+            session = registry.create()
             await ask(session, "Begin.")
             await ask(session, "And?")
             handle = await left(session)
         assert "cannot be made shorter" in caplog.text
-        async with book_in(path, reciting()) as book:
-            assert [item.text for item in (await resumed(book, handle)).session.history.items()] == [
+        async with registry_in(path, reciting()) as registry:
+            assert [item.text for item in (await resumed(registry, handle)).session.history.items()] == [
                 "Begin.",
                 "Well.",
                 "And?",
@@ -584,17 +582,17 @@ async def test_log_probabilities_are_told_again_as_they_were() -> None:
     with folder() as path:
         link = reciting("One two three.")
         link.logprobs = True
-        async with book_in(path, link, snapshot_operations=2) as book:
-            session = book.create()
+        async with registry_in(path, link, snapshot_operations=2) as registry:
+            session = registry.create()
             say(session, "Count.")
             request = TurnRequest.checked(top_logprobs=2)
             events, _ = await read(session, request)
-            await shortened(book, session)
+            await shortened(registry, session)
             handle = await left(session)
         scored = [event for event in events if isinstance(event, TextDelta)]
         assert all(event.scores for event in scored)
-        async with book_in(path, reciting()) as book:
-            found = await resumed(book, handle)
+        async with registry_in(path, reciting()) as registry:
+            found = await resumed(registry, handle)
             retold = found.session.retold(found.replayed.last)
             assert [event for event in retold if isinstance(event, TextDelta)] == scored
 
@@ -602,13 +600,13 @@ async def test_log_probabilities_are_told_again_as_they_were() -> None:
 @run
 async def test_instructions_come_back_without_any_item() -> None:
     with folder() as path:
-        async with book_in(path, reciting()) as book:
-            session = book.create()
+        async with registry_in(path, reciting()) as registry:
+            session = registry.create()
             session.history.preamble = Preamble(instructions="Be brief.")
             session.log.append(Configured(preamble=session.history.preamble))
             handle = await left(session)
-        async with book_in(path, reciting()) as book:
-            session = (await resumed(book, handle)).session
+        async with registry_in(path, reciting()) as registry:
+            session = (await resumed(registry, handle)).session
             assert session.history.preamble == Preamble(instructions="Be brief.")
 
 
@@ -627,13 +625,13 @@ ACTIONS = st.lists(
 def test_a_session_that_is_opened_again_goes_on_as_one_that_was_not(actions: list[str], seed: int) -> None:
     """Two sessions live the same life; one of them is put away at every chance."""
 
-    async def live(book: SessionRegistry, link: ScriptedLink, restarts: bool) -> tuple[object, ...]:
-        session = book.create(now=datetime(2025, 3, 1))
+    async def live(registry: SessionRegistry, link: ScriptedLink, restarts: bool) -> tuple[object, ...]:
+        session = registry.create(now=datetime(2025, 3, 1))
         for at, action in enumerate(actions):
             if action == "restart" and restarts:
                 handle = await left(session)
-                await book.close(session.id)
-                session = (await resumed(book, handle)).session
+                await registry.close(session.id)
+                session = (await resumed(registry, handle)).session
             elif action != "restart":
                 await act(session, link, action, at)
         say(session, "The last.")
@@ -671,8 +669,8 @@ def test_a_session_that_is_opened_again_goes_on_as_one_that_was_not(actions: lis
             for name in ("one", "other"):
                 link = parrot()
                 (path / name).mkdir()
-                async with book_in(path / name, link, **often) as book:
-                    lives.append(await live(book, link, restarts=name == "other"))
+                async with registry_in(path / name, link, **often) as registry:
+                    lives.append(await live(registry, link, restarts=name == "other"))
             assert lives[0] == lives[1]
 
     asyncio.run(asyncio.wait_for(both(), 30))
@@ -711,15 +709,15 @@ def prompts_of(link: ScriptedLink) -> list[list[int]]:
 @run
 async def test_whose_output_is_on_its_way_outlives_a_snapshot() -> None:
     with folder() as path:
-        async with book_in(path, reciting(*["Well."] * 3), snapshot_operations=20) as book:
-            session = book.create()
+        async with registry_in(path, reciting(*["Well."] * 3), snapshot_operations=20) as registry:
+            session = registry.create()
             await ask(session, "Look!")
             for at in range(60):
                 session.log.append(Typed(start=at, text="x", item="item_9", call="call_1"))
             await ask(session, "Still looking?")
             await ask(session, "And now?")
-            assert isinstance((await shortened(book, session)).operations[0], Snapshot)
+            assert isinstance((await shortened(registry, session)).operations[0], SessionSnapshot)
             handle = await left(session)
-        async with book_in(path, reciting()) as book:
-            typed = (await resumed(book, handle)).replayed.typed
+        async with registry_in(path, reciting()) as registry:
+            typed = (await resumed(registry, handle)).replayed.typed
             assert typed == TextBuffer("x" * 60, None, "item_9", "call_1")

@@ -14,16 +14,22 @@ from msgspec.structs import replace as replaced
 
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable
 from holdfast.sessions.items import Message, Preamble
-from holdfast.sessions.journal.changes import Append, Change, Condensed, Drop, Put, Table, key_of
 from holdfast.sessions.journal.records import (
     AnyOperation,
+    Append,
+    Change,
+    Condensed,
+    Drop,
+    Emitted,
+    EventReceived,
     HandleRecord,
-    Heard,
     Inserted,
     Keyring,
     Origin,
-    Said,
-    Snapshot,
+    Put,
+    SessionSnapshot,
+    Table,
+    key_of,
 )
 from holdfast.sessions.journal.store import JournalStore
 
@@ -32,9 +38,9 @@ from .journal_stage import MODEL, SMALL, birth, folder, record_of
 
 TEXTS = st.text(max_size=20)
 OPERATIONS: st.SearchStrategy[AnyOperation] = st.one_of(
-    TEXTS.map(lambda text: Heard(event=text)),
+    TEXTS.map(lambda text: EventReceived(event=text)),
     TEXTS.map(lambda text: Inserted(item=Message(id="item_1", role="user", text=text))),
-    st.binary(max_size=40).map(lambda ids: Said(response="resp", ids=ids)),
+    st.binary(max_size=40).map(lambda ids: Emitted(response="resp", ids=ids)),
     TEXTS.map(lambda text: Inserted(item=Message(id="item_1", role="user", text=text * 300))),
 )
 SHARES = st.sampled_from([0.0, 0.3, 0.7, 1.0])
@@ -128,7 +134,7 @@ class StoreMachine(RuleBasedStateMachine):
         was = self.shadow[number]
         if not was.written or self.store.sessions.forked(number):
             return [], self.shadow
-        snapshot = Snapshot(preamble=Preamble(instructions=f"{number}"), rendered=Preamble())
+        snapshot = SessionSnapshot(preamble=Preamble(instructions=f"{number}"), rendered=Preamble())
         now = Shadow([snapshot], was.handles, was.written)
         return [Condensed(number, was.written - 1, snapshot)], {**self.shadow, number: now}
 

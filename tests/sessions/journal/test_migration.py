@@ -87,6 +87,28 @@ def test_a_move_that_was_cut_off_is_made_again() -> None:
         assert not (path / "data.mdb").exists()
 
 
+def test_a_move_that_was_cut_off_beside_the_identity_of_a_journal_of_before_says_nothing_false(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with folder() as path:
+        open_for(path, MODEL, SMALL).close()
+        shutil.rmtree(path / "journal")
+        old = laid_out(path)
+
+        def die(folder: Path) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as dying:
+            dying.setattr(legacy, "_put_away", die)
+            with pytest.raises(KeyboardInterrupt):
+                open_for(path, MODEL, SMALL)
+        assert old.exists() and (path / "journal").exists()
+        store = open_for(path, MODEL, SMALL)
+        assert said(store, 1) == wanted(1) and not old.exists()
+        assert not any("earlier version" in line for line in store.mismatches)
+        store.close()
+
+
 def test_another_models_and_a_later_ones_file_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with folder() as path:
         before = laid_out(path).read_bytes()

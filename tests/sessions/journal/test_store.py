@@ -24,12 +24,22 @@ from holdfast.sessions.errors import (
     StoreUnusable,
 )
 from holdfast.sessions.items import Message
-from holdfast.sessions.journal.changes import Append, Drop, Put
+from holdfast.sessions.journal.folder import StoreLock
 from holdfast.sessions.journal.legacy import migrate
-from holdfast.sessions.journal.lock import StoreLock
 from holdfast.sessions.journal.opening import open_for
-from holdfast.sessions.journal.places import bytes_at, offset_of
-from holdfast.sessions.journal.records import AnyOperation, Heard, Inserted, Origin, Snapshot
+from holdfast.sessions.journal.records import (
+    AnyOperation,
+    Append,
+    Drop,
+    EventReceived,
+    Inserted,
+    Keyring,
+    Origin,
+    Put,
+    SessionSnapshot,
+    Table,
+    key_of,
+)
 from holdfast.sessions.journal.replay import condensed, replay
 from holdfast.sessions.journal.segment import (
     FORMAT,
@@ -38,10 +48,12 @@ from holdfast.sessions.journal.segment import (
     LOG_START,
     RECORD_BYTES,
     Kind,
+    bytes_at,
     decoded_header,
     encoded_header,
+    offset_of,
 )
-from holdfast.sessions.journal.store import Table, key_of
+from holdfast.sessions.journal.store import JournalStore
 
 from .journal_stage import MODEL, SMALL, birth, folder, record_of, store_in
 
@@ -52,10 +64,10 @@ HELLO = Inserted(item=Message(id="item_1", role="user", text="hello"))
 def test_what_is_written_is_there_after_a_restart() -> None:
     with folder() as path:
         with store_in(path) as store:
-            store.write([*birth(1), Append(1, 0, HELLO), Append(1, 1, Heard(event="e"))])
+            store.write([*birth(1), Append(1, 0, HELLO), Append(1, 1, EventReceived(event="e"))])
         with store_in(path) as store:
             stored = store.session(1)
-            assert stored.record == record_of(1) and stored.operations == (HELLO, Heard(event="e"))
+            assert stored.record == record_of(1) and stored.operations == (HELLO, EventReceived(event="e"))
             found = store.handle(stored.keyring.fresh[0])
             assert found is not None and found.session == 1
             assert store.next_number() == 2 and store.handle(b"x" * 32) is None
@@ -166,6 +178,44 @@ def test_retention_lets_the_oldest_go_and_keeps_the_live() -> None:
         assert store.sweep(frozenset()) == 1
 
 
+def test_a_flood_of_one_tenant_costs_another_none_of_its_sessions() -> None:
+    with folder() as path, store_in(path, replace(SMALL, max_sessions=8)) as store:
+        for number in (1, 2):
+            store.write([*birth(number, salt=b"quiet"), Append(number, 0, HELLO)])
+        for number in range(3, 23):
+            store.write([*birth(number, salt=b"flood"), Append(number, 0, HELLO)])
+        assert store.sweep(frozenset()) == 14
+        assert kept_in(store) == [1, 2, *range(17, 23)]
+
+
+def test_a_full_journal_makes_room_at_the_tenant_that_holds_most() -> None:
+    big = Inserted(item=Message(id="item_1", role="user", text="x" * 2000))
+    with folder() as path, store_in(path) as store:
+        for number in range(1, 81):
+            store.write([*birth(number, salt=b"quiet"), Append(number, 0, HELLO)])
+        for number in range(81, 151):
+            store.write([*birth(number, salt=b"flood"), Append(number, 0, big)])
+        assert store.make_room(frozenset({81}))
+        assert kept_in(store) == [*range(1, 82), *range(146, 151)]
+
+
+def test_forks_that_were_never_opened_are_forgotten_first() -> None:
+    with folder() as path, store_in(path, replace(SMALL, max_sessions=4)) as store:
+        store.write([*birth(1), Append(1, 0, HELLO)])
+        store.write([*birth(2), Append(2, 0, HELLO)])
+        for number in range(3, 7):
+            store.write(birth(number, origin=Origin(session=1, operations=1)))
+        opened = Keyring(fresh=(b"a" * 32,), used=b"b" * 32)
+        store.write([Put(Table.KEYRINGS, key_of(3), opened)])
+        assert store.sweep(frozenset()) == 2
+        assert kept_in(store) == [1, 2, 3, 6]
+        assert store.session(6).operations == (HELLO,)
+
+
+def kept_in(store: JournalStore) -> list[int]:
+    return sorted(state.number for state in store.sessions.states.values() if state.kept)
+
+
 def test_a_forgotten_session_leaves_nothing() -> None:
     with folder() as path:
         with store_in(path) as store:
@@ -234,8 +284,8 @@ def test_another_models_store_is_ignored_with_one_line_and_left_as_it_is(
             other = open_for(path, b"another", SMALL)
             assert other.next_number() == 1 + sessions
             if not sessions:
-                other.write([*birth(1), Append(1, 0, Heard(event="another's"))])
-            assert other.session(1).operations == (Heard(event="another's"),)
+                other.write([*birth(1), Append(1, 0, EventReceived(event="another's"))])
+            assert other.session(1).operations == (EventReceived(event="another's"),)
             other.close()
             (line,) = caplog.messages
             assert "another model" in line and "ignored" in line and str(path) in line
@@ -311,13 +361,13 @@ def test_the_first_formats_store_opens(tmp_path: Path) -> None:
     migrate(tmp_path / "store", MODEL, SMALL)
     with store_in(tmp_path / "store") as store:
         stored = store.session(1)
-        kinds = [type(operation).__name__ for operation in stored.operations]
-        assert kinds == ["Heard", "Inserted", "Heard", "Begun", "Said", "Ended", "Configured", "Deleted"]
+        kinds = [operation.__struct_config__.tag for operation in stored.operations]
+        assert kinds == ["heard", "inserted", "heard", "begun", "said", "ended", "configured", "deleted"]
         assert stored.record.id == "sess_1" and store.handle(stored.keyring.fresh[0]) is not None
         store.write([Append(1, len(stored.operations), HELLO)])
         assert store.session(1).operations[-1] == HELLO
         assert store.condense(1, partial(condensed, max_items=9)) and isinstance(
-            store.session(1).operations[0], Snapshot
+            store.session(1).operations[0], SessionSnapshot
         )
     with store_in(tmp_path / "store") as store:
         again = replay(store.session(1).operations, max_items=9)
@@ -355,7 +405,7 @@ def test_a_condensed_session_is_checked_like_any_other(tmp_path: Path) -> None:
         assert (len(stored.operations), stored.written) == (1, count)
         assert replay(stored.operations, max_items=9).history.items() == before.history.items()
         assert not store.condense(1, partial(condensed, max_items=9)), "there is nothing to gain"
-        store.write([Append(1, count, Heard(event="e"))])
+        store.write([Append(1, count, EventReceived(event="e"))])
         assert len(store.session(1).operations) == 2
         place = store.sessions.place(1, Kind.SNAPSHOT, count - 1)
         size = RECORD_BYTES + len(store.logs.read(place).payload)
@@ -370,7 +420,7 @@ def test_a_condensed_session_is_checked_like_any_other(tmp_path: Path) -> None:
 
 def test_the_second_server_waits_and_is_told_who_holds_the_store() -> None:
     program = (
-        "import sys; from pathlib import Path; from holdfast.sessions.journal.lock import StoreLock\n"
+        "import sys; from pathlib import Path; from holdfast.sessions.journal.folder import StoreLock\n"
         "held = StoreLock(Path(sys.argv[1])).acquire(1.0); print('held', flush=True); sys.stdin.read()"
     )
     with folder() as path:

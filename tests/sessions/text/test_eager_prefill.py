@@ -136,7 +136,7 @@ async def test_text_that_no_turn_could_be_made_of_takes_nothing_from_the_engine(
     link = reciting("Hello.", "Nothing.", max_context=80)
     session = session_on(link)
     await ask(session, "Hi")
-    await session.keeping.lease(None, 60.0, None)
+    await session.placement.lease(None, 60.0, None)
     link.log.clear()
     session.expect(Message(id="item_1", role="user", text=TEXT * 20))
     await asyncio.sleep(LONG_ENOUGH)

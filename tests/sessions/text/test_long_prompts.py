@@ -108,24 +108,24 @@ async def test_a_long_prompt_has_the_ids_of_one_that_is_tokenized_at_once() -> N
 async def test_of_one_tenant_one_long_prompt_is_tokenized_at_a_time_and_others_do_not_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    book = SessionRegistry(ScriptedLink(lambda tokens: END, END, max_context=1 << 20), LANGUAGE)
+    registry = SessionRegistry(ScriptedLink(lambda tokens: END, END, max_context=1 << 20), LANGUAGE)
     gate = Gate(monkeypatch)
-    flood = [book.create(salt=ACME) for _ in range(3)]
+    flood = [registry.create(salt=ACME) for _ in range(3)]
     for session in flood:
         say(session, LONG)
     turns = [asyncio.ensure_future(read(session)) for session in flood]
     await gate.reached.wait()
-    short, stranger = book.create(salt=ACME), book.create(salt=ZENITH)
+    short, stranger = registry.create(salt=ACME), registry.create(salt=ZENITH)
     assert (await ask(short, "Hi")).status is ReplyStatus.COMPLETED
     gate.reached.clear()
     say(stranger, LONG)
     other = asyncio.ensure_future(read(stranger))
     await gate.reached.wait()  # the stranger has a thread of its own
-    assert len(book._workers._running) == 2 and not any(turn.done() for turn in turns)
+    assert len(registry._workers._running) == 2 and not any(turn.done() for turn in turns)
     gate.opened.set()
     for _, done in await asyncio.gather(other, *turns):
         assert done.status is ReplyStatus.COMPLETED
-    await book.aclose()
+    await registry.aclose()
 
 
 @run
@@ -150,8 +150,8 @@ async def test_a_cancelled_turn_tokenizes_no_further(monkeypatch: pytest.MonkeyP
 @run
 async def test_a_reader_that_leaves_gives_the_thread_back(monkeypatch: pytest.MonkeyPatch) -> None:
     link = reciting("one", "two", max_context=1 << 20)
-    book = SessionRegistry(link, LANGUAGE)
-    session, other = book.create(salt=ACME), book.create(salt=ACME)
+    registry = SessionRegistry(link, LANGUAGE)
+    session, other = registry.create(salt=ACME), registry.create(salt=ACME)
     gate = Gate(monkeypatch)
     say(session, LONG)
     say(other, LONG)
@@ -162,11 +162,11 @@ async def test_a_reader_that_leaves_gives_the_thread_back(monkeypatch: pytest.Mo
     assert not session.history.busy
     waiting = asyncio.ensure_future(read(other))
     await asyncio.sleep(0)
-    assert len(book._workers._running) == 1, "what was left still has the thread, until its next piece"
+    assert len(registry._workers._running) == 1, "what was left still has the thread, until its next piece"
     gate.opened.set()
     assert (await waiting)[1].status is ReplyStatus.COMPLETED
     assert prompts(link)[0] == one_shot(("user", LONG))
-    await book.aclose()
+    await registry.aclose()
 
 
 @run

@@ -11,8 +11,9 @@ from transformers import AutoTokenizer
 import holdfast
 from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
-from holdfast.sessions.text.language import Language
-from holdfast.sessions.text.template_class import TemplateClass
+from holdfast.sessions.text.language import Language, TemplateClass
+
+from ..session_stage import renderer_of
 
 FOLDER = Path(holdfast.__file__).parent / "runtime" / "pocket"
 
@@ -36,7 +37,7 @@ def test_a_whole_conversation_equals_transformers(language: Language) -> None:
     history.insert(Message(id="a", role="user", text="What is the weather in Paris? <|im_end|>"))
     history.insert(FunctionCall(id="b", call_id="c1", name="weather", arguments='{"city": "Paris"}'))
     history.insert(FunctionCallOutput(id="c", call_id="c1", output='{"sky": "sunny"}'))
-    ours = language.renderer(datetime(2025, 1, 1)).draft(history.script()).tokens().tolist()
+    ours = renderer_of(language, datetime(2025, 1, 1)).draft(history.script()).tokens().tolist()
     function = {"name": "weather", "description": tool.description, "parameters": parameters}
     call = {"name": "weather", "arguments": {"city": "Paris"}}
     theirs = AutoTokenizer.from_pretrained(FOLDER).apply_chat_template(

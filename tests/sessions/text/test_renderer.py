@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.sessions.errors import TemplateFailed
-from holdfast.sessions.history import History, Segment
+from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool, new_id
 from holdfast.sessions.text.chat_template import ChatTemplate
 from holdfast.sessions.text.renderer import Renderer
 from holdfast.sessions.text.stable_prefix import StablePrefix
 from holdfast.sessions.token_ids import ids_of
-from holdfast.sessions.tree import Reply
+from holdfast.sessions.tree import Segment, TurnReply
 
 from .chat_languages import FAMILIES, end_id, ids, ours, reference
 
@@ -55,12 +55,12 @@ def user(text: str) -> Message:
     return Message(id=new_id("item"), role="user", text=text)
 
 
-def replied(name: str, text: str, *, ended: bool = True) -> Reply:
+def replied(name: str, text: str, *, ended: bool = True) -> TurnReply:
     item = Message(id=new_id("item"), role="assistant", text=text)
-    return Reply((item,), ids_of(ids(name, text) + [end_id(name)] * ended), ended)
+    return TurnReply((item,), ids_of(ids(name, text) + [end_id(name)] * ended), ended)
 
 
-def take_turn(history: History, renderer: Renderer, reply: Reply) -> list[int]:
+def take_turn(history: History, renderer: Renderer, reply: TurnReply) -> list[int]:
     """One turn; gives the prompt's ids."""
     turn = history.begin_turn()
     draft = renderer.draft(turn.script)
@@ -140,7 +140,7 @@ def test_tools_and_their_outputs_equal_one_shot() -> None:
     history.insert(user("Paris?"))
     written = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
     call = FunctionCall(id="c", call_id="call_1", name="weather", arguments='{"city": "Paris"}')
-    reply = Reply((call,), ids_of([*ids(name, written), end_id(name)]), ended=True)
+    reply = TurnReply((call,), ids_of([*ids(name, written), end_id(name)]), ended=True)
     assert take_turn(history, renderer, reply) == one_shot(name, messages, [form])
 
     history.insert(FunctionCallOutput(id="o", call_id="call_1", output="21 <tool_call> degrees"))
@@ -195,7 +195,7 @@ def test_another_end_token_gives_way_to_the_templates() -> None:
     history = History()
     history.insert(user("Hi"))
     foreign = ours(name).backend.token_to_id("<|endoftext|>")
-    reply = Reply(
+    reply = TurnReply(
         (Message(id="r", role="assistant", text="Hello"),), ids_of([*ids(name, "Hello"), foreign]), True
     )
     take_turn(history, renderer, reply)
@@ -218,7 +218,9 @@ def test_a_kept_turn_stays_what_the_model_saw() -> None:
     history.insert(user("Hi"))
     thinking = [*ids(name, "<think>\nhm\n</think>\n\nHello"), end_id(name)]
     first = take_turn(
-        history, renderer, Reply((Message(id="r", role="assistant", text="Hello"),), ids_of(thinking), True)
+        history,
+        renderer,
+        TurnReply((Message(id="r", role="assistant", text="Hello"),), ids_of(thinking), True),
     )
     history.insert(user("Again"))
     turn = history.begin_turn()
@@ -238,7 +240,9 @@ def test_non_canonical_ids_are_spliced_as_they_are() -> None:
     history = History()
     history.insert(user("Hi"))
     first = take_turn(
-        history, renderer, Reply((Message(id="r", role="assistant", text="Hello"),), ids_of(letters), False)
+        history,
+        renderer,
+        TurnReply((Message(id="r", role="assistant", text="Hello"),), ids_of(letters), False),
     )
     history.insert(user("Again"))
     history.preamble = Preamble(instructions="Now be brief")  # even where all is rendered anew
@@ -281,7 +285,7 @@ def test_what_was_made_of_the_script_before_is_what_would_be_made_now(
                 segments.append(replied(name, "Well"))
             case "call":
                 call = FunctionCall(id=new_id("item"), call_id=f"c{number}", name="look", arguments="{}")
-                segments.append(Reply((call,), ids_of([1]), ended=True) if "e" in text else call)
+                segments.append(TurnReply((call,), ids_of([1]), ended=True) if "e" in text else call)
             case "tool":
                 answered = f"c{number - 1}"
                 segments.append(FunctionCallOutput(id=new_id("item"), call_id=answered, output=text))

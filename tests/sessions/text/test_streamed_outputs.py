@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.sessions.history import History, Script
+from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
 from holdfast.sessions.text.renderer import Renderer
 from holdfast.sessions.text.stable_prefix import StablePrefix
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.token_ids import ids_of
-from holdfast.sessions.tree import Reply
+from holdfast.sessions.tree import Script, TurnReply
 
 from .chat_languages import FAMILIES, backend, end_id, ids
 from .test_renderer import NASTY, NOON, replied, take_turn, typed, user
@@ -88,7 +88,7 @@ def called(renderer: Renderer, calls: int) -> History:
         FunctionCall(id=f"item_{n}", call_id=f"call_{n}", name="look", arguments="{}") for n in range(calls)
     ]
     said = [*ids("chatml", "I look."), end_id("chatml")]
-    take_turn(history, renderer, Reply((*made,), ids_of(said), ended=True))
+    take_turn(history, renderer, TurnReply((*made,), ids_of(said), ended=True))
     return history
 
 

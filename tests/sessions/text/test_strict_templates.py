@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.sessions.edits import end_with, rewind
-from holdfast.sessions.history import History, Script, Segment
+from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, new_id
 from holdfast.sessions.session import Session
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.renderer import Renderer
 from holdfast.sessions.text.tokenizer import CLOSE_MARK, OPEN_MARK
 from holdfast.sessions.token_ids import ids_of
-from holdfast.sessions.tree import Reply
+from holdfast.sessions.tree import Script, Segment, TurnReply
 from holdfast.sessions.turn.events import ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
 
@@ -42,16 +42,17 @@ def language(name: str) -> Language:
 
 
 def renderer_of(name: str) -> Renderer:
-    return language(name).renderer(NOON)
+    found = language(name)
+    return Renderer(found.tokenizer, NOON, found.settled, found.report.rules)
 
 
 def message(role: str, text: str) -> Message:
     return Message(id=new_id("item"), role=role, text=text)
 
 
-def replied(name: str, text: str) -> Reply:
+def replied(name: str, text: str) -> TurnReply:
     said = ids(name, (" " if name in SPACED else "") + text)
-    return Reply((message("assistant", text),), ids_of([*said, end_id(name)]), ended=True)
+    return TurnReply((message("assistant", text),), ids_of([*said, end_id(name)]), ended=True)
 
 
 def alternating(name: str, segments: tuple[Segment, ...], instructions: str = "") -> list[dict[str, str]]:
@@ -60,13 +61,13 @@ def alternating(name: str, segments: tuple[Segment, ...], instructions: str = ""
     if instructions:
         told.append({"role": "user" if name in FOLDED else "system", "content": instructions})
     for segment in segments:
-        item = segment.items[0] if isinstance(segment, Reply) else segment
+        item = segment.items[0] if isinstance(segment, TurnReply) else segment
         assert isinstance(item, Message)
         first = not told and name not in FOLDED
         role = "user" if item.role == "system" and not first else item.role
         last = told[-1]["role"] if told else ""
         text = item.text.replace(OPEN_MARK, "").replace(CLOSE_MARK, "")
-        if last == role and not isinstance(segment, Reply):
+        if last == role and not isinstance(segment, TurnReply):
             told[-1]["content"] = "\n\n".join(filter(None, [told[-1]["content"], text]))
             continue
         if role == "assistant" and last != "user":

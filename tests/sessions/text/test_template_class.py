@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.sessions.errors import TemplateFailed
-from holdfast.sessions.text.template_class import TemplateClass, probe
+from holdfast.sessions.text.language import TemplateClass, probe
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 
 from .chat_languages import FAMILIES, backend, end_id, ours

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from holdfast.sessions.tools.hermes import CallArguments, Parser, Piece, Text
+from holdfast.sessions.tools.scanner import CallArguments, CallParser, Piece, TextPiece
 
 
-def read_all(parser: Parser, pieces: list[str], *, cut: bool = False) -> list[Piece]:
+def read_all(parser: CallParser, pieces: list[str], *, cut: bool = False) -> list[Piece]:
     """All events, neighbouring texts and arguments joined: how fine they come is the stream's affair."""
     events = [event for piece in pieces for event in parser.feed(piece)]
     events += parser.finish(cut=cut)
     joined: list[Piece] = []
     for event in events:
         match (joined[-1] if joined else None), event:
-            case (Text(before), Text(after)):
-                joined[-1] = Text(before + after)
+            case (TextPiece(before), TextPiece(after)):
+                joined[-1] = TextPiece(before + after)
             case (CallArguments(before), CallArguments(after)):
                 joined[-1] = CallArguments(before + after)
             case _:

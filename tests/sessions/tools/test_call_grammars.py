@@ -13,13 +13,13 @@ from holdfast.runtime.link.messages import Grammar
 from holdfast.runtime.model.folder import find_model
 from holdfast.sessions.errors import GrammarInvalid
 from holdfast.sessions.items import Tool
-from holdfast.sessions.text.language import Language
+from holdfast.sessions.text.language import Language, probe
 from holdfast.sessions.text.stable_prefix import StablePrefix
-from holdfast.sessions.text.template_class import probe
 from holdfast.sessions.text.tokenizer import ChatTokenizer
-from holdfast.sessions.tools.formats import CallForm, Forms
-from holdfast.sessions.tools.grammar import SYNTAXES, CallSyntax, CallWriter, json_format
+from holdfast.sessions.tools.formats import SYNTAXES, CallForm, Forms
+from holdfast.sessions.tools.grammar import CallSyntax, CallWriter, json_format
 from holdfast.sessions.turn.request import TurnRequest
+from holdfast.sessions.turn.turn_grammar import TurnGrammar
 
 END, VOCAB = 1529, 1536
 FOLDER = find_model("pocket")
@@ -115,4 +115,4 @@ def test_an_answer_or_calls(compiler: LLGuidance, writer: CallWriter) -> None:
 def test_forms_whose_arguments_are_no_json_are_refused_by_name() -> None:
     language = Language(TOKENIZER, probe(TOKENIZER), StablePrefix(TOKENIZER), Forms(CallForm.PYTHONIC))
     with pytest.raises(GrammarInvalid, match="pythonic form"):
-        language.grammar(TurnRequest(tool_choice="required"), [ADD])
+        TurnGrammar(language).grammar(TurnRequest(tool_choice="required"), [ADD])

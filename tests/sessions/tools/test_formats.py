@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from keyword import iskeyword
 from typing import Any
 
 import pytest
+import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.sessions.tools.formats import CallForm, Forms, ReasoningForm, found_forms
-from holdfast.sessions.tools.hermes import CallArguments, CallClosed, CallOpened, Piece, Text
+from holdfast.sessions.tools.formats import CallForm, Forms, ReasoningForm, find_forms
 from holdfast.sessions.tools.reasoning import ReasoningSplitter
+from holdfast.sessions.tools.scanner import (
+    CallArguments,
+    CallClosed,
+    CallFormat,
+    CallOpened,
+    CallScanner,
+    Piece,
+    TextPiece,
+)
 
 from .call_pieces import read_all, split
 
@@ -112,13 +122,13 @@ def test_calls_are_read_as_they_were_meant(written: Any, made: list[Any], cuts: 
     given_ = [json.loads(event.delta) for event in read if isinstance(event, CallArguments)]
     assert given_ == [arguments for _, arguments in made]
     assert [event for event in read if isinstance(event, CallClosed)] == [CallClosed(True)] * len(made)
-    assert not any(isinstance(event, Text) for event in read)
+    assert not any(isinstance(event, TextPiece) for event in read)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(FORMS), words, st.lists(st.integers(0, 50), max_size=6))
 def test_words_are_words_in_every_form(form: CallForm, text: str, cuts: list[int]) -> None:
-    assert parse(form, split(text, cuts)) == [Text(text)] * bool(text)
+    assert parse(form, split(text, cuts)) == [TextPiece(text)] * bool(text)
 
 
 @pytest.mark.parametrize(("form", "writer"), WRITERS)
@@ -139,6 +149,7 @@ def test_a_call_is_told_with_the_character_that_closes_it(form: CallForm, writer
         (CallForm.LLAMA3_JSON, '{"name": "Bob", "age": 7}', '{"name": "Bob", "age": 7}'),
         (CallForm.LLAMA3_JSON, '{"name": "Bob", "arguments": 7}', '{"name": "Bob", "arguments": 7}'),
         (CallForm.MISTRAL, "[TOOL_CALLS] none, really", "[TOOL_CALLS] none, really"),
+        (CallForm.MISTRAL, "See \n[TOOL_CALLS] [1]", "See \n[TOOL_CALLS] [1]"),
         (CallForm.MISTRAL, "See [TOOL] and [1]", "See [TOOL] and [1]"),
         (CallForm.PYTHONIC, "[1, 2, 3]", "[1, 2, 3]"),
         (CallForm.PYTHONIC, "[f(open('x').read())]", "[f(open('x').read())]"),
@@ -147,7 +158,26 @@ def test_a_call_is_told_with_the_character_that_closes_it(form: CallForm, writer
     ],
 )
 def test_what_only_looks_like_a_call_is_delivered_as_text(form: CallForm, text: str, said: str) -> None:
-    assert parse(form, list(text)) == [Text(said)]
+    assert parse(form, list(text)) == [TextPiece(said)]
+
+
+def test_another_form_is_another_table() -> None:
+    head = re.compile(r'\{"tool": (?P<name>"[^"]*"), "with": \{')
+    tagged = CallFormat(head=head, opening="<fn>", closing="</fn>")
+    text = 'Well <fn>{"tool": "f", "with": {"a": 1}}</fn> so <fn>{"tool": "g"}</fn>'
+    for pieces in ([text], list(text)):
+        assert read_all(CallScanner(tagged), pieces) == [
+            *(TextPiece("Well"), CallOpened("f"), CallArguments('{"a": 1}'), CallClosed(True)),
+            TextPiece('so <fn>{"tool": "g"}</fn>'),
+        ]
+    bare = CallFormat(head=head, opening="@", named=regex.compile(r"(?P<name>[a-z]+)\s*\{"))
+    for pieces in (['@f {"a": 1}@g{}'], list('@f {"a": 1}@g{}')):
+        assert [
+            piece.name for piece in read_all(CallScanner(bare), pieces) if isinstance(piece, CallOpened)
+        ] == [
+            "f",
+            "g",
+        ]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -201,7 +231,7 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_form_is_found_in_the_chat_template(form: CallForm) -> None:
-    assert found_forms(TEMPLATES[form], "").calls is form
+    assert find_forms(TEMPLATES[form], "").calls is form
 
 
 @pytest.mark.parametrize(
@@ -215,12 +245,12 @@ def test_the_form_is_found_in_the_chat_template(form: CallForm) -> None:
 def test_what_a_response_template_says_counts_before_the_chat_template(field: Any, form: CallForm) -> None:
     told = {"fields": {"tool_calls": {**field, "content": "json"}}}
     other = TEMPLATES["mistral" if form is not CallForm.MISTRAL else "hermes"]
-    assert found_forms(other, "", told).calls is form
+    assert find_forms(other, "", told).calls is form
 
 
 def test_reasoning_is_found_too() -> None:
-    assert found_forms("", "<|assistant|>").reasoning is ReasoningForm.NONE
-    assert found_forms("{{ '</think>' }}", "<|assistant|>").reasoning is ReasoningForm.THINK
-    assert found_forms("{{ '</think>' }}", "<|assistant|><think>\n").reasoning is ReasoningForm.OPENED
+    assert find_forms("", "<|assistant|>").reasoning is ReasoningForm.NONE
+    assert find_forms("{{ '</think>' }}", "<|assistant|>").reasoning is ReasoningForm.THINK
+    assert find_forms("{{ '</think>' }}", "<|assistant|><think>\n").reasoning is ReasoningForm.OPENED
     told = {"fields": {"thinking": {"open": "<think>", "close": "</think>"}}}
-    assert found_forms("", "", told).reasoning is ReasoningForm.THINK
+    assert find_forms("", "", told).reasoning is ReasoningForm.THINK

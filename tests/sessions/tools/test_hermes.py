@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.sessions.tools.hermes import CallArguments, CallClosed, CallOpened, CallParser, Piece, Text
+from holdfast.sessions.tools.formats import Forms
+from holdfast.sessions.tools.scanner import CallArguments, CallClosed, CallOpened, Piece, TextPiece
 
 from .call_pieces import read_all, split
 
@@ -72,7 +73,7 @@ def with_more(name: str, given: dict) -> str:
 
 
 def parse(pieces: list[str], *, cut: bool = False) -> list[Piece]:
-    return read_all(CallParser(), pieces, cut=cut)
+    return read_all(Forms().call_parser(), pieces, cut=cut)
 
 
 @settings(max_examples=500, deadline=None)
@@ -99,13 +100,13 @@ def test_calls_among_text_are_read(calls: list, last: str, cuts: list[int]) -> N
     expected: list[Piece] = []
     for number, (before, name, value, _, ascii_only) in enumerate(calls):
         words = (before.lstrip() if number else before).rstrip()
-        expected += [Text(words)] * bool(words)
+        expected += [TextPiece(words)] * bool(words)
         expected += [
             CallOpened(name),
             CallArguments(json.dumps(value, ensure_ascii=ascii_only)),
             CallClosed(True),
         ]
-    expected += [Text(last.lstrip())] * bool(last.lstrip())
+    expected += [TextPiece(last.lstrip())] * bool(last.lstrip())
     assert parse(split(text, cuts)) == expected
 
 
@@ -129,7 +130,7 @@ def test_several_calls_in_one_tag_are_read(
     expected: list[Piece] = []
     for name, value, _ in calls:
         expected += [CallOpened(name), CallArguments(json.dumps(value)), CallClosed(True)]
-    expected += [Text(last.lstrip())] * bool(last.lstrip())
+    expected += [TextPiece(last.lstrip())] * bool(last.lstrip())
     text = f"<tool_call>{space}{body}{space}</tool_call>{last}"
     assert parse(split(text, cuts)) == expected
     assert parse(list(text)) == parse([text]) == expected
@@ -141,11 +142,11 @@ def test_several_calls_in_one_tag_are_read(
     st.lists(st.integers(0, 50), max_size=6),
 )
 def test_text_without_calls_is_delivered_whole(text: str, cuts: list[int]) -> None:
-    assert parse(split(text, cuts)) == [Text(text)] * bool(text)
+    assert parse(split(text, cuts)) == [TextPiece(text)] * bool(text)
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    parser = CallParser()
+    parser = Forms().call_parser()
     told = [
         list(parser.feed(piece))
         for piece in ['<tool_call>{"name": "f", "arg', 'uments": {"a":', ' "b', '"}}']
@@ -162,7 +163,7 @@ def test_arguments_come_as_they_are_written() -> None:
     ("opening", "between"), [("", "\n"), ("[", ", "), ("\n[\n", ",\n"), ("", ""), ("", " \n\n")]
 )
 def test_each_call_of_a_tag_is_told_the_moment_its_arguments_close(opening: str, between: str) -> None:
-    parser = CallParser()
+    parser = Forms().call_parser()
     pieces = [f'<tool_call>{opening}{{"name": "f", "arguments": {{"a": 1', "}", f'}}{between}{{"name": "g"']
     told = [list(parser.feed(piece)) for piece in [*pieces, ', "arguments": {}', "}"]]
     assert told == [
@@ -192,7 +193,7 @@ def test_what_is_no_call_behind_one_is_left_out(rest: str) -> None:
     text = (
         f'<tool_call>{{"name": "f", "arguments": {{}}{rest}</tool_call>\nDone. <tool_call>{ordinary("h", {})}'
     )
-    expected: list[Piece] = [CallOpened("f"), CallArguments("{}"), CallClosed(True), Text("Done.")]
+    expected: list[Piece] = [CallOpened("f"), CallArguments("{}"), CallClosed(True), TextPiece("Done.")]
     expected += [CallOpened("h"), CallArguments("{}"), CallClosed(True)]
     assert parse([text]) == parse(list(text)) == expected
 
@@ -232,8 +233,8 @@ def test_a_call_that_breaks_takes_those_behind_it_in_its_tag() -> None:
 )
 def test_what_is_no_call_is_delivered_as_text(body: str) -> None:
     text = f"see \n<tool_call>{body}</tool_call> there"
-    assert parse([text]) == [Text(text)]
-    assert parse(list(text)) == [Text(text)]
+    assert parse([text]) == [TextPiece(text)]
+    assert parse(list(text)) == [TextPiece(text)]
 
 
 @pytest.mark.parametrize(
@@ -267,6 +268,6 @@ def test_a_call_that_breaks_ends_not_complete(given: str) -> None:
 
 
 def test_a_cut_reply_leaves_out_a_call_that_has_only_begun() -> None:
-    assert parse(['Hm. \n<tool_call>\n{"na'], cut=True) == [Text("Hm.")]
-    assert parse(['Hm. \n<tool_call>\n{"na']) == [Text('Hm. \n<tool_call>\n{"na')]
+    assert parse(['Hm. \n<tool_call>\n{"na'], cut=True) == [TextPiece("Hm.")]
+    assert parse(['Hm. \n<tool_call>\n{"na']) == [TextPiece('Hm. \n<tool_call>\n{"na')]
     assert parse(['<tool_call>{"name": "f", "arguments": {"a'], cut=True)[-1] == CallClosed(False)

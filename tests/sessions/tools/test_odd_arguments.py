@@ -10,7 +10,7 @@ import pytest
 from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message
 
-from ..session_stage import LANGUAGE
+from ..session_stage import LANGUAGE, renderer_of
 
 DEEP = '{"a":' + "[" * 900 + "]" * 900 + "}"
 
@@ -24,7 +24,7 @@ def test_a_conversation_goes_on_whatever_the_arguments_of_a_call_are(arguments: 
     history.insert(Message(id="1", role="user", text="Go"))
     history.insert(FunctionCall(id="2", call_id="c", name="f", arguments=arguments))
     history.insert(FunctionCallOutput(id="3", call_id="c", output="seen"))
-    draft = LANGUAGE.renderer(datetime(2026, 1, 1)).draft(history.script())
+    draft = renderer_of(LANGUAGE, datetime(2026, 1, 1)).draft(history.script())
     text = LANGUAGE.tokenizer.backend.decode(draft.tokens().tolist())
     assert "seen" in text
     assert "Infinity" in text or arguments in text or json.dumps(arguments) in text

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.sessions.tools.hermes import CallArguments, CallClosed, CallOpened, Piece, Text
-from holdfast.sessions.tools.python_calls import PythonicCalls
+from holdfast.sessions.tools.python_calls import PythonCallParser
+from holdfast.sessions.tools.scanner import CallArguments, CallClosed, CallOpened, Piece, TextPiece
 
 from .call_pieces import read_all, split
 
 
 def parse(pieces: list[str]) -> list[Piece]:
-    return read_all(PythonicCalls(), pieces, cut=False)
+    return read_all(PythonCallParser(), pieces, cut=False)
 
 
 WRITTEN = [
@@ -78,4 +78,4 @@ def test_any_split_equals_one_shot(inner: str, cuts: list[int]) -> None:
 
 def test_what_is_no_call_stays_text() -> None:
     for text in ('[f("""x""")]', "[f(from)]", "[f(1=from)]"):
-        assert parse(list(text)) == [Text(text)]
+        assert parse(list(text)) == [TextPiece(text)]

@@ -8,11 +8,10 @@ import pytest
 
 from holdfast.sessions.errors import CutInvalid
 from holdfast.sessions.items import FunctionCall, Message
-from holdfast.sessions.text.characters import inside_character
 from holdfast.sessions.token_ids import ids_from, ids_of
 from holdfast.sessions.tools.formats import Forms, ReasoningForm
-from holdfast.sessions.tree import Reply
-from holdfast.sessions.turn.cuts import check_place, cut_after, cut_tokens
+from holdfast.sessions.tree import TurnReply
+from holdfast.sessions.turn.cuts import check_place, cut_after, cut_tokens, inside_character
 from holdfast.sessions.turn.reply_reader import ReplyReader
 
 from ..session_stage import END, NAME, toks
@@ -28,18 +27,18 @@ TEXTS = [
 ]
 
 
-def said(text: str) -> Reply:
+def said(text: str) -> TurnReply:
     reader = ReplyReader(TOKENIZER, end_ids=frozenset({END}))
     reader.feed([*toks(text), END])
     reader.finish(cut=False)
-    return Reply(reader.items(), ids_of(reader.ids), reader.ended)
+    return TurnReply(reader.items(), ids_of(reader.ids), reader.ended)
 
 
 def test_a_cut_falls_into_what_was_said_though_it_was_thought_before() -> None:
     reader = ReplyReader(TOKENIZER, end_ids=frozenset({END}), forms=Forms(reasoning=ReasoningForm.THINK))
     reader.feed([*toks("<think>\nHello there?\n</think>\n\nHello there."), END])
     reader.finish(cut=False)
-    reply = Reply(reader.items(), ids_of(reader.ids), reader.ended)
+    reply = TurnReply(reader.items(), ids_of(reader.ids), reader.ended)
     (message,) = reply.items
     cut = cut_after(reply, message.id, 5, TOKENIZER)
     assert cut is not None
@@ -52,7 +51,7 @@ def test_a_reply_that_only_thought_cannot_be_cut() -> None:
     reader = ReplyReader(TOKENIZER, end_ids=frozenset({END}), forms=Forms(reasoning=ReasoningForm.THINK))
     reader.feed(toks("<think>\nHello there?"))
     reader.finish(cut=True)
-    reply = Reply(reader.items(), ids_of(reader.ids), reader.ended)
+    reply = TurnReply(reader.items(), ids_of(reader.ids), reader.ended)
     assert reply.items == ()
     with pytest.raises(CutInvalid):
         cut_tokens(reply, 2, TOKENIZER)

@@ -29,7 +29,7 @@ STRICT = Tool(name="add", parameters=OBJECT, strict=True)
 
 def grammar_of(tools: tuple[Tool, ...] = (), **fields: Any) -> Grammar | None:
     request = TurnRequest.checked(offered=tools, **fields)
-    return LANGUAGE.grammar(request, tools)
+    return TurnGrammar(LANGUAGE).grammar(request, tools)
 
 
 def test_nothing_is_bound_that_nobody_asked_to_be() -> None:
@@ -212,10 +212,10 @@ def test_tools_of_the_turn_are_those_of_its_place() -> None:
 
 
 def test_a_turn_is_bound_as_it_asks_whatever_bound_the_one_before() -> None:
-    binding = TurnGrammar(LANGUAGE)
+    grammars = TurnGrammar(LANGUAGE)
 
     def bound(tools: tuple[Tool, ...], **fields: Any) -> Grammar | None:
-        return binding.constrained(TurnRequest.checked(offered=tools, **fields), tools).sampling.grammar
+        return grammars.prepare(TurnRequest.checked(offered=tools, **fields), tools).sampling.grammar
 
     one, same, other = (
         Tool(name="add", parameters={"type": "object", "properties": {"a": {"const": const}}})

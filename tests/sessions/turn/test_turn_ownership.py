@@ -22,7 +22,7 @@ from holdfast.sessions.turn import response as response_module
 from holdfast.sessions.turn.events import ReplyDone, ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
 
-from ..journal.journal_stage import book_in, folder
+from ..journal.journal_stage import folder, registry_in
 from ..session_stage import NAME, ask, reciting, run, say, session_on
 from ..text.chat_languages import ours
 
@@ -66,13 +66,13 @@ BEFORE_A_TURN = {
     "script": lambda session: (session.history, "script"),
     "hold": lambda session: (session.history, "_hold"),
     "place": lambda session: (session.history, "place"),
-    "grammar": lambda session: (session._branch.binding, "constrained"),
-    "bad words": lambda session: (Language, "spelled"),
+    "grammar": lambda session: (session._turn_grammar, "grammar"),
+    "bad words": lambda session: (session._turn_grammar, "spell"),
     "child": lambda session: (session._branch.sequence, "child"),
     "form": lambda session: (session_module, "request_form"),
     "response": lambda session: (session_module, "Response"),
     "waits": lambda session: (session._waits, "returns"),
-    "foresight": lambda session: (session._return_hints, "known"),
+    "return_hints": lambda session: (session._return_hints, "cancel"),
     "tenant": lambda session: (session._tenant, "began"),
     "journal": lambda session: (session.log, "append"),
 }
@@ -120,13 +120,13 @@ async def test_what_raises_before_a_turn_is_owned_leaves_nothing_begun(where: st
 
 WHILE_IT_IS_READ = {
     "draft": lambda session: (session._branch.renderer, "draft"),
-    "at rest": lambda session: (session._branch.sequence, "at_rest"),
+    "at rest": lambda session: (session._branch.sequence, "wait_stopped"),
     "reader": lambda session: (response_module, "reader_of"),
     "run": lambda session: (response_module, "Run"),
     "begin": lambda session: (session._branch.sequence, "begin"),
     "feed": lambda session: (response_module.Run, "_read"),
-    "finished": lambda session: (session._branch.sequence, "finished"),
-    "reply": lambda session: (response_module, "Reply"),
+    "finish": lambda session: (session._branch.sequence, "finish"),
+    "reply": lambda session: (response_module, "TurnReply"),
     "spans": lambda session: (response_module, "spans_of"),
     "usage": lambda session: (response_module.Response, "_usage"),
     "record": lambda session: (session.history, "record"),
@@ -183,7 +183,7 @@ async def test_a_reader_that_is_cancelled_anywhere_leaves_no_turn(steps: int, as
     assert not session.history.busy
     assert session.statistics()["responses"] == session._tenant.turns == 0
     assert (await ask(session, "Now?")).status is ReplyStatus.COMPLETED
-    await session._sequence.at_rest()
+    await session._sequence.wait_stopped()
     assert len(link.held) == 1
 
 
@@ -201,34 +201,34 @@ async def test_a_response_that_was_never_read_is_ended_with_its_session() -> Non
 async def test_a_reply_that_cannot_go_on_is_refused_and_its_session_lives() -> None:
     """A session from the journal whose reply was interrupted, where its grammar cannot be written any more."""
     with folder() as path:
-        async with book_in(path, reciting("Hello")) as book:
-            session = book.create(owner=b"me")
+        async with registry_in(path, reciting("Hello")) as registry:
+            session = registry.create(owner=b"me")
             say(session, "Hi")
             response = session.respond(TurnRequest.checked())
             await anext(response)
             handle = session.handles.current
-            await book.close(session.id, interrupt=True)
-        async with book_in(path, reciting("Fine")) as book:
-            found = await book.resume(handle, b"me")
+            await registry.close(session.id, interrupt=True)
+        async with registry_in(path, reciting("Fine")) as registry:
+            found = await registry.resume(handle, b"me")
             assert isinstance(found, Reopened) and found.replayed.last is not None
             session = found.session
             with pytest.MonkeyPatch.context() as monkeypatch:
-                plant(monkeypatch, session._branch.binding, "constrained")
+                plant(monkeypatch, session._turn_grammar, "prepare")
                 with pytest.raises(Planted):
                     session.go_on(found.replayed.last)
             assert not session.history.busy
             assert (await ask(session, "Now?")).status is ReplyStatus.COMPLETED
             handle = session.handles.current
-            await book.close(session.id)
-            again = await book.resume(handle, b"me")  # and so the journal tells it
+            await registry.close(session.id)
+            again = await registry.resume(handle, b"me")  # and so the journal tells it
             assert isinstance(again, Reopened) and not again.session.history.busy
 
 
 @run
 async def test_a_turn_that_the_journal_refused_is_not_in_the_journal() -> None:
     with folder() as path:
-        async with book_in(path, reciting("Hello", "Fine")) as book:
-            session = book.create(owner=b"me")
+        async with registry_in(path, reciting("Hello", "Fine")) as registry:
+            session = registry.create(owner=b"me")
             say(session, "Hi")
             for kind in (Begun, Ended):
                 with pytest.MonkeyPatch.context() as monkeypatch:
@@ -239,8 +239,8 @@ async def test_a_turn_that_the_journal_refused_is_not_in_the_journal() -> None:
                 assert not session.history.busy
             handle = session.handles.current
             assert [item.text for item in session.history.items()] == ["Hi"]
-            await book.close(session.id)
-            found = await book.resume(handle, b"me")
+            await registry.close(session.id)
+            found = await registry.resume(handle, b"me")
             assert isinstance(found, Reopened)
             assert [item.text for item in found.session.history.items()] == ["Hi"]
             assert (await ask(found.session, "Now?")).status is ReplyStatus.COMPLETED
@@ -249,16 +249,16 @@ async def test_a_turn_that_the_journal_refused_is_not_in_the_journal() -> None:
 @run
 async def test_a_fork_that_fails_leaves_no_session_that_nobody_has() -> None:
     with folder() as path:
-        async with book_in(path, reciting("Hello")) as book:
-            session = book.create(owner=b"me")
+        async with registry_in(path, reciting("Hello")) as registry:
+            session = registry.create(owner=b"me")
             await ask(session, "Hi")
             for planted in ("lend", "heir", "branch"):
                 with pytest.MonkeyPatch.context() as monkeypatch:
                     plant(monkeypatch, session, planted)
                     with pytest.raises(Planted):
-                        await book.fork(session.id, [b"", b""])
+                        await registry.fork(session.id, [b"", b""])
             await session.log.sync()
-            assert book.statistics()["sessions"] == 1
-            assert book._tenants[b""].sessions == 1
-            assert len(await book.family(session.id)) == 1
-            assert len(await book.fork(session.id, [b"", b""])) == 2
+            assert registry.statistics()["sessions"] == 1
+            assert registry._tenants[b""].sessions == 1
+            assert len(await registry.fork_tree(session.id)) == 1
+            assert len(await registry.fork(session.id, [b"", b""])) == 2

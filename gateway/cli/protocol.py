@@ -1,0 +1,243 @@
+"""Writes ``gateway/PROTOCOL.md`` from the types of the frames, the error table and the table of quotas.
+
+Run ``python -m holdfast.gateway.cli.protocol`` after a change of any of them. A test fails while the file is
+stale.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+from msgspec.inspect import Field, StructType, type_info
+
+from ...sdk.frames import unserved
+from ...sdk.frames.client import ClientEvent
+from ...sdk.frames.events import ClientFrame, OwnFrame, ServerFrame
+from ...sdk.frames.server import ServerEvent
+from ..errors import TABLE, WireError
+from ..quotas import CLIENT_QUOTAS, TENANT_QUOTAS, Quota, written
+from ..realtime import response
+
+PATH = Path(__file__).resolve().parents[1] / "PROTOCOL.md"
+
+_BEGINNING = """\
+# The Realtime face on the wire
+
+*Generated from the types of the frames by `python -m holdfast.gateway.cli.protocol`: do not edit.*
+
+A client opens a WebSocket at `/v1/realtime` and exchanges JSON objects in text frames. Each has a `type`. The
+protocol is OpenAI's Realtime interface for text; what is marked "ours" no standard has. A client that knows the
+standard alone may ignore server events and fields that it does not know. Unknown fields of client events are
+refused.
+
+Parameters of the URL:
+
+- `model`: the served model's name; another one is refused with 404.
+- `resumable=true` (ours): the client can come back with `handle`. Its replies go on while it is away, and an
+  event with an `event_id` that the server has seen is not served twice.
+- `resume=true` (ours): the client comes back. The socket gets no new session, and its first event is
+  `session.resume`.
+
+An event is acknowledged by its answer, and the answer leaves when the journal has what it acknowledges. An
+event that is refused changes nothing and is answered by `error`, which repeats its `event_id`.
+"""
+
+
+def document() -> str:
+    """The whole file."""
+    sections = [
+        [_BEGINNING],
+        _order(),
+        _events("Client events", ClientFrame, ClientEvent),
+        _events("Server events", ServerFrame, ServerEvent),
+        _objects(),
+        _unserved(),
+        _errors(),
+        _quotas(),
+    ]
+    return "\n".join(line for section in sections for line in section).rstrip() + "\n"
+
+
+def _order() -> Iterator[str]:
+    yield "## The order of a response's events\n"
+    yield _text(response) + "\n"
+    yield "A client that was away gets the events after `last_event` again, in the same order.\n"
+
+
+def _events(title: str, frame: type, union: Any) -> Iterator[str]:
+    yield f"## {title}\n"
+    yield _text(frame) + "\n"
+    yield from _table(_fields(frame))
+    common = {field.encode_name for field in _fields(frame)}
+    for event in sorted(get_args(union), key=_tag):
+        yield f"### `{_tag(event)}`" + (" (ours)" if issubclass(event, OwnFrame) else "") + "\n"
+        yield _text(event) + "\n"
+        yield from _table(field for field in _fields(event) if field.encode_name not in common)
+
+
+def _objects() -> Iterator[str]:
+    """The structs inside events, in the order of their names."""
+    events = [*get_args(ClientEvent), *get_args(ServerEvent)]
+    found: dict[str, type] = {}
+    waiting: list[type] = list(events)
+    while waiting:
+        for field in _fields(waiting.pop()):
+            new = {struct.__name__: struct for struct in _structs(field.type)}
+            waiting += [struct for name, struct in new.items() if name not in found]
+            found |= new
+    yield "## Objects in events\n"
+    for name in sorted(found):
+        yield f"### {name}\n"
+        tag = _tag(found[name])
+        yield _text(found[name]) + (f" Its `type` is `{tag}`." if tag else "") + "\n"
+        yield from _table(_fields(found[name]))
+
+
+def _unserved() -> Iterator[str]:
+    yield "## What of the standard is not served\n"
+    yield "Refused as `unsupported_field`; `[]` stands for any index.\n"
+    for title, names in (
+        ("Events", unserved.REFUSED_EVENTS),
+        ("Fields", unserved.REFUSED_FIELDS),
+        ("Accepted without effect", unserved.ECHOED),
+    ):
+        yield f"- {title}: {', '.join(f'`{name}`' for name in sorted(names))}."
+    for path, values in sorted(unserved.REFUSED_VALUES.items()):
+        yield f"- `{path}` with {', '.join(f'`{value}`' for value in sorted(values))}."
+    yield ""
+
+
+def _errors() -> Iterator[str]:
+    yield "## Error codes\n"
+    yield "`status` is that of an HTTP answer; `close` is the close code where the error ends the socket.\n"
+    yield "| code | type | status | close | when |"
+    yield "|---|---|---|---|---|"
+    rows: dict[WireError, list[str]] = {}
+    for kind, wire in TABLE.items():
+        rows.setdefault(wire, []).append(_sentence(kind))
+    for wire, meanings in sorted(rows.items(), key=lambda row: (row[0].code, row[0].status)):
+        told = "a mistake of the server, which its log tells" if wire.code == "internal_error" else None
+        meaning = told or " / ".join(dict.fromkeys(meanings))
+        yield f"| `{wire.code}` | `{wire.type}` | {wire.status} | {wire.close or ''} | {_cell(meaning)} |"
+    yield ""
+
+
+def _quotas() -> Iterator[str]:
+    yield "## Quotas\n"
+    yield "Of one socket, or of one session on it. Bytes and seconds as the names say.\n"
+    yield from _quota_rows(CLIENT_QUOTAS)
+    yield "Of one tenant, in the keys file. Without a number a tenant takes what there is.\n"
+    yield from _quota_rows(TENANT_QUOTAS)
+
+
+def _quota_rows(quotas: tuple[Quota, ...]) -> Iterator[str]:
+    yield "| quota | default | enforced in | beyond it | what makes room |"
+    yield "|---|---|---|---|---|"
+    for quota in quotas:
+        code = f"`{quota.code}`" if quota.code else ""
+        yield f"| `{quota.name}` | {written(quota.default)} | `{quota.enforced}` | {code} | {quota.refill} |"
+    yield ""
+
+
+# --- types --------------------------------------------------------------------------------------------------
+
+
+def _tag(struct: Any) -> str:
+    return str(struct.__struct_config__.tag or "")
+
+
+def _fields(struct: Any) -> tuple[Field, ...]:
+    info = type_info(struct)
+    assert isinstance(info, StructType)
+    return info.fields
+
+
+def _table(fields: Any) -> Iterator[str]:
+    rows = [
+        f"| `{field.encode_name}` | {_cell(_shown(field.type))} | {_default(field)} |" for field in fields
+    ]
+    if rows:
+        yield from ("| field | type | default |", "|---|---|---|", *rows, "")
+
+
+def _default(field: Field) -> str:
+    if field.required:
+        return "required"
+    value = field.default
+    if field.default_factory is not msgspec.NODEFAULT:
+        value = field.default_factory()
+    return "absent" if value is msgspec.NODEFAULT else f"`{msgspec.json.encode(value).decode()}`"
+
+
+def _structs(kind: Any) -> Iterator[type]:
+    """The structs that a type names."""
+    if isinstance(kind, StructType):
+        yield kind.cls
+    for name in ("item_type", "key_type", "value_type"):
+        if (inner := getattr(kind, name, None)) is not None:
+            yield from _structs(inner)
+    for inner in getattr(kind, "types", ()):
+        yield from _structs(inner)
+
+
+def _shown(kind: Any) -> str:
+    """A type in words."""
+    match type(kind).__name__:
+        case "UnionType":
+            return " or ".join(_shown(inner) for inner in kind.types)
+        case "LiteralType":
+            return " or ".join(f"`{msgspec.json.encode(value).decode()}`" for value in kind.values)
+        case "ListType":
+            return f"list of {_shown(kind.item_type)}{_bounds(kind, 'entries')}"
+        case "DictType":
+            return f"object: {_shown(kind.key_type)} to {_shown(kind.value_type)}{_bounds(kind, 'entries')}"
+        case "StructType":
+            return str(kind.cls.__name__)
+        case "StrType":
+            pattern = f" matching `{kind.pattern}`" if kind.pattern else ""
+            return f"string{_bounds(kind, 'characters')}{pattern}"
+        case "IntType" | "FloatType" as name:
+            return ("integer" if name == "IntType" else "number") + _range(kind)
+        case "BoolType":
+            return "boolean"
+        case "NoneType":
+            return "null"
+        case "AnyType":
+            return "any JSON"
+        case other:
+            raise TypeError(f"no words for {other}")
+
+
+def _bounds(kind: Any, unit: str) -> str:
+    least, most = kind.min_length, kind.max_length
+    if least and most:
+        return f" of {least} to {most} {unit}" if least != most else f" of {most} {unit}"
+    return f" of at most {most} {unit}" if most else f" of at least {least} {unit}" if least else ""
+
+
+def _range(kind: Any) -> str:
+    signs = (("≥", kind.ge), (">", kind.gt), ("≤", kind.le), ("<", kind.lt))
+    told = [f"{sign} {value}" for sign, value in signs if value is not None]
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _text(documented: Any) -> str:
+    """A docstring; the lines of a paragraph as they stand."""
+    return inspect.cleandoc(documented.__doc__ or "")
+
+
+def _sentence(kind: type) -> str:
+    """The first paragraph of a docstring, in one line."""
+    return " ".join(_text(kind).split("\n\n")[0].split()).removesuffix(".")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PATH.write_text(document())

@@ -1,0 +1,291 @@
+"""A session's verbs on the wire: cut and rewind its history, fork it, list and prune its tree, place its KV.
+
+Each is answered when it is done: what changes the session when the journal has it, what moves KV when the
+engine has answered. A verb that is refused changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal, TypeAlias
+
+from ...runtime.link.messages import Moved, Receipt
+from ...sdk.errors import FieldMissing, FieldUnsupported, FrameError
+from ...sdk.frames import server
+from ...sdk.frames.client import (
+    ItemTruncate,
+    SessionFork,
+    SessionLease,
+    SessionName,
+    SessionPrune,
+    SessionRewind,
+    SessionSettle,
+    SessionStage,
+    SessionTree,
+)
+from ...sdk.frames.server import (
+    Fork,
+    ItemTruncated,
+    Relative,
+    ServerEvent,
+    SessionForked,
+    SessionNamed,
+    SessionPruned,
+    SessionRewound,
+    SessionTreeListed,
+)
+from ...sessions.errors import CutInvalid, SessionError
+from ...sessions.fork_tree import Member
+from ...sessions.items import Message
+from ..errors import INTERNAL, GatewayError, TooManyMoves, wire_error
+from ..live_session import LiveSession
+from ..live_sessions import LiveSessions
+from .conversation import Conversation
+from .event_log import NEWS, EventLog
+
+log = logging.getLogger(__name__)
+
+KVVerb: TypeAlias = SessionLease | SessionStage | SessionSettle
+Edit: TypeAlias = ItemTruncate | SessionRewind
+TreeVerb: TypeAlias = SessionFork | SessionTree | SessionName | SessionPrune
+SessionVerb: TypeAlias = Edit | TreeVerb | KVVerb
+
+EDITS = (ItemTruncate, SessionRewind)
+VERBS = (
+    *EDITS,
+    SessionFork,
+    SessionTree,
+    SessionName,
+    SessionPrune,
+    SessionLease,
+    SessionStage,
+    SessionSettle,
+)
+"""Client events that `SessionVerbs` serves."""
+
+
+class SessionVerbs:
+    """The verbs of one session. At most ``most_moves`` leases, stages and settles run at once."""
+
+    def __init__(
+        self,
+        live: LiveSession,
+        sessions: LiveSessions,
+        conversation: Conversation,
+        event_log: EventLog,
+        most_moves: int,
+    ) -> None:
+        self._live = live
+        self._session = live.session
+        self._sessions = sessions
+        self._conversation = conversation
+        self._event_log = event_log
+        self._most_moves = most_moves
+        self._moves = 0
+        self._waiting_cuts: dict[str, list[ItemTruncate]] = {}  # by the response that has to end first
+
+    async def serve(self, event: SessionVerb) -> None:
+        """Do what the event asks, or refuse it."""
+        if isinstance(event, KVVerb):
+            self._begin_move(event)
+            return
+        try:
+            answers = await self._served(event)
+        except (SessionError, FrameError, GatewayError) as error:
+            self._refuse(event, error)
+        else:
+            self._acknowledge(answers)
+
+    async def answer_again(self, event: SessionVerb) -> None:
+        """Answer a verb that was served before the session was opened again.
+
+        Edits and prunes change nothing now. A fork is made again, because no client has the handles of the
+        first ones; so is a move of KV, which ended with the server.
+        """
+        match event:
+            case ItemTruncate(item_id=item_id):
+                response = self._session.saying(item_id)
+                if response is None:
+                    self._acknowledge([self._truncated(event)])
+                else:
+                    self._waiting_cuts.setdefault(response.id, []).append(event)
+            case SessionRewind():
+                self._acknowledge([self._rewound()])
+            case SessionPrune(session=target):
+                self._acknowledge([SessionPruned(event_id=self._event_id(), session=target)])
+            case _:
+                await self.serve(event)
+
+    def ended(self, response_id: str) -> None:
+        """A response is over: answer the cuts that waited for it."""
+        self._acknowledge([self._truncated(event) for event in self._waiting_cuts.pop(response_id, [])])
+
+    async def _served(self, event: Edit | TreeVerb) -> list[ServerEvent]:
+        match event:
+            case ItemTruncate():
+                return await self._truncate(event)
+            case SessionRewind(to=to):
+                self._session.rewind(to)
+                return [self._rewound()]
+            case SessionFork(children=children, at=at):
+                made = await self._sessions.fork(self._live, children, at)
+                forks = [Fork(id=child.id, handle=child.session.handles.current) for child in made]
+                return [SessionForked(event_id=self._event_id(), sessions=forks)]
+            case SessionTree(limit=limit, after=after):
+                page = await self._sessions.tree(self._live.id, limit, after)
+                return [
+                    SessionTreeListed(
+                        event_id=self._event_id(),
+                        sessions=[_relative(member) for member in page.members],
+                        has_more=page.after is not None,
+                        next=page.after,
+                    )
+                ]
+            case SessionName(name=name):
+                kept = await self._sessions.name(self._live.id, name)
+                return [SessionNamed(event_id=self._event_id(), name=kept)]
+            case SessionPrune(session=target):
+                await self._sessions.prune(self._live.id, target)
+                return [SessionPruned(event_id=self._event_id(), session=target)]
+
+    def _refuse(self, event: Edit | TreeVerb, error: Exception) -> None:
+        refusal = self._conversation.refusal(error, event.event_id)
+        if isinstance(event, SessionFork):  # perhaps because the journal cannot write: do not wait for it
+            self._event_log.post([refusal])
+        else:
+            self._acknowledge([refusal])
+
+    def _acknowledge(self, events: list[ServerEvent]) -> None:
+        """Let events leave when the journal has all that was done so far."""
+        if events:
+            self._event_log.post(events, ticket=self._session.log.sync())
+
+    def _event_id(self) -> str:
+        return self._conversation.event_id()
+
+    # --- cut and rewind -------------------------------------------------------------------------------------
+
+    async def _truncate(self, event: ItemTruncate) -> list[ServerEvent]:
+        response = self._session.cut(event.item_id, _end_of(event))
+        if response is None:
+            return [self._truncated(event)]
+        self._waiting_cuts.setdefault(response.id, []).append(event)
+        await response.cancel()
+        return []
+
+    def _truncated(self, event: ItemTruncate) -> ServerEvent:
+        try:
+            item = self._session.history.get(event.item_id)
+        except SessionError as error:  # its reply failed, and was rolled back
+            return self._conversation.refusal(error, event.event_id)
+        return ItemTruncated(
+            event_id=self._event_id(),
+            item_id=item.id,
+            content_index=event.content_index,
+            audio_end_ms=event.audio_end_ms or 0,
+            text_end=len(item.text) if isinstance(item, Message) else 0,
+        )
+
+    def _rewound(self) -> SessionRewound:
+        history = self._session.history
+        items, head = history.items(), history.tree.head
+        return SessionRewound(
+            event_id=self._event_id(),
+            item_id=items[-1].id if items else None,
+            tokens=0 if head is None else head.length,
+        )
+
+    # --- KV -------------------------------------------------------------------------------------------------
+
+    def _begin_move(self, event: KVVerb) -> None:
+        """Ask the engine beside all else, and answer when it has; or refuse at once."""
+        if self._moves >= self._most_moves:
+            many = TooManyMoves(f"At most {self._most_moves} leases, stages and settles run at once")
+            self._event_log.post([self._conversation.refusal(many, event.event_id)])
+            return
+        self._moves += 1
+        self._live.in_background(self._move(event))
+
+    async def _move(self, event: KVVerb) -> None:
+        try:
+            answer = await self._moved(event)
+        except Exception as error:  # it ends this event and nothing else
+            if wire_error(error) is INTERNAL:
+                log.exception("%s failed", event.type)
+            answer = self._conversation.refusal(error, event.event_id)
+        finally:
+            self._moves -= 1
+        self._event_log.post([answer], NEWS)
+
+    async def _moved(self, event: KVVerb) -> ServerEvent:
+        placement = self._session.placement
+        match event:
+            case SessionLease(priority=priority, ttl=ttl, returns_in=returns_in):
+                return _leased(self._event_id(), await placement.lease(priority, ttl, returns_in))
+            case SessionStage():
+                return _staged(self._event_id(), await placement.stage())
+            case SessionSettle(tier=tier):
+                return _settled(self._event_id(), await placement.settle(disk=tier == "disk"))
+
+
+def _end_of(event: ItemTruncate) -> int:
+    """Where the message is to end, in characters. Raises a ``FrameError``, or ``CutInvalid``."""
+    if event.content_index != 0:
+        raise CutInvalid("A message has one part, with the index 0", param="content_index")
+    if event.text_end is not None:
+        return event.text_end
+    if event.audio_end_ms is None:
+        raise FieldMissing("Missing required parameter: 'text_end'", "text_end", event.event_id)
+    if event.timing is None:
+        raise FieldUnsupported(
+            "`audio_end_ms` means nothing here without `timing`: send `text_end`",
+            "audio_end_ms",
+            event.event_id,
+        )
+    return max((heard.text_end for heard in event.timing if heard.ms <= event.audio_end_ms), default=0)
+
+
+def _relative(member: Member) -> Relative:
+    return Relative(
+        id=member.id,
+        parent=member.parent,
+        name=member.name,
+        open=member.open,
+        items=member.items,
+        tokens=member.tokens,
+    )
+
+
+def _leased(event_id: str, receipt: Receipt) -> server.SessionLeased:
+    return server.SessionLeased(
+        event_id=event_id,
+        status=receipt.grant.value,
+        priority=receipt.priority,
+        ttl=receipt.ttl,
+        returns_in=receipt.returns_in,
+        tokens=receipt.tokens,
+        host_tokens=receipt.host_tokens,
+    )
+
+
+def _staged(event_id: str, moved: Moved) -> server.SessionStaged:
+    tier = _lowest(moved)
+    source = "recomputed" if moved.recomputed and tier == "device" else tier
+    tokens = _held(moved) + moved.recomputed
+    return server.SessionStaged(event_id=event_id, source=source, tokens=tokens, ms=_ms(moved))
+
+
+def _settled(event_id: str, moved: Moved) -> server.SessionSettled:
+    return server.SessionSettled(event_id=event_id, tier=_lowest(moved), tokens=_held(moved), ms=_ms(moved))
+
+
+def _lowest(moved: Moved) -> Literal["device", "host", "disk"]:
+    return "disk" if moved.disk else "host" if moved.host else "device"
+
+
+def _held(moved: Moved) -> int:
+    return moved.device + moved.host + moved.disk
+
+
+def _ms(moved: Moved) -> float:
+    return round(moved.seconds * 1000, 3)

@@ -1,0 +1,267 @@
+"""The folder of a store, beside its logs: the calls on files, the lock, and the file `identity`.
+
+One server at a time holds the lock. `identity` repeats in a second place what the logs say of themselves.
+Where the two differ, the journal was removed, exchanged or rolled back while no server ran.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Container, Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+from xxhash import xxh3_64_digest
+
+from ...kvstore.system_limits import explained
+from ..errors import StoreHeld, StoreUnusable
+from .segment import FORMAT, SegmentHeader
+
+FOLDER = "journal"
+"""The folder of logs, inside the store's folder."""
+IDENTITY = "identity"
+CHECK_BYTES = 8
+MOST_BYTES = 1 << 20
+NAMED = 20  # logs in one line
+POLL_SECONDS = 0.05
+
+
+class Disk:
+    """The calls that the journal makes on files. Tests use one that fails on demand.
+
+    All raise ``OSError`` with the path's name.
+    """
+
+    def create(self, path: Path) -> int:
+        """Create the file, or empty it; returns a descriptor to read and write."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+    def open(self, path: Path, *, write: bool = False) -> int:
+        """Open an existing file; returns its descriptor."""
+        return os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC)
+
+    def write(self, fd: int, data: bytes, offset: int) -> None:
+        """Write all of ``data`` at ``offset``."""
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(fd, view, offset)
+            if not written:
+                raise OSError(5, "nothing was written")
+            view, offset = view[written:], offset + written
+
+    def read(self, fd: int, length: int, offset: int) -> bytes:
+        """Read ``length`` bytes, or fewer at the end of the file."""
+        pieces: list[bytes] = []
+        while length and (piece := os.pread(fd, length, offset)):
+            pieces.append(piece)
+            length, offset = length - len(piece), offset + len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def size(self, fd: int) -> int:
+        """The file's length in bytes."""
+        return os.fstat(fd).st_size
+
+    def sync(self, fd: int) -> None:
+        """Wait until what was written is on the disk."""
+        os.fdatasync(fd)
+
+    def truncate(self, fd: int, length: int) -> None:
+        """Cut the file to ``length`` bytes."""
+        os.ftruncate(fd, length)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Rename ``old``; it replaces a file named ``new``."""
+        os.rename(old, new)
+
+    def remove(self, path: Path) -> None:
+        """Remove the file, if it exists."""
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def sync_folder(self, folder: Path) -> None:
+        """Wait until files that were created, renamed or removed there are so on the disk."""
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+class StoreLock:
+    """Holds ``folder/lock`` from ``acquire`` to ``release``, by ``flock``: the kernel frees it when the holding
+    process ends. The file names that process.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fd: int | None = None
+
+    def acquire(self, seconds: float) -> StoreLock:
+        """Wait up to ``seconds`` for the lock. Raises ``StoreHeld`` naming the holder, or ``StoreUnusable``."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as fault:
+            raise StoreUnusable(explained(fault, f"the store {self._folder}")) from None
+        try:
+            self._wait(fd, time.monotonic() + seconds)
+        except BaseException:
+            os.close(fd)
+            raise
+        _write_holder(fd)
+        self._fd = fd
+        return self
+
+    def release(self) -> None:
+        """Free the lock."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def __enter__(self) -> StoreLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _wait(self, fd: int, until: float) -> None:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    holder = os.pread(fd, 32, 0).decode(errors="replace") or "unknown"
+                    raise StoreHeld(f"the store {self._folder} is held by process {holder}") from None
+            except OSError as fault:
+                raise StoreUnusable(f"the store {self._folder} cannot be locked: {fault.strerror}") from None
+            time.sleep(POLL_SECONDS)
+
+
+def _write_holder(fd: int) -> None:
+    """Write this process's number into the lock file; on a full disk the file may stay empty."""
+    name = str(os.getpid()).encode()
+    written = 0
+    with suppress(OSError):
+        written = os.pwrite(fd, name, 0)
+    os.ftruncate(fd, written)
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a journal was when this was written.
+
+    ``store``, ``seed``, ``sync`` and ``model`` are those of its logs. ``generation`` counts the servers
+    that have started with it. ``sequence`` is the number of the next record, ``logs`` the numbers of the logs.
+    """
+
+    format: int
+    store: bytes
+    seed: int
+    sync: bytes
+    model: bytes
+    generation: int
+    sequence: int
+    logs: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, header: SegmentHeader, generation: int, sequence: int, logs: Iterable[int]) -> Identity:
+        """The identity of the store with this header."""
+        return cls(
+            format=FORMAT,
+            store=header.store,
+            seed=header.seed,
+            sync=header.sync,
+            model=header.model,
+            generation=generation,
+            sequence=sequence,
+            logs=tuple(sorted(logs)),
+        )
+
+    def header(self) -> SegmentHeader:
+        """The header that the logs have."""
+        return SegmentHeader(
+            format=self.format, store=self.store, seed=self.seed, sync=self.sync, model=self.model, number=0
+        )
+
+    def without_removed(self, later: Identity | None) -> Identity:
+        """The same without the logs that a running server has removed by the time of ``later``."""
+        if later is None:
+            return self
+        return msgspec.structs.replace(self, logs=tuple(sorted({*self.logs} & {*later.logs})))
+
+
+def read_identity(folder: Path) -> Identity | None:
+    """The identity in ``folder``; None if there is none. Raises ``ValueError`` if it cannot be read."""
+    try:
+        data = (folder / IDENTITY).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as fault:
+        raise ValueError(fault.strerror) from None
+    payload = data[CHECK_BYTES:]
+    if len(data) > MOST_BYTES or xxh3_64_digest(payload) != data[:CHECK_BYTES]:
+        raise ValueError("its checksum is wrong")
+    try:
+        return msgspec.msgpack.decode(payload, type=Identity)
+    except (msgspec.MsgspecError, RecursionError) as fault:
+        raise ValueError(str(fault)) from None
+
+
+def write_identity(folder: Path, identity: Identity, disk: Disk) -> None:
+    """Replace the identity in ``folder``, as a whole or not at all. Raises ``OSError``."""
+    payload = msgspec.msgpack.encode(identity)
+    fresh = folder / f"{IDENTITY}.new"
+    fd = disk.create(fresh)
+    try:
+        disk.write(fd, xxh3_64_digest(payload) + payload, 0)
+        disk.sync(fd)
+    finally:
+        with suppress(OSError):
+            os.close(fd)
+    disk.rename(fresh, folder / IDENTITY)
+    disk.sync_folder(folder)
+
+
+def mismatch(known: Identity | None, found: Identity, *, fresh: bool, absent: Container[int] = ()) -> str:
+    """How the journal ``found`` differs from the identity ``known``, as a sentence; "" if it does not.
+
+    ``fresh``: there was no journal, and ``found`` is the new one. ``absent``: numbers of logs that are missing
+    for a known reason.
+    """
+    if known is None:
+        if fresh or not found.generation:
+            return ""
+        return f"{IDENTITY} is gone: it cannot be checked that this is the journal of the last start"
+    starts = known.generation
+    if fresh:
+        return (
+            f"the journal is gone or empty, after {starts} starts: a new one begins, "
+            "and no earlier session can be resumed"
+        )
+    if known.store != found.store:
+        return (
+            f"another journal lies here than at the last start ({found.store.hex()[:8]}, "
+            f"not {known.store.hex()[:8]}): its sessions can be resumed, those of the other one cannot"
+        )
+    if found.generation < starts or found.sequence < known.sequence:
+        return (
+            f"the journal is older than at the last start (start {found.generation} of {starts}, "
+            f"record {found.sequence} of {known.sequence}): it was rolled back, "
+            "and what was written since is missing"
+        )
+    if found.generation > starts + 1:  # one more: a server that died before it wrote the identity
+        return (
+            f"{IDENTITY} is older than the journal (start {starts} of {found.generation}): it was rolled back"
+        )
+    gone = [number for number in known.logs if number not in found.logs and number not in absent]
+    if not gone:
+        return ""
+    names = ", ".join(f"{number:08}.log" for number in gone[:NAMED])
+    more = f" and {len(gone) - NAMED} more" if len(gone) > NAMED else ""
+    return f"logs of the last start are gone: {names}{more}: sessions that have records in them are lost"
