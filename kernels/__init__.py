@@ -1,6 +1,6 @@
-"""Kernels: what is computed per layer and per draw, on tensors alone.
+"""Kernels: the tensor operations of a decoder layer and of sampling.
 
-Holds the torch reference that runs on any device and says what faster kernels must compute: storing K and
-V, ragged paged attention, norm, rotary, gated activation, block copies, sampling; and a step's layout.
-Does not know models, sequences, plans, or who owns a block. Imports torch and numpy, and no other room.
+``interface`` lists them. ``reference`` is the torch version, which runs on any device and defines what the
+faster backends in ``cpu`` and ``gpu`` must compute. ``batch`` has a step's layout, ``device`` the streams and
+events. This room imports no other room.
 """

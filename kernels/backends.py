@@ -1,7 +1,4 @@
-"""Which backend computes: by what is asked for, the device, the model's shapes, and what is installed.
-
-Knows the backends by name and how each is made ready; not what they compute.
-"""
+"""Chooses the backend: by what is asked for, the device, the model's shapes, and what is installed."""
 
 from __future__ import annotations
 
@@ -30,7 +27,9 @@ class BackendMissing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """``name``: one of `names.BACKENDS` but ``auto``. ``note``: why not the faster one, if any."""
+    """A chosen backend. ``name``: one of `names.BACKENDS` but ``auto``. ``note``: why a faster one is not
+    used, or empty.
+    """
 
     name: str
     kernels: Kernels
@@ -39,7 +38,7 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a model asks of the kernels: its type, (head_dim, block_tokens) of each KV group, and KV's type."""
+    """What a model needs: its dtype, (head_dim, block_tokens) of each KV group, and the type of stored KV."""
 
     dtype: torch.dtype
     caches: Sequence[tuple[int, int]] = ()
@@ -47,14 +46,14 @@ class Needs:
 
     @property
     def narrow(self) -> bool:
-        """Whether KV is of another type than the model."""
+        """Whether KV is stored in another type than the model's."""
         return self.stored not in (None, self.dtype)
 
 
 def named(asked: str, device: torch.device, needs: Needs | None = None) -> tuple[str, str]:
-    """The name of the backend that would compute, and why not the faster one; loads nothing.
+    """The name of the backend that would compute, and why a faster one is not used; loads nothing.
 
-    Without ``needs`` nothing is known of the model, and only device and installation count.
+    Without ``needs`` only the device and the installation count.
 
     Raises:
         BackendMissing
@@ -79,19 +78,20 @@ def choose(
     needs: Needs,
     compiling: Callable[[float, str], None] = lambda done, what: None,
 ) -> Backend:
-    """The backend that ``asked`` (one of `names.BACKENDS`) means on ``device``, ready for ``needs``.
+    """The backend that ``asked`` (one of `names.BACKENDS`) means on ``device``, compiled and ready for
+    ``needs``.
 
-    ``compiling`` is told how far (0 to 1) compiling is. Where a faster backend would be right but cannot
-    compute, the reference does, and a warning says so.
+    ``compiling`` is called with the progress of compiling, 0 to 1. If ``auto`` finds that the faster backend
+    cannot compute here, it takes the reference and logs a warning.
 
     Raises:
-        BackendMissing: the backend was asked for by name.
+        BackendMissing: the backend was asked for by name and cannot compute here.
     """
     name, note = named(asked, device, needs)
     if name != "reference":
         try:
             return Backend(name, _ready(name, needs.dtype, compiling))
-        except Exception as error:  # a compiler fails in many ways, and none of them keeps us from serving
+        except Exception as error:  # a compiler can fail in many ways; serving goes on without it
             lack = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             if asked == name:
                 raise BackendMissing(f"kernels {name}: {lack}") from error
@@ -102,7 +102,7 @@ def choose(
 
 
 def tell_compiling(begun: Callable[[str], None], ended: Callable[[], None]) -> None:
-    """Of what is compiled when it is first called, which the Triton kernels are: see `gpu.compiling`."""
+    """Report when Triton compiles a kernel that is called for the first time: see `gpu.compiling`."""
     if find_spec("triton") is not None:
         from .gpu import compiling
 
@@ -139,8 +139,8 @@ def _triton_lack(device: torch.device, needs: Needs | None) -> str:
 def _ready(name: str, dtype: torch.dtype, compiling: Callable[[float, str], None]) -> Kernels:
     if name in TRITON:
         return cast(Kernels, import_module(TRITON[name], __package__))
-    from .cpu import backend  # numba comes with it
-    from .cpu.warming import warm
+    from .cpu import backend  # imports numba
+    from .cpu.warmup import warm
 
     warm(dtype, compiling)
     return backend

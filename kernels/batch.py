@@ -1,7 +1,7 @@
-"""One step as the attention kernels see it: which token stands where, and which blocks hold its context.
+"""One step as the attention kernels see it: each token's position and slot, and each row's block table.
 
-Made once per step on the host and uploaded in one copy; every layer and every arena reads it. Knows nothing of
-sequences, plans or models: rows are (first position, count, block table).
+It is made once per step on the host and uploaded in one copy; every layer and every arena reads it. A row is
+(first position, token count, block table).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Ints = NDArray[np.int64]
 class RowGroup:
     """Rows that the reference attends to together: single tokens of similar context, or one chunk.
 
-    ``tokens``: where its queries stand in the batch. ``count``: tokens per row (1, or the chunk's).
-    On the host: ``firsts``: ``[rows]``, the position of each row's first token; ``blocks``: ``[rows, width]``,
-    the block ids of its context, padded with 0.
+    ``tokens``: the indices of its queries in the batch. ``count``: tokens per row (1, or the chunk's). On the
+    host: ``firsts``: ``[rows]``, the position of each row's first token; ``blocks``: ``[rows, width]``, the
+    block ids of its context, padded with 0.
     """
 
     tokens: slice | Tensor
@@ -34,18 +34,18 @@ class RowGroup:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The number of rows."""
         return len(self.firsts)
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """What a row group's attention reads of one arena through one window.
+    """What the attention of a row group reads from one arena through one window.
 
-    ``tiles``: int64 ``[2 * rows * kv_heads * width]``: its (block, k|v, head) tiles in layer 0, as gathered.
-    ``blank``: int64: which of the gathered ``[2, rows, kv_heads, span]`` cells hold no token; ``span`` is
-    ``width * block_tokens``. ``mask``: added to scores, 0 or -inf: ``[rows, 1, 1, span]`` for single tokens,
-    ``[count, span]`` for a chunk.
+    ``tiles``: int64 ``[2 * rows * kv_heads * width]``, the indices of its (block, k|v, head) tiles in layer
+    0. ``blank``: int64, the indices of the gathered ``[2, rows, kv_heads, span]`` cells without a token;
+    ``span`` is ``width * block_tokens``. ``mask``: added to scores, 0 or -inf: ``[rows, 1, 1, span]`` for
+    single tokens, ``[count, span]`` for a chunk.
     """
 
     tiles: Tensor
@@ -58,11 +58,11 @@ class PagedBatch:
     """A ragged mix of chunks and single tokens over a paged cache: int64 tensors on the arena's device.
 
     ``positions``, ``slots``: ``[tokens]``; K and V of a token go to slot ``block * block_tokens + offset``.
-    ``row_starts``: ``[rows + 1]``, row r owns tokens ``[row_starts[r], row_starts[r + 1])``.
-    ``context_lengths``: ``[rows]``, tokens a row's last token sees, itself included.
-    ``tables``: ``[rows, widest]`` block ids, padded with 0; the same ids name the blocks of every arena.
-    ``groups``: the same rows, cut for the reference; ``gathers``: what it has made of them so far, by the
-    arena's layers and the window (see `gathers_of`).
+    ``row_starts``: ``[rows + 1]``, row r has tokens ``[row_starts[r], row_starts[r + 1])``.
+    ``context_lengths``: ``[rows]``, how many tokens a row's last token sees, with itself. ``tables``:
+    ``[rows, widest]`` block ids, padded with 0; the same ids name the blocks of every arena. ``groups``: the
+    same rows, grouped for the reference. ``gathers``: a cache of `gathers_of`, by the arena's layers and the
+    window.
     """
 
     positions: Tensor
@@ -75,14 +75,14 @@ class PagedBatch:
 
 
 ALIGNED = 2
-"""Numbers of 8 bytes to which each uploaded array is padded: 16 bytes."""
+"""Each uploaded array is padded to a multiple of this many numbers of 8 bytes: to 16 bytes."""
 
 
 def upload(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
-    """Bring int64 arrays to ``device`` in one copy, asynchronous and from pinned memory on CUDA.
+    """Copy int64 arrays to ``device`` in one copy; on CUDA it is asynchronous and from pinned memory.
 
-    Each begins at a multiple of 16 bytes. Triton compiles a kernel once more for every pointer that does and
-    then does not: without the padding an odd number of rows would compile kernels in the middle of a step.
+    Each array begins at a multiple of 16 bytes. Triton compiles a kernel again when a pointer's alignment
+    changes: without the padding, an odd number of rows would compile kernels in the middle of a step.
     """
     ends = list(accumulate((array.size + array.size % ALIGNED for array in arrays), initial=0))
     host = torch.empty(ends[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -96,10 +96,11 @@ def upload(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
 def lay_out(
     arena: Tensor, firsts: Sequence[int], counts: Sequence[int], tables: Sequence[NDArray[np.int32]]
 ) -> PagedBatch:
-    """Lay out rows over ``arena`` ``[block, layer, k|v, head, slot, dim]``, or any other of its block size.
+    """Lay out rows over ``arena`` ``[block, layer, k|v, head, slot, dim]``; holds for all arenas of its block
+    size.
 
-    Row r computes ``counts[r]`` tokens from position ``firsts[r]`` on; ``tables[r]`` holds its block ids, at
-    least ``ceil((first + count) / block_tokens)`` of them. Keeps no reference to the tables.
+    Row r computes ``counts[r]`` tokens from position ``firsts[r]`` on. ``tables[r]`` has its block ids, at
+    least ``ceil((first + count) / block_tokens)`` of them. No reference to the tables is kept.
     """
     slots_per_block = arena.shape[4]
     first, count = np.asarray(firsts, dtype=np.int64), np.asarray(counts, dtype=np.int64)
@@ -129,7 +130,7 @@ def lay_out(
 def _grouped(count: Ints, widths: Ints) -> Iterator[Ints]:
     """Rows to attend to together: each chunk alone; single tokens by the bit length of their block count.
 
-    Padding a group to its widest row then costs less than the group itself.
+    So padding a group to its widest row costs less than the group itself.
     """
     single = np.flatnonzero(count == 1)
     scale = np.frexp(widths[single])[1]
@@ -138,7 +139,7 @@ def _grouped(count: Ints, widths: Ints) -> Iterator[Ints]:
 
 
 def _span(tokens: Ints, uploaded: Tensor) -> slice | Tensor:
-    """Where a group's tokens stand: a slice if they stand together, which then costs no copy."""
+    """The indices of a group's tokens: a slice, which needs no copy, if they are contiguous."""
     first, last = int(tokens[0]), int(tokens[-1])
     return slice(first, last + 1) if last - first + 1 == tokens.size else uploaded
 
@@ -146,9 +147,10 @@ def _span(tokens: Ints, uploaded: Tensor) -> slice | Tensor:
 def gathers_of(
     batch: PagedBatch, arena: Tensor, window: int | None, dtype: torch.dtype
 ) -> tuple[Gather, ...]:
-    """What each of ``batch.groups`` reads of ``arena``, made once per step for its layers and ``window``.
+    """What each of ``batch.groups`` reads from ``arena``; computed once per step for ``window`` and the
+    arena's layers.
 
-    Blocks that lie wholly before the window of a row's first token are left out. ``dtype``: the mask's.
+    Blocks wholly before the window of a row's first token are left out. ``dtype``: of the mask.
     """
     key = (arena.shape[1], window)
     made = batch.gathers.get(key)
@@ -168,8 +170,10 @@ def gathers_of(
 
 
 @dataclass(frozen=True, slots=True)
-class _Draft:
-    """A gather still on the host; ``starts``: ``[rows]``, each row's first gathered position; empty: all 0."""
+class _HostGather:
+    """A gather on the host. ``starts``: ``[rows]``, the first gathered position of each row; empty if all are
+    0.
+    """
 
     tiles: Ints
     blank: Ints
@@ -177,7 +181,7 @@ class _Draft:
     span: int
 
 
-def _draft(group: RowGroup, arena: Tensor, window: int | None) -> _Draft:
+def _draft(group: RowGroup, arena: Tensor, window: int | None) -> _HostGather:
     _, layers, _, heads, slots_per_block, _ = arena.shape
     blocks, starts, ends = group.blocks, _FROM_THE_BEGINNING, group.firsts + group.count
     if window is not None:
@@ -189,11 +193,11 @@ def _draft(group: RowGroup, arena: Tensor, window: int | None) -> _Draft:
     tiles = (blocks * (layers * 2 * heads)).reshape(1, rows, 1, width) + sides_and_heads
     hollow = np.empty((2, rows, heads, span), dtype=bool)
     hollow[:] = (np.arange(span) >= ends[:, None])[:, None]
-    return _Draft(tiles.reshape(-1), np.flatnonzero(hollow), starts, span)
+    return _HostGather(tiles.reshape(-1), np.flatnonzero(hollow), starts, span)
 
 
 def _behind(group: RowGroup, window: int, slots_per_block: int) -> tuple[Ints, Ints]:
-    """The blocks from the window of each row's first token on, and where they start."""
+    """The blocks from the window of each row's first token on, and the position where they start."""
     skipped = np.maximum(group.firsts + 1 - window, 0) // slots_per_block
     ends = -(-(group.firsts + group.count) // slots_per_block)
     columns = np.minimum(skipped[:, None] + np.arange((ends - skipped).max()), group.blocks.shape[1] - 1)
@@ -216,3 +220,41 @@ def _mask(
         seen = seen.view(group.rows, 1, 1, span)
     mask = torch.zeros(seen.shape, dtype=dtype, device=positions.device)
     return mask.masked_fill_(~seen, float("-inf"))
+
+
+# --- rows with a common prefix -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Families:
+    """Rows of a decode batch with a common prefix, as forks of one session. Tensors are int64 on the batch's
+    device.
+
+    A family is a run of adjacent rows. ``starts``: ``[families + 1]``, family f has rows ``[starts[f],
+    starts[f + 1])``. ``shared``: ``[families]``, how many tokens its rows share, fewer than any row's
+    context; they lie in the blocks of its first row. ``begins``: ``[rows]``, the same per row. On the host:
+    ``longest``, the most tokens that a family shares; ``tail``, the most that a row has behind them.
+    """
+
+    starts: Tensor
+    shared: Tensor
+    begins: Tensor
+    longest: int
+    tail: int
+
+
+def lay_out_families(
+    rows: Sequence[int], shared: Sequence[int], contexts: Sequence[int], device: torch.device
+) -> Families:
+    """Families of ``rows[f]`` adjacent rows that share ``shared[f]`` tokens. ``contexts``: each row's length.
+
+    Raises ValueError if a family shares a row's whole context, as a row's last token is never shared.
+    """
+    begins = np.repeat(np.asarray(shared, dtype=np.int64), rows)
+    tails = np.asarray(contexts, dtype=np.int64) - begins
+    if (tails < 1).any():
+        row = int(tails.argmin())
+        raise ValueError(f"row {row} has {contexts[row]} tokens and shares {begins[row]}: none is its own")
+    starts = np.concatenate(([0], np.cumsum(np.asarray(rows, dtype=np.int64))))
+    at, common, by_row = upload([starts, np.asarray(shared, dtype=np.int64), begins], device)
+    return Families(at, common, by_row, max(shared, default=0), int(tails.max(initial=0)))

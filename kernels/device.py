@@ -1,8 +1,7 @@
-"""A device as the steps use it: streams, events, copies down, and registered host memory.
+"""The device as a step uses it: streams, events, copies to the host, and registered host memory.
 
-The one seam between the engine and the CUDA runtime: what copies, waits or registers goes through it, and the
-kernels are launched while a device is ``active``. On a CPU everything is done on return. Knows no blocks, no
-plans.
+All of the engine's use of the CUDA runtime goes through here. Kernels are launched while a device is
+``active``. On a CPU every operation is complete when it returns.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Event(Protocol):
     """A point in a stream."""
 
     def wait(self) -> None:
-        """Keep the caller until all work before the point is done."""
+        """Block until all work before this point is done."""
         ...
 
 
@@ -29,57 +28,58 @@ class Stream(Protocol):
     """Work that the device does in the order in which it was enqueued."""
 
     def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Copy into the first of each pair the second, perhaps between host and device.
+        """Copy the second of each pair into the first, perhaps between host and device.
 
-        Both must stay as they are until an event behind it.
+        Both must stay unchanged until an event behind the copy.
         """
         ...
 
     def record(self) -> Event:
-        """The point behind all that is enqueued now."""
+        """An event behind all work enqueued so far."""
         ...
 
     def follow(self, event: Event) -> None:
-        """What is enqueued from now on begins after ``event``."""
+        """Let work that is enqueued from now on begin after ``event``."""
         ...
 
 
 class Device(Protocol):
-    """``overlaps``: whether work goes on beside the host, which then has to wait for events."""
+    """A device. ``overlaps``: whether work runs beside the host, which then waits for events."""
 
     @property
     def overlaps(self) -> bool: ...
 
     def active(self) -> AbstractContextManager[None]:
-        """While in it the calling thread's kernels, streams and events are this device's."""
+        """A context in which the calling thread's kernels, streams and events are this device's."""
         ...
 
     def current(self) -> Stream:
-        """The stream on which torch and Triton enqueue what the calling thread computes; while ``active``."""
+        """The stream on which torch and Triton enqueue the calling thread's work, within ``active``."""
         ...
 
     def stream(self) -> Stream:
-        """Another stream, beside the current one."""
+        """A new stream, beside the current one."""
         ...
 
     def fetch(self, tensor: Tensor) -> Tensor:
-        """A copy of ``tensor`` in host memory, to be read after an event recorded behind this call."""
+        """A copy of ``tensor`` in host memory. Read it after an event recorded behind this call."""
         ...
 
     def register(self, address: int, size: int) -> str:
-        """Let copies from and to this host memory run beside the host; why it cannot be, or "" if it is.
+        """Pin this host memory, so that copies from and to it run beside the host; returns why it failed, or
+        "".
 
-        Copies are right without it, but the host waits for them. Takes some ms for each 16 MiB.
+        Without it copies are right, but the host waits for them. Takes some ms per 16 MiB.
         """
         ...
 
     def unregister(self, addresses: Iterable[int]) -> None:
-        """Undo `register`: before the memory is given back, as its addresses may be used again."""
+        """Undo `register`. Call it before the memory is freed, as its addresses may be used again."""
         ...
 
 
 def device_of(device: torch.device) -> Device:
-    """The seam for torch's ``device``."""
+    """The `Device` for a torch device."""
     return CudaDevice(device) if device.type == "cuda" else CpuDevice()
 
 
@@ -87,7 +87,7 @@ def device_of(device: torch.device) -> Device:
 
 
 class CpuDevice:
-    """Everything is done on return: its streams and events have nothing to keep."""
+    """The CPU: every operation is complete when it returns, so its streams and events do nothing."""
 
     overlaps = False
 
@@ -127,12 +127,12 @@ class _Caller:
         """All that is before it is done."""
 
 
-class _Done:
+class _CompletedEvent:
     def wait(self) -> None:
         """It is."""
 
 
-_CALLER, _DONE = _Caller(), _Done()
+_CALLER, _DONE = _Caller(), _CompletedEvent()
 
 
 # --- CUDA -----------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ PORTABLE = 1
 
 
 class CudaDevice:
-    """``cuda:N``, for whichever thread is in ``active``. ``runtime``: in tests another than torch's."""
+    """``cuda:N``, for the thread that is in ``active``. ``runtime``: replaced in tests."""
 
     overlaps = True
 
@@ -175,7 +175,7 @@ class CudaDevice:
         """Refusals leave no pending error, which torch would raise at an unrelated launch."""
         with self.active():
             code = self._register(address, size)
-            if code == ALREADY_REGISTERED:  # by an engine before this one, which did not close its memory
+            if code == ALREADY_REGISTERED:  # by an earlier engine that did not close its memory
                 self._unregister(address)
                 code = self._register(address, size)
         return f"cudaHostRegister of {size} bytes: error {code}" if code else ""
@@ -238,7 +238,7 @@ class Runtime(Protocol):
 
 
 class TorchRuntime:
-    """Those of the very library that torch has loaded: another one has pending errors of its own."""
+    """The functions of the library that torch has loaded: another copy would have its own pending errors."""
 
     def __init__(self) -> None:
         torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -263,7 +263,7 @@ class TorchRuntime:
 
 
 def _loaded(name: str) -> list[str]:
-    """Paths of this process's shared libraries whose file is named so."""
+    """Paths of this process's shared libraries with that file name."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.split(maxsplit=5)[5] for line in lines if f"/{name}" in line}
     return sorted(path for path in paths if Path(path).name.startswith(name))

@@ -1,7 +1,7 @@
-"""Numbers of 8 bits, as an arena may hold them: from wider ones and back, in torch.
+"""8-bit floats for a KV arena: conversion from wider types and back, in torch.
 
-Only e4m3 (Micikevicius et al., "FP8 formats for deep learning", 2022): 3 bits of mantissa, up to 448, no
-infinity. What is greater is stored as 448. The faster kernels must give the same bits.
+Only e4m3 (Micikevicius et al., "FP8 formats for deep learning", 2022): 3 bits of mantissa, at most 448, no
+infinity. Greater numbers are stored as 448. The faster kernels must give the same bits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LARGEST = 448.0
 
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x`` as an arena of ``dtype`` holds it."""
+    """``x`` converted to the type of an arena."""
     if dtype != E4M3:
         return x
     return x.float().clamp(-LARGEST, LARGEST).to(E4M3)

@@ -1,7 +1,7 @@
-"""What a backend computes: a decoder layer's operations over a paged cache, as one interface.
+"""The interface of a backend: a decoder layer's operations over a paged cache, and sampling.
 
-A backend is a module whose functions have these signatures: ``reference`` says in plain torch what each must
-compute; the others are faster. Knows shapes; no model, no sequence, no policy.
+A backend is a module with functions of these signatures. ``reference`` defines in torch what each must
+compute; the others are faster.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .reference.sampling import Typical
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """What sets one layer's attention apart.
+    """The attention settings of one layer.
 
-    ``scale``: the factor on scores. ``window``: tokens a query sees, itself included; None: all before it.
-    ``soft_cap``: scores become ``cap * tanh(score / cap)``, after the scale and before the mask.
+    ``scale``: the factor on scores. ``window``: how many tokens a query sees, with itself; None: all before
+    it. ``soft_cap``: scores become ``cap * tanh(score / cap)``, after the scale and before the mask.
     """
 
     scale: float
@@ -37,7 +37,7 @@ class HeadNorm:
     """RMSNorm of queries and keys before the rotation.
 
     ``weight``: ``[q_heads + kv_heads, head_dim]``, queries first. ``whole``: the mean runs over all query (or
-    all key) heads of a token together, else over each head alone.
+    all key) heads of a token together; otherwise over each head.
     """
 
     weight: Tensor
@@ -46,7 +46,7 @@ class HeadNorm:
 
 
 class Kernels(Protocol):
-    """The operations of a decoder layer. Tensors are contiguous, of one dtype and device unless said."""
+    """The operations of a backend. Tensors are contiguous, of one dtype and device unless stated."""
 
     def lay_out(
         self,
@@ -63,9 +63,10 @@ class Kernels(Protocol):
         ...
 
     def copy_pieces(self, source: Tensor, target: Tensor, pieces: NDArray[np.int64], size: int) -> None:
-        """Copy ``size`` bytes from ``pieces[:, 0]`` on in ``source`` to ``pieces[:, 1]`` on in ``target``.
+        """Copy ``size`` bytes from each offset ``pieces[:, 0]`` of ``source`` to offset ``pieces[:, 1]`` of
+        ``target``.
 
-        Both are uint8 of one axis, in this machine's memory; ``pieces`` ``[count, 2]``, no two of whose targets
+        Both are one-dimensional uint8 tensors in host memory. ``pieces``: ``[count, 2]``; its targets do not
         overlap.
         """
         ...
@@ -91,11 +92,12 @@ class Kernels(Protocol):
         layer: int,
         slots: Tensor,
     ) -> Tensor:
-        """Norm and rotate queries and keys, store K and V, return the queries ``[tokens, q_heads, head_dim]``.
+        """Norm and rotate queries and keys, store K and V; returns the queries ``[tokens, q_heads,
+        head_dim]``.
 
         ``qkv``: ``[tokens, q_heads + 2 * kv_heads, head_dim]``, kv_heads as in ``arena``. ``angles``: cos and
-        sin, each ``[tokens, rotary_dim]``; of a head the first ``rotary_dim`` numbers turn, the rest stay.
-        ``slots``: int64 ``[tokens]``, ``block * block_tokens + offset``. ``layer`` counts within ``arena``.
+        sin, each ``[tokens, rotary_dim]``; only the first ``rotary_dim`` numbers of a head are rotated.
+        ``slots``: int64 ``[tokens]``, ``block * block_tokens + offset``. ``layer``: its index in ``arena``.
         May overwrite ``qkv``.
         """
         ...
@@ -123,19 +125,21 @@ class Kernels(Protocol):
         typical: Typical | None = None,
         candidates: int | None = None,
     ) -> Tensor:
-        """Draw one token id per row, int64 ``[rows]``: see `sampling.sample`, whose draw it is everywhere."""
+        """Sample one token id per row, int64 ``[rows]``; every backend samples as `sampling.sample` does."""
         ...
 
     def penalize(
         self, logits: Tensor, said: Said, repetition: Tensor, frequency: Tensor, presence: Tensor
     ) -> None:
-        """Make likelier or less likely, in place, what was said: see `penalties.penalize`."""
+        """Apply penalties for earlier tokens to logits, in place: see `penalties.penalize`."""
         ...
 
     def allow(self, logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-        """Set to -inf, in place, what a grammar does not allow: see `penalties.allow`."""
+        """Set logits that a grammar does not allow to -inf, in place: see `penalties.allow`."""
         ...
 
     def log_probabilities(self, logits: Tensor, ids: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of ``ids``, and ids and those of the ``most`` likeliest: see `scoring.log_probabilities`."""
+        """The log probability of each of ``ids``, and the ``most`` likeliest: see
+        `sampling.log_probabilities`.
+        """
         ...

@@ -1,3 +1,3 @@
-"""The names by which a backend can be asked for. No torch: settings know them."""
+"""The names of the backends, as settings have them. Imports no torch."""
 
 BACKENDS = ("auto", "reference", "cpu", "triton", "triton-invariant")

@@ -19,7 +19,7 @@ import threading
 from ..kvstore.system_limits import NAMED, errno_of, explained
 from .errors import EngineStarved, LinkClosed, RuntimeFault
 from .link.crash_report import CrashReport
-from .link.engine_end import LoadedEngine, Progress, serve
+from .link.engine_end import LoadedEngine, LoadProgress, serve
 from .link.heartbeat import Liveness
 from .link.messages import Fatal, frame, receive_one
 from .settings import EngineSettings
@@ -63,7 +63,7 @@ def _serve(sock: socket.socket, liveness: Liveness, memory: int | None, disk: in
             sock.sendall(frame(Fatal(fault.code, fault.message)))
         raise
 
-    def load(progress: Progress, liveness: Liveness) -> LoadedEngine:
+    def load(progress: LoadProgress, liveness: Liveness) -> LoadedEngine:
         try:
             from .build import load_engine  # imports torch, while the link thread sends heartbeats
 

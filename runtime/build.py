@@ -35,7 +35,7 @@ from .kv_placement.sizing import (
     refusal,
 )
 from .kv_placement.tier_setup import costs_file, disk_tier, host_bytes, host_memory, host_tier
-from .link.engine_end import LoadedEngine, Progress
+from .link.engine_end import LoadedEngine, LoadProgress
 from .link.heartbeat import LOAD_STALL, Liveness
 from .link.messages import Hello, Phase
 from .model.config import read_defaults
@@ -48,7 +48,7 @@ KVGroups: TypeAlias = tuple[KVGroup, ...]
 
 def load_engine(
     settings: EngineSettings,
-    progress: Progress,
+    progress: LoadProgress,
     liveness: Liveness,
     memory: int | None = None,
     disk_socket: int | None = None,

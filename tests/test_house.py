@@ -77,8 +77,8 @@ INSIDE = {
     ],
     "runtime": [
         ["errors", "stats", "link.messages"],
-        ["tokens", "scheduler.sampling_limits", "grammar.matcher", "grammar.limits", "grammar.llguidance"],
-        ["model", "plan", "link.codec", "link.crash_report", "link.heartbeat"],
+        ["tokens", "model", "grammar.matcher", "grammar.limits", "grammar.llguidance"],
+        ["plan", "link.codec", "link.crash_report", "link.heartbeat"],
         ["settings", "sequence", "link.engine_end"],
         ["kv_placement", "execution", "grammar.queue"],
         ["scheduler"],

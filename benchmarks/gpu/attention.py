@@ -9,12 +9,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ...kernels.batch import Families, lay_out_families
 from ...kernels.gpu.decode import decode_attention
 from ...kernels.gpu.extend import extend_attention
 from ...kernels.gpu.prefix import prefix_attention
 from ...kernels.interface import Attention
 from ...kernels.reference.attention import extend_attention as reference
-from ...kernels.shared_prefix import Families, lay_out_families
 from . import peers
 from .measure import Bench, Figure, compared, figure, median_us, note, of_copy_rate, reason
 from .paging import LAYERS, Heads, Paged, paged

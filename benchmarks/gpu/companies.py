@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels.batch import PagedBatch
-from ...kernels.gpu import products, stretches
+from ...kernels.gpu import invariant_kernels
 from ...kernels.gpu.decode import decode_attention
 from ...kernels.gpu.extend import extend_attention
 from ...kernels.interface import Attention
@@ -48,7 +48,7 @@ def invariant(bench: Bench) -> list[Figure]:
     everyone = [lambda: decode_attention(made.query, made.arena, 0, made.batch, how)]
     fixed = [lambda: decode_attention(made.query, made.arena, 0, made.batch, how, stretch=STRETCH)]
     cost = median_us(bench, fixed) / median_us(bench, everyone)
-    whole = [lambda: stretches.extend_attention(made.query, made.arena, 0, made.batch, how)]
+    whole = [lambda: invariant_kernels.extend_attention(made.query, made.arena, 0, made.batch, how)]
     own = median_us(bench, whole) / median_us(bench, everyone)
     return [
         *lines,
@@ -63,16 +63,16 @@ def _products(bench: Bench, companies: int) -> list[Figure]:
     random = np.random.default_rng(1)
     x = torch.randn(512, width, device=bench.device, dtype=QWEN_8B.dtype)
     weight = torch.randn(outs, width, device=bench.device, dtype=QWEN_8B.dtype)
-    alone = products.linear(x[:1], weight)[0]
+    alone = invariant_kernels.linear(x[:1], weight)[0]
     equal = 0
     for _ in range(companies):
         some = x[torch.from_numpy(random.permutation(511)[: random.integers(1, bench.size(500, 8))] + 1)]
         place = int(random.integers(0, len(some) + 1))
         company = torch.cat((some[:place], x[:1], some[place:]))
-        equal += int(torch.equal(products.linear(company, weight)[place], alone))
+        equal += int(torch.equal(invariant_kernels.linear(company, weight)[place], alone))
     lines = [figure("product, companies with equal bits", equal, f"of {companies}", companies)]
     for rows in (1, 64, 512):
-        ours = median_us(bench, [partial(products.linear, x[:rows], weight)])
+        ours = median_us(bench, [partial(invariant_kernels.linear, x[:rows], weight)])
         theirs = median_us(bench, [partial(F.linear, x[:rows], weight)])
         lines.append(figure(f"product of {rows} rows against cuBLAS", ours / theirs, "x", better="lower"))
     return lines

@@ -6,7 +6,8 @@ from functools import partial
 
 import torch
 
-from ...kernels.gpu import draw, rowwise, store
+from ...kernels.gpu import rowwise, store
+from ...kernels.gpu.sampling import sample
 from ...kernels.interface import HeadNorm
 from ...kernels.reference import sampling
 from .measure import Bench, Figure, figure, median_us, of_copy_rate
@@ -76,7 +77,7 @@ def draws(bench: Bench) -> list[Figure]:
         ("no limits", 0, 1.0, 0, None),
     ):
         numbers = (ones, whole * 0 + k, ones * p, whole, whole)
-        ours = [partial(draw.sample, one, *numbers, candidates=candidates) for one in sets]
+        ours = [partial(sample, one, *numbers, candidates=candidates) for one in sets]
         theirs = [partial(sampling.sample, one, *numbers, candidates=candidates) for one in sets]
         same = sum(int((one() == other()).sum()) for one, other in zip(ours, theirs, strict=True))
         lines.append(figure(f"draw {name}, equal to the reference", same, "rows", COPIES * count))

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from ...kernels.gpu import configurations, products, rowwise, stretches
+from ...kernels.batch import lay_out_families
+from ...kernels.gpu import configurations, invariant_kernels, rowwise
 from ...kernels.gpu.decode import decode_attention
 from ...kernels.gpu.extend import extend_attention
 from ...kernels.gpu.prefix import prefix_attention
 from ...kernels.interface import Attention
-from ...kernels.shared_prefix import lay_out_families
 from .attention import calls
 from .measure import Bench, Figure, Work, figure, median_us, note, reason
 from .paging import Heads, paged
@@ -97,14 +97,14 @@ def _workloads(bench: Bench) -> Iterator[tuple[str, int, Callable[[], list[Work]
         for kernel, call, made in (
             ("decode", decode_attention, many),
             ("extend", extend_attention, chunk),
-            ("stretch", stretches.extend_attention, chunk),
+            ("stretch", invariant_kernels.extend_attention, chunk),
             ("prefix", partial(prefix_attention, families=families), branches),
         ):
             yield kernel, dim, partial(calls, call, made, how)
     width = bench.size(4096, 64)
     x = torch.randn(512, width, device=bench.device, dtype=dtype)
     weight = torch.randn(2 * width, width, device=bench.device, dtype=dtype)
-    yield "product", 1, lambda: [partial(products.linear, x, weight)]
+    yield "product", 1, lambda: [partial(invariant_kernels.linear, x, weight)]
     yield "norm", 4096, lambda: [partial(rowwise.add_norm, x, x, weight[0], 1e-6)]
 
 

@@ -1,7 +1,6 @@
-"""The CPU backend as the decoder gets it: `interface.Kernels` over numba's loops.
+"""The CPU backend: `interface.Kernels` over numba's loops.
 
-Takes addresses out of tensors and says how much work there is; computes nothing itself. What it has no loop
-for goes to the reference.
+It passes the loops addresses of tensors and a number of parts. Operations without a loop go to the reference.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ from ..interface import Attention, HeadNorm
 from ..reference import backend
 from ..reference.backend import copy_blocks
 from ..reference.penalties import allow, penalize
-from ..reference.sampling import sample
-from ..reference.scoring import log_probabilities
-from . import copying, decoding, elementwise, prefilling, rotation, widening
+from ..reference.sampling import log_probabilities, sample
+from . import copying, decode, elementwise, prefill
+from .batch import CpuBatch, lay_out
 from .compiling import parts_for
 from .elements import TAGS
-from .layout import CpuBatch, lay_out
-from .linear import linear as _linear
+from .linear import few_rows, many_rows
 
 __all__ = [
     "add_norm",
@@ -41,17 +39,17 @@ __all__ = [
 ]
 
 FEW_ROWS = 32
-"""Up to so many rows a product is ours; with more, torch's is faster."""
+"""Up to this many rows our own product is used; with more, torch's is faster."""
 
 PRODUCTS, NUMBERS, PAIRS, BYTES = 1 << 17, 1 << 14, 1 << 15, 1 << 19
-"""The least a thread is worth waking for: products of a matrix, numbers of a row-wise loop, numbers of keys
-and values times the queries that read them, and bytes copied."""
+"""The least work for which another thread is used: multiplications of a matrix product, numbers of a row-wise
+loop, numbers of K and V times the queries that read them, bytes to copy."""
 
 _KINDS = {"silu": elementwise.SILU, "gelu_tanh": elementwise.GELU_TANH}
 
 
 def copy_pieces(source: Tensor, target: Tensor, pieces: NDArray[np.int64], size: int) -> None:
-    """Pieces of ``source`` to ``target``, by all threads at once: see `interface.Kernels`."""
+    """Copy pieces of ``source`` to ``target`` with all threads: see `interface.Kernels`."""
     parts = min(parts_for(len(pieces) * size, BYTES), len(pieces))
     copying.copy(parts, source.data_ptr(), target.data_ptr(), np.ascontiguousarray(pieces), size)
 
@@ -60,12 +58,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias``: ``[tokens, k]``, ``[n, k]``, ``[n]``."""
     rows, k = x.shape
     if rows > FEW_ROWS:
-        return widening.linear(x, weight, bias)
+        return many_rows(x, weight, bias)
     n = weight.shape[0]
     out = x.new_empty((rows, n))
     at = 0 if bias is None else bias.data_ptr()
     parts = parts_for(rows * n * k, PRODUCTS)
-    _linear(parts, x.data_ptr(), weight.data_ptr(), at, out.data_ptr(), rows, n, k, TAGS[x.dtype])
+    few_rows(parts, x.data_ptr(), weight.data_ptr(), at, out.data_ptr(), rows, n, k, TAGS[x.dtype])
     return out
 
 
@@ -83,7 +81,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum, which takes the place of ``residual``, and its RMSNorm, which takes that of ``x``."""
+    """The sum, written over ``residual``, and its RMSNorm, written over ``x``."""
     width = x.shape[-1]
     elementwise.norm(
         parts_for(x.numel(), NUMBERS),
@@ -115,11 +113,11 @@ def rotate_and_store(
     query = qkv.new_empty((tokens, q_heads, dim))
     cos, sin = angles
     layer_size = sides * kv_heads * block_tokens * dim
-    kind, weight, eps = rotation.NO_NORM, 0, 0.0
+    kind, weight, eps = elementwise.NO_NORM, 0, 0.0
     if norm is not None:
-        kind = rotation.WHOLE if norm.whole else rotation.PER_HEAD
+        kind = elementwise.WHOLE if norm.whole else elementwise.PER_HEAD
         weight, eps = norm.weight.data_ptr(), norm.eps
-    rotation.rotate_and_store(
+    elementwise.rotate_and_store(
         parts_for(qkv.numel(), NUMBERS),
         tokens,
         slots.data_ptr(),
@@ -161,10 +159,10 @@ def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch,
     if batch.singles.size:
         seen = min(batch.longest, how.window or batch.longest)
         parts = parts_for(batch.singles.size * seen * query.shape[1] * dim, PAIRS)
-        decoding.attend_singles(parts, batch.singles, batch.longest, *places)
+        decode.attend_singles(parts, batch.singles, batch.longest, *places)
     if batch.chunks.size:
         parts = parts_for(query.numel() * batch.tables.shape[1] * block_tokens, PAIRS)
-        prefilling.attend_chunks(parts, batch.chunks, batch.most, *places)
+        prefill.attend_chunks(parts, batch.chunks, batch.most, *places)
     return out
 
 

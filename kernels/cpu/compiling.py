@@ -1,7 +1,4 @@
-"""How our loops are compiled: once per element type, kept on disk, on torch's own pool of threads.
-
-Knows numba; nothing of what the loops compute.
-"""
+"""How the loops are compiled: once per element type, cached on disk, running on torch's own thread pool."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
-# Torch first: it brings its libgomp into the global scope, where numba's pool then finds it too. So both
-# compute on one pool, and neither's waiting threads spin on the cores that the other needs.
+# Import torch first: it loads its libgomp into the global scope, where numba finds it. So both use one pool of
+# threads, and waiting threads of one do not spin on the cores that the other needs.
 import torch
 from numba import config, njit, set_num_threads
 
@@ -33,13 +30,15 @@ __all__ = [
 ]
 
 LAYER = "omp"
-"""Numba's threading layer: the default one aborts under concurrent calls, tbb has a pool of its own."""
+"""Numba's threading layer: the default one aborts under concurrent calls, and tbb has its own pool."""
 
 FAST = {"reassoc", "contract", "nsz", "arcp"}
-"""Liberties with sums and products; not those that would let NaN or infinity be anything else."""
+"""Relaxations of floating point: sums and products may be reordered, but NaN and infinity keep their
+meaning.
+"""
 
 LEFT = ("libllvmlite", "libtorch_cpu", "libtorch_python")
-"""Libraries whose code is mostly for starting: compiling, and registering thousands of operators."""
+"""Libraries with much code that only a start runs: compiling, and registering thousands of operators."""
 
 log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -47,10 +46,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @cache
 def cache_folder() -> str | None:
-    """Where machine code is kept: beside the package, else in the user's cache; None where neither can be.
+    """The folder of the compiled code: beside the package, else in the user's cache; None if neither can be
+    written.
 
-    Named after all our sources: numba itself looks only at the file that a function stands in, and would go
-    on using what it inlined from another that has changed since.
+    Its name is a digest of all sources of this package. Numba checks only the file of a function, and would
+    go on using code that it inlined from another file that has changed.
     """
     here = Path(__file__).resolve().parent
     digest = blake2b(digest_size=8)
@@ -69,7 +69,7 @@ def cache_folder() -> str | None:
 
 
 def compiled(function: Function, **options: Any) -> Function:
-    """A kernel that Python calls: machine code on disk, the interpreter lock released."""
+    """Compile a kernel that Python calls: cached on disk, without the interpreter lock."""
     folder, before = cache_folder(), config.CACHE_DIR
     config.CACHE_DIR = folder or before
     try:
@@ -82,13 +82,13 @@ def compiled(function: Function, **options: Any) -> Function:
 
 
 def inlined(function: Function) -> Function:
-    """A loop that kernels call; compiled into them."""
+    """Compile a function that kernels inline."""
     made: Function = njit(nogil=True, error_model="numpy", fastmath=FAST)(function)
     return made
 
 
 def in_order(function: Function) -> Function:
-    """The same without liberties with the order of sums; numba grants them by function, to IR of ours too."""
+    """As `inlined`, but sums keep their order. Numba sets this per function, also for LLVM IR of our own."""
     made: Function = njit(nogil=True, error_model="numpy", fastmath={"contract"})(function)
     return made
 
@@ -96,7 +96,7 @@ def in_order(function: Function) -> Function:
 def join_torch() -> None:
     """Let numba use as many threads as torch does in this thread.
 
-    Numba's start sets OpenMP's own number, which is torch's too now: it is put back.
+    Numba's start sets OpenMP's thread number, which is torch's too, so it is set back.
     """
     threads = torch.get_num_threads()
     config.THREADING_LAYER = LAYER
@@ -105,13 +105,13 @@ def join_torch() -> None:
 
 
 def leave_compiler() -> None:
-    """Give back the pages of code that only a start needs: the compiler's, 60 MB, and torch's, some 30 MB.
+    """Give back the pages of code that only a start needs: 60 MB of the compiler, some 30 MB of torch.
 
-    They are mapped from their files, unwritten, and come back from there, one by one, where they are called.
+    They are unmodified pages of mapped files, and are read again page by page if they are called.
     """
     try:
         maps = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:  # not on Linux: they stay
+    except OSError:  # not on Linux: the pages stay
         return
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -119,11 +119,11 @@ def leave_compiler() -> None:
         place, rights, *_ = line.split()
         if rights == "r-xp" and any(
             library in line for library in LEFT
-        ):  # others hold what the loader has written
+        ):  # other mappings hold data that the loader has written
             first, last = (int(address, 16) for address in place.split("-"))
             advise(first, last - first, mmap.MADV_DONTNEED)
 
 
 def parts_for(work: int, grain: int) -> int:
-    """Into how many parts to cut ``work`` (of any unit), none smaller than ``grain``; at least one."""
+    """How many parts to cut ``work`` (of any unit) into, none smaller than ``grain``; at least one."""
     return max(1, min(torch.get_num_threads(), work // grain))

@@ -1,4 +1,4 @@
-"""Pieces of memory copied, shared out over the threads. Knows addresses and sizes; not what lies there."""
+"""Copies pieces of memory with all threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .compiling import compiled, inlined
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _memcpy(typing: Any, target: Any, source: Any, size: Any) -> Any:
-    """The C library's: it knows each processor's way to write without reading first, a loop does not."""
+    """The C library's memcpy, which writes without reading first where the processor can; a loop does not."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         cells = ir.IntType(8).as_pointer()
@@ -32,7 +32,9 @@ def _copy_some(low: int, high: int, source: int, target: int, pieces: Any, size:
 
 
 def _copy(parts: int, source: int, target: int, pieces: Any, size: int) -> None:
-    """``size`` bytes from each ``pieces[:, 0]`` on to ``pieces[:, 1]``, counted from the addresses."""
+    """Copy ``size`` bytes from each offset ``pieces[:, 0]`` to ``pieces[:, 1]``, counted from the two
+    addresses.
+    """
     count = len(pieces)
     if parts == 1:
         _copy_some(0, count, source, target, pieces, size)

@@ -1,11 +1,11 @@
-"""Each computing thread on a core of its own.
+"""Binds each computing thread to its own core. Linux.
 
-A loop is done when its slowest part is. Whenever another process runs for a moment, the kernel puts two
-computing threads on one core, and leaves them there for 10 to 30 ms while a core idles: measured beside a
-server's own gateway, on two cores, one step in twenty took three times as long. Where there are as many threads
-as cores none is better off elsewhere, so each stays. Two of them, no more: of a larger pool GNU's OpenMP ends
-the threads that a loop does not need, and those that it makes for the next would begin, and stay, on the core
-of the one that makes them. Knows threads and processors, not what is computed. Linux.
+A loop ends when its slowest part does. When another process runs for a moment, the kernel puts two computing
+threads on one core and leaves them there for 10 to 30 ms while a core idles: measured beside a server's own
+gateway on two cores, one step in twenty took three times as long. With as many threads as cores no thread is
+better off elsewhere, so each is bound. Only two are: GNU's OpenMP ends the threads of a larger pool that a
+loop does not need, and the ones it starts later would begin, and stay, on the core of the thread that starts
+them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from numba import prange, types
 from .compiling import compiled
 
 OPERATORS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
-"""Variables by which OpenMP is told where threads run: who sets one has decided."""
+"""Variables with which an operator tells OpenMP where threads run."""
 
 POOL = 2
-"""Threads that are bound."""
+"""How many threads are bound."""
 
 log = logging.getLogger(__name__)
 _gettid: Any = types.ExternalFunction("gettid", types.int32())
@@ -41,18 +41,18 @@ _named = compiled(_name, parallel=True)
 
 
 def computing(count: int) -> list[int]:
-    """The system's numbers of ``count`` threads that compute for this one, itself the first."""
+    """The system's ids of the ``count`` threads that compute for this one, itself first."""
     threads = np.zeros(count, dtype=np.int32)
     _named(count, threads)
     return threads.tolist()
 
 
 def bind() -> int:
-    """Bind the threads that compute for this one, itself among them; how many, 0 where they are left alone.
+    """Bind the threads that compute for this one, and itself; returns how many, 0 if they are left alone.
 
-    They are where an operator has said so (`OPERATORS`), where there are not `POOL` of them, and where cores
-    are more or fewer: nobody knows then which ones others leave free. A thread that this one makes later begins
-    on its core (`kvstore.system_limits.roam`).
+    They are left alone if an operator has set one of `OPERATORS`, if they are not `POOL`, and if there are
+    more or fewer cores, as then it is not known which cores stay free. A thread that this one starts later
+    begins on its core (`kvstore.system_limits.roam`).
     """
     if not hasattr(os, "sched_setaffinity") or any(name in os.environ for name in OPERATORS):
         return 0
@@ -61,7 +61,7 @@ def bind() -> int:
     if len(places) != POOL:
         return 0
     threads = computing(POOL)
-    if os.getpid() % POOL:  # of two engines the threads that do more than compute are not on one core
+    if os.getpid() % POOL:  # so that the main threads of two engines are likely on two cores
         places.reverse()
     bound: list[int] = []
     try:
@@ -76,7 +76,7 @@ def bind() -> int:
 
 
 def _siblings(processor: int) -> set[int]:
-    """The logical processors of its core; itself alone where nobody says."""
+    """The logical processors of a processor's core; only itself if not known."""
     path = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/core_cpus_list")
     try:
         return set(_listed(path.read_text()))
@@ -87,8 +87,10 @@ def _siblings(processor: int) -> set[int]:
 def places_for(
     threads: int, allowed: Iterable[int], siblings: Callable[[int], set[int]] = _siblings
 ) -> list[set[int]]:
-    """For each thread the logical processors it may run on, no two in common: one core, or one of them where
-    there are as many threads as those. Empty where there is no such division of the ``allowed`` ones.
+    """For each thread the logical processors it may run on, without overlap: one core, or one logical
+    processor.
+
+    Empty if the ``allowed`` processors cannot be divided so.
     """
     processors = sorted(allowed)
     cores: dict[frozenset[int], set[int]] = {}

@@ -1,7 +1,7 @@
-"""Elements and vectors as the loops see them: typed pointers, fp32 inside, one type's bits outside.
+"""Elements as the loops see them: typed pointers, fp32 inside, the stored type outside.
 
-bfloat16 travels as ``uint16``, float16 as ``int16``, float32 as itself. It writes LLVM IR for
-single numbers; `tiles` does for vectors.
+bfloat16 is handled as ``uint16``, float16 as ``int16``, float32 as itself. The functions here write LLVM IR
+for single numbers; those of `vectors` and `products` for vectors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TAGS: dict[torch.dtype, Any] = {
     torch.bfloat16: np.uint16(0),
     torch.float16: np.int16(0),
 }
-"""A number of the type that stands for a dtype: what a kernel is compiled for."""
+"""For each dtype a number of the type that represents it in compiled code."""
 
 Pointer: TypeAlias = Any
 """In compiled code: the address of elements of one type, indexed like an array."""
@@ -40,7 +40,7 @@ def pointer(typing: Any, address: Any, tag: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def offset(typing: Any, base: Any, numbers: Any) -> Any:
-    """The pointer so many ``numbers`` behind ``base``."""
+    """The pointer ``numbers`` elements behind ``base``."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.gep(args[0], [args[1]])
@@ -50,7 +50,7 @@ def offset(typing: Any, base: Any, numbers: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def memory(typing: Any, array: Any) -> Any:
-    """Where a contiguous array begins."""
+    """The pointer to a contiguous array's first element."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return context.make_array(array)(context, builder, args[0]).data
@@ -60,7 +60,7 @@ def memory(typing: Any, array: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def address_of(typing: Any, place: Any) -> Any:
-    """What `pointer` was given: the address, int64."""
+    """The inverse of `pointer`: the address, int64."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ptrtoint(args[0], ir.IntType(64))
@@ -96,14 +96,14 @@ def _fetch_line(typing: Any, place: Any) -> Any:
 
 @njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def fetch(place: Any, count: Any) -> None:
-    """Have so many elements brought near: they will be read soon."""
+    """Prefetch ``count`` elements."""
     for i in range(0, count, _per_line(place)):
         _fetch_line(offset(place, i))
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def widen(typing: Any, bits: Any) -> Any:
-    """An element as fp32."""
+    """Convert an element to fp32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if bits == types.float32:
@@ -118,7 +118,7 @@ def widen(typing: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def narrow(typing: Any, number: Any, tag: Any) -> Any:
-    """fp32 as an element of ``tag``'s type, rounded to nearest even; NaN stays NaN."""
+    """Convert fp32 to an element of ``tag``'s type, rounded to nearest even; NaN stays NaN."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if tag == types.float32:
@@ -147,7 +147,7 @@ def bits_of(typing: Any, number: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def float_of(typing: Any, bits: Any) -> Any:
-    """The fp32 number of such bits."""
+    """The fp32 number with these bits."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.FloatType())
@@ -166,8 +166,8 @@ _LEAST, _MOST = np.float32(-87.0), np.float32(88.0)
 def exp(x: Any) -> Any:
     """``e^x`` in fp32 within two units in the last place; 0 below -87, e^88 above 88, NaN for NaN.
 
-    Free of calls and branches, so that loops over it become vector code; its sums must stay in their order,
-    whatever liberties the caller takes. Source: Cephes' ``expf``.
+    It has no calls and branches, so that loops over it are vectorised. Its sums keep their order whatever the
+    caller's settings are. Source: Cephes' ``expf``.
     """
     bounded = _MOST if x > _MOST else x
     shifted = bounded * _LOG2_E + _SHIFT

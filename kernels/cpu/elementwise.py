@@ -1,11 +1,15 @@
-"""Norms and gated activations, row by row. Knows pointers and sizes."""
+"""Loops over rows: norms, gated activations, and the rotation that stores K and V.
+
+The rotation norms and rotates queries and keys and stores keys and values in one pass over the projection's
+output. The arena's layout is ``[block, layer, k|v, head, slot, dim]``.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from numba import prange
+from numba import prange, types
 
 from .compiling import compiled, inlined
 from .elements import Pointer, exp, narrow, pointer, tanh, widen
@@ -16,7 +20,7 @@ SILU, GELU_TANH = 0, 1
 @inlined
 def _norm_line(x: Pointer, residual: Pointer, added: bool, at: int, width: int, weight: Pointer, eps: float,
                line: Any, total: Pointer, out: Pointer, tag: Any) -> None:  # fmt: skip
-    """One row: its sum with the residual where there is one, then the norm of the sum as it is stored."""
+    """One row: its sum with the residual, if there is one, then the norm of the sum as it is stored."""
     squares = np.float32(0)
     if added:
         for i in range(width):
@@ -47,7 +51,9 @@ def _norm(
     parts: int, x_at: int, residual_at: int, weight_at: int, total_at: int, out_at: int,
     rows: int, width: int, eps: float, tag: Any,
 ) -> None:  # fmt: skip
-    """RMSNorm of ``[rows, width]``; with a residual (address not 0) of the sum, which goes to ``total``."""
+    """RMSNorm of ``[rows, width]``; with a residual (address not 0) of the sum, which is written to
+    ``total``.
+    """
     x, residual, weight = pointer(x_at, tag), pointer(residual_at, tag), pointer(weight_at, tag)
     total, out = pointer(total_at, tag), pointer(out_at, tag)
     added = residual_at != 0
@@ -87,3 +93,95 @@ def _gated(parts: int, gate_up_at: int, out_at: int, rows: int, width: int, kind
 
 norm = compiled(_norm, parallel=True)
 gated = compiled(_gated, parallel=True)
+
+
+# --- rotation -----------------------------------------------------------------------------------------------
+
+NO_NORM, PER_HEAD, WHOLE = 0, 1, 2
+
+
+@inlined
+def _factor(x: Pointer, at: int, count: int, eps: float) -> Any:
+    """One over the root of the mean square of ``count`` numbers."""
+    squares = np.float32(0)
+    for i in range(count):
+        number = widen(x[at + i])
+        squares += number * number
+    return np.float32(1) / np.sqrt(squares / np.float32(count) + np.float32(eps))
+
+
+@inlined
+def _turn(line: Any, dim: int, cos: Pointer, sin: Pointer, at: int, turning: int, out: Pointer, to: int,
+          tag: Any) -> None:  # fmt: skip
+    """Rotate the first ``turning`` numbers of a head, in pairs (i, i + turning / 2); the others stay."""
+    half = turning // 2
+    for i in range(half):
+        first, second = line[i], line[half + i]
+        out[to + i] = narrow(first * widen(cos[at + i]) - second * widen(sin[at + i]), tag)
+        out[to + half + i] = narrow(
+            second * widen(cos[at + half + i]) + first * widen(sin[at + half + i]), tag
+        )
+    for i in range(turning, dim):
+        out[to + i] = narrow(line[i], tag)
+
+
+@inlined
+def _token(token: int, slot: int, qkv: Pointer, weight: Pointer, kind: int, eps: float, cos: Pointer,
+           sin: Pointer, arena: Pointer, query: Pointer, shape: Any, line: Any, tag: Any) -> None:  # fmt: skip
+    q_heads, kv_heads, dim, turning, slots, block_size, layer_at = shape
+    start = token * (q_heads + 2 * kv_heads) * dim
+    tile = slots * dim
+    into = slot // slots * block_size + layer_at + slot % slots * dim
+    factor = np.float32(1)
+    for head in range(q_heads + kv_heads):
+        at = start + head * dim
+        if kind == WHOLE and head == 0:
+            factor = _factor(qkv, at, q_heads * dim, eps)
+        elif kind == WHOLE and head == q_heads:
+            factor = _factor(qkv, at, kv_heads * dim, eps)
+        elif kind == PER_HEAD:
+            factor = _factor(qkv, at, dim, eps)
+        if kind == NO_NORM:
+            for i in range(dim):
+                line[i] = widen(qkv[at + i])
+        else:
+            for i in range(dim):
+                line[i] = widen(qkv[at + i]) * factor * widen(weight[head * dim + i])
+        if head < q_heads:
+            to = (token * q_heads + head) * dim
+            _turn(line, dim, cos, sin, token * turning, turning, query, to, tag)
+        else:
+            _turn(line, dim, cos, sin, token * turning, turning, arena, into + (head - q_heads) * tile, tag)
+    values = start + (q_heads + kv_heads) * dim
+    for head in range(kv_heads):
+        to = into + (kv_heads + head) * tile
+        for i in range(dim):
+            arena[to + i] = qkv[values + head * dim + i]
+
+
+@inlined
+def _tokens(low: int, high: int, slots: Pointer, qkv: Pointer, weight: Pointer, kind: int, eps: float,
+            cos: Pointer, sin: Pointer, arena: Pointer, query: Pointer, shape: Any,
+            tag: Any) -> None:  # fmt: skip
+    line = np.empty(shape[2], np.float32)
+    for token in range(low, high):
+        _token(token, slots[token], qkv, weight, kind, eps, cos, sin, arena, query, shape, line, tag)
+
+
+def _rotate_and_store(
+    parts: int, tokens: int, slots_at: int, qkv_at: int, weight_at: int, kind: int, eps: float,
+    cos_at: int, sin_at: int, arena_at: int, query_at: int, shape: Any, tag: Any,
+) -> None:  # fmt: skip
+    """``shape``: q_heads, kv_heads, head_dim, rotary_dim, block_tokens, block and layer offset in numbers."""
+    slots, qkv = pointer(slots_at, types.int64(0)), pointer(qkv_at, tag)
+    weight, cos, sin = pointer(weight_at, tag), pointer(cos_at, tag), pointer(sin_at, tag)
+    arena, query = pointer(arena_at, tag), pointer(query_at, tag)
+    if parts == 1:
+        _tokens(0, tokens, slots, qkv, weight, kind, eps, cos, sin, arena, query, shape, tag)
+    else:
+        for part in prange(parts):
+            low, high = tokens * part // parts, tokens * (part + 1) // parts
+            _tokens(low, high, slots, qkv, weight, kind, eps, cos, sin, arena, query, shape, tag)
+
+
+rotate_and_store = compiled(_rotate_and_store, parallel=True)

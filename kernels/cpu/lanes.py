@@ -1,24 +1,24 @@
 """Attention with a query in each lane of a vector: packing, products and softmax in LLVM IR.
 
-Scores stand as ``[position, query]``, weighted values as ``[dim, query]``: numbers of K and V are spread over
-all lanes, queries and shares are read as vectors, and nothing is ever summed across lanes. So a query's
-numbers depend on its own lane alone, and neither K nor V is transposed.
+Scores are stored as ``[position, query]``, weighted values as ``[dim, query]``: numbers of K and V are spread
+over all lanes, queries and exponentials ("shares") are read as vectors, and nothing is summed across lanes.
+So a query's numbers depend on its own lane only, and neither K nor V is transposed.
 
-The unit of depth is a **word** of 32 bits: one number of fp32, or two neighbouring ones of bfloat16 where the
-processor multiplies these as they are (``vdpbf16ps``: exact products, fp32 sums); shares are then rounded
-to bfloat16, and their sum is taken before. A **column** is ``LANES`` queries. Sources: Dao et al.,
-"FlashAttention" (2022) for the running softmax; Goto and van de Geijn, "Anatomy of High-Performance Matrix
-Multiplication" (2008) for tiles of sums in registers.
+The unit of depth is a **word** of 32 bits: one number of fp32, or two neighbouring ones of bfloat16 if the
+processor multiplies these directly (``vdpbf16ps``: exact products, fp32 sums); shares are then rounded to
+bfloat16 after they are summed. A **column** is ``LANES`` queries. Sources: Dao et al., "FlashAttention"
+(2022) for the running softmax; Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
+(2008) for tiles of sums in registers.
 
-    keys     [dim words / LANES, TILE, LANES]        words: LANES of them of each position, position by position
+keys     [dim words / LANES, TILE, LANES]        words: LANES of them of each position, position by position
     values   [TILE in words, dims]                   words: of neighbouring positions
     queries  [column, dim words, LANES]              words
     scores   [column, TILE, LANES]                   fp32
     shares   [column, TILE in words, LANES]          words
     sums     [column, dims, LANES]                   fp32
-    state    [column, 2, LANES]                      fp32: the greatest score so far times log2 e; sum of shares
+state    [column, 2, LANES]                      fp32: the greatest score so far times log2 e; sum of shares
 
-Memory comes as pointers to fp32, words among it too. Knows no arena and no batch.
+All memory is passed as pointers to fp32, also for words.
 """
 
 from __future__ import annotations
@@ -52,14 +52,16 @@ from .vectors import (
 )
 
 TILE = 64
-"""Positions of a tile of K and V."""
+"""Positions in a tile of K and V."""
 
 HEIGHTS = {1: 16, 2: 8} if has_wide_registers() else {1: 4, 2: 2}
-"""By the columns of a product's tile its rows, so that their sums stay in registers; divisors of `TILE`."""
+"""For each number of columns of a product's tile its rows, so that the sums stay in registers; divisors of
+`TILE`.
+"""
 
 UNSEEN = float("-inf")
 LOWEST = -1e30
-"""The score of a position that a query does not see; what the greatest score is before there is one."""
+"""The score of a position that a query does not see, and the greatest score before the first."""
 
 
 def in_pairs(kind: Any) -> bool:
@@ -79,7 +81,7 @@ def per_word(typing: Any, tag: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def pack_line(typing: Any, elements: Any, into: Any) -> Any:
-    """``LANES`` words of neighbouring ``elements``."""
+    """Pack ``LANES`` words of neighbouring ``elements``."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = elements.dtype
@@ -92,11 +94,11 @@ def pack_line(typing: Any, elements: Any, into: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def pack_lines(typing: Any, first: Any, second: Any, into: Any) -> Any:
-    """``LANES`` words, each of an element of ``first`` and, if words hold two, the one of ``second`` there."""
+    """Pack ``LANES`` words: an element of ``first``, and the same of ``second`` if words hold two."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind, words = first.dtype, load(builder, first.dtype, args[0])
-        if in_pairs(kind):  # widened numbers have theirs in the upper half
+        if in_pairs(kind):  # bfloat16 is the upper half of fp32
             low = builder.lshr(builder.bitcast(words, WORDS), constant(16, WORDS))
             words = builder.or_(low, builder.bitcast(load(builder, kind, args[1]), WORDS))
         store(builder, words, args[2])
@@ -106,12 +108,13 @@ def pack_lines(typing: Any, first: Any, second: Any, into: Any) -> Any:
 
 
 def product(columns: int, *, run: int, apart: int, fresh: bool) -> Any:
-    """An intrinsic: ``into[row, lane] (+)= sum over steps of left[step, row] * right[step, lane]``.
+    """Make an intrinsic: ``into[row, lane] (+)= sum over steps of left[step, row] * right[step, lane]``.
 
-    For `HEIGHTS` rows and ``columns`` columns. Words of ``left`` that one row takes at ``run`` steps stand side
-    by side; then it takes them ``left_line`` words further on. Rows are ``apart`` words apart. ``fresh``: what
-    stands in ``into`` does not count. The arguments: a number of the element type, ``left``, ``left_line``,
-    ``right``, ``right_column`` (words from column to column), ``steps``, ``into``, ``into_column``.
+    It is for `HEIGHTS` rows and ``columns`` columns. A row's words of ``left`` for ``run`` steps are
+    adjacent; those for the next steps are ``left_line`` words further on. Rows are ``apart`` words apart.
+    ``fresh``: overwrite ``into`` instead of adding. Arguments of the intrinsic: a number of the element type,
+    ``left``, ``left_line``, ``right``, ``right_column`` (words from column to column), ``steps``, ``into``,
+    ``into_column``.
     """
     rows = HEIGHTS[columns]
 
@@ -150,9 +153,9 @@ def product(columns: int, *, run: int, apart: int, fresh: bool) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def hide(typing: Any, scores: Any, first: Any, oldest: Any, newest: Any) -> Any:
-    """One column's scores of the tile at ``first`` that lie outside of what its queries see become `UNSEEN`.
+    """Set one column's scores of the tile at ``first`` to `UNSEEN` where its queries do not see the position.
 
-    ``oldest``, ``newest``: each lane's first and last position that it sees, as words.
+    ``oldest``, ``newest``: the first and last position that each lane sees, as words.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -178,9 +181,9 @@ def hide(typing: Any, scores: Any, first: Any, oldest: Any, newest: Any) -> Any:
 def soften(
     typing: Any, tag: Any, scores: Any, factor: Any, state: Any, shares: Any, sums: Any, dims: Any
 ) -> Any:
-    """One column's scores of a tile become shares: ``2^(score * factor - the greatest so far)``.
+    """Turn one column's scores of a tile into ``2^(score * factor - greatest score so far)``.
 
-    ``factor`` (fp32) is positive. ``state`` goes on by them; ``sums`` is brought to a new greatest score. For
+    ``factor`` (fp32) is positive. ``state`` is updated, and ``sums`` is rescaled to a new greatest score. For
     functions compiled `in_order`.
     """
 
@@ -210,7 +213,7 @@ def soften(
 
 
 def _greatest(builder: Any, scores: Any) -> Any:
-    """Of a tile's scores in one column."""
+    """The greatest of a tile's scores in one column."""
     together = 4
 
     def body(step: Any, found: list[Any]) -> list[Any]:
@@ -226,7 +229,7 @@ def _greatest(builder: Any, scores: Any) -> Any:
 
 
 def _shares(builder: Any, paired: bool, scores: Any, times: Any, lowered: Any, shares: Any) -> list[Any]:
-    """Write a tile's shares; returns the sums of those of even and of odd positions, or of all."""
+    """Write a tile's exponentials; returns their sums at even and at odd positions, or of all."""
     together = 2 if paired else 1
 
     def body(step: Any, sums: list[Any]) -> list[Any]:
@@ -244,7 +247,7 @@ def _shares(builder: Any, paired: bool, scores: Any, times: Any, lowered: Any, s
 
 @intrinsic  # type: ignore[untyped-decorator]
 def aligned(typing: Any, numbers: Any) -> Any:
-    """The first place at or behind ``numbers`` (fp32) where a cache line begins; at most 15 numbers on."""
+    """The first offset at or behind ``numbers`` (fp32) at which a cache line begins; at most 15 numbers on."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = builder.add(builder.ptrtoint(args[0], I64), I64(63))

@@ -1,19 +1,173 @@
-"""Dot products and weighted sums of lines, by tiles where lines have the length for it.
+"""Dot products and weighted sums of lines, in tiles that keep their sums in vector registers.
 
-Every number depends on its own two lines alone, not on how many stand beside it. Knows pointers and sizes.
+The tiles are LLVM IR, as loops would compile badly. They take pointers to elements and the distance between
+lines. Each number depends on its own two lines only, not on how many others are computed with it.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from .compiling import inlined
 from .elements import Pointer, offset, widen
-from .tiles import CHUNK, DEPTH, dot_tile, weigh_tile
-from .vectors import LANES
+from .vectors import (
+    HALVES,
+    I64,
+    LANES,
+    WIDE,
+    WORDS,
+    constant,
+    fused,
+    fused_pairs,
+    greater,
+    lines,
+    load,
+    loop,
+    multiplies_bf16,
+    picked,
+    raw,
+    spread,
+    store,
+    summed,
+)
+
+DEPTH = 2 * LANES
+"""How many numbers of each line `dot_tile` takes at a time."""
+CHUNK = 4 * LANES
+"""How many columns a whole tile of `weigh_tile` adds to."""
+
+
+def columns_for(rows: int) -> int:
+    """How many columns a tile of `dot_tile` has with ``rows`` (1 to 4) rows: 8 or 16 sums."""
+    return 8 if rows <= 2 else 4
+
+
+def dot_tile(rows: int) -> Any:
+    """Make an intrinsic: ``sums[r, c] = x[r] . w[c]`` for ``rows`` (1 to 4) lines of x and `columns_for`
+    lines of w.
+
+    Its arguments: ``x``, ``x_line`` (numbers from line to line), ``w``, ``w_line``, ``depth`` (a positive
+    multiple of `DEPTH`), ``sums`` (fp32), ``sums_line``. bfloat16 is multiplied directly if the processor can
+    (``vdpbf16ps``: exact products, fp32 sums), everything else in fp32.
+    """
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def tile(
+        typing: Any, x: Any, x_line: Any, w: Any, w_line: Any, depth: Any, sums: Any, sums_line: Any
+    ) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            left, left_line, right, right_line, deep, into, into_line = args
+            kind, columns = x.dtype, columns_for(rows)
+            a = lines(builder, left, left_line, rows)
+            b = lines(builder, right, right_line, columns)
+            multiply = _pairs if kind == types.uint16 and multiplies_bf16() else _widened
+
+            def body(step: Any, sums: list[Any]) -> list[Any]:
+                at = builder.mul(step, I64(DEPTH))
+                return multiply(builder, kind, [builder.gep(one, [at]) for one in a],
+                                [builder.gep(one, [at]) for one in b], sums)  # fmt: skip
+
+            nothing = [ir.Constant(WIDE, None)] * (rows * columns)
+            steps = builder.lshr(deep, I64(DEPTH.bit_length() - 1))
+            found = summed(builder, loop(builder, steps, nothing, body))
+            for row in range(rows):
+                place = builder.gep(into, [builder.mul(I64(row), into_line)])
+                store(builder, picked(builder, found, range(row * columns, (row + 1) * columns)), place)
+            return context.get_dummy_value()
+
+        return types.void(x, x_line, w, w_line, depth, sums, sums_line), codegen
+
+    return tile
+
+
+def weigh_tile(rows: int, vectors: int) -> Any:
+    """Make an intrinsic: ``into[r, :] += shares[r] @ values`` for ``rows`` (1 to 4) and ``vectors * LANES``
+    columns.
+
+    Its arguments: ``shares`` (fp32), ``shares_line``, ``values``, ``values_line``, ``count`` (lines of
+    values, at least one), ``into`` (fp32), ``into_line``.
+    """
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def tile(
+        typing: Any, shares: Any, shares_line: Any, values: Any, values_line: Any, count: Any, into: Any,
+        into_line: Any,
+    ) -> Any:  # fmt: skip
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            factor, factor_line, right, right_line, many, total, total_line = args
+            kind = values.dtype
+            factors = lines(builder, factor, factor_line, rows)
+            places = [
+                builder.gep(line, [I64(vector * LANES)])
+                for line in lines(builder, total, total_line, rows)
+                for vector in range(vectors)
+            ]
+
+            def body(step: Any, sums: list[Any]) -> list[Any]:
+                line = builder.gep(right, [builder.mul(step, right_line)])
+                row = [load(builder, kind, builder.gep(line, [I64(v * LANES)])) for v in range(vectors)]
+                shares = [spread(builder, builder.load(builder.gep(one, [step]))) for one in factors]
+                pairs = [(share, vector) for share in shares for vector in row]
+                return [fused(builder, a, b, old) for (a, b), old in zip(pairs, sums, strict=True)]
+
+            begin = [load(builder, types.float32, place) for place in places]
+            for vector, place in zip(loop(builder, many, begin, body), places, strict=True):
+                store(builder, vector, place)
+            return context.get_dummy_value()
+
+        return types.void(shares, shares_line, values, values_line, count, into, into_line), codegen
+
+    return tile
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def greatest(typing: Any, numbers: Any, vectors: Any) -> Any:
+    """The greatest of ``vectors`` vectors of fp32 ``numbers``, at least one; NaN does not count."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place, count = args
+
+        def body(step: Any, found: list[Any]) -> list[Any]:
+            at = builder.gep(place, [builder.mul(step, I64(LANES))])
+            return [greater(builder, load(builder, types.float32, at), found[0])]
+
+        (most,) = loop(builder, count, [constant(float("-inf"))], body)
+        step = LANES // 2
+        while step:
+            moved = [(lane + step) % LANES for lane in range(LANES)]
+            other = builder.shuffle_vector(most, most, ir.Constant(WORDS, moved))
+            most, step = greater(builder, other, most), step // 2
+        return builder.extract_element(most, ir.IntType(32)(0))
+
+    return types.float32(numbers, types.int64), codegen
+
+
+def _widened(builder: Any, kind: Any, a: list[Any], b: list[Any], sums: list[Any]) -> list[Any]:
+    """The sums with `DEPTH` more products each, in fp32."""
+    for half in range(DEPTH // LANES):
+        left = [load(builder, kind, builder.gep(one, [I64(half * LANES)])) for one in a]
+        right = [load(builder, kind, builder.gep(one, [I64(half * LANES)])) for one in b]
+        pairs = [(one, other) for one in left for other in right]
+        sums = [fused(builder, one, other, old) for (one, other), old in zip(pairs, sums, strict=True)]
+    return sums
+
+
+def _pairs(builder: Any, kind: Any, a: list[Any], b: list[Any], sums: list[Any]) -> list[Any]:
+    """The sums with `DEPTH` more products each, as bfloat16 products that are added in pairs."""
+    left, right = [raw(builder, HALVES, one) for one in a], [raw(builder, HALVES, one) for one in b]
+    pairs = [(one, other) for one in left for other in right]
+    return [fused_pairs(builder, one, other, old) for (one, other), old in zip(pairs, sums, strict=True)]
+
+
+# --- lines of any length ------------------------------------------------------------------------------------
 
 GROUP = 8
-"""Columns that are worked on together; with fewer there are no tiles."""
+"""Columns that tiles work on together; fewer columns are computed without tiles."""
 
 _dot1, _dot2, _dot3, _dot4 = (dot_tile(rows) for rows in (1, 2, 3, 4))
 _weigh1, _weigh2, _weigh3, _weigh4 = (weigh_tile(rows, CHUNK // LANES) for rows in (1, 2, 3, 4))
@@ -24,7 +178,7 @@ _weigh1_narrow, _weigh2_narrow, _weigh3_narrow, _weigh4_narrow = (
 
 @inlined
 def dots(rows: int, x: Pointer, count: int, w: Pointer, depth: int, sums: Pointer, sums_line: int) -> None:
-    """``sums[r, c] = x[r] . w[c]``: lines of ``depth`` numbers, one behind the other; ``sums`` fp32."""
+    """``sums[r, c] = x[r] . w[c]``: contiguous lines of ``depth`` numbers; ``sums`` is fp32."""
     if depth % DEPTH or count < GROUP:
         for row in range(rows):
             for column in range(count):

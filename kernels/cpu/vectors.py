@@ -1,7 +1,6 @@
-"""Vectors of 16 numbers in LLVM IR: what tiles are made of.
+"""Vectors of 16 numbers in LLVM IR, for the functions that write IR while a kernel is compiled.
 
-For functions that write IR while a kernel is compiled: each takes a builder and gives back a value of the
-compiled code. Knows no matrices and no layout.
+Each takes a builder and returns a value of the compiled code.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 
 LANES = 16
-"""Numbers of a vector, whatever the processor's own hold."""
+"""Numbers in a vector, on every processor."""
 
 I16, I32, I64, FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 WIDE, WORDS = ir.VectorType(FLOAT, LANES), ir.VectorType(I32, LANES)
@@ -24,7 +23,7 @@ Vectors = list[Any]
 
 
 class _Bfloat16(ir.Type):  # type: ignore[misc]
-    """The type that llvmlite has no name for."""
+    """LLVM's bfloat type, which llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -41,7 +40,7 @@ HALVES = ir.VectorType(_Bfloat16(), 2 * LANES)
 
 
 def multiplies_bf16() -> bool:
-    """Whether the processor multiplies bfloat16 as it is."""
+    """Whether the processor has bfloat16 products."""
     return bool(binding.get_host_cpu_features().get("avx512bf16"))
 
 
@@ -61,12 +60,12 @@ def lines(builder: Any, base: Any, line: Any, count: int) -> list[Any]:
 
 
 def raw(builder: Any, kind: ir.Type, place: Any) -> Any:
-    """What stands at ``place``, seen as ``kind``."""
+    """Load what is at ``place`` as ``kind``."""
     return builder.load(builder.bitcast(place, kind.as_pointer()), align=2)
 
 
 def load(builder: Any, kind: Any, place: Any) -> Any:
-    """``LANES`` elements as fp32: see `elements.widen`."""
+    """Load ``LANES`` elements as fp32: see `elements.widen`."""
     if kind == types.float32:
         return builder.load(builder.bitcast(place, WIDE.as_pointer()), align=4)
     words = raw(builder, ir.VectorType(I16, LANES), place)
@@ -76,7 +75,7 @@ def load(builder: Any, kind: Any, place: Any) -> Any:
 
 
 def store(builder: Any, vector: Any, place: Any) -> None:
-    """``vector`` to ``place``."""
+    """Store ``vector`` at ``place``."""
     builder.store(vector, builder.bitcast(place, vector.type.as_pointer()), align=4)
 
 
@@ -88,23 +87,25 @@ def spread(builder: Any, number: Any) -> Any:
 
 
 def picked(builder: Any, vector: Any, lanes: range) -> Any:
-    """Those lanes alone."""
+    """A vector of those lanes."""
     return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
 
 
 def fused(builder: Any, one: Any, other: Any, old: Any) -> Any:
-    """``one * other + old``, rounded once where the processor can."""
+    """``one * other + old``, rounded once if the processor can."""
     return _call(builder, "llvm.fmuladd.v16f32", WIDE, one, other, old)
 
 
 def fused_pairs(builder: Any, one: Any, other: Any, old: Any) -> Any:
-    """``old`` and the products of bfloat16 in each word of the two vectors: exact, added in fp32."""
+    """``old`` plus the products of the bfloat16 numbers in each word of the two vectors: exact, added in
+    fp32.
+    """
     halves = [builder.bitcast(each, HALVES) for each in (one, other)]
     return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", WIDE, old, *halves)
 
 
 def rounded_pairs(builder: Any, low: Any, high: Any) -> Any:
-    """Words of two bfloat16 numbers: those of ``low`` and ``high`` (fp32), rounded to nearest even."""
+    """Words of two bfloat16 numbers: ``low`` and ``high`` (fp32), rounded to nearest even."""
     behind = _call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", HALVES, high, low)
     order = [half * LANES + lane for lane in range(LANES) for half in (0, 1)]
     mixed = ir.Constant(ir.VectorType(I32, 2 * LANES), order)
@@ -112,12 +113,12 @@ def rounded_pairs(builder: Any, low: Any, high: Any) -> Any:
 
 
 def greater(builder: Any, new: Any, old: Any) -> Any:
-    """The greater of each lane; ``old`` where ``new`` is not a number."""
+    """The greater of each lane; ``old`` if ``new`` is NaN."""
     return builder.select(builder.fcmp_ordered(">", new, old), new, old)
 
 
 def any_lane(builder: Any, lanes: Any) -> Any:
-    """Whether one of ``LANES`` truths holds."""
+    """Whether one of ``LANES`` booleans is true."""
     return builder.icmp_unsigned("!=", builder.bitcast(lanes, I16), I16(0))
 
 
@@ -137,7 +138,7 @@ _SERIES = (
 def exp2(builder: Any, x: Any) -> Any:
     """``2^x`` for ``x`` below 127, within two units in the last place; 0 below -126, 1 for 0, NaN for NaN.
 
-    Its sums must stay in their order: see `compiling.in_order`. Source: Cephes' ``exp2f``.
+    Its sums must keep their order: see `compiling.in_order`. Source: Cephes' ``exp2f``.
     """
     shifted = builder.fadd(x, constant(_SHIFT))
     rest = builder.fsub(x, builder.fsub(shifted, constant(_SHIFT)))
@@ -150,7 +151,7 @@ def exp2(builder: Any, x: Any) -> Any:
 
 
 def summed(builder: Any, vectors: Vectors) -> Any:
-    """The sum over all lanes of vector i in lane i; 8 to 16 vectors."""
+    """For 8 to 16 vectors: the sum over all lanes of vector i, in lane i."""
     shuffle, step = builder.shuffle_vector, 1
     if len(vectors) > LANES // 2:
         vectors = vectors + [ir.Constant(WIDE, None)] * (LANES - len(vectors))

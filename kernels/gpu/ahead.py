@@ -1,8 +1,9 @@
-"""Ahead-of-time compilation for GPUs that are not there: what each launch would compile, and what it needs.
+"""Ahead-of-time compilation for GPUs that are not present: what each launch compiles, and which resources it
+needs.
 
-A stand-in for triton's driver answers for an architecture and runs nothing; the launches themselves are the
-real ones, on tensors without memory (``device="meta"``). So a configuration that does not compile, or does
-not fit into shared memory, is found on any machine. Registers and stack come from the machine code.
+A stand-in for triton's driver names an architecture and runs nothing; the launches are the real ones, on
+tensors without memory (``device="meta"``). So a configuration that does not compile, or does not fit into
+shared memory, is found on any machine. Registers and stack are read from the machine code.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Compiled:
 
 @dataclass
 class AbsentGpu:
-    """What triton asks of a driver, for a GPU of compute capability ``arch`` (90 for 9.0); launches vanish."""
+    """A stand-in for triton's driver of a GPU with compute capability ``arch`` (90 for 9.0); launches do
+    nothing.
+    """
 
     arch: int
     compiled: list[Compiled] = field(default_factory=list)
@@ -58,7 +61,7 @@ class AbsentGpu:
         return GPUTarget("cuda", self.arch, 32)
 
     def get_current_device(self) -> int:
-        """A number under which triton keeps what it compiled."""
+        """The key under which triton caches what it compiled."""
         return self.arch
 
     def get_current_stream(self, device: int) -> int:
@@ -67,7 +70,7 @@ class AbsentGpu:
 
     @property
     def utils(self) -> AbsentGpu:
-        """Loads binaries."""
+        """The object that loads binaries."""
         return self
 
     def get_device_properties(self, device: int) -> dict[str, int]:
@@ -84,7 +87,7 @@ class AbsentGpu:
         """Nothing was loaded."""
 
     def launcher_cls(self, src: Any, metadata: Any) -> Any:
-        """Something to call with a launch's arguments."""
+        """A launcher that does nothing."""
         return lambda *args: None
 
     def loaded(self, module: Any, function: Any, name: str, files: dict[str, str], key: str) -> None:
@@ -120,7 +123,7 @@ def resources_of(cubin: Path) -> tuple[int, int]:
 
 @contextmanager
 def compiling_for(arch: int) -> Iterator[AbsentGpu]:
-    """Launches in this context compile for ``arch`` and do not run."""
+    """A context in which launches compile for ``arch`` and do not run."""
     gpu = AbsentGpu(arch)
     configurations.architecture.cache_clear()
     driver.set_active(gpu)
@@ -133,7 +136,9 @@ def compiling_for(arch: int) -> Iterator[AbsentGpu]:
 
 
 def compile_all(arch: int, wanted: Sequence[str] = ("",)) -> Iterator[tuple[str, list[Compiled]]]:
-    """Compile every launch whose name contains one of ``wanted``: its name and the kernels it needed."""
+    """Compile every launch with one of ``wanted`` in its name; yields its name and the kernels that it
+    compiled.
+    """
     with compiling_for(arch) as gpu:
         for name, launch in all_launches(torch.device("meta")):
             if any(part in name for part in wanted):
@@ -143,10 +148,12 @@ def compile_all(arch: int, wanted: Sequence[str] = ("",)) -> Iterator[tuple[str,
 
 
 def main() -> int:
-    """Compile for each architecture and print a table; 1 if an attention kernel spills or none was compiled."""
+    """Compile for each architecture and print a table; returns 1 if an attention kernel spills or none was
+    compiled.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", type=int, action="append", choices=configurations.ARCHITECTURES)
-    parser.add_argument("--only", action="append", help="launches whose name contains this")
+    parser.add_argument("--only", action="append", help="launches with this in their name")
     parser.add_argument("--json", type=Path, help="write the table there, too")
     asked = parser.parse_args()
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

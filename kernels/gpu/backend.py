@@ -1,7 +1,4 @@
-"""The GPU backend as the decoder gets it: `interface.Kernels` over the Triton kernels.
-
-Chooses between them by what the host knows of a batch; computes nothing itself. Matrix products are torch's.
-"""
+"""The GPU backend: `interface.Kernels` over the Triton kernels. Matrix products are torch's."""
 
 from __future__ import annotations
 
@@ -11,13 +8,15 @@ from torch import Tensor
 
 from ..batch import PagedBatch, lay_out
 from ..interface import Attention, HeadNorm
-from ..reference import backend, sampling
+from ..reference import backend
+from ..reference import sampling as reference_sampling
 from ..reference.backend import copy_pieces
 from ..reference.sampling import Typical
-from . import draw, ops, rowwise, store
+from . import ops, rowwise, sampling, store
 from .decode import decode_attention
-from .edits import allow, log_probabilities, penalize
 from .extend import extend_attention
+from .penalties import allow, penalize
+from .sampling import log_probabilities
 from .store import copy_blocks
 from .support import check_supported
 
@@ -81,8 +80,8 @@ def rotate_and_store(
 def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention) -> Tensor:
     """Causal attention of each row's tokens over its own blocks: ``[tokens, q_heads, head_dim]``.
 
-    A batch of single tokens goes to the decode kernel, which splits long contexts; any other in one launch to
-    the one for ragged batches.
+    A batch of single tokens goes to the decode kernel, which splits long contexts; any other batch to the
+    extend kernel, in one launch.
     """
     if not torch.compiler.is_compiling():
         single = query.shape[0] == batch.context_lengths.shape[0]
@@ -103,8 +102,10 @@ def sample(
     typical: Typical | None = None,
     candidates: int | None = None,
 ) -> Tensor:
-    """Draw one token id per row as `sampling.sample` does; without a sort unless a row asks for ``typical``."""
+    """Sample one token id per row as `sampling.sample` of the reference; without a sort unless a row has
+    ``typical``.
+    """
     limits = (logits, temperature, top_k, top_p, seeds, positions)
     if typical is not None:
-        return sampling.sample(*limits, min_p=min_p, typical=typical, candidates=candidates)
-    return draw.sample(*limits, min_p=min_p, candidates=candidates)
+        return reference_sampling.sample(*limits, min_p=min_p, typical=typical, candidates=candidates)
+    return sampling.sample(*limits, min_p=min_p, candidates=candidates)

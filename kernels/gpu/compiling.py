@@ -1,7 +1,4 @@
-"""Who is told when Triton compiles: a kernel that gets arguments of a new kind keeps its caller waiting.
-
-Knows no kernel.
-"""
+"""Reports when Triton compiles a kernel, as it does for the first call with new kinds of arguments."""
 
 from __future__ import annotations
 
@@ -13,8 +10,10 @@ from triton import knobs
 
 
 def tell_compiling(begun: Callable[[str], None], ended: Callable[[], None]) -> None:
-    """From now on, of what this thread calls: ``begun`` gets a kernel's name before it is compiled or read from
-    disk, ``ended`` is called when it can run; not where that fails. Whoever was told before is told no more.
+    """Call ``begun`` with a kernel's name before this thread compiles it or reads it from disk, and ``ended``
+    after it.
+
+    ``ended`` is not called if compiling fails. A second call replaces the first.
     """
     caller = threading.get_ident()
 

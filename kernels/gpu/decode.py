@@ -1,8 +1,9 @@
-"""Paged decode attention: one query token per row, its context read by many programs and then reduced.
+"""Paged decode attention: one query token per row; many programs read its context, then their results are
+merged.
 
-A program takes one row, one KV head and one stretch of the context; the query heads that share the KV head are
-one tile, so K and V are read once. Stretches have a fixed length that does not depend on a row's company
-where ``stretch`` is given: then a row's result does not either.
+A program takes one row, one KV head and one stretch of the context. The query heads that share the KV head
+are one tile, so K and V are read once. With ``stretch``, stretches have a fixed length, and a row's result is
+the same in any batch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .softmax import LOG2E, fold, lines_of, log_sum, normal, scores_of, wide, wi
 from .support import expect, group_of, readable
 
 STRETCHES = (4096, 2048, 1024, 512, 256)
-"""Lengths that a context is cut into, in tokens; each a multiple of every tile."""
+"""Possible lengths of a stretch, in tokens; each a multiple of every tile."""
 
 
 @triton.jit
@@ -49,7 +50,7 @@ def decode_stretch(
     DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     BEGINS: tl.constexpr, SINKS: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Part ``skipped + stretch`` of ``out[row, head, parts, dim]`` and its log-sum-exp.
+    """Compute part ``skipped + stretch`` of ``out[row, head, parts, dim]`` and its log-sum-exp.
 
     With ``WHOLE`` there is one part, the result. Programs are (row, KV head, stretch).
     """
@@ -75,7 +76,7 @@ def decode_stretch(
         keys = tl.load(
             keys_at + lines[None, :] + dims[:, None], seen[None, :] & (dims < DIM)[:, None], other=0.0
         )
-        # A masked V is 0, never what a reused slot holds: 0 x NaN would be NaN.
+        # A masked V is loaded as 0, not as what a reused slot holds: 0 x NaN would be NaN.
         values = tl.load(
             values_at + lines[:, None] + dims[None, :], seen[:, None] & (dims < DIM)[None, :], other=0.0
         )
@@ -98,7 +99,7 @@ def reduce_parts(
     WINDOW: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
     MOST: tl.constexpr, BEGINS: tl.constexpr, SINKS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Merge a row's parts by their log-sum-exps: ``shared`` common ones, then its own stretches.
+    """Merge a row's parts by their log-sum-exps: first the ``shared`` common ones, then its own stretches.
 
     Programs are (row, query head).
     """
@@ -123,7 +124,7 @@ def reduce_parts(
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Where partial results go: ``values`` fp32 ``[rows, q_heads, parts, dim]``, ``lse`` without its last axis.
+    """Partial results: ``values`` fp32 ``[rows, q_heads, parts, dim]``, ``lse`` ``[rows, q_heads, parts]``.
 
     ``stretch``: tokens of each part. ``shared``: how many parts come before the rows' own.
     """
@@ -159,8 +160,8 @@ def decode_attention(
 ) -> Tensor:
     """Attention of one token per row over its own blocks: ``[rows, q_heads, head_dim]``.
 
-    ``query``: the same shape. ``sinks``: ``[q_heads]``, a further score per head that has no value (Xiao et
-    al., 2023). ``stretch``: tokens per program, fixed where results must not depend on a row's company.
+    ``query``: the same shape. ``sinks``: ``[q_heads]``, one more score per head, without a value (Xiao et
+    al., 2023). ``stretch``: tokens per program; set it if results must be the same in any batch.
     """
     expect("context lengths", batch.context_lengths, (query.shape[0],))
     out = torch.empty_like(query, memory_format=torch.contiguous_format)

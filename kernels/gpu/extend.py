@@ -1,7 +1,7 @@
-"""Paged attention of a ragged batch in one launch: chunks on top of cached blocks, single tokens among them.
+"""Paged attention of a ragged batch in one launch: chunks behind cached blocks, and single tokens.
 
-A program takes one KV head and a tile of one row's queries: some tokens, and of each the query heads that
-share the KV head. Which row a tile belongs to is found on the device, so the host needs no lengths.
+A program takes one KV head and a tile of one row's queries: some tokens, and the query heads of each that
+share the KV head. The row of a tile is found on the device, so the host needs no lengths.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .support import expect, group_of, readable
 
 @triton.jit
 def row_of(starts: tl.tensor, tile: tl.tensor, rows: tl.tensor, EACH: tl.constexpr) -> tl.tensor:
-    """The row that query tile ``tile`` belongs to: the last one whose first tile is not behind it.
+    """The row of query tile ``tile``: the last one with its first tile at or before it.
 
-    Row r's tiles of ``EACH`` queries are numbered from ``starts[r] // EACH + r`` on, which leaves every row
-    enough of them; some stay empty. (As in vLLM's unified attention kernel.)
+    Row r's tiles of ``EACH`` queries are numbered from ``starts[r] // EACH + r`` on, so every row has enough
+    of them; some stay empty. (As in vLLM's unified attention kernel.)
     """
     low, high = rows * 0, rows
     while high - low > 1:
@@ -42,7 +42,8 @@ def fold_tiles(
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
     TILE: tl.constexpr, MASKED: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Fold keys ``[start, end)``; not ``MASKED`` means that every query sees every key of whole tiles.
+    """Add keys ``[start, end)`` to the running softmax. Without ``MASKED`` every query sees every key of
+    whole tiles.
 
     With a window no query sees a key before ``seen_from``. Its block may be freed and hold NaN, so it is not
     read: a weight of 0 does not help, since 0 x NaN is NaN.
@@ -89,7 +90,7 @@ def extend_tile(
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, SINKS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Programs are (query tile, KV head); the last tiles, which see most, start first."""
+    """Programs are (query tile, KV head). The last tiles, which see most, start first."""
     EACH: tl.constexpr = QUERIES // GROUP
     tile, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     row = row_of(starts, tile, rows, EACH)
@@ -102,7 +103,7 @@ def extend_tile(
     tokens = start + skipped + members // GROUP
     heads = head * GROUP + members % GROUP
     theirs = ((tokens < stop) & (members < EACH * GROUP))[:, None] & (dims < DIM)[None, :]
-    shift = length - stop  # from a token's place in the batch to its position
+    shift = length - stop  # add it to a token's index in the batch for its position
     positions = tokens + shift
     places = tokens.to(tl.int64)[:, None]
     asked = tl.load(
@@ -140,7 +141,7 @@ def extend_attention(
 ) -> Tensor:
     """Causal attention of each row's tokens over its own blocks: ``[tokens, q_heads, head_dim]``.
 
-    ``query``: the same shape; K and V of its tokens are stored already. ``sinks``: ``[q_heads]``, as in
+    ``query``: the same shape; K and V of its tokens are stored already. ``sinks``: as in
     `decode.decode_attention`.
     """
     group, heads, block, dim = group_of(query, arena), *arena.shape[3:]

@@ -1,8 +1,8 @@
-"""The GPU backend in its batch-invariant form: a token's numbers depend on its own sequence alone.
+"""The batch-invariant GPU backend: a token's numbers depend on its own sequence only.
 
-Not on what else a step computes, nor on how a prompt was cut into chunks, nor on whether a token was computed
-again: so greedy replies are equal on every path, in any type. Slower than `backend`, whose norms, rotation,
-activation and draw, each row by itself, it shares.
+They do not depend on the rest of the batch, on how a prompt was cut into chunks, or on whether a token was
+computed again. So greedy outputs are equal on every path, in any type. It is slower than `backend` and shares
+its row-wise operations: norms, rotation, activation, sampling.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch import Tensor
 from ..batch import PagedBatch, lay_out
 from ..interface import Attention
 from ..reference.backend import copy_pieces
-from . import ops, products
+from . import invariant_kernels, ops
 from .backend import add_norm, allow, gated, log_probabilities, penalize, rms_norm, rotate_and_store, sample
+from .invariant_kernels import extend_attention
 from .store import copy_blocks
-from .stretches import extend_attention
 
 __all__ = [
     "add_norm",
@@ -36,8 +36,10 @@ __all__ = [
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``, each row's sums in one order."""
-    return (ops.invariant_linear if torch.compiler.is_compiling() else products.linear)(x, weight, bias)
+    """``x @ weight.T + bias``, with each row's sums in one order."""
+    return (ops.invariant_linear if torch.compiler.is_compiling() else invariant_kernels.linear)(
+        x, weight, bias
+    )
 
 
 def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention) -> Tensor:

@@ -1,7 +1,7 @@
-"""The launches that are worth compiling ahead of time: every kernel at the shapes that models have.
+"""The launches to compile ahead of time: every kernel at the shapes that models have.
 
-Each takes a device, makes tensors there and calls the public function, so on ``meta`` it compiles and on a GPU
-it also warms up. Knows no measurement.
+Each makes tensors on the given device and calls the public function: on ``meta`` it compiles, on a GPU it
+also runs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..batch import PagedBatch
+from ..batch import Families, PagedBatch
 from ..float8 import E4M3
 from ..interface import Attention, HeadNorm
-from ..shared_prefix import Families
-from . import draw, products, rowwise, store, stretches
+from . import invariant_kernels, rowwise, sampling, store
 from .decode import decode_attention
 from .extend import extend_attention
 from .prefix import prefix_attention
@@ -28,7 +27,7 @@ LAYERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model's attention: heads, and what sets its layers apart. ``stored``: KV's type, if another."""
+    """A model's attention: its heads and layer settings. ``stored``: the type of KV, if it is another."""
 
     name: str
     q_heads: int
@@ -58,12 +57,12 @@ Launch = Callable[[], object]
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.int64, device: torch.device) -> Tensor:
-    """Zeros where there is memory, so that block ids and lengths are in range."""
+    """Zeros if the device has memory, so that block ids and lengths are in range."""
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def attention(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """Decode, extend and, without a window, the common prefix."""
+    """Decode, extend, batch-invariant attention, and without a window also the common prefix."""
     arena = empty(
         8, LAYERS, 2, shape.kv_heads, shape.block, shape.dim, dtype=shape.stored or shape.dtype, device=device
     )
@@ -74,14 +73,17 @@ def attention(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]
     sinks = empty(shape.q_heads, dtype=torch.float32, device=device) if shape.sinks else None
     yield f"decode {shape.name}", lambda: decode_attention(query, arena, 1, batch, how, sinks)
     yield f"extend {shape.name}", lambda: extend_attention(query, arena, 1, batch, how, sinks)
-    yield f"invariant {shape.name}", lambda: stretches.extend_attention(query, arena, 1, batch, how, sinks)
+    yield (
+        f"invariant {shape.name}",
+        lambda: invariant_kernels.extend_attention(query, arena, 1, batch, how, sinks),
+    )
     if shape.window is None:
         families = Families(empty(2, device=device), ids[0][:1], ids[0], 4096, 64)
         yield f"prefix {shape.name}", lambda: prefix_attention(query, arena, 1, batch, how, families, sinks)
 
 
 def stores(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """Norm, rotation and storing."""
+    """Norm, rotation and storing of K and V."""
     heads = shape.q_heads + 2 * shape.kv_heads
     arena = empty(
         8, LAYERS, 2, shape.kv_heads, shape.block, shape.dim, dtype=shape.stored or shape.dtype, device=device
@@ -107,25 +109,25 @@ def rows(hidden: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
 
 
 def draws(vocab: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """With a top-k for all, with limits of any kind, and without."""
+    """Sampling with a top-k for all rows, and with any limits."""
     logits = empty(ROWS, vocab, dtype=torch.float32, device=device)
     whole, real = empty(ROWS, device=device), empty(ROWS, dtype=torch.float32, device=device)
     for name, candidates in (("top-k 50", 50), ("any limits", vocab)):
         arguments = (logits, real, whole, real, whole, whole)
-        yield f"draw {vocab} {name}", partial(draw.sample, *arguments, candidates=candidates)
+        yield f"draw {vocab} {name}", partial(sampling.sample, *arguments, candidates=candidates)
 
 
 def linears(width: int, outs: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """The batch-invariant product."""
+    """The batch-invariant matrix product."""
     for dtype in (torch.bfloat16, torch.float32):
         x = empty(ROWS, width, dtype=dtype, device=device)
         weight = empty(outs, width, dtype=dtype, device=device)
         kind = str(dtype).removeprefix("torch.")
-        yield f"product {width} to {outs} {kind}", partial(products.linear, x, weight)
+        yield f"product {width} to {outs} {kind}", partial(invariant_kernels.linear, x, weight)
 
 
 def all_launches(device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """Everything that `ahead` compiles, by a name that says the kernel and the shape."""
+    """Every launch that `ahead` compiles, with a name of its kernel and shape."""
     for shape in SHAPES:
         yield from attention(shape, device)
         yield from stores(shape, device)

@@ -1,7 +1,7 @@
-"""The kernels as operators of torch, with what they write and the shapes they return.
+"""The kernels as torch operators, with their output shapes and the tensors that they write.
 
-So ``torch.compile`` and graph capture see them as one node each, and never look inside. Eager code calls the
-functions themselves, which costs the host less.
+``torch.compile`` and graph capture see each as one node. Eager code calls the functions directly, which costs
+the host less.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from ..batch import PagedBatch
 from ..interface import Attention, HeadNorm
-from . import products, rowwise, store, stretches
+from . import invariant_kernels, rowwise, store
 from .decode import decode_attention
 from .extend import extend_attention
 
 Flat: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, float, int | None, float | None]
-"""What the attention operators are told of a batch, and how to attend to it."""
+"""The arguments of the attention operators that describe the batch and the attention settings."""
 
 
 def flat(batch: PagedBatch, how: Attention) -> Flat:
-    """The last arguments of the attention operators: a schema knows no classes."""
+    """The last arguments of the attention operators, as operator schemas allow no classes."""
     tensors = (batch.positions, batch.row_starts, batch.context_lengths, batch.tables)
     return *tensors, how.scale, how.window, how.soft_cap
 
@@ -40,7 +40,7 @@ def paged_attention(
     window: int | None,
     soft_cap: float | None,
 ) -> Tensor:
-    """Attention of a ragged batch; the decode kernel where every row has one token."""
+    """Attention of a ragged batch; the decode kernel if every row has one token."""
     batch = PagedBatch(positions, positions, row_starts, context_lengths, tables, ())
     attend = decode_attention if query.shape[0] == context_lengths.shape[0] else extend_attention
     return attend(query, arena, layer, batch, Attention(scale, window, soft_cap))
@@ -59,15 +59,15 @@ def invariant_attention(
     window: int | None,
     soft_cap: float | None,
 ) -> Tensor:
-    """`stretches.extend_attention`."""
+    """`invariant_kernels.extend_attention`."""
     batch = PagedBatch(positions, positions, row_starts, context_lengths, tables, ())
-    return stretches.extend_attention(query, arena, layer, batch, Attention(scale, window, soft_cap))
+    return invariant_kernels.extend_attention(query, arena, layer, batch, Attention(scale, window, soft_cap))
 
 
 @torch.library.custom_op("holdfast::invariant_linear", mutates_args=())
 def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`products.linear`."""
-    return products.linear(x, weight, bias)
+    """`invariant_kernels.linear`."""
+    return invariant_kernels.linear(x, weight, bias)
 
 
 @torch.library.custom_op("holdfast::rotate_and_store", mutates_args=("arena",))
@@ -82,7 +82,7 @@ def rotate_and_store(
     layer: int,
     slots: Tensor,
 ) -> Tensor:
-    """Queries, normed and rotated; keys and values go into ``arena``."""
+    """Norm and rotate queries and keys, store K and V in ``arena``; returns the queries."""
     norm = None if weight is None else HeadNorm(weight, eps, whole)
     return store.rotate_and_store(qkv, norm, (cos, sin), arena, layer, slots)
 

@@ -1,4 +1,5 @@
-"""Decode attention of branches over a common prefix: its blocks read once for all of them, tails apart, merged.
+"""Decode attention of rows with a common prefix: the prefix is read once for all of them, then merged with
+their tails.
 
 The queries of a family's rows are packed into one tile, so a common block is loaded once per tile instead of
 once per row. (Cascade inference: Ye et al., 2024; Hydragen: Juravsky et al., 2024.)
@@ -11,9 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..batch import PagedBatch
+from ..batch import Families, PagedBatch
 from ..interface import Attention
-from ..shared_prefix import Families
 from .configurations import chosen
 from .decode import Parts, decode_attention, merge, read_stretches, stretch_for
 from .extend import fold_tiles, row_of
@@ -32,9 +32,9 @@ def prefix_stretch(
     SOFT_CAP: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
     QUERIES: tl.constexpr, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Part ``stretch`` of every row; programs are (tile of a family's rows, KV head, stretch).
+    """Compute part ``stretch`` of every row; programs are (tile of a family's rows, KV head, stretch).
 
-    A family that has no such stretch writes zeros with a log-sum-exp of -inf.
+    For a family without such a stretch it writes zeros with a log-sum-exp of -inf.
     """
     EACH: tl.constexpr = QUERIES // GROUP
     tile, head, stretch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -86,9 +86,9 @@ def prefix_attention(
     families: Families,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of one token per row, ``[rows, q_heads, head_dim]``, reading what rows share once.
+    """Attention of one token per row, ``[rows, q_heads, head_dim]``, that reads shared tokens once.
 
-    A sliding window reads little of a prefix: with one this is `decode.decode_attention`.
+    With a sliding window it is `decode.decode_attention`, as a window reads little of a prefix.
     """
     rows, q_heads, dim = query.shape
     group, heads, block = group_of(query, arena), arena.shape[3], arena.shape[4]

@@ -1,6 +1,6 @@
-"""What works on each token's row alone: RMSNorm, with the residual's sum before it, and the gated activation.
+"""Operations on each token's row: RMSNorm, also of the sum with the residual, and the gated activation.
 
-Bound by memory: every number is read once and written once. A row's result does not depend on its company.
+They are bound by memory: every number is read once and written once. A row's result is the same in any batch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Pieces of attention that its kernels share: addresses, scores, a running softmax, its end.
+"""Parts of attention that its kernels share: addresses, scores, the running softmax.
 
-Scores and log-sum-exps are in powers of two (scaled by log2 e), since the hardware has exp2. Knows no layout
-of rows and no launch.
-
-The running softmax is that of Milakov and Gimelshein (2018), as in FlashAttention (Dao et al., 2022).
+Scores and log-sum-exps are in powers of two (scaled by log2 e), as the hardware has exp2. The running softmax
+is that of Milakov and Gimelshein (2018), as in FlashAttention (Dao et al., 2022).
 """
 
 from __future__ import annotations
@@ -23,17 +21,20 @@ def lines_of(
     stride_slot: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Offset in elements of each token's line within its head and layer: int64, since an arena passes 4 GiB."""
+    """The offset in elements of each token's line within its head and layer; int64, as an arena can exceed 4
+    GiB.
+    """
     blocks = tl.load(table + tokens // BLOCK, mask=seen, other=0).to(tl.int64)
     return blocks * stride_block + (tokens % BLOCK).to(tl.int64) * stride_slot
 
 
 @triton.jit
 def wide(stored: tl.tensor, asked: tl.tensor) -> tl.tensor:
-    """Stored keys or values in the queries' type; bytes are e4m3, for GPUs that cannot read it themselves.
+    """Stored keys or values in the queries' type; bytes are e4m3, for GPUs without an instruction to convert
+    it.
 
-    Seven bits under the exponent of fp16 are the number divided by 256, the smallest ones too. NaN is read
-    as 480.
+    The seven bits below the exponent of fp16 are the number divided by 256, also for subnormal ones. NaN is
+    read as 480.
     """
     if stored.dtype == tl.uint8:
         bits = stored.to(tl.int16)
@@ -59,7 +60,7 @@ def scores_of(query: tl.tensor, keys: tl.tensor, scale: tl.tensor, SOFT_CAP: tl.
 def fold(
     scores: tl.tensor, values: tl.tensor, best: tl.tensor, total: tl.tensor, acc: tl.tensor
 ) -> tl.tensor:
-    """One more tile into the running softmax: its greatest score, its sum, its weighted values."""
+    """Add one tile to the running softmax: returns its greatest score, its sum, its weighted values."""
     top = tl.maximum(best, tl.max(scores, 1))
     safe = tl.where(top == float("-inf"), 0.0, top)  # a query that has seen nothing yet
     weights = tl.math.exp2(scores - safe[:, None])
@@ -72,18 +73,18 @@ def fold(
 
 @triton.jit
 def with_sink(best: tl.tensor, total: tl.tensor, sink: tl.tensor) -> tl.tensor:
-    """The sum with one more score that has no value: the attention sink's."""
+    """The sum with the attention sink's score, which has no value."""
     safe = tl.where(best == float("-inf"), 0.0, best)
     return total + tl.math.exp2(sink * LOG2E - safe)
 
 
 @triton.jit
 def normal(acc: tl.tensor, total: tl.tensor) -> tl.tensor:
-    """The weighted mean; 0 where nothing was seen."""
+    """The weighted mean; 0 if no key was seen."""
     return acc / tl.where(total == 0.0, 1.0, total)[:, None]
 
 
 @triton.jit
 def log_sum(best: tl.tensor, total: tl.tensor) -> tl.tensor:
-    """The log-sum-exp, in powers of two; -inf where nothing was seen."""
+    """The log-sum-exp, in powers of two; -inf if no key was seen."""
     return best + tl.math.log2(tl.where(total == 0.0, 1.0, total))

@@ -1,6 +1,6 @@
-"""Norm, rotation and storing of a step's queries, keys and values in one pass; and copies of whole blocks.
+"""Norm, rotation and storing of a step's queries, keys and values in one pass; copies of whole blocks.
 
-A program takes one token and some of its heads: queries go out, keys and values into the arena.
+A program takes one token and some of its heads: queries are returned, keys and values go into the arena.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def inverse_rms(
 
 @triton.jit
 def e4m3_of(x: tl.tensor) -> tl.tensor:
-    """The byte nearest to fp32 ``x``, of two equally near ones the even; beyond 448 it; NaN for NaN."""
+    """The byte nearest to fp32 ``x``, the even one of two equally near; 448 beyond 448; NaN for NaN."""
     size = tl.minimum(tl.abs(x), 448.0)
     bits = size.to(tl.int32, bitcast=True)
     # 20 of 23 bits of mantissa go; an exponent of 2^-7, biased by 127, becomes 0.
@@ -60,7 +60,7 @@ def rotate_heads(
     """Programs are (token, ``HEADS`` heads of its queries, keys and values)."""
     token, dims = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    # A number turns with its partner, half the turning part away; the second read of the line is a cache hit.
+    # A number is rotated with its partner, half the rotary part away; the second read is a cache hit.
     partners = tl.where(dims < TURNING // 2, dims + TURNING // 2, dims - TURNING // 2)
     there = (heads < Q + 2 * KV)[:, None] & (dims < DIM)[None, :]
     turns = (heads < Q + KV)[:, None] & (dims < TURNING)[None, :]
@@ -137,7 +137,7 @@ def rotate_and_store(
 def copy_runs(
     arena: tl.tensor, sources: tl.tensor, targets: tl.tensor, size: tl.tensor, PIECE: tl.constexpr
 ) -> None:
-    """Programs are (pair, piece of a block); no block is both a source and a target."""
+    """Programs are (pair, piece of a block). No block is both a source and a target."""
     pair, places = tl.program_id(0), tl.program_id(1) * PIECE + tl.arange(0, PIECE)
     source, target = tl.load(sources + pair).to(tl.int64), tl.load(targets + pair).to(tl.int64)
     inside = places < size
@@ -145,7 +145,7 @@ def copy_runs(
 
 
 def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -> None:
-    """Copy whole blocks as if one after the other in the order given; most often in one launch."""
+    """Copy whole blocks as if one after the other in the order given, in most cases in one launch."""
     if arena.dtype == E4M3:
         arena = arena.view(torch.int16)
     size, launch = arena.stride(0), chosen("copy", arena, 0)
@@ -156,7 +156,9 @@ def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -
 
 
 def waves(pairs: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Cut copies where one needs what an earlier one writes, or writes what an earlier one touches."""
+    """Cut the copies where one reads what an earlier one writes, or writes what an earlier one reads or
+    writes.
+    """
     wave: list[tuple[int, int]] = []
     read, written = set[int](), set[int]()
     for source, target in pairs:

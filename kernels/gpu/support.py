@@ -1,7 +1,4 @@
-"""What the kernels take, checked once when an engine starts; and shapes, checked before every launch.
-
-Knows no kernel.
-"""
+"""The limits of the Triton kernels, checked when an engine starts, and shapes, checked before every launch."""
 
 from __future__ import annotations
 
@@ -16,17 +13,17 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 BLOCK_TOKENS = (16, 32, 64)
 OLDEST = (8, 0)
 READS_E4M3 = 90
-"""The least of the `ARCHITECTURES` that has an instruction for it."""
+"""The least of the `ARCHITECTURES` with an instruction that converts e4m3."""
 
 
 class Unsupported(ValueError):
-    """The model, the settings or the GPU is none that the kernels are made for."""
+    """The kernels do not support the model, the settings or the GPU."""
 
 
 def check_supported(
     head_dim: int, dtype: torch.dtype, block_tokens: int, capability: tuple[int, int] | None = None
 ) -> None:
-    """Raise `Unsupported`, naming what is wrong and what is supported. ``capability``: None off a GPU."""
+    """Raise `Unsupported`, naming what is wrong and what is supported. ``capability``: None without a GPU."""
     known = {
         f"head_dim {head_dim}": (head_dim in HEAD_DIMS, HEAD_DIMS),
         f"dtype {str(dtype).removeprefix('torch.')}": (
@@ -46,7 +43,7 @@ def check_supported(
 
 
 def expect(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError with both shapes unless ``tensor`` has ``shape`` and lies dense in its last axis."""
+    """Raise ValueError with both shapes unless ``tensor`` has ``shape`` and is dense in its last axis."""
     if tensor.shape != shape:
         raise ValueError(f"{name}: shape {tuple(tensor.shape)}, expected {shape}")
     if tensor.numel() and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
@@ -56,7 +53,7 @@ def expect(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def group_of(query: Tensor, arena: Tensor) -> int:
-    """Query heads per KV head; raises ValueError unless ``[tokens, q_heads, dim]`` fits the arena."""
+    """Query heads per KV head. Raises ValueError unless ``query`` ``[tokens, q_heads, dim]`` fits the arena."""
     heads, dim = arena.shape[3], arena.shape[5]
     if query.dim() != 3 or query.shape[1] % heads or query.shape[2] != dim:
         raise ValueError(f"query {tuple(query.shape)} does not fit an arena {tuple(arena.shape)}")
@@ -66,7 +63,7 @@ def group_of(query: Tensor, arena: Tensor) -> int:
 
 
 def readable(arena: Tensor) -> Tensor:
-    """The arena as attention reads it: e4m3 as bytes where the GPU cannot convert it itself."""
+    """The arena as attention reads it: e4m3 as bytes if the GPU cannot convert it itself."""
     if arena.dtype == E4M3 and architecture(arena.device) < READS_E4M3:
         return arena.view(torch.uint8)
     return arena

@@ -1,1 +1,1 @@
-"""The meaning of every kernel, in plain torch: what the faster backends are tested against."""
+"""The torch version of every kernel, which defines what the faster backends must compute."""

@@ -1,6 +1,7 @@
-"""What the GPU's attention kernels must compute beyond `backend`: sinks, any precision, common prefixes.
+"""Attention as the GPU kernels must compute it beyond `backend`: with sinks, in any precision, with common
+prefixes.
 
-Row by row and dense, in a precision of one's choice; for tests and measurements, never for serving.
+Row by row and dense; for tests and measurements only.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..batch import PagedBatch
+from ..batch import Families, PagedBatch
 from ..interface import Attention
-from ..shared_prefix import Families
 
 
 def decode_attention(
@@ -41,8 +41,8 @@ def extend_attention(
 ) -> Tensor:
     """Causal attention of a ragged batch: ``[tokens, q_heads, head_dim]`` in ``dtype``.
 
-    ``sinks``: ``[q_heads]``, for each head one more score that has no value (Xiao et al., "Efficient
-    streaming language models with attention sinks", 2023, as trained in gpt-oss).
+    ``sinks``: ``[q_heads]``, one more score per head, without a value (Xiao et al., "Efficient streaming
+    language models with attention sinks", 2023, as trained in gpt-oss).
     """
     result = torch.empty(query.shape, dtype=dtype, device=query.device)
     starts = batch.row_starts.tolist()
@@ -64,7 +64,9 @@ def _row(arena: Tensor, layer: int, side: int, table: Tensor, length: int) -> Te
 def attend(
     query: Tensor, keys: Tensor, values: Tensor, positions: Tensor, how: Attention, sinks: Tensor | None
 ) -> Tensor:
-    """Queries ``[n, q_heads, dim]`` at ``positions`` over keys 0, 1, …: ``[n, q_heads, dim]``."""
+    """Attention of queries ``[n, q_heads, dim]`` at ``positions`` over keys 0, 1, …; returns ``[n, q_heads,
+    dim]``.
+    """
     group = query.shape[1] // keys.shape[1]
     scores = torch.einsum("nhd,thd->hnt", query, keys.repeat_interleave(group, 1)) * how.scale
     if how.soft_cap is not None:
@@ -92,7 +94,7 @@ def prefix_attention(
     *,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """`decode_attention` where what a family shares is read from the blocks of its first row."""
+    """`decode_attention` that reads a family's shared tokens from the blocks of its first row."""
     result = torch.empty(query.shape, dtype=dtype, device=query.device)
     starts, shared = families.starts.tolist(), families.shared.tolist()
     first_of = [start for start, end in pairwise(starts) for _ in range(start, end)]

@@ -1,7 +1,6 @@
-"""What every kernel must compute, in plain torch: the faster ones' meaning, and the fallback on any device.
+"""The reference backend in torch: what every kernel must compute, and the fallback on any device.
 
-Store, ragged paged attention, norm, rotary, gated activation and block copies. Keeps no state; knows nothing
-of models, sequences or the scheduler. The arena is contiguous ``[block, layer, k|v, head, slot, dim]``.
+The arena is contiguous, ``[block, layer, k|v, head, slot, dim]``.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from ..batch import Gather, PagedBatch, gathers_of, lay_out
 from ..float8 import as_bytes, narrowed
 from ..interface import Attention, HeadNorm
 from .penalties import allow, penalize
-from .sampling import sample
-from .scoring import log_probabilities
+from .sampling import log_probabilities, sample
 
 __all__ = [
     "add_norm",
@@ -43,7 +41,8 @@ __all__ = [
 def store_kv(arena: Tensor, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
     """Write ``keys`` and ``values`` ``[tokens, kv_heads, head_dim]`` of one layer into the arena.
 
-    ``slots``: int64 ``[tokens]``, ``block * block_tokens + offset``. The arena may be narrower: see `float8`.
+    ``slots``: int64 ``[tokens]``, ``block * block_tokens + offset``. The arena may have a narrower type: see
+    `float8`.
     """
     keys, values = (as_bytes(narrowed(side, arena.dtype)) for side in (keys, values))
     arena = as_bytes(arena)
@@ -60,10 +59,11 @@ def store_kv(arena: Tensor, layer: int, keys: Tensor, values: Tensor, slots: Ten
 
 
 def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention) -> Tensor:
-    """Causal attention of each row's tokens over its own blocks; K and V of this step are stored already.
+    """Causal attention of each row's tokens over its own blocks, in which this step's K and V are stored
+    already.
 
-    ``query``: ``[tokens, q_heads, head_dim]``, q_heads a multiple of the arena's heads; so is the result.
-    Slots that hold no token of the row are never read into the result, whatever they hold (NaN too).
+    ``query`` and the result: ``[tokens, q_heads, head_dim]``; q_heads is a multiple of the arena's heads.
+    Slots without a token of the row do not affect the result, whatever they hold (also NaN).
     """
     result = torch.empty_like(query)
     for group, gather in zip(batch.groups, gathers_of(batch, arena, how.window, query.dtype), strict=True):
@@ -76,7 +76,7 @@ def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch,
 def _gather(
     arena: Tensor, layer: int, gather: Gather, rows: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """K and V of a group's context, each ``[rows, kv_heads, span, head_dim]``, zero where no token stands."""
+    """K and V of a group's context, each ``[rows, kv_heads, span, head_dim]``; zero without a token."""
     _, _, sides, heads, block_tokens, dim = arena.shape
     held = as_bytes(arena).view(-1, block_tokens * dim)
     tiles = held.index_select(0, gather.tiles + layer * sides * heads)
@@ -86,14 +86,16 @@ def _gather(
 
 
 def _attend_singles(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention) -> Tensor:
-    """One token per row: the query heads that share a KV head stand as its queries."""
+    """One token per row: the query heads that share a KV head take the place of its queries."""
     rows, heads = keys.shape[:2]
     grouped = query.reshape(rows, heads, -1, query.shape[-1])
     return _attend(grouped, keys, values, mask, how).reshape(query.shape)
 
 
 def _attend_chunk(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention) -> Tensor:
-    """Many tokens of one row: KV heads are the batch, the query heads that share one its heads (stride 0)."""
+    """Many tokens of one row: KV heads are the batch axis, and query heads that share one are its heads
+    (stride 0).
+    """
     count, q_heads, dim = query.shape
     heads, span = keys.shape[1:3]
     grouped = query.view(count, heads, -1, dim).permute(1, 2, 0, 3)
@@ -104,7 +106,7 @@ def _attend_chunk(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention) -> Tensor:
-    """Softmax attention over the last two axes; written out where scores are capped, in fp32.
+    """Softmax attention over the last two axes; in fp32 without torch's fused function if scores are capped.
 
     Source of the cap: Gemma Team, "Gemma 2" (2024).
     """
@@ -121,7 +123,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``x / rms(x) * weight`` over the last axis; the mean in fp32, the product in x's type.
+    """``x / rms(x) * weight`` over the last axis; the mean is in fp32, the product in x's type.
 
     ``weight`` broadcasts. Source: Zhang, Sennrich, "Root mean square layer normalization" (2019).
     """
@@ -133,8 +135,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate ``heads`` ``[tokens, heads, dim]`` by their positions: pairs are (i, i + turning / 2).
 
-    ``cos``, ``sin``: ``[tokens, turning]``, both halves alike; the numbers behind the first ``turning`` stay.
-    Source: Su et al., "RoFormer" (2021), in the half-split order of GPT-NeoX.
+    ``cos``, ``sin``: ``[tokens, turning]``, both halves equal; numbers behind the first ``turning`` are not
+    rotated. Source: Su et al., "RoFormer" (2021), in the half-split order of GPT-NeoX.
     """
     turning = cos.shape[-1]
     if turning < heads.shape[-1]:
@@ -189,7 +191,7 @@ def gated(gate_up: Tensor, activation: str = "silu") -> Tensor:
 
 
 def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -> None:
-    """Copy whole blocks, one after the other in the order given: a target may be a later source."""
+    """Copy whole blocks one after the other in the order given, so that a target may be a later source."""
     for source, target in zip(sources, targets, strict=True):
         arena[target].copy_(arena[source])
 
@@ -197,5 +199,5 @@ def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -
 def copy_pieces(source: Tensor, target: Tensor, pieces: NDArray[np.int64], size: int) -> None:
     """Copy ``size`` bytes from ``pieces[:, 0]`` on in ``source`` to ``pieces[:, 1]`` on in ``target``."""
     here, there = source.numpy(), target.numpy()
-    for begin, to in pieces.tolist():  # plain memcpy: torch would share each piece out over its threads
+    for begin, to in pieces.tolist():  # memcpy: torch would split each piece over its threads
         there[to : to + size] = here[begin : begin + size]

@@ -1,7 +1,8 @@
-"""What is done to logits before temperature: bias, penalties for what was said, tokens that may not come.
+"""Edits of logits before the temperature: bias, penalties for earlier tokens, forbidden tokens, grammar
+masks.
 
-All work in place on fp32 ``[rows, vocab]`` and wait for no device. The order in which to use them is that of
-transformers' processors: `add`, `penalize`, `forbid`; `allow` at the end. Knows nothing of sequences.
+All work in place on fp32 ``[rows, vocab]`` and do not wait for the device. Apply them in the order of
+transformers' processors: `add`, `penalize`, `forbid`, and `allow` last.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ import torch
 from torch import Tensor
 
 NO_TOKEN = -1
-"""Pads the beginning of a shorter word: it stands for any token."""
+"""Pads a shorter word at its beginning; matches any token."""
 
 NOTHING = -2
-"""Pads what a row has said where it has not said enough: it is no token."""
+"""Pads a row with fewer tokens; matches no token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the rows to penalize have said so far.
+    """The earlier tokens of the rows to penalize.
 
-    ``rows``: int64 ``[n]``, which of the logits' rows they are. ``tokens``: int64 ``[t]``, their ids, one row
-    after the other. ``owners``: int64 ``[t]``, which of the ``n`` each is of. ``output``: int64 ``[t]``, 1
-    where the model said it in this turn, 0 for its prompt.
+    ``rows``: int64 ``[n]``, their indices in the logits. ``tokens``: int64 ``[t]``, token ids, one row after
+    the other. ``owners``: int64 ``[t]``, the index in ``rows`` of each token's row. ``output``: int64
+    ``[t]``, 1 for a token sampled in this turn, 0 for the prompt.
     """
 
     rows: Tensor
@@ -39,12 +40,13 @@ def add(logits: Tensor, rows: Tensor, tokens: Tensor, values: Tensor) -> None:
 
 
 def penalize(logits: Tensor, said: Said, repetition: Tensor, frequency: Tensor, presence: Tensor) -> None:
-    """Make likelier or less likely what was said; the three are float ``[n]``, in the order of ``said.rows``.
+    """Apply the penalties of each row; ``repetition``, ``frequency``, ``presence``: float ``[n]``, as
+    ``said.rows``.
 
     ``repetition`` (1: none) divides the logit of each token of prompt and output if it is positive and
-    multiplies it otherwise (Keskar et al., CTRL, 2019; transformers' processor). Then ``frequency`` is taken
-    off once for each time a token stands in the output, and ``presence`` once if it does (OpenAI's
-    definition; vLLM counts the output alone, too).
+    multiplies it otherwise (Keskar et al., CTRL, 2019; transformers' processor). Then ``frequency`` is
+    subtracted once for each time a token is in the output, and ``presence`` once if it is (OpenAI's
+    definition; vLLM counts only the output, too).
     """
     some = logits[said.rows]
     width = logits.shape[-1]
@@ -69,10 +71,10 @@ def forbid(logits: Tensor, rows: Tensor, tokens: Tensor, wanted: Tensor | None =
 
 
 def allow(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-    """Set all logits of ``rows``, int64 ``[n]``, to -inf but those whose bit is set.
+    """Set all logits of ``rows``, int64 ``[n]``, to -inf except those with their bit set.
 
-    ``masks``: int64 ``[n, ceil(vocab / 64)]``, little-endian: the bit of token t is bit ``t % 8`` of byte
-    ``t // 8``.
+    ``masks``: int64 ``[n, ceil(vocab / 64)]``, little-endian: the bit of token t is bit ``t % 8`` of byte ``t
+    // 8``.
     """
     octets = masks.view(torch.uint8)  # [n, 8 * words]
     bits = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=logits.device)
@@ -81,9 +83,9 @@ def allow(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
 
 
 def completes(beginnings: Tensor, ends: Tensor) -> Tensor:
-    """Which words a further token would complete: bool ``[n]``.
+    """Which forbidden words would be completed by one more token: bool ``[n]``.
 
-    ``beginnings``: each word without its last token, ``ends``: what the word's row said last; both int64
-    ``[n, width]``, aligned at their end and padded before it with `NO_TOKEN` and `NOTHING`.
+    ``beginnings``: each word without its last token. ``ends``: the last tokens of the word's row. Both are
+    int64 ``[n, width]``, right-aligned and padded with `NO_TOKEN` and `NOTHING`.
     """
     return ((beginnings == NO_TOKEN) | (beginnings == ends)).all(-1)

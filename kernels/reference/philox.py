@@ -1,7 +1,7 @@
-"""Philox4x32-10, the counter-based random generator: a draw depends on (seed, position) alone.
+"""Philox4x32-10, a counter-based random generator: its numbers depend on (seed, position) only.
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); constants and
-known answers from the Random123 library. Works on int64 tensors on any device; holds no state.
+known answers from the Random123 library. Works on int64 tensors on any device, without state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
 
 
 def _column(pair: tuple[int, int], device: torch.device) -> Tensor:
-    """Two constants as ``[2, 1]``, made on the device: copying them there would wait for it."""
+    """Two constants as ``[2, 1]``, computed on the device, as a copy would wait for it."""
     first, second = pair
     return torch.arange(2, device=device)[:, None] * (second - first) + first
 

@@ -1,8 +1,8 @@
-"""Drawing the next token: greedy, or from what the limits leave, by a counter-based uniform number.
+"""Sampling: the token that each row's logits and limits give, by a counter-based random number; log
+probabilities.
 
-The reference in plain torch. Knows nothing of sequences: a row is logits and a few numbers. The whole way of
-a row's logits, in the order of transformers' processors: bias, penalties, forbidden tokens (`penalties`);
-temperature, top-k, top-p, min-p, typical (`truncation`); the draw.
+The order on a row's logits is that of transformers' processors: bias, penalties, forbidden tokens
+(`penalties`); temperature, top-k, top-p, min-p, typical (`truncation`); the sample.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from . import truncation
 from .philox import uniform
 
 COLDEST = 1e-6
-"""Lower temperatures are read as this one: the likeliest token, without overflow."""
+"""The lowest temperature; lower ones are raised to it, so that nothing overflows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Rows that keep the locally typical tokens: ``rows`` int64 ``[n]``, ``mass`` fp64 ``[n]``, below 1."""
+    """Rows with locally typical sampling: ``rows`` int64 ``[n]``, ``mass`` fp64 ``[n]``, below 1."""
 
     rows: Tensor
     mass: Tensor
@@ -39,19 +39,19 @@ def sample(
     typical: Typical | None = None,
     candidates: int | None = None,
 ) -> Tensor:
-    """Draw one token id per row: int64 ``[rows]``.
+    """Sample one token id per row: int64 ``[rows]``.
 
     ``logits``: fp32 ``[rows, vocab]``. ``temperature`` (0: greedy), ``top_p`` (1: all), ``min_p`` (0: all):
-    float ``[rows]``; ``top_k`` (0: all), ``seeds``, ``positions`` (of the token drawn): int64 ``[rows]``.
-    ``min_p`` and ``typical`` are None where no row has one.
+    float ``[rows]``; ``top_k`` (0: all), ``seeds``, ``positions`` (of the sampled token): int64 ``[rows]``.
+    ``min_p`` and ``typical`` are None if no row has one.
 
-    Kept are the ``top_k`` likeliest tokens (of equal ones the lower ids), then of these the fewest whose
-    share reaches ``top_p``, then those that ``min_p`` and ``typical`` leave. The draw is the inverse
-    distribution function over the kept tokens in the order of their ids, at one uniform number of
-    (seed, position) alone, in float64: the same alone and in any batch.
+    Kept are the ``top_k`` likeliest tokens (the lower ids of equal ones), of these the fewest that have
+    ``top_p`` of the mass, and of these what ``min_p`` and ``typical`` leave. The sampled token is the inverse
+    distribution function over the kept tokens in the order of their ids, at one uniform number of (seed,
+    position), in float64. So it is the same in any batch.
 
-    ``candidates``: how many of a row's likeliest tokens top-k and top-p can concern: 0 if no row has one, the
-    largest ``top_k`` if all have one, else vocab. None looks into the tensors, which waits for the device.
+    ``candidates``: how many of a row's likeliest tokens top-k and top-p can affect: 0 if no row has one, the
+    largest ``top_k`` if all have one, else vocab. None reads it from the tensors, which waits for the device.
     """
     greedy = temperature <= 0
     scores = logits.double() / temperature.double().clamp(min=COLDEST)[:, None]
@@ -73,8 +73,21 @@ def _left(scores: Tensor, kept: Tensor) -> Tensor:
 
 
 def _inverse(cumulated: Tensor, uniforms: Tensor) -> Tensor:
-    """The first id whose cumulated share exceeds the uniform number; in range even for NaN rows."""
+    """The first id at which the cumulated mass exceeds the uniform number; in range even for NaN rows."""
     total = cumulated[:, -1]
     target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
     found = torch.searchsorted(cumulated, target[:, None], right=True).squeeze(-1)
     return found.clamp(max=cumulated.shape[-1] - 1)
+
+
+def log_probabilities(logits: Tensor, ids: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The log probability of ``ids`` ``[rows]``; and the ids and log probabilities of the ``most`` likeliest
+    tokens.
+
+    ``logits``: fp32 ``[rows, vocab]``, before any edit. Returns fp64 ``[rows]``, and int64 and fp64 ``[rows,
+    most]``, likeliest first.
+    """
+    whole = logits.double().logsumexp(-1, keepdim=True)
+    chosen = logits.gather(-1, ids[:, None]).double() - whole
+    best = logits.topk(most, dim=-1)
+    return chosen.squeeze(-1), best.indices, best.values.double() - whole

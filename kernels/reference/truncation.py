@@ -1,7 +1,7 @@
-"""Which tokens stay in the draw: top-k and top-p, min-p, locally typical sampling.
+"""The limits of sampling: top-k and top-p, min-p, locally typical sampling.
 
-Each takes scores, fp64 ``[rows, vocab]`` in which -inf is a token that an earlier limit took out, and tells
-which tokens it leaves. Boundaries are those of transformers' warpers, but for equal scores: see `likeliest`.
+Each takes scores, fp64 ``[rows, vocab]`` with -inf for removed tokens, and returns the tokens that it keeps.
+Limits are inclusive as in transformers' warpers, except for equal scores: see `likeliest`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from torch import Tensor
 
 
 def candidates_of(top_k: Tensor, top_p: Tensor, vocab: int) -> int:
-    """How many of a row's likeliest tokens top-k and top-p can concern; waits for the device."""
+    """How many of a row's likeliest tokens top-k and top-p can affect; waits for the device."""
     if bool(((top_k == 0) & (top_p < 1)).any()):
         return vocab
     return min(int(top_k.max()), vocab)
 
 
 def likeliest(scores: Tensor, top_k: Tensor, top_p: Tensor, candidates: int) -> Tensor:
-    """The ``top_k`` likeliest, then of these the fewest whose share reaches ``top_p``: bool ``[rows, vocab]``.
+    """The ``top_k`` likeliest tokens, and of these the fewest that have ``top_p`` of the mass: bool ``[rows,
+    vocab]``.
 
-    How many are kept depends on the sorted values alone; which of equal values, on their ids (the lower ones;
-    transformers keeps more than ``top_k`` where the last is one of several equals). ``top_k`` (0: all) and
+    How many are kept depends only on the sorted scores; of equal scores the lower ids are kept (transformers
+    keeps more than ``top_k`` tokens if the last is one of several equal ones). ``top_k`` (0: all) and
     ``top_p`` (1: all): ``[rows]``. ``candidates``: see `sampling.sample`.
     """
     vocab = scores.shape[-1]
@@ -41,7 +42,8 @@ def likeliest(scores: Tensor, top_k: Tensor, top_p: Tensor, candidates: int) -> 
 
 
 def near_the_best(scores: Tensor, min_p: Tensor) -> Tensor:
-    """Those at least ``min_p`` (``[rows]``, 0: all) times as likely as the likeliest: bool ``[rows, vocab]``.
+    """The tokens at least ``min_p`` (``[rows]``, 0: all) times as likely as the likeliest: bool ``[rows,
+    vocab]``.
 
     Nguyen et al., "Turning up the heat: min-p sampling" (ICLR 2025).
     """
@@ -49,10 +51,11 @@ def near_the_best(scores: Tensor, min_p: Tensor) -> Tensor:
 
 
 def typical(scores: Tensor, mass: Tensor) -> Tensor:
-    """Those whose surprise is nearest to the expected one, until their share reaches ``mass`` ``[rows]``.
+    """The tokens with a surprise nearest to the expected one that have ``mass`` ``[rows]`` of the
+    probability.
 
-    Surprise is -log of a token's share, its expectation the entropy. Bool ``[rows, vocab]``; of equally near
-    ones at the end all are kept. Meister et al., "Locally typical sampling" (TACL 2023).
+    Surprise is -log of a token's probability; its expectation is the entropy. Returns bool ``[rows, vocab]``;
+    equally near tokens at the limit are all kept. Meister et al., "Locally typical sampling" (TACL 2023).
     """
     logs = scores.log_softmax(-1)
     shares = logs.exp()

@@ -225,7 +225,7 @@ class EngineEnd:
 
 # --- the device thread's loop -----------------------------------------------------------------------------
 
-Progress: TypeAlias = Callable[[float, str], None]
+LoadProgress: TypeAlias = Callable[[float, str], None]
 """Called with the fraction of loading that is done, 0 to 1, and what is being done."""
 
 
@@ -256,7 +256,7 @@ class LoadedEngine:
     answers: Callable[[], list[VerbReply]] = list
 
 
-Load: TypeAlias = Callable[[Progress, Liveness], LoadedEngine]
+Load: TypeAlias = Callable[[LoadProgress, Liveness], LoadedEngine]
 """Makes an engine, which reports to the liveness how long a step may take."""
 
 

@@ -36,6 +36,11 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
+MAX_LOGPROBS = 20
+LEAST_PENALTY, MOST_PENALTY = 0.01, 100.0
+"""Bounds of ``Sampling.logprobs`` and ``Sampling.repetition_penalty``."""
+
+
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """The sampling parameters of one generation. ``temperature`` 0 is greedy.
 

@@ -125,7 +125,7 @@ class EngineProcess:
             self._check_later(late, hung)
 
     async def reap(self, engine_number: int) -> EngineDeath:
-        """Wait for the process, whose link has ended; kill it after ``GRACE``; read its crash report."""
+        """Wait for the process after its link has ended; kill it after ``GRACE``; read its crash report."""
         lost_at = self._end.last_heartbeat if self._hung else self._end.gone_at
         with anyio.CancelScope(shield=True):
             ending, outside = await anyio.to_thread.run_sync(self._reaped)
@@ -341,7 +341,7 @@ class ChildEngine:
             disk.stop()
 
     async def _reap(self) -> EngineDeath | None:
-        """Wait for the child whose socket has ended and log its death; None if there is no child."""
+        """Wait for the child after its socket has ended, and log its death; None if there is no child."""
         child, self._child = self._child, None
         disk, self._disk = self._disk, None
         if child is None:

@@ -21,7 +21,7 @@ import anyio.to_thread
 from ..errors import EngineDied, LinkClosed
 from ..settings import EngineSettings
 from .client import EngineLink
-from .engine_end import LoadedEngine, Progress, serve
+from .engine_end import LoadedEngine, LoadProgress, serve
 from .gateway_end import GatewayEnd
 from .heartbeat import Liveness
 from .messages import Heartbeat
@@ -31,7 +31,7 @@ GRACE = 10.0  # seconds the step in flight has to end when the link is closed
 log = logging.getLogger(__name__)
 
 
-def _load(settings: EngineSettings, progress: Progress, liveness: Liveness) -> LoadedEngine:
+def _load(settings: EngineSettings, progress: LoadProgress, liveness: Liveness) -> LoadedEngine:
     from ..build import load_engine  # imports torch, in the engine's thread only
 
     return load_engine(settings, progress, liveness)
@@ -49,7 +49,7 @@ class ThreadEngine:
         self,
         settings: EngineSettings,
         *,
-        load: Callable[[EngineSettings, Progress, Liveness], LoadedEngine] = _load,
+        load: Callable[[EngineSettings, LoadProgress, Liveness], LoadedEngine] = _load,
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
     ) -> None:
         self.link = EngineLink()

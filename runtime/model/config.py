@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsInvalid, UnsupportedArchitecture
-from ..link.messages import SamplingDefaults
-from ..scheduler.sampling_limits import LEAST_PENALTY, MOST_PENALTY
+from ..link.messages import LEAST_PENALTY, MOST_PENALTY, SamplingDefaults
 from .families import FAMILIES, NEUTRAL, Family
 from .fields import Fields, read_json
 from .rope import LAYER_TYPES, RopeConfig, Ropes, read_ropes

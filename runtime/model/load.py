@@ -20,9 +20,6 @@ from .folder import find_model
 from .kv_format import AS_COMPUTED, KVFormat
 from .weights import allocate, assemble, fold_kv_scales, may_be_ignored, pieces_of
 
-Progress = Callable[[float, str], None]
-"""Called with the fraction of loading that is done, 0 to 1, and what is being done."""
-
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -63,7 +60,7 @@ def load_model(
     name: str | Path,
     device: str = "auto",
     dtype: str = "auto",
-    progress: Progress = lambda done, what: None,
+    progress: Callable[[float, str], None] = lambda done, what: None,
     max_context: int | None = None,
     kv: KVFormat = AS_COMPUTED,
 ) -> LoadedModel:
@@ -71,7 +68,8 @@ def load_model(
 
     ``device``: as torch names it; ``auto``: CUDA if there is one. ``dtype``: ``float32``, ``bfloat16``,
     ``float16``; ``auto``: as stored. ``max_context``: the longest sequence to serve; rotary settings may
-    depend on it. ``kv``: how K and V are stored.
+    depend on it. ``kv``: how K and V are stored. ``progress``: called with the fraction that is done, 0 to
+    1, and what is being done.
 
     Raises:
         ModelUnreadable: a subclass, naming file and cause; nothing has been allocated then.

@@ -11,10 +11,8 @@ from itertools import chain
 from math import isfinite
 
 from ..errors import SamplingInvalid
-from ..link.messages import Sampling, TokenLimits
+from ..link.messages import LEAST_PENALTY, MAX_LOGPROBS, MOST_PENALTY, Sampling, TokenLimits
 
-MAX_LOGPROBS = 20
-LEAST_PENALTY, MOST_PENALTY = 0.01, 100.0
 MOST_ADDEND = 1000.0
 """Bias and penalties by addition: more than the distance of any two logits that matter."""
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.link.messages import Grammar, GrammarKind, Sampling
-from ...runtime.scheduler.sampling_limits import LEAST_PENALTY, MAX_LOGPROBS, MOST_PENALTY
+from ...runtime.link.messages import LEAST_PENALTY, MAX_LOGPROBS, MOST_PENALTY, Grammar, GrammarKind, Sampling
 from ..errors import GrammarInvalid, SamplingInvalid
 from ..items import Item, Preamble, Tool, checked_item, checked_preamble
 from ..tools.grammar import check_tool

@@ -1,4 +1,4 @@
-"""Which backend computes: what is asked for, what there is, and that a fallback is loud."""
+"""Which backend is chosen, and that a fallback is logged."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_without_numba_the_reference_computes_and_says_so(
         choose("cpu", CPU, NEEDS)
 
 
-def test_kernels_that_cannot_be_compiled_do_not_keep_us_from_serving(
+def test_without_compiled_kernels_the_reference_serves(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:
@@ -78,7 +78,7 @@ def test_kernels_that_cannot_be_compiled_do_not_keep_us_from_serving(
 
 
 def test_torch_keeps_its_number_of_threads() -> None:
-    """Both compute on one OpenMP pool, whose number numba would set to that of all cores."""
+    """Both compute on one OpenMP pool; numba would set its number of threads to that of all cores."""
     pytest.importorskip("numba")
     program = (
         "import ctypes, torch; torch.set_num_threads(1)\n"

@@ -1,4 +1,4 @@
-"""The CUDA device over a runtime that refuses, and over torch calls that are only recorded; no GPU."""
+"""The CUDA device without a GPU: over a runtime that refuses, and over recorded torch calls."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_device_without_a_number_is_the_current_one(calls: Calls) -> None:
         assert calls.current == 3
 
 
-def test_what_a_cpu_copies_is_there_at_once() -> None:
+def test_a_copy_on_a_cpu_is_complete_on_return() -> None:
     device = device_of(torch.device("cpu"))
     assert isinstance(device, CpuDevice) and not device.overlaps
     target, source = torch.zeros(3), torch.ones(3)

@@ -60,7 +60,7 @@ def test_a_pool_in_bytes_counts_the_blocks_of_all_groups(tmp_path: Path) -> None
     assert len(run(loaded, list(range(40)), 4)) == 4
 
 
-def test_without_a_wish_the_context_is_what_the_pool_holds(tiny: Path) -> None:
+def test_without_max_context_the_context_is_what_the_pool_holds(tiny: Path) -> None:
     assert load(tiny, blocks=5).hello.max_context == 80
 
 
@@ -79,9 +79,7 @@ def test_impossible_settings_are_named(tiny: Path, changes: dict[str, object]) -
         load(tiny, **changes)
 
 
-def test_an_arena_that_does_not_fit_is_the_operator_s_to_mend(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_arena_that_does_not_fit_is_a_settings_error(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> DeviceArena:
         raise RuntimeError("can't allocate memory:\n you tried to allocate 8 PiB")
 
@@ -114,7 +112,7 @@ def test_debug_poisons_the_arena_and_nothing_leaks_from_it(
     debug.engine.scheduler.audit()
 
 
-def test_progress_is_told_to_the_end(tiny: Path) -> None:
+def test_progress_is_reported_to_the_end(tiny: Path) -> None:
     told: list[tuple[float, str]] = []
     load_engine(
         EngineSettings(model=str(tiny), device="cpu", blocks=20),
@@ -159,7 +157,7 @@ def test_an_engine_is_built_and_rehearsed_while_its_device_is_the_current_one(
     assert seen == {"kernels": [torch.device("cpu")], "steps": [torch.device("cpu")]} and not current
 
 
-def test_who_leaves_gives_the_host_tier_s_memory_back(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leave_gives_the_host_tier_s_memory_back(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(Registration, "begin", lambda self: told.append("begun"))
     monkeypatch.setattr(Registration, "close", lambda self: told.append("closed"))

@@ -66,7 +66,7 @@ class Child:
     def read(self, until: type | None = None) -> list[AnyReport]:
         """To the end, or until a report of a kind has come."""
         reader = report_reader()
-        with contextlib.suppress(ConnectionResetError):  # how a socket ends whose bytes were not all read
+        with contextlib.suppress(ConnectionResetError):  # a socket with unread bytes ends like this
             while data := self.sock.recv(1 << 16):
                 self.reports += reader.feed(data)
                 if until is not None and any(isinstance(report, until) for report in self.reports):
@@ -90,7 +90,7 @@ def test_it_ends_quietly_when_the_other_end_closes() -> None:
         assert child.end() == (0, "")
 
 
-def test_it_ends_quietly_when_nobody_tells_it_what_to_load() -> None:
+def test_it_ends_quietly_if_no_settings_arrive() -> None:
     with Child(PLAIN, b"") as child:
         assert child.end() == (0, "")
 
@@ -111,14 +111,14 @@ def test_a_bad_first_frame_is_named(first: bytes, code: str) -> None:
         assert child.end() == (EXIT_UNSERVABLE, "")  # the parent says it, once
 
 
-def test_a_hung_step_does_not_keep_an_orphan_alive() -> None:
+def test_an_orphan_exits_although_its_step_hangs() -> None:
     with Child(HANGS, settings()) as child:
         assert child.process.stderr is not None
         assert child.process.stderr.readline() == "hung\n"
         assert child.end() == (EXIT_ORPHANED, "")
 
 
-def test_a_fault_of_ours_is_told_up_and_its_trace_stands_on_stderr() -> None:
+def test_an_internal_fault_is_sent_and_its_traceback_is_on_stderr() -> None:
     with Child(RAISES, settings()) as child:
         fatal = child.read()[-1]
         assert isinstance(fatal, Fatal) and "by chance" in fatal.message

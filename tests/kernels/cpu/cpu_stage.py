@@ -1,4 +1,4 @@
-"""Sequences in an arena for the CPU backend's tests, and what attention over them is by definition."""
+"""Sequences in an arena for the CPU backend's tests, and their attention by definition."""
 
 from __future__ import annotations
 

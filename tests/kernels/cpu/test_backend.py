@@ -11,8 +11,8 @@ import torch
 
 pytest.importorskip("numba")
 
-from holdfast.kernels.cpu import backend, widening
-from holdfast.kernels.cpu.decoding import heads_together, piece_of
+from holdfast.kernels.cpu import backend, linear
+from holdfast.kernels.cpu.decode import heads_together, piece_of
 from holdfast.kernels.interface import Attention, HeadNorm
 from holdfast.kernels.reference import backend as reference
 
@@ -143,8 +143,8 @@ def test_linear_of_many_rows_on_either_kind_of_processor(
     biased: bool, dtype: torch.dtype, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights are widened in groups of 12 outputs, which 37 is no multiple of."""
-    monkeypatch.setitem(widening.NATIVE, dtype, native)
-    monkeypatch.setattr(widening, "WIDENED", 12 * 80)
+    monkeypatch.setitem(linear.NATIVE, dtype, native)
+    monkeypatch.setattr(linear, "WIDENED", 12 * 80)
     x, weight = numbers(90, 80, dtype=dtype, seed=1), numbers(37, 80, dtype=dtype, seed=2)
     bias = numbers(37, dtype=dtype, seed=3) if biased else None
     expected = x.double() @ weight.double().T + (bias.double() if biased else 0)

@@ -11,9 +11,9 @@ import torch
 pytest.importorskip("numba")
 
 from holdfast.kernels.cpu import backend
+from holdfast.kernels.cpu.batch import CHUNK_VECTORS
 from holdfast.kernels.cpu.lanes import TILE
-from holdfast.kernels.cpu.layout import CHUNK_VECTORS
-from holdfast.kernels.cpu.prefilling import block_tokens
+from holdfast.kernels.cpu.prefill import block_tokens
 from holdfast.kernels.interface import Attention
 
 from .cpu_stage import DTYPES, LAYER, SHAPES, TOLERANCE, Stage
@@ -41,7 +41,9 @@ def test_a_prompt_has_the_same_numbers_however_it_is_cut(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_and_so_in_every_shape(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+def test_a_prompt_has_the_same_numbers_in_every_shape(
+    shape: tuple[int, int, int, int], dtype: torch.dtype
+) -> None:
     stage, how = Stage([150], [150], *shape, dtype), Attention(0.2)
     arena = stage.filled(backend)
     cuts = [0, 3, 64, 71, 140, 150]
@@ -93,7 +95,7 @@ def test_scores_that_rise_or_fall_from_tile_to_tile(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("share", [1, 2, 3, 4, 7, 16, 71])
 @pytest.mark.parametrize("parts", [1, 2, 5, 64])
 @pytest.mark.parametrize("alike", [1, 3, 8])
-def test_a_block_fits_where_it_is_worked_on(share: int, parts: int, alike: int) -> None:
+def test_a_block_fits_its_workspace(share: int, parts: int, alike: int) -> None:
     for most in range(2, 600, 7):
         assert 0 < block_tokens(most, share, alike, parts) * share <= CHUNK_VECTORS
 
@@ -102,7 +104,5 @@ def test_a_block_fits_where_it_is_worked_on(share: int, parts: int, alike: int) 
     ("most", "share", "alike", "parts", "tokens"),
     [(83, 2, 4, 2, 88), (512, 2, 4, 2, 128), (64, 4, 1, 2, 32), (40, 4, 1, 1, 40), (83, 2, 4, 16, 24)],
 )
-def test_blocks_are_as_large_as_threads_are_few(
-    most: int, share: int, alike: int, parts: int, tokens: int
-) -> None:
+def test_fewer_threads_get_larger_blocks(most: int, share: int, alike: int, parts: int, tokens: int) -> None:
     assert block_tokens(most, share, alike, parts) == tokens

@@ -90,14 +90,14 @@ class TestBound:
         assert before == allowed
         assert [after] == json.loads(places)[1:], "not where its maker is"
 
-    def test_an_operators_word_on_it_stands(self) -> None:
+    def test_an_operators_setting_of_openmp_is_kept(self) -> None:
         assert run(POOL, OMP_PROC_BIND="false")[0] == "0"
 
     @pytest.mark.parametrize("threads", [1, POOL + 1])
     def test_another_number_of_threads_is_left_alone(self, threads: int) -> None:
         assert run(threads)[0] == "0"
 
-    def test_a_system_that_forbids_it_leaves_all_as_it_was(self) -> None:
+    def test_a_system_that_forbids_binding_leaves_threads_unbound(self) -> None:
         allowed = sorted(os.sched_getaffinity(0))
         bound, places, _ = run(POOL, FORBIDDEN="second")
         assert bound == "0" and json.loads(places) == [allowed, allowed]

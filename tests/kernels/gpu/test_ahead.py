@@ -1,4 +1,4 @@
-"""Kernels compiled for GPUs that are not there: no spills, shared memory in bounds, tensor cores where meant.
+"""Kernels compiled for GPUs that are not present: no spills, shared memory in bounds, tensor cores where meant.
 
 Triton keeps what it compiled under ``build/triton``, by the hash of the source; the first run is the long one.
 """
@@ -66,7 +66,7 @@ def check(table: list[dict[str, Any]], arch: int) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_compiling_is_told_before_and_behind_and_only_once_and_of_no_other_thread() -> None:
+def test_compiling_is_reported_once_before_and_after_and_for_one_thread() -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(ROOT / "build" / "triton")}
     environment.pop("TRITON_INTERPRET", None)
     ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""The Triton kernels without a GPU: the files under ``interpreted`` run in a process whose triton interprets.
+"""The Triton kernels without a GPU: the files under ``interpreted`` run in a process with triton's interpreter.
 
 Triton decides when it is imported, and for good, whether kernels are compiled or interpreted.
 """

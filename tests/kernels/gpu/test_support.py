@@ -27,7 +27,7 @@ def test_what_is_supported_passes() -> None:
         ((64, torch.float16, 16, (7, 5)), ["compute capability 7.5", "8.0 and later"]),
     ],
 )
-def test_the_rest_is_refused_with_what_is_supported(
+def test_unsupported_shapes_are_refused_with_the_supported_ones(
     arguments: tuple[int, torch.dtype, int, tuple[int, int] | None], words: list[str]
 ) -> None:
     with pytest.raises(Unsupported) as refused:
@@ -35,7 +35,7 @@ def test_the_rest_is_refused_with_what_is_supported(
     assert all(word in str(refused.value) for word in words)
 
 
-def test_all_wrong_things_are_named_at_once() -> None:
+def test_all_unsupported_values_are_named_in_one_error() -> None:
     with pytest.raises(Unsupported, match=r"head_dim 1.*dtype int64.*block size 3"):
         check_supported(1, torch.int64, 3)
 
@@ -62,6 +62,6 @@ def test_stretches_are_whole_tiles() -> None:
 
 
 def test_invariant_stretches_are_whole_tiles() -> None:
-    from holdfast.kernels.gpu.stretches import STRETCH
+    from holdfast.kernels.gpu.invariant_kernels import STRETCH
 
     assert all(STRETCH % row["TILE"] == 0 for rows in table()["stretch"].values() for row in rows.values())

@@ -1,4 +1,6 @@
-"""A process of its own, whose triton interprets, runs these: see ``tests/kernels/gpu/test_interpreted.py``."""
+"""These run in a process of their own with triton's interpreter: see
+``tests/kernels/gpu/test_interpreted.py``.
+"""
 
 from __future__ import annotations
 

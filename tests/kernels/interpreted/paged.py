@@ -22,7 +22,7 @@ def paged(
     seed: int = 0,
     share: int = 0,
 ) -> tuple[torch.Tensor, PagedBatch]:
-    """An arena whose unused slots are NaN and a batch of rows (first, count); K and V of all tokens stand.
+    """An arena with NaN in unused slots, and a batch of rows (first, count); K and V of all tokens stand.
 
     The first ``share`` blocks of every row are the same ones.
     """

@@ -77,7 +77,7 @@ def test_drawn(drawn: Drawn, single: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("single", [True, False], ids=["decode", "extend"])
-def test_five_hundred_drawn(single: bool) -> None:
+def test_five_hundred_drawn_batches(single: bool) -> None:
     @settings(max_examples=500)
     @given(batches())
     def run(drawn: Drawn) -> None:

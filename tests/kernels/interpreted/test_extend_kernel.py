@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from holdfast.kernels.gpu import stretches
+from holdfast.kernels.gpu import invariant_kernels
 from holdfast.kernels.gpu.extend import extend_attention
 from holdfast.kernels.interface import Attention
 from holdfast.kernels.reference import backend as torch_kernels
@@ -60,7 +60,7 @@ def test_shapes_that_do_not_fit_are_refused_with_both() -> None:
 
 
 @pytest.mark.parametrize(
-    "kernel", [extend_attention, stretches.extend_attention], ids=["extend", "stretches"]
+    "kernel", [extend_attention, invariant_kernels.extend_attention], ids=["extend", "stretches"]
 )
 def test_blocks_before_the_window_are_not_read(kernel: Callable[..., torch.Tensor]) -> None:
     """Blocks that no query sees may be freed and poisoned: their NaN must not reach the result."""

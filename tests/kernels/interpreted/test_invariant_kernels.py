@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from holdfast.kernels.batch import PagedBatch, lay_out
-from holdfast.kernels.gpu import configurations, products, stretches
+from holdfast.kernels.gpu import configurations, invariant_kernels
 from holdfast.kernels.interface import Attention
-from holdfast.kernels.reference.backend import attention
+from holdfast.kernels.reference import attention
 from holdfast.tests.kernels.interpreted.paged import paged, queries
 
 
@@ -37,26 +37,26 @@ def _rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_products(tokens: int, width: int, outs: int, bias: bool) -> None:
     torch.manual_seed(0)
     x, weight, add = torch.randn(tokens, width), torch.randn(outs, width), torch.randn(outs)
-    got = products.linear(x, weight, add if bias else None)
+    got = invariant_kernels.linear(x, weight, add if bias else None)
     expected = x.double() @ weight.double().T + (add.double() if bias else 0)
     torch.testing.assert_close(got.double(), expected, atol=1e-4, rtol=1e-5)
     if not bias:
-        alone = products.linear(x[-1:], weight)
+        alone = invariant_kernels.linear(x[-1:], weight)
         assert torch.equal(alone[0], got[-1])
 
 
 def test_products_of_unfit_shapes_are_refused_with_both() -> None:
     with pytest.raises(ValueError, match=r"weight: shape \(3, 4\), expected \(3, 5\)"):
-        products.linear(torch.zeros(2, 5), torch.zeros(3, 4))
+        invariant_kernels.linear(torch.zeros(2, 5), torch.zeros(3, 4))
     with pytest.raises(ValueError, match="weight is"):
-        products.linear(torch.zeros(2, 4), torch.zeros(3, 4, dtype=torch.float16))
+        invariant_kernels.linear(torch.zeros(2, 4), torch.zeros(3, 4, dtype=torch.float16))
 
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> int:
     """Stretches of two tiles, so that small contexts have several."""
     tile = configurations.configuration("stretch", 80, torch.float32, 64)["TILE"]
-    monkeypatch.setattr(stretches, "STRETCH", 2 * tile)
+    monkeypatch.setattr(invariant_kernels, "STRETCH", 2 * tile)
     return 2 * tile
 
 
@@ -66,7 +66,7 @@ def test_attention(how: Attention, sinks: bool, short: int) -> None:
     arena, batch = paged([(150, 1), (0, 20), (70, 9), (0, 1)])
     query = queries(batch, arena, 2)
     extra = torch.linspace(-1, 2, query.shape[1]) if sinks else None
-    got = stretches.extend_attention(query, arena, 1, batch, how, extra)
+    got = invariant_kernels.extend_attention(query, arena, 1, batch, how, extra)
     expected = attention.extend_attention(query, arena, 1, batch, how, extra)
     torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=2e-5)
 
@@ -86,14 +86,14 @@ def test_a_token_has_the_same_bits_in_any_chunk_and_company(
     arena, batch = paged([(0, length), (90, 7), (64, 1)], kv_heads=1)
     query = queries(batch, arena, 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stretches, "STRETCH", 64)
+        patch.setattr(invariant_kernels, "STRETCH", 64)
         if window not in in_company:
-            in_company[window] = stretches.extend_attention(query, arena, 0, batch, how)[:length]
+            in_company[window] = invariant_kernels.extend_attention(query, arena, 0, batch, how)[:length]
         whole = in_company[window]
         bounds = [0, *sorted(cuts), length]
         for first, end in pairwise(bounds):
             alone = _row(batch, arena, first, end - first)
-            got = stretches.extend_attention(query[first:end].contiguous(), arena, 0, alone, how)
+            got = invariant_kernels.extend_attention(query[first:end].contiguous(), arena, 0, alone, how)
             assert torch.equal(got, whole[first:end])
 
 

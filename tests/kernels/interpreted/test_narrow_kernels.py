@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from holdfast.kernels.batch import lay_out_families
 from holdfast.kernels.float8 import E4M3
-from holdfast.kernels.gpu import backend, stretches
+from holdfast.kernels.gpu import backend, invariant_kernels
 from holdfast.kernels.gpu.prefix import prefix_attention
 from holdfast.kernels.gpu.store import rotate_and_store
 from holdfast.kernels.interface import Attention
+from holdfast.kernels.reference import attention
 from holdfast.kernels.reference import backend as reference
-from holdfast.kernels.reference.backend import attention
-from holdfast.kernels.shared_prefix import lay_out_families
 from holdfast.tests.kernels.interpreted.paged import paged, queries
 
 ROWS = [(40, 1), (0, 17), (30, 5)]
@@ -51,7 +51,7 @@ def test_attention_reads_it(dtype: torch.dtype) -> None:
     expected = attention.extend_attention(query, stored.to(dtype), 1, batch, how)
     for got in (
         backend.paged_attention(query, stored, 1, batch, how),
-        stretches.extend_attention(query, stored, 1, batch, how),
+        invariant_kernels.extend_attention(query, stored, 1, batch, how),
         reference.paged_attention(query, stored, 1, batch, how),
     ):
         bound = 2e-5 if dtype == torch.float32 else 2e-3

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from holdfast.kernels.batch import lay_out_families
 from holdfast.kernels.gpu.prefix import prefix_attention
 from holdfast.kernels.interface import Attention
 from holdfast.kernels.reference.attention import prefix_attention as reference
-from holdfast.kernels.shared_prefix import lay_out_families
 from holdfast.tests.kernels.interpreted.paged import paged, queries
 
 CONTEXTS = [300, 281, 299, 340, 30, 21, 600, 19, 18]

@@ -1,4 +1,4 @@
-"""The engine on the Triton kernels, interpreted: what it says and how surely, against the reference's."""
+"""The engine on the Triton kernels, interpreted: its tokens and log probabilities against the reference's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def computing_by(folder: Path, backend: str, dtype: str = "float32") -> LoadedMo
 
 
 @pytest.mark.parametrize("backend", ["triton", "triton-invariant"])
-def test_the_engine_says_what_it_says_on_the_reference(folder: Path, backend: str) -> None:
+def test_the_engine_generates_as_on_the_reference(folder: Path, backend: str) -> None:
     expected, _ = generate(computing_by(folder, "reference"), PROMPTS, 4)
     assert generate(computing_by(folder, backend), PROMPTS, 4)[0] == expected
 

@@ -106,7 +106,7 @@ def test_limits_of_many_rows_keep_what_transformers_keeps() -> None:
 
 
 def test_rows_draw_alone_what_they_draw_in_a_mixed_batch() -> None:
-    """Typical rows and others, with min-p and without: nobody's limits touch another's draw."""
+    """Typical rows and others, with min-p and without: the limits of one row do not affect another."""
     logits = torch.randn(12, VOCAB, generator=torch.Generator().manual_seed(8))
     positions = torch.arange(12) * 3
     min_p = torch.tensor([0.0, 0.2, 0.05] * 4, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What the link's tests share: asyncio alone, as the gateway runs it, and a model that loads in no time."""
+"""Fixtures of the link's tests: asyncio as the only backend, and a tiny model."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class Scripted:
 
 
 def flowing(**settings: object) -> Scripted:
-    """One whose steps do not wait."""
+    """An engine that does not wait before its steps."""
     engine = Scripted(**settings)  # type: ignore[arg-type]
     engine.gate.set()
     return engine

@@ -59,7 +59,7 @@ async def test_ready_follows_the_heartbeats() -> None:
     assert link.ready and link.phase is Phase.STEPPING
 
 
-async def test_a_heartbeat_without_a_promise_is_a_hang_at_once() -> None:
+async def test_a_heartbeat_with_deadline_zero_is_overdue_at_once() -> None:
     link = EngineLink()
     bench = loaded(link)
     bench.up(Heartbeat(Phase.STEPPING, 0.0, "2.0 s without progress"))

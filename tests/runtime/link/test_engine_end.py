@@ -1,4 +1,4 @@
-"""The engine's end: what does not fit waits its turn, a gateway that reads nothing is given up."""
+"""The engine's end: reports wait in order for the socket; a gateway that reads nothing ends the link."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
         end.close()
 
 
-def test_verbs_are_taken_in_order_and_waited_for(ends: Ends) -> None:
+def test_take_returns_verbs_in_order_and_can_wait(ends: Ends) -> None:
     assert ends.end.take(wait=False) == []
     sender = threading.Timer(0.0, ends.near.sendall, [b"".join(frame(Stop(n, n)) for n in range(100))])
     sender.start()
@@ -68,14 +68,14 @@ def test_verbs_are_taken_in_order_and_waited_for(ends: Ends) -> None:
     sender.join()
 
 
-def test_a_verb_cut_in_two_is_put_together(ends: Ends) -> None:
+def test_a_verb_that_arrives_in_two_parts_is_joined(ends: Ends) -> None:
     data = frame(Stop(1, 2))
     ends.near.sendall(data[:3])
     ends.near.sendall(data[3:])
     assert ends.end.take(wait=True) == [Stop(1, 2)]
 
 
-def test_what_the_socket_does_not_take_follows_in_order(ends: Ends) -> None:
+def test_reports_beyond_the_socket_buffer_follow_in_order(ends: Ends) -> None:
     sent = [Step(number, BIG.rows) for number in range(30)]
     for report in sent:
         ends.end.send(report)
@@ -89,7 +89,7 @@ def test_what_the_socket_does_not_take_follows_in_order(ends: Ends) -> None:
     assert [report for report in ends.came if isinstance(report, Step)] == sent
 
 
-def test_a_slow_gateway_holds_the_device_back_only_when_the_outbox_is_full(
+def test_a_slow_gateway_blocks_the_device_thread_only_when_the_outbox_is_full(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_end, "OUTBOX_BYTES", 1_000_000)
@@ -116,7 +116,7 @@ def test_a_slow_gateway_holds_the_device_back_only_when_the_outbox_is_full(
 
 
 @pytest.mark.parametrize("ends", [0.05], indirect=True)
-def test_a_gateway_that_reads_nothing_is_given_up(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_that_reads_nothing_ends_the_link(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_end, "OUTBOX_BYTES", 1_000_000)
 
     def device() -> None:
@@ -129,7 +129,7 @@ def test_a_gateway_that_reads_nothing_is_given_up(ends: Ends, monkeypatch: pytes
         ends.end.take(wait=True)
 
 
-def test_the_gateway_s_end_wakes_who_waits(ends: Ends) -> None:
+def test_a_closed_gateway_wakes_a_blocked_take(ends: Ends) -> None:
     closer = threading.Timer(0.0, ends.near.close)
     closer.start()
     with pytest.raises(LinkClosed):
@@ -140,7 +140,7 @@ def test_the_gateway_s_end_wakes_who_waits(ends: Ends) -> None:
     closer.join()
 
 
-def test_closing_this_end_is_no_orphanage(ends: Ends) -> None:
+def test_closing_this_end_does_not_call_on_gateway_gone(ends: Ends) -> None:
     ends.end.close()
     ends.end.close()
     assert ends.read() in ([], [ends.came[0]] if ends.came else [])
@@ -148,7 +148,7 @@ def test_closing_this_end_is_no_orphanage(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"\xff\xff\xff\xff", b"\x01\0\0\0\xc1"], ids=repr)
-def test_garbage_is_told_and_ends_the_link(ends: Ends, garbage: bytes) -> None:
+def test_garbage_is_reported_and_ends_the_link(ends: Ends, garbage: bytes) -> None:
     ends.near.sendall(garbage)
     with pytest.raises(LinkClosed):
         ends.end.take(wait=True)
@@ -157,6 +157,6 @@ def test_garbage_is_told_and_ends_the_link(ends: Ends, garbage: bytes) -> None:
     assert isinstance(fatal, Fatal) and fatal.code == FrameInvalid.code
 
 
-def test_it_beats_by_itself(ends: Ends) -> None:
+def test_heartbeats_are_sent_while_nothing_else_is(ends: Ends) -> None:
     beat = next(report for report in ends.read(until=Heartbeat) if isinstance(report, Heartbeat))
     assert beat.phase is Phase.LOADING and beat.deadline > 0

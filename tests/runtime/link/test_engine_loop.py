@@ -1,4 +1,4 @@
-"""The engine's loop, through the thread form, on an engine whose every move the test decides."""
+"""The engine's loop, through the thread form, on an engine that the test controls step by step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.runtime.errors import EngineDied, LinkClosed, SequenceBusy, ShardMissing
 from holdfast.runtime.link import engine_end
-from holdfast.runtime.link.engine_end import LoadedEngine, Progress
+from holdfast.runtime.link.engine_end import LoadedEngine, LoadProgress
 from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.link.messages import Finish, Heartbeat, Phase, Sampling, Step, TokenLimits
 from holdfast.runtime.link.thread import ThreadEngine
@@ -101,13 +101,13 @@ async def test_leaving_a_generation_stops_it() -> None:
         assert (await extended(link, seq, [1])).epoch == 2
 
 
-async def test_statistics_are_of_both_ends() -> None:
+async def test_statistics_include_both_ends() -> None:
     async with ThreadEngine(SETTINGS, load=flowing().loaded) as link:
         counted = await link.statistics()
         assert counted["steps"] == 0 and counted["link_inbox_verbs"] == 0 and counted["link_rows"] == 0
 
 
-async def test_an_engine_that_raises_takes_all_with_it_and_says_why() -> None:
+async def test_an_engine_that_raises_fails_all_calls_with_its_error() -> None:
     engine = Scripted(broken=ZeroDivisionError("by chance"))
     async with ThreadEngine(SETTINGS, load=engine.loaded) as link:
         seq = (await link.open([1])).seq
@@ -120,7 +120,7 @@ async def test_an_engine_that_raises_takes_all_with_it_and_says_why() -> None:
         assert not link.ready
 
 
-async def test_a_fault_of_loading_is_raised_as_its_class() -> None:
+async def test_a_typed_fault_of_loading_is_raised_as_its_class() -> None:
     def load(*_: object) -> LoadedEngine:
         raise ShardMissing("model-2.safetensors: missing")
 
@@ -129,7 +129,7 @@ async def test_a_fault_of_loading_is_raised_as_its_class() -> None:
             pass
 
 
-async def test_an_accident_of_loading_is_a_death() -> None:
+async def test_an_unexpected_error_of_loading_raises_engine_died() -> None:
     def load(*_: object) -> LoadedEngine:
         raise KeyError("rope")
 
@@ -138,12 +138,12 @@ async def test_an_accident_of_loading_is_a_death() -> None:
             pass
 
 
-async def test_loading_is_told_and_given_up_when_nobody_waits() -> None:
+async def test_loading_reports_progress_and_stops_when_the_gateway_closes() -> None:
     beats = Beats()
     given_up = threading.Event()
     aboard = threading.Event()
 
-    def load(settings: EngineSettings, progress: Progress, liveness: Liveness) -> LoadedEngine:
+    def load(settings: EngineSettings, progress: LoadProgress, liveness: Liveness) -> LoadedEngine:
         progress(0.5, "loading layer 7")
         aboard.set()
         try:
@@ -165,7 +165,7 @@ async def test_loading_is_told_and_given_up_when_nobody_waits() -> None:
     assert given_up.is_set()
 
 
-async def test_a_hung_step_is_told_and_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_during_a_hung_step_the_link_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_end, "STEP_FLOOR", 0.05)
     engine, beats = Scripted(), Beats()
     async with ThreadEngine(SETTINGS, load=engine.loaded, on_heartbeat=beats) as link:
@@ -183,7 +183,7 @@ async def test_a_hung_step_is_told_and_not_ready(monkeypatch: pytest.MonkeyPatch
         assert link.ready
 
 
-async def test_a_sequence_that_has_ended_is_in_no_step_when_its_end_is_told(
+async def test_an_ended_sequence_is_no_longer_recorded_when_its_end_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorded: list[set[int]] = []

@@ -64,7 +64,7 @@ async def say(link: EngineLink, seq: int, count: int, sampling: Sampling = GREED
     return [token async for row in generation for token in row.tokens]
 
 
-async def test_it_says_what_it_serves(link: EngineLink, tiny: Path) -> None:
+async def test_hello_describes_the_model(link: EngineLink, tiny: Path) -> None:
     hello = link.hello
     assert (hello.model, hello.architecture) == (str(tiny), "Qwen3ForCausalLM")
     assert (hello.vocab_size, hello.max_context, hello.blocks, hello.block_tokens) == (
@@ -103,7 +103,7 @@ async def test_sixteen_turns_at_once(link: EngineLink, expected: dict[Sampling, 
     await asyncio.gather(*map(turn, range(16)))
 
 
-async def test_a_turn_that_is_stopped_is_as_long_as_what_was_given(
+async def test_a_stopped_turn_has_the_length_of_its_rows(
     link: EngineLink, expected: dict[Sampling, list[int]]
 ) -> None:
     seq = (await link.open(PROMPT)).seq
@@ -122,9 +122,7 @@ async def test_a_turn_that_is_stopped_is_as_long_as_what_was_given(
     await link.close(seq)
 
 
-async def test_children_go_on_as_their_parent_would(
-    link: EngineLink, expected: dict[Sampling, list[int]]
-) -> None:
+async def test_forks_continue_as_their_parent(link: EngineLink, expected: dict[Sampling, list[int]]) -> None:
     seq = (await link.open(PROMPT)).seq
     assert await say(link, seq, 5) == expected[GREEDY][:5]
     one, two = await link.fork(seq, 2)
@@ -136,7 +134,7 @@ async def test_children_go_on_as_their_parent_would(
         await link.close(each)
 
 
-async def test_refusals_come_as_their_classes_and_change_nothing(link: EngineLink) -> None:
+async def test_refusals_raise_their_classes_and_change_nothing(link: EngineLink) -> None:
     state = await link.open(PROMPT)
     seq = state.seq
     refused: list[tuple[type[RuntimeFault], object]] = [
@@ -157,7 +155,7 @@ async def test_refusals_come_as_their_classes_and_change_nothing(link: EngineLin
     await link.close(seq)
 
 
-async def test_callers_cancelled_anywhere_leave_nothing_behind(link: EngineLink) -> None:
+async def test_cancelled_callers_leave_no_sequence_behind(link: EngineLink) -> None:
     async def talk() -> None:
         seq = (await link.open(PROMPT)).seq
         try:

@@ -48,7 +48,7 @@ LIMITS = TokenLimits(8)
 
 
 async def unused(seq: int, keep: int | None) -> None:
-    raise AssertionError(f"nobody stops {seq} here")
+    raise AssertionError(f"{seq} is not stopped here")
 
 
 def begin(bench: Bench, seq: int = 1) -> tuple[Generation, asyncio.Task[VerbReply]]:
@@ -155,7 +155,7 @@ async def test_a_cancelled_generate_is_stopped_at_once_and_disturbs_no_later_one
     assert bench.end.lengths()["link_calls"] == 0
 
 
-async def test_a_generate_cancelled_as_its_reply_comes_is_stopped() -> None:
+async def test_a_generate_cancelled_when_its_reply_arrives_is_stopped() -> None:
     bench = Bench()
     generation, task = begin(bench)
     await settle()
@@ -168,7 +168,7 @@ async def test_a_generate_cancelled_as_its_reply_comes_is_stopped() -> None:
     assert bench.end.lengths()["link_generations"] == 0
 
 
-async def test_a_reply_that_meets_a_cancelled_caller_is_dropped() -> None:
+async def test_the_reply_to_a_cancelled_caller_is_dropped() -> None:
     bench = Bench()
     generation, task = begin(bench)
     await settle()
@@ -231,7 +231,7 @@ async def test_a_stop_that_meets_the_natural_end_gives_each_row_once() -> None:
     assert generation.last is not None and not generation.running
 
 
-async def test_rows_behind_a_stop_are_not_given() -> None:
+async def test_rows_behind_a_stop_are_dropped() -> None:
     bench = Bench()
     generation = await begun(bench)
     stopping = asyncio.create_task(bench.end.call(Stop(bench.end.next_request(), 1)))
@@ -271,7 +271,7 @@ async def test_a_cancelled_reader_loses_no_row() -> None:
     assert await tokens_of(generation) == [7, 8]
 
 
-async def test_two_readers_are_a_mistake_that_is_told() -> None:
+async def test_a_second_reader_raises() -> None:
     bench = Bench()
     generation = await begun(bench)
     reading = asyncio.create_task(tokens_of(generation))
@@ -291,7 +291,7 @@ async def test_unread_rows_are_counted_until_they_are_read() -> None:
     assert bench.end.lengths()["link_rows"] == 0
 
 
-async def test_everybody_who_waits_learns_of_the_end() -> None:
+async def test_all_that_wait_fail_when_the_link_ends() -> None:
     bench = Bench()
     generation = await begun(bench)
     call = asyncio.create_task(bench.end.call(Extend(900, 2, [1])))
@@ -331,7 +331,7 @@ async def test_closing_this_end_says_so() -> None:
     assert bench.transport.aborted and bench.end.lost.is_set()
 
 
-async def test_a_fault_named_before_hello_is_raised_as_its_class() -> None:
+async def test_a_fatal_before_hello_is_raised_as_its_class() -> None:
     bench = Bench()
     bench.up(Fatal("shard_missing", "model-2.safetensors: missing"))
     bench.end.connection_lost(None)
@@ -339,7 +339,7 @@ async def test_a_fault_named_before_hello_is_raised_as_its_class() -> None:
         await bench.end.hello
 
 
-async def test_a_fault_named_later_is_the_reason_of_death() -> None:
+async def test_a_later_fatal_is_the_reason_of_the_death() -> None:
     bench = Bench()
     generation = await begun(bench)
     bench.up(Fatal("engine_died", "three steps failed"))
@@ -351,7 +351,7 @@ async def test_a_fault_named_later_is_the_reason_of_death() -> None:
 @pytest.mark.parametrize(
     "garbage", [b"\xff\xff\xff\xff", b"\x01\0\0\0\xc1", b"HTTP/1.1 400 Bad Request\r\n"], ids=repr
 )
-async def test_garbage_ends_the_link_for_all(garbage: bytes) -> None:
+async def test_garbage_fails_all_calls(garbage: bytes) -> None:
     bench = Bench()
     generation = await begun(bench)
     call = asyncio.create_task(bench.end.call(Extend(900, 2, [1])))
@@ -365,13 +365,13 @@ async def test_garbage_ends_the_link_for_all(garbage: bytes) -> None:
     assert bench.transport.aborted and bench.end.lost.is_set()
 
 
-async def test_an_answer_nobody_asked_for_is_garbage() -> None:
+async def test_an_answer_to_no_request_ends_the_link() -> None:
     bench = Bench()
     bench.up(VerbReply(77, SequenceState(1, 1, 1, 1)))
     assert isinstance(bench.end.gone, FrameInvalid)
 
 
-async def test_who_leaves_reads_no_more_and_need_not_hear_what_came_of_it() -> None:
+async def test_after_leave_nothing_is_read_and_a_refused_stop_is_dropped() -> None:
     told: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
 

@@ -1,4 +1,4 @@
-"""Heartbeats are honest: in time while the device thread gets on; else one that tells, then silence."""
+"""Heartbeats are in time while the device thread makes progress; else one reports it and none follows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def beats(liveness: Liveness, clock: Clock, seconds: float) -> list[tuple[float,
     return sent
 
 
-def test_an_idle_engine_beats_within_its_promise() -> None:
+def test_an_idle_engine_sends_heartbeats_within_their_deadline() -> None:
     clock = Clock()
     liveness = Liveness(clock)
     liveness.enter(Phase.IDLE)
@@ -52,7 +52,7 @@ def test_an_idle_engine_beats_within_its_promise() -> None:
     assert sent[0][1].deadline == IDLE_PROMISE + SLACK
 
 
-def test_a_hung_step_is_told_once_at_its_limit_and_then_there_is_silence() -> None:
+def test_a_hung_step_is_reported_once_at_its_limit_and_then_no_heartbeat_follows() -> None:
     clock = Clock()
     liveness = Liveness(clock)
     began = clock.now
@@ -65,7 +65,7 @@ def test_a_hung_step_is_told_once_at_its_limit_and_then_there_is_silence() -> No
     assert all(at + beat.deadline <= began + 2.0 + SLACK + 1e-9 for at, beat in before)
 
 
-def test_it_beats_again_when_the_device_gets_on_after_all() -> None:
+def test_heartbeats_resume_when_a_late_step_ends() -> None:
     clock = Clock()
     liveness = Liveness(clock)
     liveness.enter(Phase.STEPPING, 2.0)
@@ -75,7 +75,7 @@ def test_it_beats_again_when_the_device_gets_on_after_all() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 3.0), st.floats(0.01, 1.0)), min_size=1, max_size=20))
-def test_whatever_stays_within_its_limits_is_never_overdue(phases: list[tuple[float, float]]) -> None:
+def test_phases_within_their_limits_are_never_overdue(phases: list[tuple[float, float]]) -> None:
     """Phases that use a share of their limit: the reader's deadline never passes between two beats."""
     clock = Clock()
     liveness = Liveness(clock)
@@ -87,14 +87,14 @@ def test_whatever_stays_within_its_limits_is_never_overdue(phases: list[tuple[fl
             last = at, beat
 
 
-def test_progress_is_passed_on() -> None:
+def test_progress_is_in_the_heartbeat() -> None:
     clock = Clock()
     liveness = Liveness(clock)
     liveness.enter(Phase.LOADING, 60.0, "shard 2 of 3", 0.5)
     assert liveness.beat() == Heartbeat(Phase.LOADING, pytest.approx(60.0 + SLACK), "shard 2 of 3", 0.5)
 
 
-def test_the_first_step_may_build_kernels() -> None:
+def test_the_first_step_has_a_longer_limit() -> None:
     assert StepTimes().expect(1) == (Phase.COMPILING, FIRST_STEP)
 
 
@@ -107,7 +107,7 @@ def test_limits_follow_the_slowest_step_of_a_size() -> None:
     assert step_times.expect(1) == (Phase.STEPPING, STEP_FLOOR)
 
 
-def test_a_larger_step_than_any_before_gets_its_share() -> None:
+def test_a_step_larger_than_all_before_gets_a_proportional_limit() -> None:
     step_times = StepTimes()
     step_times.observe(1, 0.3)
     assert step_times.expect(512)[1] == pytest.approx(10 * 0.3 * 512)
@@ -116,7 +116,7 @@ def test_a_larger_step_than_any_before_gets_its_share() -> None:
     assert step_times.expect(1)[1] == pytest.approx(3.0)
 
 
-def test_a_smaller_step_than_any_before_takes_no_longer() -> None:
+def test_a_step_smaller_than_all_before_gets_the_same_limit() -> None:
     step_times = StepTimes()
     step_times.observe(512, 4.0)
     assert step_times.predicted(1) == 4.0

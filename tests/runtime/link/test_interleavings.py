@@ -1,6 +1,6 @@
 """Hypothesis over interleavings: verbs, cancelled callers and steps in flight, through the real codec.
 
-The real scheduler and engine run on the fake device, whose tokens are a digest of all KV read; each
+The real scheduler and engine run on the fake device; its tokens are a digest of all KV read; each
 sequence's `Shadow` is a plain list of tokens. Bytes go down and come up in pieces of any size, verbs take
 effect between steps, and an engine may die at any moment. A stale epoch, a desynchronised reply, a row twice
 or none shows as another token, a wrong length or a task that never ends.
@@ -209,7 +209,7 @@ class LinkMachine(RuleBasedStateMachine):
         talk = self.choose(data, settled=True)
         if talk is None or len(talk.shadow.tokens) + len(tokens) > CONTEXT:
             return
-        talk.shadow.extend(tokens)  # it has been sent: it takes effect, whoever waits
+        talk.shadow.extend(tokens)  # it has been sent: it takes effect even if nothing awaits it
 
         async def verb() -> None:
             state = await extended(self.link, talk.seq, tokens)
@@ -295,7 +295,7 @@ class LinkMachine(RuleBasedStateMachine):
         if talk.cut is not None:
             talk.shadow.truncate(talk.cut)
             talk.cut = None
-        if talk.lost:  # what was sampled while nobody listened is still as it ought to be
+        if talk.lost:  # tokens sampled unread are still right
             while len(talk.shadow.tokens) < state.length:
                 talk.shadow.extend([talk.shadow.next(talk.sampling)])
             talk.lost = False
@@ -367,7 +367,7 @@ class LinkMachine(RuleBasedStateMachine):
 
     @rule(chance=st.integers(0, 9))
     def die(self, chance: int) -> None:
-        """The engine is gone; another comes. Nobody is left waiting, nothing of the old one is known."""
+        """The engine dies and another replaces it. No call keeps waiting, and no old sequence is known."""
         if chance:
             return
         old, self.talks = self.talks, []

@@ -1,4 +1,4 @@
-"""A late engine is given up, one that waits for a core later."""
+"""When a late engine counts as hung; later if it waits for a core."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def seconds_until_over(starved: float) -> float:
     return ticks * TICK
 
 
-def test_an_engine_that_sleeps_or_computes_is_given_up_at_once_and_a_starved_one_is_not() -> None:
+def test_an_engine_that_had_a_core_hangs_after_patience_and_a_starved_one_later() -> None:
     # the first look has nothing to compare with, so that all before it counts as waiting
     assert seconds_until_over(0.0) == PATIENCE + TICK
     assert seconds_until_over(0.75) == 4 * PATIENCE + TICK
     assert seconds_until_over(1.0) == STARVED, "but not for ever"
 
 
-def test_a_heartbeat_begins_it_anew() -> None:
+def test_a_heartbeat_resets_the_lateness() -> None:
     late = Lateness()
     for _ in range(100):
         for _ in range(int(PATIENCE / TICK) - 1):
@@ -32,6 +32,6 @@ def test_a_heartbeat_begins_it_anew() -> None:
         late.tick(0.0, overdue=False)
 
 
-def test_what_waiting_is_known_of() -> None:
+def test_the_wait_for_a_core_is_read_from_proc() -> None:
     assert waited_of(os.getpid()) >= 0.0
     assert waited_of(1 << 30) == 0.0, "no such process"

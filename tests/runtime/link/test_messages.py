@@ -1,4 +1,4 @@
-"""Framing: any cutting of the stream gives the same messages; what is no message is refused, and at once."""
+"""Framing: the stream may be cut anywhere; an invalid frame is refused at once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ rows = st.builds(
 
 
 @given(st.lists(verbs, max_size=8), st.data())
-def test_verbs_come_out_whole_however_the_stream_is_cut(sent: list, data: st.DataObject) -> None:
+def test_verbs_are_decoded_however_the_stream_is_cut(sent: list, data: st.DataObject) -> None:
     stream = b"".join(map(frame, sent))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
     reader, came = verb_reader(), []
@@ -71,12 +71,12 @@ def test_verbs_come_out_whole_however_the_stream_is_cut(sent: list, data: st.Dat
 
 
 @given(st.lists(rows, max_size=5))
-def test_steps_come_out_as_they_went_in(sent: list[Row]) -> None:
+def test_steps_are_decoded_as_they_were_encoded(sent: list[Row]) -> None:
     assert list(report_reader().feed(frame(Step(1, sent)))) == [Step(1, sent)]
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_refused_or_awaited_never_taken(garbage: bytes) -> None:
+def test_garbage_is_refused_or_incomplete(garbage: bytes) -> None:
     reader = verb_reader()
     try:
         for verb in reader.feed(garbage):
@@ -86,7 +86,7 @@ def test_garbage_is_refused_or_awaited_never_taken(garbage: bytes) -> None:
     assert reader.held_bytes <= len(garbage)
 
 
-def test_good_messages_before_garbage_are_given() -> None:
+def test_valid_messages_before_garbage_are_returned() -> None:
     came = verb_reader().feed(frame(Stop(1, 2)) + b"\x03\0\0\0\xc1\xc1\xc1")
     assert next(came) == Stop(1, 2)
     with pytest.raises(FrameInvalid):
@@ -118,7 +118,7 @@ def test_wrong_schema_is_refused(body: object) -> None:
         list(verb_reader().feed(struct.pack("<I", len(data)) + data))
 
 
-def test_what_the_other_end_would_not_read_is_not_sent() -> None:
+def test_a_message_too_large_to_read_is_not_sent() -> None:
     with pytest.raises(LengthInvalid, match="Extend"):
         frame(Extend(1, 1, [2**31] * (MAX_FRAME_BYTES // 5 + 1)))
 
@@ -128,7 +128,7 @@ def test_an_integer_over_64_bits_is_not_sent() -> None:
         frame(Extend(1, 1, [2**64]))
 
 
-def test_one_frame_is_read_and_no_byte_more() -> None:
+def test_receive_one_reads_no_byte_beyond_the_frame() -> None:
     near, far = socket.socketpair()
     with near, far:
         settings = EngineSettings(model="pocket", blocks=7)

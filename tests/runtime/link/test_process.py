@@ -1,4 +1,4 @@
-"""The child process: deaths, restarts, faults it names, and that nobody is left over."""
+"""The child process: deaths, restarts, faults that it reports, and that no process is left over."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_delays_grow_to_a_bound() -> None:
     assert list(itertools.islice(delays, 5)) == [1.0, 2.0, 4.0, 5.0, 5.0]
 
 
-async def test_a_killed_engine_ends_what_runs_and_another_goes_on_behind_the_same_link(tiny: Path) -> None:
+async def test_a_killed_engine_fails_its_calls_and_another_serves_the_same_link(tiny: Path) -> None:
     form = ChildEngine(settings_for(tiny, blocks=600, max_context=8192), backoff=AT_ONCE)
     async with form as link:
         state = await link.open(list(range(30)))
@@ -81,7 +81,7 @@ async def test_a_killed_engine_ends_what_runs_and_another_goes_on_behind_the_sam
     assert gone(first_pid) and last_pid is not None and gone(last_pid)
 
 
-async def test_a_model_that_cannot_be_read_is_named_and_not_tried_again(
+async def test_an_unreadable_model_is_named_and_not_retried(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     form = ChildEngine(settings_for(tmp_path / "nowhere"), backoff=AT_ONCE)
@@ -89,16 +89,16 @@ async def test_a_model_that_cannot_be_read_is_named_and_not_tried_again(
         async with form:
             pass
     assert form.pid is None and form.link.engine_number == 0
-    assert capfd.readouterr().err == ""  # who called says it, once
+    assert capfd.readouterr().err == ""  # the caller reports it, once
 
 
-async def test_settings_that_contradict_themselves_are_named(tiny: Path) -> None:
+async def test_contradicting_settings_are_named(tiny: Path) -> None:
     with pytest.raises(PoolTooSmall, match="blocks"):
         async with ChildEngine(settings_for(tiny, blocks=8)):
             pass
 
 
-async def test_an_engine_that_finds_no_descriptor_is_started_later(
+async def test_an_engine_without_free_descriptors_is_started_later(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A full file table passes: the server must not be without an engine for good."""
@@ -124,7 +124,7 @@ async def test_an_engine_that_finds_no_descriptor_is_started_later(
     assert len(said) == 2 and "RLIMIT_NOFILE is " in said[0]
 
 
-async def test_a_model_that_went_away_ends_the_restarts(tiny: Path, tmp_path: Path) -> None:
+async def test_a_missing_model_ends_the_restarts(tiny: Path, tmp_path: Path) -> None:
     model = shutil.copytree(tiny, tmp_path / "model")
     form = ChildEngine(settings_for(model), backoff=AT_ONCE)
     async with form as link:
@@ -140,7 +140,7 @@ async def test_a_model_that_went_away_ends_the_restarts(tiny: Path, tmp_path: Pa
     assert form.pid is None
 
 
-async def test_one_killed_while_it_loads_is_a_death(tiny: Path) -> None:
+async def test_an_engine_killed_while_it_loads_raises_engine_died(tiny: Path) -> None:
     form: ChildEngine
 
     def heard(beat: Heartbeat) -> None:
@@ -223,13 +223,13 @@ async def test_an_engine_that_hangs_leaves_its_stacks_and_is_replaced(
         assert death.engine_number == 1 and link.engine_number == 2
         assert "hang_in_a_step" in death.stacks and "SIGKILL" in death.cause
         assert death.step == {turn.seq} and idle.seq not in death.step
-        assert not death.outside, "nobody else did it"
+        assert not death.outside, "no other process did it"
         assert "hang_in_a_step" in caplog.text, "the stacks are saved"
         (seconds,) = recovered
         assert seconds > 0
 
 
-async def test_a_stopped_engine_is_replaced_and_nobody_is_to_blame() -> None:
+async def test_a_stopped_engine_is_replaced_and_no_sequence_is_blamed() -> None:
     form = made_up("pass")
     async with form as link:
         seq = (await link.open([1])).seq
@@ -254,7 +254,9 @@ async def test_a_stopped_engine_is_replaced_and_nobody_is_to_blame() -> None:
     ],
     ids=["exit", "crash", "killed", "raises"],
 )
-async def test_a_death_names_its_step_and_whether_it_was_its_own(act: str, outside: bool, told: str) -> None:
+async def test_a_death_has_its_step_and_whether_it_came_from_outside(
+    act: str, outside: bool, told: str
+) -> None:
     form = made_up(act)
     async with form as link:
         first, second = (await link.open([1])).seq, (await link.open([2])).seq
@@ -269,7 +271,7 @@ async def test_a_death_names_its_step_and_whether_it_was_its_own(act: str, outsi
         assert ("Segmentation fault" in death.stacks) is (told == "SIGSEGV")
 
 
-async def test_one_stopped_while_it_loads_is_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_stopped_while_it_loads_raises_engine_died(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.runtime.link.gateway_end.FIRST_HEARTBEAT", 0.2)
     program = (sys.executable, "-c", "import os; os.kill(os.getpid(), 19)")
     form = ChildEngine(EngineSettings(model="none"), backoff=AT_ONCE, program=program)

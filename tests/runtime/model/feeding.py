@@ -1,4 +1,4 @@
-"""A model that is fed pieces of prompts by hand, and what transformers says to the same."""
+"""Feeds pieces of prompts to a model, and the same to transformers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def theirs(model: Any, prompt: torch.Tensor) -> torch.Tensor:
 
 
 class Fed:
-    """A model that is fed pieces of prompts, over arenas whose unused slots are NaN."""
+    """A model that is fed pieces of prompts, over arenas with NaN in unused slots."""
 
     def __init__(self, model: LoadedModel, prompts: list[torch.Tensor]) -> None:
         self.model, self.prompts = model, prompts

@@ -1,4 +1,4 @@
-"""config.json and generation_config.json: what is read, what is refused and by which name."""
+"""config.json and generation_config.json: what is read, and what is refused by name."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ def test_phi3_calls_longrope_by_other_names(tmp_path: Path) -> None:
         assert config.kinds[0].rope.original == 4096
 
 
-def test_no_more_than_asked_is_served(tmp_path: Path) -> None:
+def test_max_context_limits_what_is_served(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PLAIN))
     assert read_config(tmp_path, 100).max_context == 100
     assert read_config(tmp_path, 32768).max_context == 32768

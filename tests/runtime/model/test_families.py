@@ -1,4 +1,4 @@
-"""Every family against transformers: the same logits in fp32, alone and in company, windows crossed."""
+"""Every family against transformers: equal logits in fp32, alone and in batches, across windows."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_fused_weights_in_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "changes"), TELLING, ids=lambda value: str(value)[:60])
-def test_each_difference_tells(
+def test_each_difference_between_families_changes_the_output(
     kind: str, changes: dict[str, Any], tmp_path: Path, made: dict[str, Pair]
 ) -> None:
     """The toys are such that a setting read wrongly would show."""

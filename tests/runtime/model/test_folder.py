@@ -1,4 +1,4 @@
-"""Where a model is found: the pocket, folders, hub ids; no network is touched."""
+"""Finding a model: the pocket model, folders, hub ids; without the network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "name", ["no-such", "./a/b", "/no/such/folder", "a/b/c", "", "a b/c", "x" * 5000, "a\0b"]
 )
-def test_what_is_neither_folder_nor_hub_id(
+def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -57,7 +57,7 @@ def test_a_hub_id_is_fetched_without_other_formats(tmp_path: Path, monkeypatch: 
     }
 
 
-def test_offline_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ModelUnreadable, match=r"owner/model: .* the hub cannot be reached") as caught:

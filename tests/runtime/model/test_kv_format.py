@@ -1,4 +1,4 @@
-"""KV in 8 bits: scales change nothing but what is stored, the error is measured, what cannot be is refused."""
+"""8-bit KV: scales change only what is stored, the error is bounded, invalid formats are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_scales_alone_change_no_bit_of_the_logits(family: str, tmp_path: Path) -
         assert torch.equal(one[:, :, 1][there[:, :, 1]], other[:, :, 1][there[:, :, 1]] * 8.0)
 
 
-def test_pocket_with_kv_of_8_bits_says_nearly_the_same() -> None:
+def test_the_pocket_model_with_8_bit_kv_generates_nearly_the_same() -> None:
     """How far the log probabilities of its own words move: a few hundredths in the mean."""
     prompt = list(range(20, 420, 3))
     first, second = (load_model("pocket", "cpu", "float32", kv=kv) for kv in (KVFormat(), KVFormat(E4M3)))
@@ -46,7 +46,7 @@ def test_pocket_with_kv_of_8_bits_says_nearly_the_same() -> None:
     assert 0 < moved < 0.1, moved
 
 
-def test_an_engine_with_kv_of_8_bits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_runs_with_8_bit_kv(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = make_toy("tiny", tmp_path)
     loaded = {}
     for kind in ("auto", E4M3):
@@ -84,7 +84,7 @@ def test_each_format_has_a_namespace_of_its_own(tmp_path: Path) -> None:
         ((E4M3, 1.0, 2.0**17), "scale of values"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(kv: tuple[str | float, ...], words: str) -> None:
+def test_invalid_formats_are_refused_by_name(kv: tuple[str | float, ...], words: str) -> None:
     with pytest.raises(SettingsInvalid, match=words):
         KVFormat(*kv)  # type: ignore[arg-type]
     dtype, *scales = (*kv, 1.0, 1.0)[:3]

@@ -84,7 +84,7 @@ def test_auto_is_the_stored_type(folder: Path) -> None:
     ("device", "dtype"),
     [("cpu", "int8"), ("cpu", "cuda"), ("abacus", "auto"), ("cpu:x", "auto"), ("meta?", "auto")],
 )
-def test_settings_that_mean_nothing(device: str, dtype: str, tiny: Path) -> None:
+def test_unknown_devices_and_dtypes_are_refused(device: str, dtype: str, tiny: Path) -> None:
     with pytest.raises(SettingsInvalid, match=r"device|dtype") as caught:
         load_model(tiny, device, dtype)
     assert "\n" not in caught.value.message

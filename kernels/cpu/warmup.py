@@ -1,7 +1,7 @@
-"""Every kernel made ready for one element type before the first step: compiled once, loaded afterwards.
+"""Compiles every kernel for one element type before the first step; later starts load them from disk.
 
-Compiling takes memory that would stay with the process, so another one does it and leaves its work on disk:
-``python -m holdfast.kernels.cpu.warming DTYPE``. Knows the backend's operations; no model.
+Memory used for compiling would stay with the process, so another process does it: ``python -m
+holdfast.kernels.cpu.warmup DTYPE``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ log = logging.getLogger(__name__)
 
 
 class Unfit(Exception):
-    """This machine or this process cannot run the backend; the text says why."""
+    """This machine or process cannot run the backend; the text says why."""
 
 
 def warm(dtype: torch.dtype, compiling: Callable[[float, str], None] = lambda done, what: None) -> None:
-    """Make every kernel ready for ``dtype``. ``compiling``: told what is next, and how far (0 to 1) this is.
+    """Make every kernel ready for ``dtype``. ``compiling`` is called with the progress, 0 to 1, and the next
+    kernel.
 
     Raises:
         Unfit: a processor without conversions of ``dtype``, or another threading layer in this process.
@@ -51,7 +52,7 @@ def warm(dtype: torch.dtype, compiling: Callable[[float, str], None] = lambda do
 
 
 def run(dtype: torch.dtype, told: Callable[[float, str], None]) -> None:
-    """Run every kernel once on a few numbers, which compiles what is not on disk."""
+    """Run every kernel once on a few numbers, which compiles those that are not on disk."""
     steps = list(_steps(dtype))
     for number, (name, call) in enumerate(steps):
         told(number / len(steps), f"compiling {name}")
@@ -60,7 +61,7 @@ def run(dtype: torch.dtype, told: Callable[[float, str], None]) -> None:
 
 
 def _mark(dtype: torch.dtype) -> Path | None:
-    """A file that says that all kernels for ``dtype`` and this processor are on disk; None without a disk."""
+    """A file that exists if all kernels for ``dtype`` and this processor are on disk; None without a disk."""
     folder = cache_folder()
     machine = f"{binding.get_host_cpu_name()} {sorted(binding.get_host_cpu_features().items())} {sys.version}"
     digest = hashlib.blake2b(f"{machine} {numba.__version__}".encode(), digest_size=8).hexdigest()
@@ -68,7 +69,7 @@ def _mark(dtype: torch.dtype) -> Path | None:
 
 
 def _compile_apart(dtype: torch.dtype, compiling: Callable[[float, str], None]) -> None:
-    """Compile in another process; if that fails, this one will compile for itself."""
+    """Compile in another process. If that fails, this process compiles when it runs them."""
     name = str(dtype).removeprefix("torch.")
     command = [sys.executable, "-m", __name__, name]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
@@ -81,7 +82,7 @@ def _compile_apart(dtype: torch.dtype, compiling: Callable[[float, str], None]) 
 
 
 def _steps(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Each kernel by name, and a call of it."""
+    """The name of each kernel, and a call of it."""
     dim, rows = 32, 3
     arena = torch.zeros((3, 1, 2, 1, 16, dim), dtype=dtype)
     x, weight = torch.ones((rows, dim), dtype=dtype), torch.ones((dim, dim), dtype=dtype)

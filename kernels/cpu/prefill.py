@@ -1,8 +1,8 @@
 """Attention of chunks: blocks of queries over tiles of context, with a running softmax.
 
-A tile of K and V is packed once for all queries that share it; `lanes` says how, and computes with it. Tiles
-begin at fixed positions, so that a token's numbers do not depend on how its prompt was cut. While one tile is
-computed with, the lines of the next are brought near. Knows pointers, sizes and the arena's layout.
+A tile of K and V is packed once for all queries that share it, as `lanes` describes. Tiles begin at fixed
+positions, so a token's numbers do not depend on how its prompt was cut. While one tile is used the next is
+prefetched.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 from numba import prange, types
 
+from .batch import CHUNK_VECTORS
 from .compiling import compiled, in_order, inlined
 from .elements import Pointer, address_of, fetch, memory, narrow, offset, pointer, tanh
 from .lanes import HEIGHTS, LOWEST, TILE, aligned, hide, pack_line, pack_lines, per_word, product, soften
-from .layout import CHUNK_VECTORS
 from .vectors import LANES
 
 COLUMNS = CHUNK_VECTORS // LANES
-"""Of queries, `LANES` each: what shares a packed tile, at most."""
+"""The most columns of `LANES` queries that share a packed tile."""
 GROUP = max(HEIGHTS)
-"""Columns whose scores are made, softened and used before the next ones'."""
+"""Columns that are scored, exponentiated and used together."""
 
 _LOWEST, _LOG2_E = np.float32(LOWEST), np.float32(1.4426950408889634)
 _HEIGHT1, _HEIGHT2 = HEIGHTS[1], HEIGHTS[2]
@@ -31,7 +31,7 @@ _weigh1, _weigh2 = (product(columns, run=1, apart=1, fresh=False) for columns in
 
 @inlined
 def _sizes(dim: int, tag: Any) -> Any:
-    """Words of a key, numbers of a sum, words of a tile's positions."""
+    """The words of a key, the numbers of a sum, the words of a tile's positions."""
     pair = per_word(tag)
     words = (dim + pair * LANES - 1) // (pair * LANES) * LANES
     return words, (dim + LANES - 1) // LANES * LANES, TILE // pair
@@ -39,8 +39,9 @@ def _sizes(dim: int, tag: Any) -> Any:
 
 @inlined
 def _workspace(dim: int, tag: Any) -> Any:
-    """What a thread computes in: memory; places in it of a tile, of what is kept per query, and of a group's
-    scores and shares; each query's oldest and newest position; addresses of a tile's keys; lines of elements.
+    """A thread's memory, and the offsets in it of a tile, of the state per query, and of a group's scores.
+
+    Also: each query's oldest and newest position, the addresses of a tile's keys, and lines of elements.
     """
     words, dims, steps = _sizes(dim, tag)
     values = words * TILE
@@ -61,9 +62,9 @@ def _workspace(dim: int, tag: Any) -> Any:
 
 @inlined
 def _pack(line: Pointer, dim: int, rest: Pointer, into: Pointer, apart: int) -> None:
-    """A line of ``dim`` elements as words, `LANES` of them every ``apart`` words; zeros fill up the last ones.
+    """Pack a line of ``dim`` elements into words, `LANES` of them every ``apart`` words, padded with zeros.
 
-    ``rest``: room for elements, zeros, for what is no whole vector.
+    ``rest``: zeroed room for the elements that fill no whole vector.
     """
     unit = LANES * per_word(line[0])
     whole = dim // unit * unit
@@ -77,7 +78,7 @@ def _pack(line: Pointer, dim: int, rest: Pointer, into: Pointer, apart: int) -> 
 
 @inlined
 def _mix(first: Pointer, second: Pointer, dim: int, rest: Pointer, other: Pointer, into: Pointer) -> None:
-    """Two lines of ``dim`` elements as words of one from each, or the first alone: see `pack_lines`."""
+    """Pack two lines of ``dim`` elements into words of one from each, or the first alone: see `pack_lines`."""
     whole = dim // LANES * LANES
     for i in range(0, whole, LANES):
         pack_lines(offset(first, i), offset(second, i), offset(into, i))
@@ -91,7 +92,7 @@ def _mix(first: Pointer, second: Pointer, dim: int, rest: Pointer, other: Pointe
 def _locate(
     low: int, high: int, arena: Pointer, table: Pointer, head_at: int, shape: Any, places: Any
 ) -> None:
-    """Addresses of the keys of the positions ``[low, high)``, which are of one tile; 0 for its others."""
+    """The addresses of the keys at positions ``[low, high)`` of one tile; 0 for its other positions."""
     _, _, dim, slots, block_size = shape
     places[:] = 0
     position = low
@@ -106,7 +107,7 @@ def _locate(
 
 @inlined
 def _load_tile(dim: int, side: int, work: Any, tag: Any) -> None:
-    """Pack the tile at ``places``; values are zero where there is none. ``side``: numbers from key to value."""
+    """Pack the tile at ``places``; values without a place are zero. ``side``: numbers from key to value."""
     _, (keys, values), _, _, _, places, lines = work
     _, dims, steps = _sizes(dim, tag)
     blank, rest, other = _line(lines, 0, tag), _line(lines, 1, tag), _line(lines, 2, tag)
@@ -128,7 +129,7 @@ def _line(lines: Any, at: int, tag: Any) -> Pointer:
 
 @inlined
 def _fetch(row: int, rows: int, dim: int, side: int, places: Any, tag: Any) -> None:
-    """Bring near what stands at some rows of ``places``."""
+    """Prefetch some rows of ``places``."""
     for at in range(row, row + rows):
         if places[at]:
             fetch(offset(pointer(places[at], tag), side), dim)
@@ -136,7 +137,7 @@ def _fetch(row: int, rows: int, dim: int, side: int, places: Any, tag: Any) -> N
 
 @inlined
 def _score(columns: int, column: int, ahead: bool, dim: int, side: int, work: Any, tag: Any) -> None:
-    """Scores of so many columns with the whole tile; ``ahead``: bring the next tile near meanwhile."""
+    """Compute scores of some columns with the whole tile; ``ahead``: prefetch the next tile meanwhile."""
     _, (keys, _), (queries, _, _), (scores, _), _, places, _ = work
     words, _, _ = _sizes(dim, tag)
     right, apart, line = offset(queries, column * words * LANES), words * LANES, TILE * LANES
@@ -153,7 +154,7 @@ def _score(columns: int, column: int, ahead: bool, dim: int, side: int, work: An
 
 @inlined
 def _weigh(columns: int, column: int, ahead: bool, dim: int, side: int, work: Any, tag: Any) -> None:
-    """Add the tile's values to the sums of so many columns, by their shares."""
+    """Add the tile's values to the sums of some columns, weighted by the exponentials."""
     _, (_, values), (_, sums, _), (_, shares), _, places, _ = work
     _, dims, steps = _sizes(dim, tag)
     height = _HEIGHT1 if columns == 1 else _HEIGHT2
@@ -173,7 +174,7 @@ def _weigh(columns: int, column: int, ahead: bool, dim: int, side: int, work: An
 def _soften(
     column: int, at: int, tile: int, dim: int, scale: float, soft_cap: float, work: Any, tag: Any
 ) -> None:
-    """Make shares of a column's scores with the tile at position ``tile``; ``at``: its place in the group."""
+    """Exponentiate a column's scores with the tile at position ``tile``; ``at``: its offset in the group."""
     _, _, (_, sums, state), (scores, shares), limits, _, _ = work
     _, dims, steps = _sizes(dim, tag)
     mine, factor = offset(scores, at * TILE * LANES), np.float32(scale) * _LOG2_E
@@ -191,7 +192,7 @@ def _soften(
 @inlined
 def _attend_block(first: int, count: int, arena: Pointer, table: Pointer, head_at: int, shape: Any,
                   scale: float, window: int, soft_cap: float, work: Any, tag: Any) -> None:  # fmt: skip
-    """``count`` tokens from position ``first`` on, of one KV head, over all they see."""
+    """Attend for ``count`` tokens from position ``first`` on, of one KV head, to all that they see."""
     share, kv_heads, dim, slots, _ = shape
     side, end, places = kv_heads * slots * dim, first + count, work[5]
     columns = (count * share + LANES - 1) // LANES
@@ -201,7 +202,7 @@ def _attend_block(first: int, count: int, arena: Pointer, table: Pointer, head_a
     for tile in range(start, end, TILE):
         _load_tile(dim, side, work, tag)
         _locate(tile + TILE, min(tile + 2 * TILE, end), arena, table, head_at, shape, places)
-        oldest = max(0, (tile - first) * share) // LANES  # those before it see nothing of the tile
+        oldest = max(0, (tile - first) * share) // LANES  # earlier columns see nothing of the tile
         newest = columns
         if window:
             newest = min(columns, ((tile + TILE + window - 1 - first) * share + LANES - 1) // LANES)
@@ -217,9 +218,9 @@ def _attend_block(first: int, count: int, arena: Pointer, table: Pointer, head_a
 def _take(
     vectors: int, first: int, line: int, query: Pointer, shape: Any, window: int, work: Any, tag: Any
 ) -> None:
-    """Begin with so many query vectors; the last column is filled up with copies of the last one.
+    """Load some query vectors; the last column is filled up with copies of the last one.
 
-    ``line``: number of the first one's line in ``query``; ``first``: its position.
+    ``line``: the index of the first one's line in ``query``; ``first``: its position.
     """
     share, kv_heads, dim, _, _ = shape
     _, _, (queries, sums, state), _, limits, _, lines = work
@@ -244,7 +245,7 @@ def _take(
 
 @inlined
 def _give(vectors: int, line: int, out: Pointer, shape: Any, work: Any, tag: Any) -> None:
-    """Write the results of so many query vectors; arguments as of `_take`."""
+    """Write the results of some query vectors; arguments as of `_take`."""
     share, kv_heads, dim, _, _ = shape
     _, sums, state = work[2]
     _, dims, _ = _sizes(dim, tag)
@@ -260,7 +261,9 @@ def _give(vectors: int, line: int, out: Pointer, shape: Any, work: Any, tag: Any
 def _blocks(part: int, parts: int, chunks: Any, blocks: int, tokens: int, query: Pointer, out: Pointer,
             arena: Pointer, starts: Pointer, contexts: Pointer, tables: Pointer, widest: int, layer_at: int,
             shape: Any, scale: float, window: int, soft_cap: float, tag: Any) -> None:  # fmt: skip
-    """Every ``parts``-th piece, the longest first: (block of ``tokens`` queries from the end, chunk, head)."""
+    """Compute every ``parts``-th piece, the longest first: (block of ``tokens`` queries from the end, chunk,
+    head).
+    """
     share, kv_heads, dim, slots, _ = shape
     work = _workspace(dim, tag)
     for piece in range(part, blocks * chunks.size * kv_heads, parts):
@@ -280,9 +283,9 @@ def _blocks(part: int, parts: int, chunks: Any, blocks: int, tokens: int, query:
 
 @inlined
 def block_tokens(most: int, share: int, alike: int, parts: int) -> int:
-    """How many tokens of a chunk of ``most`` share packed tiles, where every part is to have as much to do.
+    """How many tokens of a chunk of ``most`` share packed tiles, so that all parts have about the same work.
 
-    ``alike``: so many chunks and heads are worked on. To pack tiles costs about as much as a column of queries.
+    ``alike``: the number of chunks times heads. Packing tiles costs about as much as one column of queries.
     """
     column, widest = max(1, LANES // share), max(1, CHUNK_VECTORS // share)
     best, least = widest, 0
@@ -300,7 +303,7 @@ def _attend_chunks(
     contexts_at: int, tables_at: int, widest: int, layer_at: int, shape: Any, scale: float, window: int,
     soft_cap: float, tag: Any,
 ) -> None:  # fmt: skip
-    """Arguments as of `decoding.attend_singles`; ``most``: tokens of the longest of ``chunks``."""
+    """Arguments as of `decode.attend_singles`; ``most``: tokens of the longest of ``chunks``."""
     query, out, arena = pointer(query_at, tag), pointer(out_at, tag), pointer(arena_at, tag)
     word = types.int64(0)
     starts, contexts, tables = pointer(starts_at, word), pointer(contexts_at, word), pointer(tables_at, word)

@@ -1,4 +1,4 @@
-"""The drawing kernel, interpreted, against the CPU sampler: the same token for every row."""
+"""The sampling kernels, interpreted, against the reference: the same token for every row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.kernels.gpu.draw import sample
+from holdfast.kernels.gpu.sampling import sample
 from holdfast.kernels.reference import sampling
 
 VOCAB = 5_011
@@ -53,7 +53,7 @@ def both(
     ],
     ids=["no limits", "all limited", "one unlimited", "top-p alone", "not told"],
 )
-def test_draws_what_the_cpu_draws(
+def test_samples_equal_those_of_the_reference(
     heat: list[float], k: list[int], p: list[float], candidates: int | None, coarse: bool
 ) -> None:
     both(rows(4, VOCAB, 1, coarse=coarse), heat, k, p, candidates)

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.kernels.gpu.edits import allow, log_probabilities, penalize
-from holdfast.kernels.reference import penalties, scoring
+from holdfast.kernels.gpu.penalties import allow, penalize
+from holdfast.kernels.gpu.sampling import log_probabilities
+from holdfast.kernels.reference import penalties, sampling
 from holdfast.kernels.reference.penalties import Said
 
 VOCAB = 9_001
@@ -49,14 +50,14 @@ def test_log_probabilities(most: int) -> None:
     logits = torch.randn((3, VOCAB), generator=torch.Generator().manual_seed(2)) * 5
     logits[1, 7] = float("-inf")
     ids = torch.tensor([3, 7, VOCAB - 1])
-    got, expected = log_probabilities(logits, ids, most), scoring.log_probabilities(logits, ids, most)
+    got, expected = log_probabilities(logits, ids, most), sampling.log_probabilities(logits, ids, most)
     torch.testing.assert_close(got[0], expected[0], atol=1e-12, rtol=1e-12)
     assert got[1].tolist() == expected[1].tolist()
     torch.testing.assert_close(got[2], expected[2], atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("vocab", [1, 64, VOCAB])
-def test_what_no_bit_allows_is_forbidden(vocab: int) -> None:
+def test_tokens_without_a_bit_are_forbidden(vocab: int) -> None:
     logits = torch.randn((4, vocab), generator=torch.Generator().manual_seed(3))
     allowed = torch.rand((2, vocab), generator=torch.Generator().manual_seed(4)) < 0.5
     padded = np.zeros((2, -(-vocab // 64) * 64), dtype=bool)

@@ -1,8 +1,12 @@
-"""Attention of a ragged batch whose every token has the same bits in any company and any chunk.
+"""Batch-invariant kernels: attention and matrix products with the same bits for a row in any batch.
 
-Whether a token comes alone, in a chunk, or is computed again after a preemption, its context is cut at the
-same places, `STRETCH` tokens apart from position 0, each cut is read by the same tiles, and the cuts are merged
-in one order. `decode` and `extend` are faster, and cut as the batch suggests.
+Attention: the context is cut every `STRETCH` tokens from position 0, each cut is read in the same tiles, and
+the cuts are merged in one order. So a token gets the same bits alone, in a chunk, or computed again after a
+preemption. `decode` and `extend` are faster, but cut as the batch suggests.
+
+Matrix products: one tile size for any number of rows, and each sum runs over the inner axis in one program,
+in steps of one length. The vendor's library chooses another algorithm, with another order of sums, for
+another number of rows. (He et al., "Defeating nondeterminism in LLM inference", Thinking Machines, 2025.)
 """
 
 from __future__ import annotations
@@ -37,9 +41,9 @@ def extend_stretch(
     EACH_PART: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, GROUP: tl.constexpr,
     DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Part ``stretch`` of every token that sees into it; programs are (query tile, KV head, stretch).
+    """Compute part ``stretch`` of every token that sees into it; programs are (query tile, KV head, stretch).
 
-    Every tile is masked, whether or not it need be: one path, one order of summing.
+    Every tile is masked even if it need not be, so that there is one order of sums.
     """
     EACH: tl.constexpr = QUERIES // GROUP
     tile, head, stretch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -49,7 +53,7 @@ def extend_stretch(
     if start + skipped >= stop:
         return
     length = tl.load(lengths + row).to(tl.int32)
-    shift = length - stop  # from a token's place in the batch to its position
+    shift = length - stop  # add it to a token's index in the batch for its position
     lead = start + skipped + shift  # the first query's position
     begin = stretch * EACH_PART
     end = tl.minimum(tl.minimum(lead + EACH, length), begin + EACH_PART)
@@ -103,6 +107,60 @@ def extend_attention(
         EACH_PART=STRETCH, WINDOW=how.window or 0, SOFT_CAP=how.soft_cap or 0.0, GROUP=group, DIM=dim,
         WIDE=triton.next_power_of_2(dim), BLOCK=block, **launch,
     )  # fmt: skip
-    seen = replace(batch, context_lengths=batch.positions + 1)  # a token is a row of its own from here on
+    seen = replace(batch, context_lengths=batch.positions + 1)  # each token is its own row here
     merge(parts, seen, replace(how, window=None), launch["TILE"], out, sinks=sinks)
+    return out
+
+
+# --- matrix products ----------------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def product_tile(
+    x: tl.tensor, weight: tl.tensor, bias: tl.tensor, out: tl.tensor,
+    tokens: tl.tensor, stride_x: tl.tensor, stride_weight: tl.tensor,
+    IN: tl.constexpr, OUT: tl.constexpr, BIAS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+) -> None:  # fmt: skip
+    """Programs are tiles of ``ROWS`` tokens and ``COLUMNS`` outputs; one after the other over rows."""
+    down = tl.cdiv(tokens, ROWS)
+    rows = tl.program_id(0) % down * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(0) // down * COLUMNS + tl.arange(0, COLUMNS)
+    depth = tl.arange(0, DEPTH)
+    there, wanted = (rows < tokens)[:, None], (columns < OUT)[None, :]
+    x_at = x + rows.to(tl.int64)[:, None] * stride_x + depth[None, :]
+    weight_at = weight + columns.to(tl.int64)[None, :] * stride_weight + depth[:, None]
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for at in tl.range(0, IN, DEPTH):
+        if IN % DEPTH == 0:
+            left, right = tl.load(x_at + at, there, other=0.0), tl.load(weight_at + at, wanted, other=0.0)
+        else:
+            inside = at + depth < IN
+            left = tl.load(x_at + at, there & inside[None, :], other=0.0)
+            right = tl.load(weight_at + at, wanted & inside[:, None], other=0.0)
+        acc = tl.dot(left, right, acc, input_precision="tf32x3")
+    if BIAS:
+        acc += tl.load(bias + columns, columns < OUT, other=0.0).to(tl.float32)[None, :]
+    places = rows.to(tl.int64)[:, None] * OUT + columns[None, :]
+    tl.store(out + places, acc.to(out.dtype.element_ty), there & wanted)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias``: ``[tokens, in]``, ``[out, in]``, ``[out]`` to ``[tokens, out]``, of x's type."""
+    tokens, width = x.shape
+    outs = weight.shape[0]
+    expect("x", x, (tokens, width))
+    expect("weight", weight, (outs, width))
+    if bias is not None:
+        expect("bias", bias, (outs,))
+    if weight.dtype != x.dtype:
+        raise ValueError(f"weight is {weight.dtype}, x {x.dtype}")
+    out = torch.empty((tokens, outs), dtype=x.dtype, device=x.device)
+    launch = chosen("product", x, width)
+    if tokens:
+        tiles = triton.cdiv(tokens, launch["ROWS"]) * triton.cdiv(outs, launch["COLUMNS"])
+        product_tile[(tiles,)](
+            x, weight, bias, out, tokens, x.stride(0), weight.stride(0),
+            IN=width, OUT=outs, BIAS=bias is not None, **launch,
+        )  # fmt: skip
     return out

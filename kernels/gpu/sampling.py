@@ -1,9 +1,9 @@
-"""Drawing the next token without sorting: limits are found by bisecting the bits of the logits.
+"""Sampling without a sort: limits are found by bisection over the bits of the logits. Log probabilities.
 
-The same draw as `reference.sampling`, row for row: a token is kept by the top-k-th greatest logit and by
-the mass above it, both of which are monotone, so 32 counts find either edge. Where every limited row has a
-top-k, stretches of the vocabulary first send up only their own k best, and the rest is done on those. Masses
-are fp64; the uniform number is Philox's of (seed, position).
+It samples the same tokens as `reference.sampling`. The number of kept tokens and the mass above a logit are
+monotone in that logit, so 32 counts find the limit of top-k or top-p. If every limited row has a top-k, each
+stretch of the vocabulary first selects its own k best, and the rest is done on those. Masses are fp64; the
+uniform number is Philox's of (seed, position).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .configurations import chosen
 from .support import expect
 
 MOST_THINNED = 256
-"""The greatest top-k for which stretches send up their best; above it rows are read whole."""
+"""The greatest top-k for which stretches select their best first; above it rows are read whole."""
 
 SENT_UP = (64, MOST_THINNED)
-"""How many numbers a stretch has room for, by the greatest top-k; each size is compiled before serving."""
+"""Room for a stretch's candidates, for top-k up to that number; each size is compiled before serving."""
 
 COLDEST = tl.constexpr(1e-6)
 NONE = tl.constexpr(1 << 30)
@@ -28,14 +28,14 @@ NONE = tl.constexpr(1 << 30)
 
 @triton.jit
 def key_of(values: tl.tensor) -> tl.tensor:
-    """uint32 that orders as the fp32 ``values`` do; never 0 for a number."""
+    """A uint32 in the order of the fp32 ``values``; never 0 for a number."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)  # -0.0 becomes 0.0, its equal
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.uint32, bitcast=True) ^ 0x80000000
 
 
 @triton.jit
 def value_of(key: tl.tensor) -> tl.tensor:
-    """The number that `key_of` made ``key`` of."""
+    """The inverse of `key_of`."""
     bits = (key ^ 0x80000000).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
@@ -53,7 +53,7 @@ def tile_of(
     values_at: tl.tensor, ids_at: tl.tensor, at: tl.tensor, width: tl.tensor, direct: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Keys (0 where nothing is) and ids of a tile of a row: of the logits, or of what was sent up."""
+    """Keys (0 for none) and ids of a tile of a row: of the logits, or of the selected candidates."""
     places = at + tl.arange(0, TILE)
     ids = places
     if not direct:
@@ -68,7 +68,7 @@ def count_from(
     values_at: tl.tensor, ids_at: tl.tensor, width: tl.tensor, direct: tl.tensor, bound: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """How many keys are ``bound`` or more."""
+    """How many keys are at least ``bound``."""
     many = tl.zeros([TILE], tl.int32)
     for at in tl.range(0, width, TILE):
         keys, _ = tile_of(values_at, ids_at, at, width, direct, TILE)
@@ -78,7 +78,7 @@ def count_from(
 
 @triton.jit
 def share_of(keys: tl.tensor, best: tl.tensor, cold: tl.tensor, floor: tl.tensor) -> tl.tensor:
-    """exp(score - best) in fp64, 0 for a score under ``floor``."""
+    """exp(score - best) in fp64, 0 for a score below ``floor``."""
     scores = value_of(keys).to(tl.float64) / cold
     return tl.where(scores >= floor, tl.exp(scores - best), 0.0)
 
@@ -88,7 +88,7 @@ def mass_above(
     values_at: tl.tensor, ids_at: tl.tensor, width: tl.tensor, direct: tl.tensor, bound: tl.tensor,
     best: tl.tensor, cold: tl.tensor, floor: tl.tensor, TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """The summed shares of keys greater than ``bound``."""
+    """The sum of `share_of` over keys greater than ``bound``."""
     mass = tl.zeros([TILE], tl.float64)
     for at in tl.range(0, width, TILE):
         keys, _ = tile_of(values_at, ids_at, at, width, direct, TILE)
@@ -101,9 +101,9 @@ def send_up(
     logits: tl.tensor, temperature: tl.tensor, top_k: tl.tensor, values: tl.tensor, ids: tl.tensor,
     vocab: tl.tensor, stride_row: tl.tensor, CHUNK: tl.constexpr, MOST: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The ``top_k`` best of a stretch, by their ids, to ``[rows, stretches, MOST]``; programs: (row, stretch).
+    """Select the ``top_k`` best of a stretch, in the order of ids, into ``[rows, stretches, MOST]``.
 
-    The stretch stays in registers while its bits are bisected.
+    Programs are (row, stretch). The stretch stays in registers during the bisection.
     """
     row, stretch = tl.program_id(0).to(tl.int64), tl.program_id(1)
     places = stretch * CHUNK + tl.arange(0, CHUNK)
@@ -126,13 +126,15 @@ def send_up(
 
 
 @triton.jit(do_not_specialize=["thinned"])
-def settle(
+def sample_rows(
     logits: tl.tensor, values: tl.tensor, ids: tl.tensor, temperature: tl.tensor, top_k: tl.tensor,
     top_p: tl.tensor, min_p: tl.tensor, seeds: tl.tensor, positions: tl.tensor, out: tl.tensor,
     vocab: tl.tensor, stride_row: tl.tensor, thinned: tl.tensor, TILE: tl.constexpr, THIN: tl.constexpr,
     MIN_P: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One program per row: the edges of its limits, then the first id whose cumulated share passes the draw."""
+    """One program per row: find the limits, then the first id at which the cumulated mass exceeds the random
+    number.
+    """
     row = tl.program_id(0).to(tl.int64)
     heat, p = tl.load(temperature + row).to(tl.float64), tl.load(top_p + row).to(tl.float64)
     greedy = heat <= 0
@@ -140,7 +142,7 @@ def settle(
     asked = tl.load(top_k + row).to(tl.int32)
     most = tl.where(greedy, 1, tl.where(asked == 0, vocab, tl.minimum(asked, vocab)))
     p = tl.where(greedy, 1.0, p)
-    direct = most == vocab  # an unlimited row among limited ones: nothing was sent up for it
+    direct = most == vocab  # an unlimited row among limited ones: it has no candidates
     values_at, ids_at, width = logits + row * stride_row, ids, vocab
     if THIN:
         direct = (asked == 0) & (heat > 0)
@@ -194,7 +196,7 @@ def pick(
     room: tl.tensor, best: tl.tensor, cold: tl.tensor, floor: tl.tensor, target: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """The first kept id whose cumulated share exceeds ``target``; the last kept one if rounding leaves none."""
+    """The first kept id with a cumulated mass above ``target``; the last kept one if rounding leaves none."""
     passed, before = target * 0, room * 0
     found, last = room * 0 + NONE, room * 0
     for at in tl.range(0, width, TILE):
@@ -212,7 +214,7 @@ def pick(
 
 
 def room_for(count: int) -> int:
-    """The least of `SENT_UP` that ``count``, at most `MOST_THINNED`, fits in."""
+    """The least entry of `SENT_UP` that is at least ``count``, which is at most `MOST_THINNED`."""
     return next(room for room in SENT_UP if room >= count)
 
 
@@ -227,9 +229,10 @@ def sample(
     min_p: Tensor | None = None,
     candidates: int | None = None,
 ) -> Tensor:
-    """Draw one token id per row, int64 ``[rows]``: the arguments and the draw of `sampling.sample`.
+    """Sample one token id per row, int64 ``[rows]``: arguments and result of `sampling.sample` of the
+    reference.
 
-    ``candidates`` None means vocab: nothing waits for the device.
+    ``candidates`` None means vocab, so nothing waits for the device.
     """
     rows, vocab = logits.shape
     for name, one in zip(
@@ -250,9 +253,61 @@ def sample(
             logits, temperature, top_k, values, ids, vocab, logits.stride(0), MOST=most, **chunk
         )
     if rows:
-        settle[(rows,)](
+        sample_rows[(rows,)](
             logits, values, ids, temperature, top_k, top_p, min_p, seeds, positions, out,
             vocab, logits.stride(0), stretches * most, THIN=thin, MIN_P=min_p is not None,
             **chosen("settle", logits, most * stretches if thin else vocab),
         )  # fmt: skip
     return out
+
+
+@triton.jit
+def mass_of(
+    logits: tl.tensor, best: tl.tensor, mass: tl.tensor, vocab: tl.tensor, stride_row: tl.tensor,
+    CHUNK: tl.constexpr,
+) -> None:  # fmt: skip
+    """The greatest logit of a stretch, and the sum of exp(logit - greatest) in fp64; programs are (row,
+    stretch).
+    """
+    row, stretch = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    places = stretch * CHUNK + tl.arange(0, CHUNK)
+    wide = tl.load(logits + row * stride_row + places, places < vocab, other=float("-inf")).to(tl.float64)
+    top = tl.max(wide, 0)
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    at = row * tl.num_programs(1) + stretch
+    tl.store(best + at, top)
+    tl.store(mass + at, tl.sum(tl.exp(wide - safe), 0))
+
+
+def log_probabilities(logits: Tensor, ids: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As `sampling.log_probabilities` of the reference; each stretch of the vocabulary selects its own best
+    first.
+    """
+    rows, vocab = logits.shape
+    expect("ids", ids, (rows,))
+    chunk = chosen("send_up", logits, vocab)
+    stretches = triton.cdiv(vocab, chunk["CHUNK"])
+    best = torch.empty((rows, stretches), dtype=torch.float64, device=logits.device)
+    mass = torch.empty_like(best)
+    if rows:
+        mass_of[(rows, stretches)](logits, best, mass, vocab, logits.stride(0), **chunk)
+    whole = (best + mass.log()).logsumexp(-1, keepdim=True)
+    values, names = _likeliest(logits, most, chunk, stretches)
+    chosen_ones = logits.gather(-1, ids[:, None]).double() - whole
+    return chosen_ones.squeeze(-1), names, values.double() - whole
+
+
+def _likeliest(logits: Tensor, most: int, chunk: dict[str, int], stretches: int) -> tuple[Tensor, Tensor]:
+    """The ``most`` greatest logits of each row, the greatest first, and their ids."""
+    rows, vocab = logits.shape
+    if not most or most > MOST_THINNED or not rows:
+        best = logits.topk(most, dim=-1)
+        return best.values, best.indices
+    room = room_for(most)
+    values = torch.empty((rows, stretches * room), dtype=torch.float32, device=logits.device)
+    ids = torch.empty(values.shape, dtype=torch.int32, device=logits.device)
+    ones = torch.ones(rows, dtype=torch.float32, device=logits.device)
+    wanted = torch.full((rows,), most, dtype=torch.int64, device=logits.device)
+    send_up[(rows, stretches)](logits, ones, wanted, values, ids, vocab, logits.stride(0), MOST=room, **chunk)
+    best = values.masked_fill(ids < 0, float("-inf")).topk(most, dim=-1)
+    return best.values, ids.gather(-1, best.indices).long()

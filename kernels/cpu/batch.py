@@ -1,7 +1,4 @@
-"""A step's layout for the CPU backend: the rows as everyone reads them, and the attention's pieces of work.
-
-Knows rows as (first position, count, block table); no model, no sequence.
-"""
+"""A step's layout for the CPU backend, with the rows of attention sorted into single tokens and chunks."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ from torch import Tensor
 from ..batch import PagedBatch
 
 CHUNK_VECTORS = 256
-"""Query vectors (tokens times the heads that share a KV head) of one piece of a chunk, at most."""
+"""The most query vectors (tokens times the heads that share a KV head) in one piece of a chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuBatch(PagedBatch):
-    """``singles``: int64 ``[n]``, the rows of one token. ``chunks``: int64 ``[n]``, the other rows.
+    """``singles``: int64 ``[n]``, the rows with one token. ``chunks``: int64 ``[n]``, the other rows.
 
     ``longest``: the longest context of a single token. ``most``: the most tokens of any row.
     """
@@ -35,7 +32,7 @@ class CpuBatch(PagedBatch):
 def lay_out(
     arena: Tensor, firsts: Sequence[int], counts: Sequence[int], tables: Sequence[NDArray[np.int32]]
 ) -> CpuBatch:
-    """As `batch.lay_out`, without the reference's groups."""
+    """As `batch.lay_out` of the room, without the reference's groups."""
     block_tokens = arena.shape[4]
     if len(counts) == 1:
         return _one(block_tokens, firsts[0], counts[0], tables[0])
@@ -73,7 +70,7 @@ _ZERO, _NONE = np.zeros(1, np.int64), np.zeros(0, np.int64)
 
 
 def _one(block_tokens: int, first: int, count: int, table: NDArray[np.int32]) -> CpuBatch:
-    """The same for a step of one row, the commonest, with fewer operations."""
+    """`lay_out` for a step of one row, the most common case, with fewer operations."""
     context = first + count
     own = table[: -(-context // block_tokens)].astype(np.int64)
     positions = np.arange(first, context)

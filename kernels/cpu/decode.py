@@ -1,8 +1,8 @@
-"""Attention of single tokens: each (row, KV head, span of context) a piece of work, merged afterwards.
+"""Attention of single tokens: each (row, KV head, span of context) is one piece of work; spans are merged
+afterwards.
 
-Spans begin at fixed positions, so that a row's numbers depend neither on its company nor on the threads.
-Reads K and V where they stand, and has what comes next brought near meanwhile. Knows pointers, sizes and the
-arena's layout.
+Spans begin at fixed positions, so a row's numbers depend neither on the batch nor on the threads. K and V are
+read in place, and the next lines are prefetched.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ from numba import prange, types
 
 from .compiling import compiled, inlined
 from .elements import Pointer, exp, fetch, memory, narrow, offset, pointer, tanh
-from .products import dots, weigh
-from .tiles import greatest
+from .products import dots, greatest, weigh
 from .vectors import LANES
 
 SPAN = 256
-"""Positions of one piece."""
+"""Positions per span."""
 
 ENOUGH = 4
-"""Spans for each part, so that no part has much more to do than another."""
+"""Spans per part, so that the parts have about equal work."""
 
 _LOWEST = np.float32(-1e30)
 
 
 @inlined
 def _soften(scores: Any, scale: float, soft_cap: float) -> Any:
-    """Scale and cap the scores, make shares of them: returns their maximum and the sum of the shares."""
+    """Scale and cap the scores and exponentiate them; returns their maximum and the sum of the results."""
     for i in range(scores.size):
         scores[i] *= np.float32(scale)
     if soft_cap > 0:
@@ -51,17 +50,18 @@ def _soften(scores: Any, scale: float, soft_cap: float) -> Any:
 @inlined
 def _attend_span(query: Pointer, arena: Pointer, span: Any, following: Any, shape: Any, scale: float,
                  soft_cap: float, scores: Any, found: Any) -> None:  # fmt: skip
-    """A `_span` for the queries of one KV head: into ``found`` ``[share, dim + 2]`` go the weighted values, the
-    maximum and the sum. ``scores``: ``[share, SPAN and the rest of two blocks]``.
+    """Attend to a `_span` for the queries of one KV head; ``found`` ``[share, dim + 2]`` gets values, maximum
+    and sum.
 
-    Blocks lie far apart, so that no processor guesses the next one: values are brought near while scores are
-    made, the keys of the span ``following`` while values are weighed.
+    ``scores``: ``[share, SPAN and the rest of two blocks]``. Blocks lie far apart, so that the processor
+    cannot predict the next one: values are prefetched while scores are computed, and the keys of the span
+    ``following`` while values are added.
     """
     share, kv_heads, dim, slots, block_size = shape
     low, high, table, head_at = span
     first, last, room = low // slots, (high - 1) // slots, scores.shape[1]
     base, side = first * slots, kv_heads * slots * dim
-    for block in range(first, last + 1):  # of the outer two all slots; what they have besides is left alone
+    for block in range(first, last + 1):  # the first and last whole; scores outside the span are not used
         keys = offset(arena, table[block] * block_size + head_at)
         fetch(offset(keys, side), slots * dim)
         dots(share, query, slots, keys, dim, offset(memory(scores), block * slots - base), room)
@@ -78,7 +78,7 @@ def _attend_span(query: Pointer, arena: Pointer, span: Any, following: Any, shap
 
 @inlined
 def _fetch_keys(arena: Pointer, span: Any, at: int, shape: Any) -> None:
-    """Bring near the keys of a span's block number ``at``, if it has so many."""
+    """Prefetch the keys of a span's block number ``at``, if there is one."""
     _, _, dim, slots, block_size = shape
     low, high, table, head_at = span
     block = low // slots + at
@@ -88,13 +88,15 @@ def _fetch_keys(arena: Pointer, span: Any, at: int, shape: Any) -> None:
 
 @inlined
 def heads_together(rows: int, spans: int, kv_heads: int, parts: int) -> int:
-    """How many heads of a span one part attends to, one after the other: they stand side by side in memory."""
+    """How many KV heads of a span one part attends to in turn: they are adjacent in memory."""
     return kv_heads if rows * spans >= ENOUGH * parts else 1
 
 
 @inlined
 def piece_of(number: int, part: int, parts: int, rows: int, spans: int, kv_heads: int) -> Any:
-    """The part's piece of that number: which of ``rows`` (as many where there is none), its head, its span."""
+    """A part's piece of that number: the index in ``rows`` (their length if there is none), the head, the
+    span.
+    """
     together = heads_together(rows, spans, kv_heads, parts)
     group, within = part + number // together * parts, number % together
     groups = kv_heads // together
@@ -105,7 +107,7 @@ def piece_of(number: int, part: int, parts: int, rows: int, spans: int, kv_heads
 @inlined
 def _span(piece: Any, singles: Any, contexts: Pointer, tables: Pointer, widest: int, layer_at: int,
           shape: Any, window: int) -> Any:  # fmt: skip
-    """A piece's positions ``[low, high)``, none where ``low >= high``; block table; where its head begins."""
+    """A piece's positions ``[low, high)``, none if ``low >= high``; its block table; the offset of its head."""
     _, _, dim, slots, _ = shape
     at, head, span = piece
     if at >= singles.size:
@@ -120,7 +122,7 @@ def _span(piece: Any, singles: Any, contexts: Pointer, tables: Pointer, widest: 
 def _pieces(part: int, parts: int, singles: Any, spans: int, query: Pointer, arena: Pointer, starts: Pointer,
             contexts: Pointer, tables: Pointer, widest: int, layer_at: int, shape: Any, scale: float,
             window: int, soft_cap: float, found: Any) -> None:  # fmt: skip
-    """The part's pieces: (row, KV head, span)."""
+    """Compute the part's pieces: (row, KV head, span)."""
     share, kv_heads, dim, slots, _ = shape
     scores = np.empty((share, SPAN + 2 * slots), np.float32)
     number, rows = 0, singles.size
@@ -144,13 +146,13 @@ def _pieces(part: int, parts: int, singles: Any, spans: int, query: Pointer, are
 
 @inlined
 def _merge(found: Any, spans: int, dim: int, out: Pointer, to: int, tag: Any) -> None:
-    """One query's spans ``[spans, dim + 2]``, in their order, to one result."""
+    """Merge one query's spans ``[spans, dim + 2]``, in their order, into one result."""
     most, total = _LOWEST, np.float32(0)
     for span in range(spans):
         most = max(most, found[span, dim])
     first = found[0]
     for span in range(spans):
-        if found[span, dim + 1] == 0:  # nothing of it is seen
+        if found[span, dim + 1] == 0:  # the query sees nothing of this span
             if span == 0:
                 first[:dim] = np.float32(0)
             continue
@@ -169,7 +171,7 @@ def _attend_singles(
 ) -> None:  # fmt: skip
     """``shape``: query heads per KV head, kv_heads, head_dim, block_tokens, numbers of a block.
 
-    ``window``, ``soft_cap``: 0 for none. ``layer_at``: where the layer begins in a block, in numbers.
+    ``window``, ``soft_cap``: 0 for none. ``layer_at``: the offset of the layer in a block, in numbers.
     """
     share, kv_heads, dim = shape[0], shape[1], shape[2]
     query, out, arena = pointer(query_at, tag), pointer(out_at, tag), pointer(arena_at, tag)
