@@ -31,19 +31,13 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.characters = 0
-        encoded, batched = ChatTokenizer._encoded, ChatTokenizer._batched
+        encoded = ChatTokenizer._encoded
 
-        def one(chat: ChatTokenizer, text: str) -> object:
-            if len(text) < 8192:
-                self.characters += len(text)
+        def counted(chat: ChatTokenizer, text: str) -> object:
+            self.characters += len(text)
             return encoded(chat, text)
 
-        def many(chat: ChatTokenizer, text: str) -> object:
-            self.characters += len(text)
-            return batched(chat, text)
-
-        monkeypatch.setattr(ChatTokenizer, "_encoded", one)
-        monkeypatch.setattr(ChatTokenizer, "_batched", many)
+        monkeypatch.setattr(ChatTokenizer, "_encoded", counted)
 
 
 class Gate:
