@@ -41,7 +41,7 @@ class StopMatcher:
 
 def overlap(text: str, tags: Collection[str]) -> int:
     """Length of the longest end of ``text`` that is a beginning of one of ``tags``, and not all of it."""
-    firsts = {tag[0] for tag in tags}
+    firsts = {tag[:1] for tag in tags}
     for length in range(min(len(text), max(map(len, tags), default=1) - 1), 0, -1):
         end = text[-length:]
         if end[0] in firsts and any(len(tag) > length and tag.startswith(end) for tag in tags):
