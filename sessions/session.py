@@ -38,7 +38,7 @@ class Session:
 
     ``log`` is its place in the journal, ``handles`` are those that open it, ``reopened`` tells that it comes
     from there. ``sequence``: that of a session that was forked. ``waits``: where its pauses are noted.
-    ``tenant``: whose replies its own are counted with.
+    ``tenant``: it counts the running replies.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class Session:
         *,
         whole_calls: bool = False,
     ) -> TurnResponse:
-        """Begin a turn: what it puts before the model is settled now, its events are read from the
-        response. ``note`` is kept with it in the journal. ``whole_calls``: nobody wants arguments as they come.
+        """Begin a turn: what it puts before the model is settled now, its events are read from the response.
+        ``note`` is kept with it in the journal. ``whole_calls``: a call's arguments come with its end only.
 
         Raises ``ConversationBusy`` while another one writes the conversation; out-of-band ones may run
         beside it. Raises ``TurnLimit`` where the tenant has as many running as it may.
