@@ -7,7 +7,7 @@ nothing of tokenizers, links or event loops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -20,9 +20,9 @@ from .items import (
     checked_preamble,
     size_of,
 )
-from .journal.records import Deleted, Inserted, Record, Rewound, Truncated, forget
+from .journal.records import AnyOperation, Deleted, Inserted, Rewound, Truncated
 from .token_ids import ids_from
-from .tree import Draft, Script, Segment, Tree, TurnNode, TurnReply
+from .tree import Draft, Script, Segment, TurnNode, TurnReply
 from .turn.events import MissReason
 from .turn.request import TurnRequest
 
@@ -70,15 +70,20 @@ _Entry: TypeAlias = Item | TurnReply | ReplySlot
 class History:
     """The entries of one conversation, in order. A turn begins on them, then is committed or aborted.
 
-    ``record`` is called with the operation of each edit.
+    ``record`` is called with the operation of each edit. ``head``: the last turn that belongs to the
+    conversation, None before the first.
     """
 
     def __init__(
-        self, preamble: Preamble | None = None, *, max_items: int = 20_000, record: Record = forget
+        self,
+        preamble: Preamble | None = None,
+        *,
+        max_items: int = 20_000,
+        record: Callable[[AnyOperation], None] = lambda operation: None,
     ) -> None:
         self.record = record
         self._max_items = max_items
-        self.tree = Tree()
+        self.head: TurnNode | None = None
         self._preamble = Preamble() if preamble is None else checked_preamble(preamble)
         self._heading = size_of(self._preamble)
         self._rendered = self._preamble
@@ -93,7 +98,7 @@ class History:
     def state(self) -> HistoryState:
         """The whole history; only between two turns."""
         assert self._slot is None, "a turn runs"
-        return HistoryState(self._preamble, self._rendered, self._segments(), self.tree.head)
+        return HistoryState(self._preamble, self._rendered, self._segments(), self.head)
 
     def restore(self, state: HistoryState) -> None:
         """Take over a state; only in a new history."""
@@ -102,7 +107,7 @@ class History:
         self._heading = size_of(self._preamble)
         self._entries = list(state.entries)
         self._home = {item.id: entry for entry in state.entries for item in _items_of(entry)}
-        self.tree.move(state.head)
+        self.head = state.head
 
     @property
     def preamble(self) -> Preamble:
@@ -212,15 +217,14 @@ class History:
                 del self._home[item.id]
         del self._entries[place:]
         self._matched = 0
-        self.tree.move(self._found(self._segments())[0])
+        self.head = self._found(self._segments())[0]
         self.record(Rewound(item=item_id))
 
-    def branch(self) -> History:
-        """A second history that goes on from here and shares what there is."""
-        other = History(max_items=self._max_items)
+    def branch(self, record: Callable[[AnyOperation], None] = lambda operation: None) -> History:
+        """A second history that goes on from here and shares what there is; its edits go to ``record``."""
+        other = History(max_items=self._max_items, record=record)
         other.share_preamble(self)
-        other.tree.move(self.tree.head)
-        other._rendered, other._slot = self._rendered, self._slot
+        other.head, other._rendered, other._slot = self.head, self._rendered, self._slot
         other._matched, other._appended = self._matched, self._appended
         other._entries, other._home = self._entries, self._home
         self._shared = other._shared = True
@@ -231,9 +235,7 @@ class History:
         """The tree's head if the entries are those of its path; None if they were edited since."""
         segments = self._segments()
         node, at = self._found(segments)
-        edited = node is not self.tree.head or any(
-            isinstance(segment, TurnReply) for segment in segments[at:]
-        )
+        edited = node is not self.head or any(isinstance(segment, TurnReply) for segment in segments[at:])
         return None if edited else node
 
     def script(self, preamble: Preamble | None = None, items: tuple[Item, ...] | None = None) -> Script:
@@ -283,7 +285,7 @@ class History:
         node = draft.node(reply, node_id)
         self._entries.insert(place, reply)
         self._home.update((item.id, reply) for item in reply.items)
-        self.tree.move(node)
+        self.head = node
         self._rendered = turn.script.preamble
         self._matched = place + 1 if self._appended else 0
         return node
@@ -326,13 +328,13 @@ class History:
 
     def _base(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, MissReason | None, int]:
         """The last turn that the entries match with its path, why it is not the head, and its entries."""
-        if self.tree.head is not None and self._preamble != self._rendered:
+        if self.head is not None and self._preamble != self._rendered:
             changed = self._preamble.instructions != self._rendered.instructions
             return None, MissReason.INSTRUCTIONS_CHANGED if changed else MissReason.TOOLS_CHANGED, 0
         if self._matched:
-            return self.tree.head, None, self._matched
+            return self.head, None, self._matched
         base, at = self._found(segments)
-        if base is not self.tree.head or any(isinstance(segment, TurnReply) for segment in segments[at:]):
+        if base is not self.head or any(isinstance(segment, TurnReply) for segment in segments[at:]):
             return base, MissReason.HISTORY_EDITED, at
         self._matched = at
         return base, None, at
@@ -340,7 +342,7 @@ class History:
     def _found(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, int]:
         """The last turn that the segments match with its path, and how many segments that is."""
         base, at = None, 0
-        for node in self.tree.path():
+        for node in () if self.head is None else tuple(self.head.ancestry())[::-1]:
             wanted = (*node.inputs, node.reply)
             found = segments[at : at + len(wanted)]
             if len(found) < len(wanted) or any(a is not b for a, b in zip(found, wanted, strict=True)):
@@ -350,10 +352,9 @@ class History:
 
     def _split(self, reply: TurnReply, rest: TurnReply, node_id: str) -> None:
         """If the reply is on the path, move the head to a node of that turn with the rest of the reply."""
-        head = self.tree.head
-        for node in () if head is None else head.ancestry():
+        for node in () if self.head is None else self.head.ancestry():
             if node.reply is reply:
-                self.tree.move(node.cut(rest, node_id))
+                self.head = node.cut(rest, node_id)
                 return
 
     def _entry(self, item_id: str, param: str) -> _Entry:

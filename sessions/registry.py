@@ -27,7 +27,7 @@ from .handles import SessionHandles, digest_of
 from .history import History
 from .items import new_id
 from .journal.journal import Journal, JournaledLog
-from .journal.records import AnyOperation, Drop, EphemeralLog, SessionLog, SessionRecord
+from .journal.records import AnyOperation, SessionLog, SessionRecord, drop
 from .journal.replay import Replayed, replay
 from .journal.store import StoredSession
 from .return_hints import Waits
@@ -107,8 +107,8 @@ class SessionRegistry:
         history, operations = session.branch(at)
         children: list[tuple[Session, EngineCopy]] = []
         try:
-            children.extend(self._child(session, history.branch(), operations, config) for config in configs)
-            await session.lend([sequence for _, sequence in children], history.tree.head)
+            children.extend(self._child(session, history, operations, config) for config in configs)
+            await session.lend([sequence for _, sequence in children], history.head)
         except BaseException:  # all of them or none: no client has a handle of those that were made
             for child, _ in children:
                 await self.discard(child.id)
@@ -137,7 +137,7 @@ class SessionRegistry:
         await self.close(session_id)
         tree.drop(session_id)
         if number is not None and self.journal is not None:
-            self.journal.put([Drop(number)])
+            self.journal.put([drop(number)])
 
     async def fork_tree(self, session_id: str) -> list[Member]:
         """All sessions of this one's fork tree, parents before children.
@@ -201,7 +201,7 @@ class SessionRegistry:
             if (closing := self._closing.get(target)) is not None:
                 await closing.wait()  # it may still write; the drop must be its last record
             if number is not None and self.journal is not None:
-                self.journal.put([Drop(number)])
+                self.journal.put([drop(number)])
         finally:
             self._pruned.discard(target)
 
@@ -345,19 +345,20 @@ class SessionRegistry:
         self, journal: Journal, digest: bytes, owner: bytes, make_room: Callable[[bytes], None]
     ) -> Reopened | None:
         known = await journal.read(lambda store: store.handle(digest))
-        if known is None or known.owner != owner or known.session in journal.live:
+        if known is None or known[1] != owner or known[0] in journal.live:
             return None
-        journal.live.add(known.session)  # retention skips it from now on
+        number = known[0]
+        journal.live.add(number)  # retention skips it from now on
         try:
             if await journal.read(lambda store: store.handle(digest)) is None:
                 raise _unknown()
-            stored = await journal.read(lambda store: store.session(known.session))
+            stored = await journal.read(lambda store: store.session(number))
             if digest not in stored.keyring.digests() or stored.record.id in self._pruned:
                 raise _unknown()
             make_room(stored.record.salt)
             return await self._restored(journal, stored)
         except BaseException:
-            journal.live.discard(known.session)
+            journal.live.discard(number)
             raise
 
     async def _restored(self, journal: Journal, stored: StoredSession) -> Reopened:
@@ -397,14 +398,14 @@ class SessionRegistry:
     def _birth(self, record: SessionRecord) -> Iterator[SessionLog]:
         """A new session's log. If the block raises, the journal forgets the session again."""
         if self.journal is None:
-            yield EphemeralLog()
+            yield SessionLog()
             return
         log = JournaledLog.begin(self.journal, record)
         try:
             yield log
         except BaseException:
             log.close()
-            self.journal.put([Drop(log.number)])
+            self.journal.put([drop(log.number)])
             raise
 
     def _made(

@@ -95,7 +95,7 @@ class Compaction:
                 payload = self._logs.read(place).payload
                 return self._record(sequence, session, word, moment, payload, extra, place)
             except RecordDamaged:
-                self._sessions.strike(session, kind, index)
+                self._sessions.set_place(session, kind, index, HIT)
                 valid = HIT
         return self._record(sequence, session, word | LOST, moment, extra, extra) if valid == HIT else None
 
@@ -135,7 +135,7 @@ class Compaction:
             self._logs.discard(self._out, self._fresh)
         for session, kind, index, source, target in self._moved:
             if self._sessions.place(session, kind, index) == source:
-                self._sessions.move(session, kind, index, target)
+                self._sessions.set_place(session, kind, index, target)
                 self._out.live += self._logs.size(target)
         self._out.marks = self._out.dead
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ from xxhash import xxh3_64_digest
 
 from ...kvstore.system_limits import explained
 from ..errors import StoreHeld, StoreUnusable
-from .segment import FORMAT, SegmentHeader
+from .segment import SegmentHeader
 
 FOLDER = "journal"
 """The folder of logs, inside the store's folder."""
@@ -168,20 +168,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     sequence: int
     logs: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, header: SegmentHeader, generation: int, sequence: int, logs: Iterable[int]) -> Identity:
-        """The identity of the store with this header."""
-        return cls(
-            format=FORMAT,
-            store=header.store,
-            seed=header.seed,
-            sync=header.sync,
-            model=header.model,
-            generation=generation,
-            sequence=sequence,
-            logs=tuple(sorted(logs)),
-        )
 
     def header(self) -> SegmentHeader:
         """The header that the logs have."""

@@ -26,7 +26,7 @@ from msgspec.structs import replace as changed
 from ...kvstore.system_limits import explained
 from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
 from . import segment
-from .folder import Disk
+from .folder import Disk, Identity
 from .records import extra_of
 from .segment import (
     ENTRY,
@@ -179,6 +179,20 @@ class LogFolder:
         except BaseException:
             logs.close()
             raise
+
+    def identity(self, without: Sequence[Log] = ()) -> Identity:
+        """The identity of the store, as if the logs ``without`` were removed already."""
+        header, gone = self.header, {one.number for one in without}
+        return Identity(
+            format=segment.FORMAT,
+            store=header.store,
+            seed=header.seed,
+            sync=header.sync,
+            model=header.model,
+            generation=self.generation,
+            sequence=self.next_sequence,
+            logs=tuple(sorted({one.number for one in self.logs.values()} - gone)),
+        )
 
     def close(self) -> None:
         """Sync the active log's index and close the files."""

@@ -11,7 +11,7 @@ from holdfast.sessions import fork_tree as fork_tree
 from holdfast.sessions.errors import HandleUnknown, MemberUnknown, NameInvalid, PruneInvalid, SessionUnknown
 from holdfast.sessions.fork_tree import MAX_NAME, Member
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.records import Drop
+from holdfast.sessions.journal.records import drop
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
 
@@ -299,7 +299,7 @@ async def test_what_retention_forgot_leaves_the_tree_and_its_name_is_free(
             with pytest.raises(NameInvalid):
                 await registry.name(right.id, "left")
             assert registry.journal is not None
-            registry.journal.put([Drop(left.log.number)])
+            registry.journal.put([drop(left.log.number)])
             monkeypatch.setattr(fork_tree, "FRESH_SECONDS", -1.0)
             assert [member.id for member in await registry.fork_tree(first.id)] == [
                 first.id,
