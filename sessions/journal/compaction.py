@@ -10,7 +10,6 @@ of damaged records.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -147,17 +146,13 @@ def dispensable(logs: LogFolder, sessions: Sessions) -> Iterator[Log]:
             continue
         others = [other for other in logs.logs.values() if other is not one]
         entries, _ = logs.entries_of(one)
-        kinds = entries["word"] >> np.uint64(8) & np.uint64(0xFF)
-        indexes = entries["word"] >> np.uint64(16)
+        kinds, indexes = segment.kinds_of(entries), entries["word"] >> 16
         if (indexes[kinds == Kind.START] == logs.generation).any():
             continue
         dropped = np.unique(entries["session"][kinds == Kind.DROP]).tolist()
         if any(number in sessions.states or any(other.has(number) for other in others) for number in dropped):
             continue
-        if any(sessions.place(*key) == HIT for key in _keys(entries, kinds, indexes)):
+        keys = zip(entries["session"].tolist(), kinds.tolist(), indexes.tolist(), strict=True)
+        if any(sessions.place(*key) == HIT for key in keys):
             continue
         yield one
-
-
-def _keys(entries: Any, kinds: Any, indexes: Any) -> Iterator[tuple[int, int, int]]:
-    return zip(entries["session"].tolist(), kinds.tolist(), indexes.tolist(), strict=True)

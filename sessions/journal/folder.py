@@ -69,6 +69,17 @@ class Disk:
         """Wait until what was written is on the disk."""
         os.fdatasync(fd)
 
+    def contents(self, path: Path, most: int | None = None) -> bytes:
+        """The file's first ``most`` bytes, or all; b"" if there is none, or it is a folder."""
+        if path.is_file():
+            with suppress(FileNotFoundError):
+                fd = self.open(path)
+                try:
+                    return self.read(fd, self.size(fd) if most is None else most, 0)
+                finally:
+                    os.close(fd)
+        return b""
+
     def truncate(self, fd: int, length: int) -> None:
         """Cut the file to ``length`` bytes."""
         os.ftruncate(fd, length)

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 import xxhash
 
 from ..errors import RecordDamaged, StoreForeign, StoreNewer, StoreUnusable
@@ -39,7 +38,7 @@ from ..settings import JournalSettings
 from .folder import FOLDER, IDENTITY, Disk, read_identity
 from .logs import LogFolder, named
 from .records import AnyOperation, Keyring, SessionRecord, append, drop, put, session_extra
-from .segment import LOST, Fresh, Kind
+from .segment import LOST, Fresh, Kind, kinds_of
 
 log = logging.getLogger(__name__)
 
@@ -155,8 +154,7 @@ def _in_use(folder: Path, settings: JournalSettings) -> bool:
         return False
     logs, parts = LogFolder.open(folder / FOLDER, b"", settings.log_bytes, Disk(), write=False)
     logs.close()
-    kinds = [part.entries["word"] >> np.uint64(8) & np.uint64(0xFF) for part in parts]
-    if logs.generation or any((one == Kind.START).any() for one in kinds):
+    if logs.generation or any((kinds_of(part.entries) == Kind.START).any() for part in parts):
         return True
     with suppress(ValueError):
         known = read_identity(folder)

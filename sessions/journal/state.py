@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import RecordDamaged
 from .records import NOWHERE
-from .segment import ENTRY, HIT, MISSING, Fresh, Kind, LoadedLog, all_bytes_at
+from .segment import ENTRY, HIT, MISSING, Fresh, Kind, LoadedLog, all_bytes_at, kinds_of
 
 DIGEST_BYTES = 32
 
@@ -210,9 +210,9 @@ class Sessions:
         extras = dict(zip(np.flatnonzero(entries["extra"]).tolist(), listed, strict=True))
         del listed
         parts.clear()  # there may be millions: do not keep them twice
-        starts = entries["word"][_kinds(entries) == Kind.START] >> np.uint64(16)
+        starts = entries["word"][kinds_of(entries) == Kind.START] >> 16
         order = np.lexsort((entries["sequence"], entries["session"]))
-        order = order[_kinds(entries)[order] != Kind.START]
+        order = order[kinds_of(entries)[order] != Kind.START]
         if len(order):
             self._fill(entries, places, extras, order)
         del entries, places, extras, order
@@ -225,7 +225,7 @@ class Sessions:
 
     def _fill(self, entries: Any, places: Any, extras: dict[int, bytes], order: Any) -> None:
         words = entries["word"][order]
-        kinds, indexes = words >> np.uint64(8) & np.uint64(0xFF), words >> np.uint64(16)
+        kinds, indexes = words >> 8 & 0xFF, words >> 16
         sessions = entries["session"][order]
         placed, sequences, times = places[order], entries["sequence"][order], entries["time"][order]
         # A record may be in two logs: its group was written again after a failed sync, or was compacted.
@@ -233,7 +233,7 @@ class Sessions:
         again[1:] = (sequences[1:] == sequences[:-1]) & (sessions[1:] == sessions[:-1])
         joined = np.zeros(len(order), bool)
         joined[1:] = (sessions[1:] == sessions[:-1]) & (kinds[1:] == Kind.OPERATION)
-        joined[1:] &= (kinds[:-1] == Kind.OPERATION) & (indexes[1:] == indexes[:-1] + np.uint64(1))
+        joined[1:] &= (kinds[:-1] == Kind.OPERATION) & (indexes[1:] == indexes[:-1] + 1)
         joined[1:] &= ~again[1:] & ~again[:-1]
         begins = np.flatnonzero(~joined)
         ends = np.append(begins[1:], len(order))
@@ -382,10 +382,6 @@ class Sessions:
                 at = index - state.first
                 return state.operations[at] if 0 <= at < len(state.operations) else MISSING
         return MISSING
-
-
-def _kinds(entries: Any) -> Any:
-    return entries["word"] >> np.uint64(8) & np.uint64(0xFF)
 
 
 def _in_order(part: LoadedLog) -> Iterator[bytes]:

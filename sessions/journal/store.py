@@ -487,7 +487,7 @@ class JournalStore:
         for one in self.logs.logs.values():
             one.live = 0
         for places in self.sessions.live():
-            slots = (places >> np.uint64(SLOT_SHIFT)).astype(np.int64)
+            slots = (places >> SLOT_SHIFT).astype(np.int64)
             sizes = np.bincount(slots, weights=all_bytes_at(places).astype(float))
             for slot in np.flatnonzero(sizes).tolist():
                 if slot in self.logs.logs:
