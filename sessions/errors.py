@@ -28,9 +28,11 @@ class SessionError(Exception):
     """
 
     code: ClassVar[str] = "session_error"
+    by_code: ClassVar[dict[str, type[SessionError]]] = {}
 
     def __init_subclass__(cls) -> None:
         cls.code = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        cls.by_code[cls.code] = cls
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)

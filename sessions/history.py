@@ -7,7 +7,7 @@ nothing of tokenizers, links or event loops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -50,16 +50,6 @@ class Placed:
     aside: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HistoryState:
-    """A whole history between two turns. ``rendered``: the preamble that the path was rendered with."""
-
-    preamble: Preamble
-    rendered: Preamble
-    entries: tuple[Segment, ...]
-    head: TurnNode | None
-
-
 class ReplySlot:
     """The place of the running turn's reply; items appended meanwhile stand behind it."""
 
@@ -86,7 +76,7 @@ class History:
         self.head: TurnNode | None = None
         self._preamble = Preamble() if preamble is None else checked_preamble(preamble)
         self._heading = size_of(self._preamble)
-        self._rendered = self._preamble
+        self.rendered = self._preamble
         self._entries: list[_Entry] = []
         self._home: dict[str, _Entry] = {}
         self._calls: ToolCalls | None = None
@@ -95,19 +85,17 @@ class History:
         self._matched = 0  # so many first entries are known to be the tree's path
         self._appended = True  # the running turn has seen no edit but appends
 
-    def state(self) -> HistoryState:
-        """The whole history; only between two turns."""
-        assert self._slot is None, "a turn runs"
-        return HistoryState(self._preamble, self._rendered, self._segments(), self.head)
-
-    def restore(self, state: HistoryState) -> None:
-        """Take over a state; only in a new history."""
+    def restore(
+        self, preamble: Preamble, rendered: Preamble, entries: Sequence[Segment], head: TurnNode | None
+    ) -> None:
+        """Take over a whole history between two turns; only in a new one. ``rendered``: the preamble that the
+        path was rendered with."""
         assert not self._entries, "it has items already"
-        self._preamble, self._rendered = state.preamble, state.rendered
-        self._heading = size_of(self._preamble)
-        self._entries = list(state.entries)
-        self._home = {item.id: entry for entry in state.entries for item in _items_of(entry)}
-        self.head = state.head
+        self._preamble, self.rendered = preamble, rendered
+        self._heading = size_of(preamble)
+        self._entries = list(entries)
+        self._home = {item.id: entry for entry in entries for item in _items_of(entry)}
+        self.head = head
 
     @property
     def preamble(self) -> Preamble:
@@ -217,14 +205,14 @@ class History:
                 del self._home[item.id]
         del self._entries[place:]
         self._matched = 0
-        self.head = self._found(self._segments())[0]
+        self.head = self._found(self.segments())[0]
         self.record(Rewound(item=item_id))
 
     def branch(self, record: Callable[[AnyOperation], None] = lambda operation: None) -> History:
         """A second history that goes on from here and shares what there is; its edits go to ``record``."""
         other = History(max_items=self._max_items, record=record)
         other.share_preamble(self)
-        other.head, other._rendered, other._slot = self.head, self._rendered, self._slot
+        other.head, other.rendered, other._slot = self.head, self.rendered, self._slot
         other._matched, other._appended = self._matched, self._appended
         other._entries, other._home = self._entries, self._home
         self._shared = other._shared = True
@@ -233,7 +221,7 @@ class History:
     @property
     def told(self) -> TurnNode | None:
         """The tree's head if the entries are those of its path; None if they were edited since."""
-        segments = self._segments()
+        segments = self.segments()
         node, at = self._found(segments)
         edited = node is not self.head or any(isinstance(segment, TurnReply) for segment in segments[at:])
         return None if edited else node
@@ -243,7 +231,7 @@ class History:
         heading = self._heading if preamble is None else size_of(preamble)
         if items is not None:
             return Script(preamble or self._preamble, items, miss=MissReason.OVERRIDDEN, heading=heading)
-        segments = self._segments()
+        segments = self.segments()
         if preamble is not None and preamble != self._preamble:
             return Script(preamble, segments, miss=MissReason.OVERRIDDEN, heading=heading)
         base, miss, shared = self._base(segments)
@@ -286,7 +274,7 @@ class History:
         self._entries.insert(place, reply)
         self._home.update((item.id, reply) for item in reply.items)
         self.head = node
-        self._rendered = turn.script.preamble
+        self.rendered = turn.script.preamble
         self._matched = place + 1 if self._appended else 0
         return node
 
@@ -314,7 +302,7 @@ class History:
         if self._shared:
             self._entries, self._home, self._shared = list(self._entries), dict(self._home), False
 
-    def _segments(self) -> tuple[Segment, ...]:
+    def segments(self) -> tuple[Segment, ...]:
         """The entries up to the slot, or all."""
         end = len(self._entries) if self._slot is None else self._index(self._slot)
         return cast(tuple[Segment, ...], tuple(self._entries[:end]))
@@ -328,8 +316,8 @@ class History:
 
     def _base(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, MissReason | None, int]:
         """The last turn that the entries match with its path, why it is not the head, and its entries."""
-        if self.head is not None and self._preamble != self._rendered:
-            changed = self._preamble.instructions != self._rendered.instructions
+        if self.head is not None and self._preamble != self.rendered:
+            changed = self._preamble.instructions != self.rendered.instructions
             return None, MissReason.INSTRUCTIONS_CHANGED if changed else MissReason.TOOLS_CHANGED, 0
         if self._matched:
             return self.head, None, self._matched

@@ -259,6 +259,6 @@ async def test_a_fork_that_fails_leaves_no_session_that_nobody_has() -> None:
                         await registry.fork(session.id, [b"", b""])
             await session.log.sync()
             assert registry.statistics()["sessions"] == 1
-            assert registry._tenants[b""].sessions == 1
-            assert len(await registry.fork_tree(session.id)) == 1
+            assert registry.tenants[b""].sessions == 1
+            assert len((await registry.fork_tree(session.id)).members) == 1
             assert len(await registry.fork(session.id, [b"", b""])) == 2
