@@ -35,18 +35,31 @@ async def in_thread(function: Callable[[], _Result]) -> _Result:
         context = contextvars.copy_context()
 
         def work() -> None:
+            result = None
             try:
-                resolve = partial(done.set_result, context.run(function))
+                result = context.run(function)
+                resolve = partial(done.set_result, result)
             except BaseException as error:
                 resolve = partial(done.set_exception, _raised(error))
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(lambda: None if done.done() else resolve())
+                loop.call_soon_threadsafe(lambda: _drop(result) if done.done() else resolve())
 
         # a daemon: at its end the interpreter would wait for a thread that hangs
         threading.Thread(target=work, name="holdfast-tool", daemon=True).start()
-        return await done
+        try:
+            return await done
+        except asyncio.CancelledError:
+            if not done.cancelled() and done.exception() is None:  # it was resolved, too
+                _drop(done.result())
+            raise
     finally:
         limiter.release_on_behalf_of(borrower)
+
+
+def _drop(result: object) -> None:
+    """Nothing waits for the result any more: a coroutine is closed, as it never begins."""
+    if inspect.iscoroutine(result):
+        result.close()
 
 
 def _raised(error: BaseException) -> BaseException:
