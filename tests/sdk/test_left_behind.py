@@ -16,8 +16,7 @@ import pytest
 from holdfast.sdk import CallFinished, ToolContext, tool
 from holdfast.sdk.agent import tracing
 from holdfast.sdk.agent.events import StepFinished
-from holdfast.sdk.detached import Detached
-from holdfast.sdk.tools.running import in_thread
+from holdfast.sdk.tools.running import Detached, in_thread
 
 from .scripted import Script, chatting, given_up
 
