@@ -182,7 +182,7 @@ def demo(
 ) -> None:
     """Start a server on a free port and converse over a real WebSocket, counting every token prefilled."""
     if voice:
-        from .voice_demo import run as call
+        from ...benchmarks.voice_demo import run as call
 
         raise typer.Exit(call())
     from .demo import run
