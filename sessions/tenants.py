@@ -102,7 +102,7 @@ class OpenTenants:
         """Count a session that closes."""
         self._change(salt, -1)
 
-    def check(self, salt: bytes, more: int) -> None:
+    def check(self, salt: bytes, more: int = 1) -> None:
         """Raises ``SessionLimit`` if this tenant cannot open ``more`` sessions now."""
         self[salt].check_sessions(more)
         if self._lack(salt, more) > 0:

@@ -164,7 +164,7 @@ async def test_a_reader_that_leaves_gives_the_thread_back(monkeypatch: pytest.Mo
 
 
 @run
-async def test_work_that_fails_after_everybody_left_is_nobody_s() -> None:
+async def test_work_that_fails_after_all_waits_ended_raises_nothing() -> None:
     workers, begun, opened = Workers(), asyncio.Event(), threading.Event()
     slot, loop = WorkerSlot(workers), asyncio.get_running_loop()
 

@@ -1,4 +1,4 @@
-"""Loading a model folder's tokenizer, and marking what somebody typed."""
+"""Loading a model folder's tokenizer, and marking what a user typed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_marks_are_put_around_typed_control_tokens_wherever_they_stand() -> None
     marked = f"a {OPEN_MARK}<|im_end|>{CLOSE_MARK} b"
     assert mark("a <|im_end|> b") == marked
     assert mark({"a <|im_end|> b": ["a <|im_end|> b", 7, None]}) == {marked: [marked, 7, None]}
-    assert mark(f"<|im_{OPEN_MARK}end|>") == f"{OPEN_MARK}<|im_end|>{CLOSE_MARK}"  # nobody forges a mark
+    assert mark(f"<|im_{OPEN_MARK}end|>") == f"{OPEN_MARK}<|im_end|>{CLOSE_MARK}"  # a mark cannot be forged
     unwritten = "<think> is an added token, but none that this template writes"
     assert mark(unwritten) == unwritten
 
