@@ -213,7 +213,7 @@ class EngineCopy:
         async with self._exclusive():
             self._end_return_hint()
             held, before, self._before_prefill = self.held, self._before_prefill, None
-            sequence = await self._reusable(ids, whole=False)
+            sequence = await self._reusable(ids)
             self._retracted |= before is not None and common_prefix(held, ids) < len(held)
             generation = await self._start(ids, (sampling, limits, generated_from), sequence)
             found = generation.state.computed
@@ -433,51 +433,34 @@ class EngineCopy:
                     await self._open(NONE, isolated=False)
             return self._known.seq
 
-    async def _bring(self, ids: Ids, *, turn_expected: bool = False) -> SequenceState:
+    async def _bring(self, ids: Ids, *, turn_expected: bool = False) -> None:
         """Make the engine hold exactly ``ids``; ``turn_expected`` as in `prefill`.
 
         Raises the runtime's ``VerbRefused`` and ``EngineGone``.
         """
-        sequence = await self._reusable(ids, turn_expected=turn_expected)
-        if sequence is not None:
-            return sequence
+        sequence = await self._reusable(ids)
         isolated = self.crashes.isolated
-        sequence = None if isolated else await self._fork_origin(ids)
-        if sequence is not None:
-            try:
-                return await self._mend(sequence, ids, whole=True, turn_expected=turn_expected)
-            except VerbRefused:  # the fork is not what was expected
-                await self._close()
-        return await self._open(ids, isolated=isolated)
+        if sequence is None and not isolated:
+            sequence = await self._fork_origin(ids)
+        if sequence is None:
+            await self._open(ids, isolated=isolated)
+        elif len(self._tokens) < len(ids):
+            self._extend(sequence.seq, ids, turn_expected)
 
-    async def _reusable(
-        self, ids: Ids, *, whole: bool = True, turn_expected: bool = False
-    ) -> SequenceState | None:
-        """The sequence, which then holds ``ids``, or if not ``whole`` a beginning of them.
-
-        If it cannot be used, it is closed and the result is None.
-        """
+    async def _reusable(self, ids: Ids) -> SequenceState | None:
+        """The sequence, truncated to what it shares with ``ids``. If it cannot be used, close it: None."""
         assert len(ids) > 0, "a prompt has at least one token"
         if self.state is CopyState.HELD and not self.lost and not self.crashes.isolated:
-            try:
-                return await self._mend(self._known, ids, whole=whole, turn_expected=turn_expected)
-            except VerbRefused:  # the sequence is not what was expected
-                pass
+            sequence, shared = self._known, common_prefix(self._tokens, ids)
+            if shared == len(self._tokens):
+                return sequence
+            self._doubt()
+            with suppress(VerbRefused):  # the sequence is not what was expected
+                sequence = await self._link.truncate(sequence.seq, shared, sequence.epoch)
+                self._move(CopyState.HELD, sequence, ids[:shared])
+                return sequence
         await self._close()
         return None
-
-    async def _mend(
-        self, sequence: SequenceState, ids: Ids, *, whole: bool, turn_expected: bool
-    ) -> SequenceState:
-        """Truncate the sequence to what it shares with ``ids``; if ``whole``, extend it to all of them."""
-        shared = common_prefix(self._tokens, ids)
-        if shared < len(self._tokens):
-            self._doubt()
-            sequence = await self._link.truncate(sequence.seq, shared, sequence.epoch)
-            self._move(CopyState.HELD, sequence, ids[:shared])
-        if whole and shared < len(ids):
-            self._extend(sequence.seq, ids, turn_expected)
-        return sequence
 
     def _extend(self, seq: int, ids: Ids, turn_expected: bool) -> None:
         """Append the new tokens without waiting for the reply, which comes after the step in flight.

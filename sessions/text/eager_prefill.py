@@ -14,8 +14,8 @@ from ...runtime.errors import EngineGone, VerbRefused
 from ..errors import PromptTooLong, TemplateFailed
 from ..items import FunctionCallOutput, Growing
 from ..token_ids import Ids, common_prefix
-from ..tree import Script
 from ..turn.branch import Branch
+from .renderer import text_of
 
 BURST_SECONDS = 0.005
 """The first text waits this long, because its commit often comes with it; then the turn computes all."""
@@ -122,9 +122,10 @@ class EagerPrefill:
     async def _prefill(self, item: Growing) -> None:
         history = self._branch.history
         script = history.script()
-        if self._branch.least(item) >= self._branch.link.hello.max_context:
+        if self._branch.language.tokenizer.least(text_of(item)) >= self._branch.link.hello.max_context:
             return
-        ids = await self._stable_tokens(replace(script, segments=(*script.segments, item)))
+        grown = replace(script, segments=(*script.segments, item))
+        ids = await self._branch.render(grown, lambda _: self._branch.renderer.stable_tokens(grown))
         if len(ids) and self._fits(ids):
             await self._branch.sequence.prefill(ids, unless=lambda: history.busy)
 
@@ -140,12 +141,6 @@ class EagerPrefill:
             await self._branch.sequence.prefill(
                 ids, unless=lambda: history.busy or self._wanted is not None, turn_expected=True
             )
-
-    async def _stable_tokens(self, script: Script) -> Ids:
-        renderer = self._branch.renderer
-        if script.characters() < self._branch.settings.aside_characters:
-            return renderer.stable_tokens(script)
-        return await self._branch.slot.run(lambda gone: renderer.stable_tokens(script))
 
 
 def _now() -> float:

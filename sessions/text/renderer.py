@@ -89,7 +89,7 @@ class Renderer:
         because the template may escape it. If no text is left, the template may write other things around an
         empty text: only what it writes in both cases counts.
         """
-        said = self._rule.stable_text(_text_of(last))
+        said = self._rule.stable_text(text_of(last))
         text, *rest = self._last_piece(script, before, _with_text(last, said + _END)).split(_END)
         if len(rest) != 1:
             return ""
@@ -141,7 +141,8 @@ def _too_long(least: int, most: int | None) -> PromptTooLong:
     return PromptTooLong(f"The prompt has at least {least} tokens; the model's context holds {most}", least)
 
 
-def _text_of(item: Growing) -> str:
+def text_of(item: Growing) -> str:
+    """The text of a message or of a tool's output."""
     return item.output if isinstance(item, FunctionCallOutput) else item.text
 
 

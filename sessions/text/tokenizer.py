@@ -264,7 +264,8 @@ def _longest(backend: Tokenizer) -> int | None:
     if not isinstance(model, models.BPE) or model.continuing_subword_prefix or model.end_of_word_suffix:
         return None
     vocabulary = backend.get_vocab(with_added_tokens=False)
-    splits, rewrites = _parts_of(backend.pre_tokenizer), _parts_of(backend.normalizer)
+    steps = backend.pre_tokenizer, backend.normalizer
+    splits, rewrites = (_parts_of(step and json.loads(step.__getstate__())) for step in steps)
     if not splits <= _SPLITS or not rewrites <= _REWRITES:
         return None
     bytes_ = "ByteLevel" in splits
@@ -283,23 +284,19 @@ _REWRITES = {"Sequence", "Prepend", "Replace", "String", "NFC"}
 """Normalizers that drop no text, but for a `Replace` that shortens."""
 
 
-def _parts_of(step: Any) -> set[str]:
-    """The types and behaviours that a pre-tokenizer or normalizer consists of; and ``shortens`` for a `Replace`
-    that makes text shorter."""
-    if step is None:
+def _parts_of(node: Any) -> set[str]:
+    """The types and behaviours in the description of a pre-tokenizer or normalizer.
+
+    Also ``shortens`` for a `Replace` that makes text shorter.
+    """
+    if isinstance(node, list):
+        return set().union(*map(_parts_of, node))
+    if not isinstance(node, dict):
         return set()
-    found: set[str] = set()
-    level: list[Any] = [json.loads(step.__getstate__())]
-    while level:
-        node = level.pop()
-        if isinstance(node, dict):
-            found |= {str(node[name]) for name in ("type", "behavior") if name in node}
-            level += [value for name, value in node.items() if isinstance(value, list)]
-            if node.get("type") == "Replace" and len(str(node["content"]).encode()) < len(_pattern(node)):
-                found.add("shortens")
-        elif isinstance(node, list):
-            level += node
-    return found
+    found = {str(node[name]) for name in ("type", "behavior") if name in node}
+    if node.get("type") == "Replace" and len(str(node["content"]).encode()) < len(_pattern(node)):
+        found.add("shortens")
+    return found.union(*(_parts_of(value) for value in node.values() if isinstance(value, list)))
 
 
 def _pattern(node: dict[str, Any]) -> bytes:

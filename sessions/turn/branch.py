@@ -3,17 +3,20 @@ engine's copy of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ...runtime.link.client import EngineLink
 from ..engine_copy import EngineCopy
 from ..history import History
-from ..items import FunctionCallOutput, Growing
 from ..settings import SessionSettings
 from ..text.language import Language
 from ..text.renderer import Renderer
 from ..tree import Draft, Script
 from ..workers import Stopped, WorkerSlot
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +31,14 @@ class Branch:
     settings: SessionSettings
     slot: WorkerSlot
 
-    def least(self, item: Growing) -> int:
-        """A lower bound of the item's tokens."""
-        text = item.output if isinstance(item, FunctionCallOutput) else item.text
-        return self.language.tokenizer.least(text)
-
     async def draft(self, script: Script, most: int | None = None, stopped: Stopped = bool) -> Draft:
-        """The script in tokens, as `Renderer.draft`; a long one is rendered on a worker thread."""
-        if script.characters() < self.settings.aside_characters:
-            return self.renderer.draft(script, most, stopped)
-        return await self.slot.run(
-            lambda gone: self.renderer.draft(script, most, lambda: gone() or stopped())
+        """The script in tokens, as `Renderer.draft`."""
+        return await self.render(
+            script, lambda gone: self.renderer.draft(script, most, lambda: gone() or stopped())
         )
+
+    async def render(self, script: Script, work: Callable[[Stopped], _T]) -> _T:
+        """The result of ``work``, which renders the script: on a worker thread if the script is long."""
+        if script.characters() < self.settings.aside_characters:
+            return work(bool)
+        return await self.slot.run(work)

@@ -18,23 +18,22 @@ import msgspec
 import numpy as np
 
 from ...runtime import errors as runtime
-from ...runtime.errors import EngineGone, EngineOverloaded, RuntimeFault, fault_of
 from ...runtime.link.generation import Generation
-from ...runtime.link.messages import Finish, Row, SequenceState, TokenLimits, TokenLogprob, Work
-from ..engine_copy import EngineCopy
-from ..errors import (
-    EngineFull,
-    EngineUnavailable,
-    GrammarRefused,
-    GrammarStuck,
-    GrammarUnavailable,
-    SequencePoisoned,
-    TurnFailed,
+from ...runtime.link.messages import (
+    Finish,
+    Row,
+    Sampling,
+    SequenceState,
+    TokenLimits,
+    TokenLogprob,
+    Work,
 )
+from .. import errors
+from ..engine_copy import EngineCopy
+from ..errors import TurnFailed
 from ..token_ids import NONE, Ids, frozen, ids_of
 from .events import EndReason, ReplyEvent, ReplyStatus
 from .reply_reader import ReplyReader
-from .request import TurnRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +50,26 @@ class ReplyRun:
     """Generates one reply on the engine's copy of a branch. ``ending`` is set when it is over.
 
     ``said``: ids that the reply has already, from an earlier process, with their ``logprobs``; their events
-    come first, and the generation goes on behind them. ``gather``: the engine sends up so many tokens
-    together. ``recovery_seconds``: how long to wait for another engine.
+    come first, and the generation goes on behind them. ``recovery_seconds``: how long to wait for another
+    engine.
     """
 
     def __init__(
         self,
         sequence: EngineCopy,
         reader: ReplyReader,
-        request: TurnRequest,
         prompt: Ids,
-        max_context: int,
-        stop_ids: tuple[int, ...],
+        sampling: Sampling,
+        limits: TokenLimits,
         recovery_seconds: float = 0.0,
         said: Ids = NONE,
         logprobs: Sequence[TokenLogprob] = (),
-        gather: int = 1,
     ) -> None:
-        room = max_context - len(prompt)
         self.reader = reader
         self.ending: ReplyEnd | None = None
         self._sequence = sequence
         self._prompt = prompt
-        self._sampling = request.sampling
-        most = min(room, request.max_output_tokens or room)
-        self._limits = TokenLimits(most, stop_ids, min(request.min_output_tokens, most), gather)
+        self._sampling, self._limits = sampling, limits
         self._said, self._logprobs = said, logprobs
         self._retold = not len(said)
         self._generation: Generation | None = None
@@ -100,8 +94,8 @@ class ReplyRun:
                 await self._start()
                 return []
             return await self._read()
-        except RuntimeFault as fault:
-            if not isinstance(fault, EngineGone) and not self._sequence.lost:
+        except runtime.RuntimeFault as fault:
+            if not isinstance(fault, runtime.EngineGone) and not self._sequence.lost:
                 return await self._fail(_failure(fault))
             return await self._outlive(fault)
 
@@ -119,7 +113,7 @@ class ReplyRun:
         unknown."""
         error.__cause__ = fault
         self._end(ReplyStatus.FAILED, EndReason.ERROR, None, error)
-        with suppress(RuntimeFault):
+        with suppress(runtime.RuntimeFault):
             await self._sequence.close(keep_kv=False)
 
     def _retell(self) -> list[ReplyEvent]:
@@ -139,7 +133,7 @@ class ReplyRun:
         self._generation = await self._sequence.begin(self._all(), self._sampling, self._limits, said)
         self._resident = self._sequence.cached
 
-    async def _outlive(self, fault: RuntimeFault) -> list[ReplyEvent]:
+    async def _outlive(self, fault: runtime.RuntimeFault) -> list[ReplyEvent]:
         """The engine is gone: wait for the next one, until the time is over or the reply is cancelled."""
         self._generation = None
         self._lost = self._work()
@@ -153,9 +147,9 @@ class ReplyRun:
                 waiting.result()
             elif not self._cancelled.is_set():
                 return await self._fail(_failure(fault))
-        except EngineGone as final:
+        except runtime.EngineGone as final:
             return await self._fail(_failure(final))
-        except SequencePoisoned as poisoned:
+        except errors.SequencePoisoned as poisoned:
             return await self._fail(poisoned)
         finally:
             waiting.cancel()
@@ -170,7 +164,9 @@ class ReplyRun:
             return await self._cut(_STATUS[self._reason], self._reason)
         if row.finish is Finish.ERROR:
             why = row.error or "the engine gave up this sequence"
-            return await self._fail(_failure(fault_of(row.code, why)) if row.code else TurnFailed(why))
+            return await self._fail(
+                _failure(runtime.fault_of(row.code, why)) if row.code else TurnFailed(why)
+            )
         if row.tokens:
             self._sequence.crashes.reset()
         events = self.reader.feed(row.tokens, row.logprobs)
@@ -251,21 +247,21 @@ _STATUS = {
 }
 
 
-_REQUESTED = (GrammarRefused, GrammarStuck, GrammarUnavailable)
+_REQUESTED = (errors.GrammarRefused, errors.GrammarStuck, errors.GrammarUnavailable)
 """Failures that are the request's, not the sequence's."""
 
-_FAILURES: tuple[tuple[type[RuntimeFault], type[TurnFailed]], ...] = (
-    (EngineOverloaded, EngineFull),
-    (EngineGone, EngineUnavailable),
-    (runtime.GrammarUnavailable, GrammarUnavailable),
-    (runtime.GrammarStuck, GrammarStuck),
-    (runtime.GrammarFault, GrammarRefused),
-    (RuntimeFault, TurnFailed),
+_FAILURES: tuple[tuple[type[runtime.RuntimeFault], type[TurnFailed]], ...] = (
+    (runtime.EngineOverloaded, errors.EngineFull),
+    (runtime.EngineGone, errors.EngineUnavailable),
+    (runtime.GrammarUnavailable, errors.GrammarUnavailable),
+    (runtime.GrammarStuck, errors.GrammarStuck),
+    (runtime.GrammarFault, errors.GrammarRefused),
+    (runtime.RuntimeFault, TurnFailed),
 )
 """The runtime's errors and the turn's; the first that fits counts."""
 
 
-def _failure(fault: RuntimeFault) -> TurnFailed:
+def _failure(fault: runtime.RuntimeFault) -> TurnFailed:
     error = next(ours for theirs, ours in _FAILURES if isinstance(fault, theirs))(fault.message)
     error.__cause__ = fault
     return error

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from ...runtime.errors import EngineGone
-from ...runtime.link.messages import TokenLogprob
+from ...runtime.link.messages import TokenLimits, TokenLogprob
 from ..edits import end_with
 from ..errors import EngineUnavailable, ItemUnknown, PromptTooLong, TurnFailed
 from ..history import History, Placed
@@ -66,6 +66,8 @@ class TurnResponse:
         self._branch = branch
         self._ended = ended
         self._turn, self._script, self._aside = placed.turn, placed.script, placed.aside
+        self.writes = placed.turn is not None
+        """Whether its reply joins the conversation."""
         self._request = request
         self._sequence = branch.sequence.child() if self._aside else branch.sequence
         self._said, self._logprobs = said, logprobs
@@ -78,29 +80,20 @@ class TurnResponse:
         self._restarted = False
         self._cancelled: EndReason | None = None
         self._events: deque[ReplyEvent] = deque()
-        self._over = False
+        self.over = False
+        """Whether the turn is committed or taken back; events may still wait to be read."""
         self._reading = False
         self._leaving: asyncio.Task[None] | None = None
 
-    @property
-    def writes(self) -> bool:
-        """Whether its reply becomes part of the conversation."""
-        return self._turn is not None
-
-    @property
-    def over(self) -> bool:
-        """Whether the turn is committed or rolled back; events may still wait to be read."""
-        return self._over
-
     def withdraw(self) -> None:
         """Count as over. The caller takes the turn back."""
-        self._over = True
+        self.over = True
 
     def refuse(self, fault: BaseException | None = None) -> None:
         """Take the turn back, because of ``fault``. Does nothing once the turn is over."""
-        if self._over:
+        if self.over:
             return
-        self._over = True
+        self.over = True
         try:
             if self._turn is not None:
                 self._branch.history.abort_turn(self._turn)
@@ -155,14 +148,14 @@ class TurnResponse:
 
         A caller that is cancelled meanwhile leaves this to finish by itself.
         """
-        if self._leaving is not None or not self._over:
+        if self._leaving is not None or not self.over:
             await self._leave(drop=True)
 
     async def leave(self) -> None:
         """Cancel the reply and end the turn; a reader can still read the events that are left."""
         if self._reading:
             await self.cancel()
-        elif not self._over and self._leaving is None:
+        elif not self.over and self._leaving is None:
             await self._leave(drop=False)
 
     async def _leave(self, *, drop: bool) -> None:
@@ -172,9 +165,9 @@ class TurnResponse:
 
     async def _left(self, *, drop: bool) -> None:
         run = self._run
-        if not self._over and run is None:
+        if not self.over and run is None:
             self.refuse()
-        elif not self._over and run is not None:
+        elif not self.over and run is not None:
             await run.cancel()
             while (ending := run.ending) is None:
                 await self._advanced(run)
@@ -193,7 +186,7 @@ class TurnResponse:
             while not self._events:
                 if self._leaving is not None:
                     await asyncio.shield(self._leaving)
-                if self._over:
+                if self.over:
                     raise StopAsyncIteration
                 await self._proceed()
         except asyncio.CancelledError:
@@ -218,7 +211,7 @@ class TurnResponse:
             except BaseException as fault:
                 self.refuse(fault)
                 raise
-            if not self._over:  # it was not closed meanwhile
+            if not self.over:  # it was not closed meanwhile
                 self._run = run
                 self._events.append(ReplyStarted(self._prompt_tokens))
         elif self._run.ending is None:
@@ -250,15 +243,13 @@ class TurnResponse:
         try:
             said = await branch.draft(self._script, hello.max_context, self._given_up)
             prompt = said.tokens()
-            if len(prompt) + 1 > hello.max_context:
-                message = (
+            if len(prompt) >= hello.max_context:
+                raise PromptTooLong(
                     f"The prompt has {len(prompt)} tokens; the model's context holds {hello.max_context}"
                 )
-                raise PromptTooLong(message, len(prompt))
         except PromptTooLong as fault:
-            raise PromptTooLong(
-                fault.message, param=None if self._request.input is None else "input"
-            ) from None
+            fault.param = None if self._request.input is None else "input"
+            raise
         self._draft = said
         if self._turn is not None and self._aside:  # the reply joins a history without the overrides
             self._draft = await branch.draft(self._turn.script, stopped=self._given_up)
@@ -268,19 +259,19 @@ class TurnResponse:
         self._restarted = branch.sequence.lost
         end_ids = self._end_ids = branch.language.end_ids(hello.eos_ids)
         whole = self._whole_calls
-        reader = reader_of(self.id, self._request, branch.language, end_ids, whole_calls=whole)
-        stop_ids = tuple(sorted(end_ids.union(self._request.stop_ids)))
+        request, room = self._request, hello.max_context - len(prompt)
+        most = min(room, request.max_output_tokens or room)
+        stop_ids = tuple(sorted(end_ids.union(request.stop_ids)))
+        gather = GATHERED if whole and request.one_call else 1
         run = ReplyRun(
             self._sequence,
-            reader,
-            self._request,
+            reader_of(self.id, request, branch.language, end_ids, whole_calls=whole),
             prompt,
-            hello.max_context,
-            stop_ids,
+            request.sampling,
+            TokenLimits(most, stop_ids, min(request.min_output_tokens, most), gather),
             branch.settings.recovery_seconds,
             self._said,
             self._logprobs,
-            gather=GATHERED if whole and self._request.one_call else 1,
         )
         if self._cancelled:
             await run.cancel(self._cancelled)
@@ -297,7 +288,7 @@ class TurnResponse:
         return draft.parent.reply.respelled or self._branch.sequence.without_kv(draft.keep)
 
     async def _conclude(self, run: ReplyRun, ending: ReplyEnd) -> None:
-        if self._over:
+        if self.over:
             return
         try:
             reply = TurnReply(run.reader.items(), ids_of(run.reader.ids), run.reader.ended)
@@ -305,7 +296,7 @@ class TurnResponse:
         except BaseException as fault:
             self.refuse(fault)
             raise
-        self._over = True
+        self.over = True
         try:
             if kept and self._cut is not None and any(item.id == self._cut[0] for item in reply.items):
                 end_with(self._branch.history, *self._cut, self._branch.language.tokenizer)
