@@ -126,7 +126,9 @@ async def test_a_session_pruned_while_it_is_resumed_is_gone(tmp_path: Path) -> N
         handle, name = fork.handle or "", fork.session.id or ""
         for live in service.sessions():
             if live.id == name:
-                await service._live._leave(live, interrupt=True)  # type: ignore[union-attr]
+                sessions = service._live
+                assert sessions is not None and sessions._live.pop(name) is live
+                await sessions.registry.close(name, leave_readers=live.aclose, interrupt=True)
         assert len(service.sessions()) == 1
         reached, opened = anyio.Event(), anyio.Event()
         again = book._restored
