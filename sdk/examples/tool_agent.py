@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 
 from ..agent.events import CallFinished, CallStarted, RunDone, RunEvent, TextPiece
-from ..agent.limits import RunLimits
+from ..agent.run import RunLimits
 from ..client import Client, connect
 from ..tools.tool import tool
 

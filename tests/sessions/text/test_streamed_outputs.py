@@ -81,7 +81,7 @@ def renderer_of(template: str) -> Renderer:
 
 
 def called(renderer: Renderer, calls: int) -> History:
-    """A history whose last reply has made so many calls."""
+    """A history with a last reply that has made so many calls."""
     history = History(Preamble(tools=(Tool(name="look"),)))
     history.insert(user("Look!"))
     made = [

@@ -30,7 +30,7 @@ LOOK = Tool(name="look", parameters={"type": "object", "properties": {}})
 
 
 class Planted(Exception):
-    """A defect that nobody foresaw."""
+    """A defect that was not foreseen."""
 
 
 def once(fault: BaseException, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -199,7 +199,7 @@ async def test_a_response_that_was_never_read_is_ended_with_its_session() -> Non
 
 @run
 async def test_a_reply_that_cannot_go_on_is_refused_and_its_session_lives() -> None:
-    """A session from the journal whose reply was interrupted, where its grammar cannot be written any more."""
+    """A session from the journal with an interrupted reply; its grammar cannot be written any more."""
     with folder() as path:
         async with registry_in(path, reciting("Hello")) as registry:
             session = registry.create(owner=b"me")
@@ -247,7 +247,7 @@ async def test_a_turn_that_the_journal_refused_is_not_in_the_journal() -> None:
 
 
 @run
-async def test_a_fork_that_fails_leaves_no_session_that_nobody_has() -> None:
+async def test_a_fork_that_fails_leaves_no_session_without_a_handle() -> None:
     with folder() as path:
         async with registry_in(path, reciting("Hello")) as registry:
             session = registry.create(owner=b"me")
