@@ -26,7 +26,6 @@ Rates = dict[int, dict[str, list[float]]]
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("decode", __doc__, ("toy-9m",), rounds=5)
     parser.add_argument("--sequences", type=int, nargs="+", default=tuple(OVER_TRANSFORMERS))
     parser.add_argument("--profile", action="store_true", help="where the time of our own step goes")
@@ -37,7 +36,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, sequences: Sequence[int], *, profiled: bool) -> None:
-    """Decode on every model; print and save."""
     found, left_out = commands(ENGINES, options)
     figures: dict[str, Any] = {}
     goals: list[Goal] = []

@@ -64,7 +64,6 @@ class Window:
     seconds: float = 0.0
 
     def told(self) -> dict[str, Any]:
-        """As the JSON has it."""
         return {
             "turns": len(self.ttft),
             "ttft_ms": summary(1000 * value for value in self.ttft) if self.ttft else None,
@@ -79,7 +78,6 @@ class Window:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("floods", __doc__, ("pocket",), rounds=1)
     parser.add_argument("--seconds", type=float, default=15.0, help="alone, and again under each flood")
     parser.add_argument("--only", nargs="+", choices=FLOODS, default=tuple(FLOODS), help="these floods")
@@ -91,7 +89,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, seconds: float, names: Sequence[str], *, quiet: bool) -> None:
-    """Run the floods; print and save."""
     found: dict[str, dict[str, Any]] = {}
     goals: list[Goal] = []
     for name in names:

@@ -65,7 +65,6 @@ class ForkStage:
         self.rest()
 
     def apply(self, verb: SequenceVerb) -> float:
-        """Apply a verb; its seconds."""
         began = time.perf_counter()
         self.scheduler.apply(verb, 0.0)
         return time.perf_counter() - began
@@ -78,43 +77,35 @@ class ForkStage:
         return plan is not None
 
     def rest(self) -> None:
-        """Step until there is nothing to do."""
         while self.step():
             continue
 
     def generate(self, seq: int, tokens: int) -> None:
-        """Begin a turn."""
         self.apply(Generate(0, seq, Sampling(), TokenLimits(tokens)))
 
     def fork(self, children: int) -> tuple[list[int], float]:
-        """Fork the parent; the children, and the seconds of the verb."""
         made = [next(self._numbers) for _ in range(children)]
         return made, self.apply(Fork(0, self.parent, made))
 
     def close(self, seqs: Sequence[int]) -> None:
-        """Close these sequences."""
         for seq in seqs:
             self.apply(Close(0, seq, keep_kv=False))
 
     @property
     def held(self) -> int:
-        """Number of held blocks."""
         return self.scheduler.pool.statistics().held
 
     @property
     def copies(self) -> int:
-        """Blocks copied so far."""
         return self.scheduler.counters.copies
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     options = options_of(parser_of("fork", __doc__, (), rounds=30).parse_args(words))
     return run("fork", lambda: measure(options))
 
 
 def measure(options: Options) -> None:
-    """Time and count; print and save."""
     lengths = LENGTHS[:2] if options.quick else LENGTHS
     figures: dict[str, Any] = {}
     rows: list[list[object]] = []

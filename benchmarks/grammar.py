@@ -55,14 +55,12 @@ ENDLESS = {
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     chosen = parser_of("grammar", __doc__, ("toy-50m",), rounds=5).parse_args(words)
     options = options_of(chosen)
     return run("grammar", lambda: anyio.run(measure, options))
 
 
 async def measure(options: Options) -> None:
-    """Measure every model; print and save."""
     figures: dict[str, Any] = {}
     goals: list[Goal] = []
     for model in options.models:

@@ -121,7 +121,6 @@ class Ratio:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = argparse.ArgumentParser(prog="holdfast bench paired", description=__doc__)
     parser.add_argument("names", nargs="+", choices=BENCHES, metavar="NAME", help=", ".join(BENCHES))
     parser.add_argument("--before", type=Path, required=True, help="a checkout of the older code")
@@ -134,7 +133,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(chosen: Any) -> None:
-    """Run all rounds; print and save."""
     if chosen.rounds < 2:
         raise CannotMeasure("an interval needs two rounds or more")
     here, before = Path(__file__).resolve().parent.parent, chosen.before.resolve()

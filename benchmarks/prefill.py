@@ -23,7 +23,6 @@ Rates = dict[int, dict[str, list[float]]]
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("prefill", __doc__, ("toy-9m",), rounds=5)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     chosen = parser.parse_args(words)
@@ -33,7 +32,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, lengths: Sequence[int]) -> None:
-    """Prefill on every model; print and save."""
     found, left_out = commands(ENGINES, options)
     figures: dict[str, Any] = {}
     goals: list[Goal] = []

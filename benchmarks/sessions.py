@@ -31,7 +31,6 @@ REAL_SESSIONS = 16
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("sessions", __doc__, ("toy-9m",), rounds=1)
     parser.add_argument("--sessions", type=int, default=32, help="agents at a time, in the replay")
     parser.add_argument("--turns", type=int, default=1500, help="of all of them, in the replay")
@@ -43,7 +42,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, sessions: int, turns: int, real_turns: int) -> None:
-    """Replay and time; print and save."""
     scale = Scale(context=2048 if options.quick else 4096)
     trace = coding(sessions, turns, options.seed, scale)
     counted, goals = _counted(trace, scale)

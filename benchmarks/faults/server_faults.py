@@ -101,7 +101,6 @@ async def orphaned(tries: int, seed: int) -> FaultTally:
 
 
 def children_of(pid: int) -> list[int]:
-    """Processes that this one started."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 

@@ -50,17 +50,14 @@ def engine(_: Bench) -> list[Figure]:
 
 
 def kernel_tests(_: Bench) -> list[Figure]:
-    """The suite's ``gpu`` mark in the room kernels."""
     return _tests("kernels")
 
 
 def kvstore_tests(_: Bench) -> list[Figure]:
-    """The suite's ``gpu`` mark in the room kvstore."""
     return _tests("kvstore")
 
 
 def other_tests(_: Bench) -> list[Figure]:
-    """The suite's ``gpu`` mark in all other rooms."""
     return _tests(*(room for room in _marked() if room not in ("kernels", "kvstore")))
 
 

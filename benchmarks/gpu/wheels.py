@@ -51,7 +51,6 @@ def named(*extras: str) -> list[str]:
 
 
 def missing(*extras: str) -> list[str]:
-    """Those that are not installed on this machine."""
     return [name for name in named(*extras) if find_spec(name.replace("-", "_")) is None]
 
 
@@ -93,7 +92,6 @@ def unpack(folder: Path, target: Path) -> list[str]:
 
 
 def main() -> int:
-    """Download."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", default="3.12")
     parser.add_argument("--machine", default="x86_64")

@@ -46,7 +46,6 @@ def frame(opcode: int, payload: bytes = b"", *, final: bool = True) -> bytes:
 
 
 def event(kind: str, **fields: Any) -> bytes:
-    """A client event as a text frame."""
     return frame(TEXT, json.dumps({"type": kind, **fields}).encode())
 
 
@@ -95,7 +94,6 @@ class RawSocket:
         return self
 
     async def send(self, data: bytes) -> None:
-        """Send these bytes. Raises ``SocketClosed``."""
         try:
             await self._loop.sock_sendall(self._socket, data)
         except OSError as fault:
@@ -128,7 +126,6 @@ class RawSocket:
                 return found
 
     def close(self) -> None:
-        """Drop the connection."""
         self._socket.close()
 
     async def _more(self) -> None:
@@ -160,7 +157,6 @@ class Flood:
         self.counts: Counter[str] = Counter()
 
     async def run(self, name: str) -> None:
-        """Flood in the named way until the end."""
         sockets, attack, receive_bytes = FLOODS[name]
         workers = [self._again(attack, at, receive_bytes) for at in range(sockets)]
         with suppress(TimeoutError):
@@ -307,7 +303,6 @@ FLOODS: dict[str, tuple[int, Attack, int | None]] = {
 
 
 def main() -> None:
-    """The command line of the attacking process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("name", choices=FLOODS)
     parser.add_argument("url")
