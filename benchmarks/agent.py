@@ -25,6 +25,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.link.process import ChildEngine
@@ -206,14 +208,10 @@ async def _resend(chat: Chat, told: str, steps: int, tool: Tool, meter: _Meter) 
         meter.finished(chat.last)
         for call in chat.last.calls:
             outcome = await tool.call(call.arguments)
-            items += [_plain(call), FunctionCallOutputItem(call_id=call.call_id or "", output=outcome.output)]
-
-
-def _plain(call: Any) -> AnyItem:
-    from msgspec.structs import replace
-
-    item: AnyItem = replace(call, id=None, object=None, status=None)
-    return item
+            plain = msgspec.structs.replace(
+                call, id=None, object=None, status=None
+            )  # as a client sends it back
+            items += [plain, FunctionCallOutputItem(call_id=call.call_id or "", output=outcome.output)]
 
 
 class _Meter:

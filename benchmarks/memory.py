@@ -69,8 +69,7 @@ async def _peak(folder: Path, model: str, options: Options, kv_bytes: int) -> di
         host_bytes=0,
         max_context=None,
     )
-    engine = ChildEngine(settings)
-    async with engine as link:
+    async with (engine := ChildEngine(settings)) as link:
         pid, hello = engine.pid, link.hello
         if pid is None:
             raise CannotMeasure("the engine has no process")

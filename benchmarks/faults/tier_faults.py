@@ -107,10 +107,7 @@ async def filled(tries: int, seed: int) -> FaultTally:
             return tally
         store, ballast = disk / "store", disk / "ballast"
         settings = msgspec.structs.replace(WIDE, store=str(store))
-        async with (
-            serving(replace(SERVED, store=store), settings) as running,
-            connect(running.url) as client,
-        ):
+        async with serving(replace(SERVED, store=store), settings) as running, connect(running.url) as client:
             fields = {"max_output_tokens": 40}
             talks = [Talk((f"{line} {FACTS}", STORY, "What is my locker code?"), fields) for line in lines]
             crowd = Crowd(client, talks)

@@ -293,12 +293,7 @@ def _all(asked: argparse.Namespace, results: Results) -> int:
             str(seconds),
             CUT if cut else ENDED,
         ]
-        return [
-            sys.executable,
-            str(Path(__file__).resolve()),
-            *words,
-            *(["--rehearse"] if asked.rehearse else []),
-        ]
+        return [sys.executable, str(Path(__file__).resolve()), *words, *["--rehearse"] * asked.rehearse]
 
     left_out = (*BY_NAME, *(WHOLE if asked.rehearse else ()))
     parts = asked.part or [name for name in PARTS if name not in left_out]

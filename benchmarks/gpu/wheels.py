@@ -18,22 +18,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = ROOT / "pyproject.toml"
 FOLDER = ROOT / ".whl"
-WITH_TORCH = frozenset(
-    [
-        *(
-            "torch",
-            "triton",
-            "transformers",
-            "safetensors",
-            "tokenizers",
-            "numpy",
-            "regex",
-            "numba",
-            "jinja2",
-        ),
-        *("huggingface_hub", "anyio", "rich", "typer", "xxhash", "prometheus_client"),
-    ]
+_WITH_TORCH = (
+    "torch triton transformers safetensors tokenizers numpy regex numba jinja2 huggingface_hub anyio "
+    "rich typer xxhash prometheus_client"
 )
+WITH_TORCH = frozenset(_WITH_TORCH.split())
 """What an image with torch and transformers has, too. Their wheels are large or belong to its torch."""
 
 GLIBC = (39, 35, 34, 31, 28, 27, 24, 17, 12, 5)
