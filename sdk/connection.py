@@ -171,7 +171,6 @@ class Connection:
             return await self._answer(request, None)
 
     async def delete(self, item_id: str) -> None:
-        """Take an item out of the conversation."""
         await self.request(ItemDelete(item_id=item_id), ItemDeleted, lambda event: event.item_id == item_id)
 
     async def committed(self, commit: str, call_id: str) -> TextCommitted | None:
@@ -373,7 +372,6 @@ class Connection:
         return bool(self._requests or self._senders or (self._arrival is not None and not self._queue))
 
     def _fail(self, error: Exception) -> None:
-        """Raise the error in all that wait."""
         waiting = [request.answer for request in self._requests]
         for future in (*waiting, *self._senders, self._arrival):
             if future is not None and not future.done():
@@ -486,7 +484,6 @@ class Connection:
         return event
 
     def _make_room(self) -> None:
-        """Let the receive task go on."""
         if self._room is not None:
             if not self._room.done():
                 self._room.set_result(None)
@@ -529,7 +526,6 @@ class Connection:
 
 
 def server_error(details: ErrorDetails) -> ServerError:
-    """The exception for an error event."""
     return ServerError(
         details.message, code=details.code, kind=details.type, param=details.param, event_id=details.event_id
     )
