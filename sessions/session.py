@@ -18,8 +18,7 @@ from .history import History
 from .items import Growing
 from .journal.records import AnyOperation, Begun, Branched, SessionLog
 from .journal.replay import Past, refused, request_form, retold
-from .placement import Placement
-from .return_hints import ReturnHints, Waits
+from .placement import Placement, ReturnHints, Waits
 from .settings import SessionSettings, TenantLimits
 from .tenants import Tenant
 from .text.eager_prefill import EagerPrefill, PrefilledInput
@@ -189,10 +188,10 @@ class Session:
             rewind(history, at, self._branch.language.tokenizer)
         return history, [*operations, Branched()]
 
-    async def lend(self, children: Sequence[EngineCopy], head: TurnNode | None) -> None:
+    async def lend(self, children: Sequence[Session], head: TurnNode | None) -> None:
         """Let the engine's copies of forked sessions share this one's blocks up to ``head``."""
         if head is not None:
-            await self._sequence.fork(children, head.tokens())
+            await self._sequence.fork([child._sequence for child in children], head.tokens())
 
     def heir(self) -> EngineCopy:
         """The engine's copy of a session that is forked now; it is empty until `lend`."""

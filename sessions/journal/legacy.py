@@ -49,7 +49,7 @@ SILENT_SECONDS = 30.0  # without a byte from the child, it is killed
 SALVAGE_SECONDS = 300.0  # for all tries after the first death of a child
 CHECK_BYTES = 8
 END = 0xFFFFFFFF
-ALL, EACH, FIRST = "all", "each", "first"
+ALL, FIRST = "all", "first"
 T = TypeVar("T")
 
 
@@ -272,14 +272,12 @@ class Reader:
 
     def about(self) -> StoreRecord | None:
         """The store's record; None if it cannot be read."""
-        (item,) = list(self._asked("meta", b"", FIRST)) or (None,)
-        if item is None:
-            return None
-        try:
-            found: StoreRecord = unseal(*item, StoreRecord)
-        except RecordDamaged:
-            return None
-        return found
+        for item in list(self._asked("meta", b"", FIRST)):
+            if item is not None:
+                with suppress(RecordDamaged):
+                    found: StoreRecord = unseal(*item, StoreRecord)
+                    return found
+        return None
 
     def records(self, table: str, kind: Any) -> Iterator[tuple[bytes, Any]]:
         """Key and record of each entry of a table; None for a damaged record."""
@@ -294,20 +292,13 @@ class Reader:
         counted."""
         first = b""
         while True:
-            whole = True
             for item in self._asked(table, first):
                 if item is None:
-                    whole = False
                     break
                 yield item
                 first = item[0]
-            if whole:
+            else:
                 return
-            for item in self._asked(table, first + b"\0" if first else b"", EACH):
-                if item is None:
-                    break
-                yield item
-                first = item[0]
             self.unread += 1
             if self._until is None:
                 self._until = time.monotonic() + SALVAGE_SECONDS

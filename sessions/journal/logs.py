@@ -428,32 +428,20 @@ class LogFolder:
             one.room = kept
 
     def _unknown(
-        self,
-        one: Log,
-        found: segment.Scan,
-        told: Any,
-        data: bytes,
-        index: segment.Index | None,
+        self, one: Log, found: segment.Scan, listed: Any, data: bytes, index: segment.Index | None
     ) -> int:
         """Count damaged records that the index does not list, and report them."""
         unknown, size = 0, len(data)
-        starts = told["offset"].tolist()
-        by_end = {record.offset: record for record in found.records}
+        starts, lengths = listed["offset"], _padded_lengths(listed)
         for begin, beyond in found.gaps:
-            covered = sum(
-                segment.padded(int(length))
-                for offset, length in zip(starts, told["length"].tolist(), strict=True)
-                if begin <= offset < beyond
-            )
-            if covered < beyond - begin:
-                before = max((o for o in by_end if o < begin), default=None)
-                first = by_end[before].sequence if before is not None else by_end[beyond].sequence - 2
-                count = by_end[beyond].sequence - first - 1
-                count -= sum(begin <= offset < beyond for offset in starts)
-                unknown += max(1, count)
-        tail = sum(offset >= found.end for offset in starts)
+            inside = (starts >= begin) & (starts < beyond)
+            if int(lengths[inside].sum()) < beyond - begin:
+                after = next(record.sequence for record in found.records if record.offset == beyond)
+                before = [record.sequence for record in found.records if record.offset < begin] or [after - 2]
+                unknown += max(1, after - before[-1] - 1 - int(inside.sum()))
         ahead = not any(data[found.end :])  # zeros that were written ahead
-        if size > found.end and not tail and not ahead and (index is None or not index.whole):
+        listed_behind = bool((starts >= found.end).any())
+        if size > found.end and not listed_behind and not ahead and (index is None or not index.whole):
             unknown += 1
             self.findings.report(
                 f"the last {size - found.end} bytes of {one.path} are no record: "

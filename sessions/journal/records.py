@@ -311,9 +311,12 @@ def drop(number: int) -> Fresh:
 
 class SessionLog:
     """A session's log: it takes the session's operations. This one keeps nothing: for a session without a
-    journal. ``durable``: what it takes outlives the process."""
+    journal. ``durable``: what it takes outlives the process. ``number``: the session's."""
 
     durable = False
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
 
     def append(self, operation: AnyOperation) -> None:
         """Append an operation."""
@@ -339,3 +342,6 @@ class SessionLog:
 
     def close(self) -> None:
         """Take no more; what was appended is still written."""
+
+    def forget(self) -> None:
+        """Forget the session; call it last."""

@@ -32,9 +32,8 @@ from .records import (
     append,
     drop,
 )
-from .retention import TenantShares, surplus
 from .segment import HIT, LOG_START, MISSING, SLOT_SHIFT, Fresh, Kind, all_bytes_at, slot_of
-from .state import Sessions, SessionState
+from .state import Sessions, SessionState, TenantShares, surplus
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +258,12 @@ class JournalStore:
     def sweep(self, keep: frozenset[int], *, aged: bool = True) -> int:
         """Forget the sessions that retention gives up, none of those in ``keep``; returns how many. If not
         ``aged``, none is forgotten for its age."""
-        gone = self._past(keep, aged=aged)
+        kept = [state for state in self.sessions.states.values() if state.kept]
+        oldest = (time.time() - self._settings.max_age_seconds) * MICROSECONDS if aged else 0.0
+        gone = [state.number for state in kept if state.used < oldest]
+        left = [state for state in kept if state.used >= oldest]
+        gone += surplus(left, len(left) - self._settings.max_sessions, lambda state: 1)
+        gone = [number for number in gone if number not in keep]
         self.erase(gone)
         return len(gone)
 
@@ -268,8 +272,7 @@ class JournalStore:
         states = self.sessions.states.values()
         closed = [state for state in states if state.kept and state.number not in keep]
         gone = surplus(closed, SWEEP_SESSIONS, lambda state: max(1, state.base + state.grown))
-        if gone:
-            self.write([drop(number) for number in gone])
+        self.erase(gone)
         return bool(gone)
 
     def keep_shares(self, live: Container[int]) -> frozenset[bytes]:
@@ -279,7 +282,7 @@ class JournalStore:
         Raises ``StorageUnavailable``.
         """
         while gone := self.shares.surplus(live, SWEEP_SESSIONS):
-            self.write([drop(number) for number in gone])
+            self.erase(gone)
         return self.shares.full()
 
     # --- room -----------------------------------------------------------------------------------------------
@@ -544,12 +547,3 @@ class JournalStore:
         for state in sorted(self.sessions.states.values(), key=lambda state: state.last if state.kept else 0):
             if state.record:
                 self.shares.count(state, self._size(state))
-
-    def _past(self, keep: frozenset[int], *, aged: bool) -> list[int]:
-        """The sessions to forget: those unused for too long, and those beyond the number that is kept."""
-        kept = [state for state in self.sessions.states.values() if state.kept]
-        oldest = (time.time() - self._settings.max_age_seconds) * MICROSECONDS if aged else 0.0
-        past = [state.number for state in kept if state.used < oldest]
-        left = [state for state in kept if state.used >= oldest]
-        past += surplus(left, len(left) - self._settings.max_sessions, lambda state: 1)
-        return [number for number in past if number not in keep]
