@@ -34,8 +34,8 @@ import xxhash
 
 from ..errors import RecordDamaged, StoreForeign, StoreNewer, StoreUnusable
 from ..settings import JournalSettings
-from .folder import FOLDER, IDENTITY, Disk, read_identity
-from .logs import LogFolder, named
+from .folder import FOLDER, IDENTITY, Disk, named, read_identity
+from .logs import LogFolder
 from .records import AnyOperation, Keyring, SessionRecord, append, drop, put, session_extra
 from .segment import LOST, Fresh, Kind, kinds_of
 

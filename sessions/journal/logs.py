@@ -53,7 +53,6 @@ NAME = re.compile(r"(\d{8,})\.log")
 INDEX_NAME = re.compile(r"(\d{8,})\.index")
 MOST_AHEAD = 2 << 20  # bytes of zeros behind the active log's end
 PLENTY = 128  # zeros are written ahead if so many times as much is free
-NAMED = 20  # sessions in one line of the log
 
 
 @dataclass(slots=True, eq=False)
@@ -155,14 +154,14 @@ class LogFolder:
         model: bytes,
         segment_bytes: int,
         disk: Disk,
-        known: SegmentHeader | None = None,
+        known: Identity | None = None,
         *,
         write: bool = True,
         whole: bool = False,
     ) -> tuple[LogFolder, list[LoadedLog]]:
         """Open the logs in ``folder``; returns them and their records.
 
-        ``known``: the store's header as `identity` has it. If not ``write``, no file is changed. ``whole``:
+        ``known``: the store's identity. If not ``write``, no file is changed. ``whole``:
         read every log, not only its index. Raises ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``.
         """
         logs = cls(folder, segment_bytes, disk)
@@ -202,7 +201,7 @@ class LogFolder:
             self._close_files(one)
         self.active = None
 
-    def _opened(self, model: bytes, known: SegmentHeader | None, write: bool) -> list[LoadedLog]:
+    def _opened(self, model: bytes, known: Identity | None, write: bool) -> list[LoadedLog]:
         if write:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         numbers = self._listed(write)
@@ -308,14 +307,12 @@ class LogFolder:
             or segment.decoded_header(beside, segment.INDEX_MAGIC)
         )
 
-    def _choose(
-        self, headers: dict[int, SegmentHeader | None], known: SegmentHeader | None, model: bytes
-    ) -> None:
+    def _choose(self, headers: dict[int, SegmentHeader | None], known: Identity | None, model: bytes) -> None:
         """Take the header that most logs have, or ``known`` if none can be read."""
         found = [one for one in headers.values() if one is not None]
         if not found:
             if headers and known is not None and model in (b"", known.model):
-                self.header = known
+                self.header = known.header()
             return
         newer = [one.format for one in found if one.format > segment.FORMAT]
         if newer:
@@ -508,16 +505,17 @@ class LogFolder:
         files, such as KV. So on a disk with plenty of room zeros are written ahead, and later groups overwrite
         them.
         """
-        if end > one.room and self._is_roomy():
+        if end > one.room and self.free_bytes() > PLENTY * self._ahead:
             with suppress(OSError):
                 self.disk.write(self._fd(one), data + bytes(self._ahead), one.end)
                 one.room = end + self._ahead
                 return
         self.disk.write(self._fd(one), data, one.end)
 
-    def _is_roomy(self) -> bool:
+    def free_bytes(self) -> int:
+        """Free bytes on the disk. Raises ``OSError``."""
         found = os.statvfs(self.folder)
-        return found.f_bavail * found.f_frsize > PLENTY * self._ahead
+        return found.f_bavail * found.f_frsize
 
     def roll(self) -> None:
         """Seal the active log; the next group begins another."""
@@ -637,14 +635,7 @@ class LogFolder:
         chunk = segment.encoded_chunk(
             sync, seed, len(header), [tuple(row) for row in ordered.tolist()], listed, one.end, segment.SEALED
         )
-        fresh = one.index_path.with_suffix(".index.new")
-        fd = self.disk.create(fresh)
-        try:
-            self.disk.write(fd, header + chunk, 0)
-            self.disk.sync(fd)
-        finally:
-            os.close(fd)
-        self.disk.rename(fresh, one.index_path)
+        self.disk.replace(one.index_path, header + chunk)
         one.index_end = len(header) + len(chunk)
 
     def adopt(self, one: Log, entries: Any, extras: dict[int, bytes], fresh: Path) -> None:
@@ -796,9 +787,3 @@ def _committed(records: Sequence[Found], listed: set[int], cut: int) -> list[Fou
         for at, record in enumerate(records)
         if record.offset < cut and (at <= finished or record.offset in listed)
     ]
-
-
-def named(names: Sequence[str]) -> str:
-    """Up to `NAMED` names for a line of the log, and how many more there are."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -8,13 +8,12 @@ operation means.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -23,15 +22,9 @@ from ..errors import RecordDamaged, StorageUnavailable, StoreUnusable
 from ..settings import JournalSettings
 from . import segment
 from .compaction import Compaction, dispensable
-from .folder import FOLDER, IDENTITY, Disk, Identity, mismatch, write_identity
-from .logs import Log, LogFolder, named
-from .records import (
-    AnyOperation,
-    Keyring,
-    SessionRecord,
-    append,
-    drop,
-)
+from .folder import FOLDER, IDENTITY, Disk, Identity, mismatch, named, write_identity
+from .logs import Log, LogFolder
+from .records import AnyOperation, Keyring, SessionRecord, append, drop
 from .segment import HIT, LOG_START, MISSING, SLOT_SHIFT, Fresh, Kind, all_bytes_at, slot_of
 from .state import Sessions, SessionState, TenantShares, surplus
 
@@ -44,7 +37,6 @@ DEAD_SHARE = 0.5  # of a log's bytes: it is rewritten
 MOST_SMALL = 8
 REST_SECONDS = 30.0  # after a compaction that failed
 MICROSECONDS = 1_000_000
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +87,13 @@ class JournalStore:
         settings: JournalSettings,
         *,
         disk: Disk | None = None,
-        known: segment.SegmentHeader | None = None,
+        known: Identity | None = None,
         write: bool = True,
         whole: bool = False,
     ) -> JournalStore:
         """Open or make the store of ``model`` (b"": of any model). Hold its lock, unless ``write`` is false.
 
-        ``known``: the header as `identity` has it, in case no log's header can be read. ``whole``: read every
+        ``known``: the store's identity, in case no log's header can be read. ``whole``: read every
         log, not only their indexes. Raises ``StoreUnusable`` or one of its kinds.
         """
         size = settings.log_bytes
@@ -250,10 +242,9 @@ class JournalStore:
     def free_bytes(self) -> int | None:
         """Free bytes on the disk; None if the folder is gone."""
         try:
-            found = os.statvfs(self.logs.folder)
+            return self.logs.free_bytes()
         except OSError:
             return None
-        return found.f_bavail * found.f_frsize
 
     def sweep(self, keep: frozenset[int], *, aged: bool = True) -> int:
         """Forget the sessions that retention gives up, none of those in ``keep``; returns how many. If not
