@@ -54,10 +54,8 @@ class Placement:
         self._leaves = leaves
 
     async def lease(self, priority: int | None, ttl: float | None, returns_in: float | None) -> Receipt:
-        """Keep the session's KV longest and restore it first, within the budget, for ``ttl`` seconds.
-
-        With a ``ttl`` of 0 only ``returns_in`` counts: in how many seconds the session is expected back.
-        """
+        """Keep the session's KV longest and restore it first, within the budget, for ``ttl`` seconds. With a
+        ``ttl`` of 0 only ``returns_in`` counts: in how many seconds the session is expected back."""
         number = None if priority is None else int(min(max(priority, -MOST), MOST))
         seconds = [None if value is None else _bounded(value) for value in (ttl, returns_in)]
         if returns_in is not None:

@@ -76,10 +76,8 @@ class SessionRegistry:
     def create(
         self, *, salt: bytes = b"", now: datetime | None = None, owner: bytes = b"", config: bytes = b""
     ) -> Session:
-        """Open a new session. ``owner`` names the key that made it; ``config`` is kept with it.
-
-        Raises ``SessionLimit``, ``StorageUnavailable``.
-        """
+        """Open a new session. ``owner`` names the key that made it; ``config`` is kept with it. Raises
+        ``SessionLimit``, ``StorageUnavailable``."""
         self.tenants.check(salt)
         clock = (now or datetime.now().astimezone()).isoformat()
         record = SessionRecord(id=new_id("sess"), owner=owner, salt=salt, clock=clock, config=config)
@@ -151,10 +149,8 @@ class SessionRegistry:
         return replace(member, open=True, items=int(told["items"]), tokens=int(told["tokens"]))
 
     async def name(self, session_id: str, name: str) -> str:
-        """Name a session within its fork tree; "" removes the name. Returns the name as it is kept.
-
-        Raises ``NameInvalid``, and what `fork_tree` raises.
-        """
+        """Name a session within its fork tree; "" removes the name. Returns the name as it is kept. Raises
+        ``NameInvalid``, and what `fork_tree` raises."""
         tree = await self._whole_tree(session_id)
         name = tree.checked_name(name, session_id)
         session, number = self.get(session_id), tree.number(session_id)
@@ -166,10 +162,7 @@ class SessionRegistry:
 
     async def check_pruned(self, session_id: str, target: str) -> int | None:
         """Take ``target`` out of the fork tree. Returns its number in the journal, for `forget`; None without
-        one.
-
-        Raises ``MemberUnknown``, ``PruneInvalid``, and what `fork_tree` raises.
-        """
+        one. Raises ``MemberUnknown``, ``PruneInvalid``, and what `fork_tree` raises."""
         tree = await self._whole_tree(session_id)
         number = tree.check_pruned(target, session_id)
         self._pruned.add(target)
@@ -183,9 +176,7 @@ class SessionRegistry:
 
     async def forget(self, target: str, number: int | None) -> None:
         """Forget a session that was taken out of its tree, once it has closed. Its handles open nothing then.
-
-        Forks keep what they share with it.
-        """
+        Forks keep what they share with it."""
         try:
             if target in self._closing:
                 await self._closing[target][0].wait()  # it may still write; the drop must be its last record

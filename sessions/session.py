@@ -120,10 +120,8 @@ class Session:
         return response
 
     def go_on(self, past: Past) -> TurnResponse:
-        """Go on with an interrupted response: it repeats its events so far, and then continues.
-
-        If it cannot go on, this ends it, frees the conversation for the next turn, and raises the reason.
-        """
+        """Go on with an interrupted response: it repeats its events so far, and then continues. If it cannot
+        go on, this ends it, frees the conversation for the next turn, and raises the reason."""
         try:
             response = TurnResponse(
                 self._branch,
@@ -156,11 +154,8 @@ class Session:
         return bool(writers)
 
     def cut(self, item_id: str, end: int) -> TurnResponse | None:
-        """Cut a message of the model after ``end`` characters.
-
-        If its response still runs, returns that: cancel it, and it is cut when it ends. Raises ``ItemUnknown``
-        or ``CutInvalid``.
-        """
+        """Cut a message of the model after ``end`` characters. If its response still runs, returns that:
+        cancel it, and it is cut when it ends. Raises ``ItemUnknown`` or ``CutInvalid``."""
         self._check_open()
         response = self.saying(item_id)
         if response is not None:
@@ -203,9 +198,7 @@ class Session:
 
     def rewind(self, to: str | int) -> None:
         """Remove everything behind an item (``"root"``: everything), or behind the first ``to`` tokens.
-
-        Raises ``ItemUnknown``, ``CutInvalid`` or ``ConversationBusy``.
-        """
+        Raises ``ItemUnknown``, ``CutInvalid`` or ``ConversationBusy``."""
         self._check_open()
         rewind(self.history, to, self._branch.language.tokenizer)
 

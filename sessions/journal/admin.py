@@ -258,9 +258,7 @@ def _ring(store: JournalStore, state: SessionState) -> Fresh:
 
 def backup(root: Path, target: Path) -> Iterator[str]:
     """Copy the journals to ``target``, a new folder, up to the last whole group; a server may run meanwhile.
-
-    KV is not copied: it is recomputed. Raises ``StoreUnusable``.
-    """
+    KV is not copied: it is recomputed. Raises ``StoreUnusable``."""
     if target.resolve().is_relative_to(root.resolve()):
         raise StoreUnusable(f"{target} is inside the store {root}: choose a folder outside it")
     try:

@@ -31,10 +31,8 @@ POLL_SECONDS = 0.05
 
 
 class Disk:
-    """The calls that the journal makes on files. Tests use one that fails on demand.
-
-    All raise ``OSError`` with the path's name.
-    """
+    """The calls that the journal makes on files. Tests use one that fails on demand. All raise ``OSError``
+    with the path's name."""
 
     def create(self, path: Path) -> int:
         """Create the file, or empty it; returns a descriptor to read and write."""
@@ -114,9 +112,8 @@ class Disk:
 
 
 class StoreLock:
-    """Holds ``folder/lock`` from ``acquire`` to ``release``, by ``flock``: the kernel frees it when the holding
-    process ends. The file names that process.
-    """
+    """Holds ``folder/lock`` from ``acquire`` to ``release``, by ``flock``: the kernel frees it when the
+    holding process ends. The file names that process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

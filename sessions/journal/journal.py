@@ -442,10 +442,8 @@ class JournaledLog(SessionLog):
         return self._journal.fault_of(self._salt)
 
     def append(self, operation: AnyOperation) -> None:
-        """Queue an operation for the journal.
-
-        Raises what encoding it raises: in the journal's thread that would block all sessions.
-        """
+        """Queue an operation for the journal. Raises what encoding it raises: in the journal's thread that
+        would block all sessions."""
         if not self._closed:
             if not isinstance(operation, LAZY):
                 msgspec.msgpack.encode(operation)

@@ -55,9 +55,7 @@ T = TypeVar("T")
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
     """How many operations a session has had, and when the last was written (seconds since the epoch).
-
-    Operations before ``first`` are in the snapshot at ``first``.
-    """
+    Operations before ``first`` are in the snapshot at ``first``."""
 
     operations: int
     used: float
@@ -93,10 +91,8 @@ def unseal(key: bytes, value: bytes, kind: type[T] | Any) -> T:
 
 
 def migrate(folder: Path, model: bytes, settings: JournalSettings) -> bool:
-    """Move the journal in ``folder`` into logs beside it; whether there was one to move.
-
-    Raises ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``; then the old file is unchanged.
-    """
+    """Move the journal in ``folder`` into logs beside it; whether there was one to move. Raises
+    ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``; then the old file is unchanged."""
     old = folder / FILE
     if not old.exists() or old.stat().st_size == 0:
         return False  # left by a server that died before its first commit
@@ -136,10 +132,8 @@ def migrate(folder: Path, model: bytes, settings: JournalSettings) -> bool:
 
 
 def _in_use(folder: Path, settings: JournalSettings) -> bool:
-    """Whether a server has started with the journal in ``folder``. Raises ``StoreUnusable``.
-
-    An identity alone does not prove it: an earlier journal may have left it.
-    """
+    """Whether a server has started with the journal in ``folder``. Raises ``StoreUnusable``. An identity
+    alone does not prove it: an earlier journal may have left it."""
     if not (folder / IDENTITY).exists():
         return False
     logs, parts = LogFolder.open(folder / FOLDER, b"", settings.log_bytes, Disk(), write=False)
@@ -159,10 +153,8 @@ def _put_away(folder: Path) -> None:
 
 
 def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSettings) -> tuple[int, list[str]]:
-    """Make a new journal in ``folder``, with everything that can be read.
-
-    Returns the number of sessions and the names of the damaged ones.
-    """
+    """Make a new journal in ``folder``, with everything that can be read. Returns the number of sessions and
+    the names of the damaged ones."""
     shutil.rmtree(folder, ignore_errors=True)
     logs, _ = LogFolder.open(folder, model, settings.log_bytes, _Later())
     moved, damaged = 0, list[str]()
@@ -210,10 +202,8 @@ def _move(
     handles: dict[int, list[bytes]],
     damaged: list[str],
 ) -> bool:
-    """Write one session as one group; whether it is kept.
-
-    Records that it lacks are marked as lost, and its name goes to ``damaged``.
-    """
+    """Write one session as one group; whether it is kept. Records that it lacks are marked as lost, and its
+    name goes to ``damaged``."""
     record, ring, tail = (table.get(number) for table in (sessions, rings, tails))
     kept = any(number in table for table in (rings, tails, handles))
     group = [_session(number, record)]
@@ -309,9 +299,7 @@ class Reader:
 
     def _beyond(self, table: str, low: int) -> int | None:
         """The lowest session number from ``low`` on from which the table can be read; None if there is none.
-
-        Doubles its steps until a number is found, then halves them.
-        """
+        Doubles its steps until a number is found, then halves them."""
         bad, good, step = low - 1, low, 1
         while not self._reads(table, good):
             bad, good, step = good, low + step, 2 * step

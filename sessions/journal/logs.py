@@ -368,9 +368,7 @@ class LogFolder:
         self, one: Log, size: int, index: segment.Index | None, *, last: bool
     ) -> tuple[Any, Any, dict[int, bytes], bool]:
         """Read a whole log: its entries, which of them are damaged, their extras, and whether all is well.
-
-        ``last``: it is the active log, and may be repaired.
-        """
+        ``last``: it is the active log, and may be repaired."""
         data = self.disk.read(self._fd(one), size, 0)
         found = segment.scan(data, self.header.sync, one.header.file_seed())
         listed, cut = self._listed_entries(one, size, index)
@@ -395,10 +393,8 @@ class LogFolder:
         return np.concatenate([entries, hits]), flags, extras, clean
 
     def _listed_entries(self, one: Log, size: int, index: segment.Index | None) -> tuple[Any, int]:
-        """The entries of a log's index, and where the log's last whole group ends.
-
-        A log that is shorter than its index says has lost its end: it goes on from the last whole group.
-        """
+        """The entries of a log's index, and where the log's last whole group ends. A log that is shorter than
+        its index says has lost its end: it goes on from the last whole group."""
         listed = np.empty(0, ENTRY) if index is None else index.entries
         ends = listed["offset"] + _padded_lengths(listed)
         if not len(listed) or int(ends.max()) <= size:
@@ -463,11 +459,8 @@ class LogFolder:
     # --- writing --------------------------------------------------------------------------------------------
 
     def append(self, records: Sequence[Fresh], moment: int | None = None) -> tuple[list[int], int, int]:
-        """Write a group and sync it. Returns the records' places, the first one's sequence number, and the time
-        of the group (microseconds).
-
-        Raises ``StorageUnavailable``: then none of the group is there.
-        """
+        """Write a group and sync it. Returns the records' places, the first one's sequence number, and the
+        time of the group (microseconds). Raises ``StorageUnavailable``: then none of the group is there."""
         total = sum(segment.padded(len(one.payload)) for one in records)
         moment = time.time_ns() // 1000 if moment is None else moment
         first, self.next_sequence = self.next_sequence, self.next_sequence + len(records)
@@ -534,10 +527,8 @@ class LogFolder:
         return self.active
 
     def begin(self, replaces: Sequence[int] = (), name: Path | None = None) -> Log:
-        """Begin a new log and sync its header. With ``name`` the file has that name until `adopt`.
-
-        Raises ``StorageUnavailable``.
-        """
+        """Begin a new log and sync its header. With ``name`` the file has that name until `adopt`. Raises
+        ``StorageUnavailable``."""
         header = changed(
             self.header,
             number=self._next_number,

@@ -48,10 +48,8 @@ def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalSt
 
 
 def finish_repair(folder: Path, settings: JournalSettings) -> bool:
-    """Finish a repair that died before the repaired journal was in place; whether there was one.
-
-    Hold the folder's lock. Raises ``StoreUnusable``.
-    """
+    """Finish a repair that died before the repaired journal was in place; whether there was one. Hold the
+    folder's lock. Raises ``StoreUnusable``."""
     if not awaits_repair(folder, settings):
         return False
     try:
@@ -64,9 +62,7 @@ def finish_repair(folder: Path, settings: JournalSettings) -> bool:
 
 def exchange(folder: Path) -> Path:
     """Rename the damaged journal, and put the repaired one in its place. Returns the damaged one's new path.
-
-    Raises ``OSError``.
-    """
+    Raises ``OSError``."""
     names = (ASIDE if number == 1 else f"{ASIDE}-{number}" for number in range(1, 1 << 20))
     aside = next(folder / name for name in names if not (folder / name).exists())
     if (folder / FOLDER).exists():

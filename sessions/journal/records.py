@@ -74,9 +74,7 @@ class Begun(Operation, frozen=True, tag="begun"):
 
 class Emitted(Operation, frozen=True, tag="said"):
     """The next token ids of a reply, little-endian int32. The last such record is the durable cursor.
-
-    ``logprobs``: one for each id, if the reply reports them.
-    """
+    ``logprobs``: one for each id, if the reply reports them."""
 
     response: str
     ids: bytes
@@ -302,10 +300,8 @@ def append(number: int, index: int, operation: AnyOperation) -> Fresh:
 
 
 def drop(number: int) -> Fresh:
-    """Forget a session: its record, its handles, its operations.
-
-    Operations that its forks need stay until the last of these is forgotten.
-    """
+    """Forget a session: its record, its handles, its operations. Operations that its forks need stay until
+    the last of these is forgotten."""
     return Fresh(number, 0, Kind.DROP, b"")
 
 

@@ -309,10 +309,8 @@ class Sessions:
         return state
 
     def needed(self, number: int) -> Iterator[tuple[SessionState, int, int]]:
-        """The operations that a session needs, its ancestors' first: session, index and place of each.
-
-        Raises ``RecordDamaged``.
-        """
+        """The operations that a session needs, its ancestors' first: session, index and place of each. Raises
+        ``RecordDamaged``."""
         state = self._known(number)
         pieces = [self._own(state, state.count)]
         while state.origin is not None and not state.snapshot:

@@ -220,9 +220,7 @@ class JournalStore:
 
     def condense(self, number: int, how: Condense) -> bool:
         """Replace a session's first operations by a snapshot, unless it has forks; whether that was done.
-
-        Raises ``StorageUnavailable``, ``RecordDamaged``.
-        """
+        Raises ``StorageUnavailable``, ``RecordDamaged``."""
         self.long.discard(number)
         state = self.sessions.states.get(number)
         if state is None:
@@ -268,10 +266,7 @@ class JournalStore:
 
     def keep_shares(self, live: Container[int]) -> frozenset[bytes]:
         """Forget what tenants have beyond their shares, but no open session. Returns the tenants that still
-        fill their shares.
-
-        Raises ``StorageUnavailable``.
-        """
+        fill their shares. Raises ``StorageUnavailable``."""
         while gone := self.shares.surplus(live, SWEEP_SESSIONS):
             self.erase(gone)
         return self.shares.full()
@@ -409,10 +404,8 @@ class JournalStore:
     # --- reading --------------------------------------------------------------------------------------------
 
     def handle(self, digest: bytes) -> tuple[int, bytes] | None:
-        """The number and the owner of the session that a handle opens; None for an unknown handle.
-
-        Raises ``RecordDamaged``, ``StorageUnavailable``.
-        """
+        """The number and the owner of the session that a handle opens; None for an unknown handle. Raises
+        ``RecordDamaged``, ``StorageUnavailable``."""
         number = self.sessions.handles.get(digest)
         return None if number is None else (number, self._record(number).owner)
 
@@ -426,10 +419,8 @@ class JournalStore:
         return StoredSession(number, record, ring, self._operations(state), state.count)
 
     def fork_tree(self, number: int) -> list[tuple[int, SessionRecord]]:
-        """Number and record of each session of this one's fork tree that is kept and not damaged.
-
-        Raises ``RecordDamaged`` if this session's own record is damaged, and ``StorageUnavailable``.
-        """
+        """Number and record of each session of this one's fork tree that is kept and not damaged. Raises
+        ``RecordDamaged`` if this session's own record is damaged, and ``StorageUnavailable``."""
         found = [(number, self._record(number))]
         for one in self.sessions.fork_tree(number):
             if one != number:
