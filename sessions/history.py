@@ -247,12 +247,6 @@ class History:
         if self._slot is not None and not request.out_of_band:
             raise ConversationBusy("A response already writes this conversation")
 
-    def begin_turn(self) -> RunningTurn:
-        """Begin a turn with the history as it is. Raises ``ConversationBusy`` while another one runs."""
-        if self._slot is not None:
-            raise ConversationBusy("A response already writes this conversation")
-        return self._hold(self.script())
-
     def _hold(self, script: Script) -> RunningTurn:
         self._slot, self._appended = ReplySlot(), True
         self._own()

@@ -84,25 +84,25 @@ def checked_item(item: Item) -> Item:
     named = {"id": (item.id, MAX_ID)}
     match item:
         case Message():
+            texts: tuple[str, ...] = (item.text,)
             if item.role not in ("system", "user", "assistant"):
                 raise ItemInvalid(f"Unknown role {item.role!r}", param="item.role")
         case FunctionCall():
+            texts = (item.name, item.arguments)
             named |= {"call_id": (item.call_id, MAX_ID), "name": (item.name, MAX_NAME)}
         case FunctionCallOutput():
+            texts = (item.output,)
             named["call_id"] = (item.call_id, MAX_ID)
     for field, (value, limit) in named.items():
         if not 1 <= len(value) <= limit:
             raise ItemInvalid(f"`{field}` must have 1 to {limit} characters", param=f"item.{field}")
-    for text in _texts(item):
-        if not _encodable(text):
-            raise ItemInvalid("Text holds a lone surrogate, which is not a character", param="item")
+    _check_encodable("item", *texts)
     return item
 
 
 def checked_preamble(preamble: Preamble) -> Preamble:
     """Return the preamble if it is valid. Raises ``ToolInvalid`` or ``ItemInvalid``."""
-    if not _encodable(preamble.instructions):
-        raise ItemInvalid("Text holds a lone surrogate, which is not a character", param="instructions")
+    _check_encodable("instructions", preamble.instructions)
     for tool in preamble.tools:
         if not 1 <= len(tool.name) <= MAX_NAME:
             raise ToolInvalid(f"A tool's name must have 1 to {MAX_NAME} characters", param="tools")
@@ -153,19 +153,9 @@ class ToolCalls:
             raise CallUnknown(f"Tool call ID {call_id!r} not found in conversation", param=param)
 
 
-def _texts(item: Item) -> tuple[str, ...]:
-    match item:
-        case Message():
-            return (item.text,)
-        case FunctionCall():
-            return (item.name, item.arguments)
-        case FunctionCallOutput():
-            return (item.output,)
-
-
-def _encodable(text: str) -> bool:
+def _check_encodable(param: str, *texts: str) -> None:
     try:
-        text.encode()
+        for text in texts:
+            text.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        raise ItemInvalid("Text holds a lone surrogate, which is not a character", param=param) from None

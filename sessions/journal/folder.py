@@ -12,7 +12,6 @@ import time
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 from xxhash import xxh3_64_digest
@@ -144,9 +143,7 @@ class StoreLock:
     def __enter__(self) -> StoreLock:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def _wait(self, fd: int, until: float) -> None:
