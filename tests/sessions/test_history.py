@@ -100,9 +100,9 @@ def test_one_turn_at_a_time() -> None:
     history = History()
     turn = history.place(TurnRequest.checked()).turn
     with pytest.raises(ConversationBusy):
-        history.place(TurnRequest.checked()).turn
+        history.place(TurnRequest.checked())
     history.abort_turn(turn)
-    history.place(TurnRequest.checked()).turn
+    history.place(TurnRequest.checked())
 
 
 def test_an_aborted_turn_leaves_no_trace() -> None:
