@@ -69,10 +69,6 @@ class KVGroup:
         """Bytes of one block."""
         return prod(self.block_shape) * DTYPE_BYTES[self.dtype]
 
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold ``tokens`` tokens; the last may be partial."""
-        return -(-tokens // self.block_tokens)
-
     def spec_digest(self) -> bytes:
         """16 bytes that differ between groups with incompatible blocks."""
         fields = asdict(self)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
@@ -141,28 +140,6 @@ class BlockState(StrEnum):
     UNKNOWN = "not of this pool"
 
 
-@dataclass(frozen=True, slots=True)
-class PoolStatistics:
-    """Blocks by state (``free + held + cached + fenced == blocks``); the last three count since the start.
-
-    ``available``: could be allocated now. ``sealed``: can be found by a key. ``in_flight``: unfinished steps.
-    ``leased``: blocks allocated. ``evicted``: blocks evicted. ``found``: references that ``share`` took on
-    sealed blocks.
-    """
-
-    blocks: int
-    free: int
-    held: int
-    cached: int
-    fenced: int
-    available: int
-    sealed: int
-    in_flight: int
-    leased: int
-    evicted: int
-    found: int
-
-
 class EvictedBlock(NamedTuple):
     """A cached block that was given up for an allocation, and the key under which it was found.
 
@@ -183,16 +160,16 @@ class Allocation(NamedTuple):
 
 
 class BlockPool:
-    """``blocks`` device blocks of ``block_tokens`` tokens, all free at first.
+    """``blocks`` device blocks, all free at first.
 
     Each method does all it is asked, or raises and changes nothing. ``debug``: owners are remembered, and
     ``release`` raises for an owner that does not hold the block.
     """
 
-    def __init__(self, blocks: int, block_tokens: int = 16, *, debug: bool = False) -> None:
+    def __init__(self, blocks: int, *, debug: bool = False) -> None:
         assert blocks > 0, "a pool has blocks"
         self.blocks = blocks
-        self.index = PrefixIndex(block_tokens)
+        self.index = PrefixIndex()
         self.owners = OwnerTags() if debug else None
         # Each block is in exactly one of these four.
         self._free = list(range(blocks - 1, -1, -1))  # last in, first out
@@ -208,6 +185,11 @@ class BlockPool:
     def available(self) -> int:
         """Blocks that `allocate` could hand out now: free and cached ones, not fenced ones."""
         return len(self._free) + len(self._cached)
+
+    @property
+    def fenced(self) -> int:
+        """Blocks that can be allocated when the steps in flight have finished."""
+        return len(self._fenced)
 
     def allocate(self, count: int, owner: Owner = None) -> Allocation:
         """Take ``count`` blocks: free ones, then cached ones in eviction order.
@@ -404,21 +386,26 @@ class BlockPool:
             return BlockState.CACHED
         return BlockState.FREE if 0 <= block < self.blocks else BlockState.UNKNOWN
 
-    def statistics(self) -> PoolStatistics:
-        """Gauges and counters."""
-        return PoolStatistics(
-            blocks=self.blocks,
-            free=len(self._free),
-            held=len(self._references),
-            cached=len(self._cached),
-            fenced=len(self._fenced),
-            available=self.available,
-            sealed=len(self.index),
-            in_flight=len(self._in_flight),
-            leased=self._leased,
-            evicted=self._evicted,
-            found=self._found,
-        )
+    def statistics(self) -> dict[str, int]:
+        """Blocks by state (``free + held + cached + fenced == blocks``); the last three count since the start.
+
+        ``available``: could be allocated now. ``sealed``: can be found by a key. ``in_flight``: unfinished
+        steps. ``leased``: blocks allocated. ``evicted``: blocks evicted. ``found``: references that ``share``
+        took on sealed blocks.
+        """
+        return {
+            "blocks": self.blocks,
+            "free": len(self._free),
+            "held": len(self._references),
+            "cached": len(self._cached),
+            "fenced": self.fenced,
+            "available": self.available,
+            "sealed": len(self.index),
+            "in_flight": len(self._in_flight),
+            "leased": self._leased,
+            "evicted": self._evicted,
+            "found": self._found,
+        }
 
     def audit(self, held: Mapping[int, int] | None = None) -> None:
         """Check that every block is in one state, and that references are ``held`` (block: count) if given.

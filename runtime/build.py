@@ -114,7 +114,7 @@ def _engine(
     device = model.decoder.device
     arenas = _arenas(groups, numbers.blocks, device)
     hasher = BlockHasher(settings.secret or os.urandom(SECRET_BYTES), settings.block_tokens)
-    pool = BlockPool(numbers.blocks, settings.block_tokens, debug=settings.debug)
+    pool = BlockPool(numbers.blocks, debug=settings.debug)
     namespace = model.namespace(groups)
     tier = _tier(settings, memory, hasher, namespace, _block_bytes(groups))
     mover = None if tier is None else BlockMover(arenas, tier.memory, model.decoder.kernels.copy_pieces)

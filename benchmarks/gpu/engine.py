@@ -150,7 +150,7 @@ def engine_of(model: LoadedModel, step_tokens: int, blocks: int = 512, context: 
     """An engine without tiers over ``blocks`` blocks of 16 tokens."""
     size = 16
     groups = model.kv_groups(size)
-    device, dtype = model.decoder.device, model.decoder.dtype
+    device = model.decoder.device
     settings = SchedulerSettings(
         blocks=blocks,
         vocab_size=model.config.vocab_size,
@@ -161,10 +161,10 @@ def engine_of(model: LoadedModel, step_tokens: int, blocks: int = 512, context: 
     )
     scheduler = Scheduler(
         settings,
-        BlockPool(blocks, size),
+        BlockPool(blocks),
         BlockHasher(b"0" * 32, size),
         model.namespace(groups),
     )
-    arenas = [DeviceArena(group, blocks, device, dtype) for group in groups]
+    arenas = [DeviceArena(group, blocks, device) for group in groups]
     made: Engine = Engine(scheduler, TorchRunner(model.decoder, *arenas))
     return made

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -228,7 +227,7 @@ class Tiered(Ours):
     def _shelf_faults(self) -> Json:
         """Major page faults of the disk process so far."""
         words = Path(f"/proc/{self._keeper.pid}/stat").read_text().rpartition(")")[2].split()
-        return {"major_faults": int(words[9]), "disk": asdict(self._disk.statistics())}
+        return {"major_faults": int(words[9]), "disk": self._disk.statistics()}
 
 
 def _touched(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

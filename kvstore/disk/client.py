@@ -64,25 +64,6 @@ class _Request:
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
-class DiskStatistics:
-    """``records`` and ``waiting`` requests now; the others count.
-
-    ``stored``, ``fetched``, ``failed``: requests by outcome. ``lost``: disk processes. ``read``: records read
-    directly. ``budget``: bytes that records may take now; less than was asked for where the disk is short of
-    space.
-    """
-
-    records: int
-    waiting: int
-    stored: int
-    fetched: int
-    failed: int
-    lost: int
-    read: int = 0
-    budget: int = 0
-
-
 class AnswerDeadline:
     """When a disk process that says nothing counts as lost, by the caller's clock.
 
@@ -317,7 +298,7 @@ class DiskTier:
         here = self._host.here
         while len(found) < len(keys):
             at = len(found)
-            above = self._host.find_beginning(takewhile(here.__contains__, keys[at:]))
+            above = self._host.find(takewhile(here.__contains__, keys[at:]))
             found += self._copy(above, [parts_of(at + each) for each in range(len(above))])
             at = len(found)
             below = list(takewhile(lambda key: key not in here, keys[at:]))
@@ -378,18 +359,23 @@ class DiskTier:
                 if self._deadline.over(now, deadlines, opening=not self._ready):
                     self._lose("does not answer")
 
-    def statistics(self) -> DiskStatistics:
-        """Gauges and counters."""
-        return DiskStatistics(
-            len(self),
-            len(self._requests),
-            self._stored,
-            self._fetched,
-            self._failed,
-            self._lost,
-            self._read,
-            self._budget,
-        )
+    def statistics(self) -> dict[str, int]:
+        """``records`` and ``waiting`` requests now; the others but the last count since the start.
+
+        ``stored``, ``fetched``, ``failed``: requests by outcome. ``lost``: disk processes. ``read``: records
+        read directly. ``budget``: bytes that records may take now; less than was asked for where the disk is
+        short of space.
+        """
+        return {
+            "records": len(self),
+            "waiting": len(self._requests),
+            "stored": self._stored,
+            "fetched": self._fetched,
+            "failed": self._failed,
+            "lost": self._lost,
+            "read": self._read,
+            "budget": self._budget,
+        }
 
     def close(self) -> None:
         """Close the sockets: the disk process writes what it has, and ends."""

@@ -53,15 +53,14 @@ class BlockManager:
         if most <= own:
             return 0
         self.residency.name(sequence, most)
-        parent = sequence.keys[own - 1] if own else sequence.root
-        match = self.pool.index.match(sequence.keys[own:most], parent)
-        if not match.blocks:
+        blocks = self.pool.index.match(sequence.keys[own:most])
+        if not blocks:
             return 0
-        self.pool.share(match.blocks, sequence.id, behind=sequence.table.view[:own])
+        self.pool.share(blocks, sequence.id, behind=sequence.table.view[:own])
         self._drop(sequence, own)
-        sequence.table.extend(match.blocks)
+        sequence.table.extend(blocks)
         before = sequence.computed
-        sequence.found(own * self.block_tokens + match.tokens, sealed=len(sequence.table))
+        sequence.found((own + len(blocks)) * self.block_tokens, sealed=len(sequence.table))
         return sequence.computed - before
 
     def restore(self, sequence: Sequence, keys: list[bytes]) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import asdict
 
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
@@ -116,7 +115,7 @@ class Offload:
         """The disk's gauges and counters, and the lengths of queues; empty without a disk."""
         if self.disk is None:
             return {}
-        disk = {f"disk_{name}": value for name, value in asdict(self.disk.statistics()).items()}
+        disk = {f"disk_{name}": value for name, value in self.disk.statistics().items()}
         return {**disk, "disk_queue": len(self._queue)}
 
     # --- inside -----------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ does nothing. Knows blocks, slots and keys; no sequences, no tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from itertools import islice, starmap
 
 from ...kvstore.disk.client import DiskTier
@@ -92,7 +91,7 @@ class Transfers:
 
     def checked(self, keys: Iterable[bytes]) -> list[int]:
         """The slots of the longest beginning of ``keys`` that the tier holds, their bytes checked."""
-        return [] if self.tier is None else self.tier.find_beginning(keys)
+        return [] if self.tier is None else self.tier.find(keys)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """A turn used these records, in this order."""
@@ -245,7 +244,7 @@ class Transfers:
         """The tier's gauges and counters, and blocks moved; empty without a tier."""
         if self.tier is None:
             return {}
-        tier = {f"host_{name}": value for name, value in asdict(self.tier.statistics()).items()}
+        tier = {f"host_{name}": value for name, value in self.tier.statistics().items()}
         return {**tier, "host_saved": self.saved, "host_loaded": self.loaded}
 
     def audit(self) -> None:

@@ -127,7 +127,7 @@ class Planner:
             return True
         if len(keys) > self._pool.available:
             self._preemption.relieve(len(keys), sequence, now)
-        room, coming = self._pool.available, self._pool.statistics().fenced
+        room, coming = self._pool.available, self._pool.fenced
         if room < len(keys):
             sequence.look_up()  # the rest another time
             if coming and room + coming >= len(keys):
@@ -202,7 +202,7 @@ class Planner:
         """Position, at most ``most`` tokens ahead, up to which there are blocks or they can be allocated
         now."""
         end = self._find_room(sequence, most, now)
-        if end > sequence.planned or not sequence.shared_tail or self._pool.statistics().fenced:
+        if end > sequence.planned or not sequence.shared_tail or self._pool.fenced:
             return end
         # There is no block for the copy, and none will come: compute the last few tokens again instead.
         self._block_manager.drop_tail(sequence)

@@ -170,7 +170,7 @@ class Preemption:
 
     def _coming(self) -> int:
         """Blocks that can be allocated now, or when the steps in flight have finished."""
-        return self._pool.available + self._pool.statistics().fenced
+        return self._pool.available + self._pool.fenced
 
 
 def _return(sequence: Sequence) -> float:

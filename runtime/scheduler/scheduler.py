@@ -375,7 +375,7 @@ class Scheduler:
             "idle_expected": queues.idle_eviction.expected,
             "idle_prefill": len(queues.prefill),
         }
-        pool = {f"pool_{name}": value for name, value in asdict(self.pool.statistics()).items()}
+        pool = {f"pool_{name}": value for name, value in self.pool.statistics().items()}
         return {
             **gauges,
             **pool,

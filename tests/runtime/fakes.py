@@ -22,7 +22,6 @@ from random import Random
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from holdfast.kvstore.disk.client import DiskStatistics
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
@@ -400,7 +399,7 @@ def fake_engine(
     ``memory``: its host tier's, of slots of `slot_bytes`; ``disk``: below that, its clock is the engine's, else
     ``clock``.
     """
-    pool = BlockPool(settings.blocks, settings.block_tokens, debug=True)
+    pool = BlockPool(settings.blocks, debug=True)
     hasher = BlockHasher(SECRET, settings.block_tokens)
     runner.setdefault("vocab_size", settings.vocab_size)
     matchers = Matchers()
@@ -558,8 +557,8 @@ class FakeDisk:
     def _tokens(self, slot: int) -> int:
         return self._host.memory.entry(slot).tokens
 
-    def statistics(self) -> DiskStatistics:
-        return DiskStatistics(len(self.records), len(self._restore), 0, self.fetched, 0, 0)
+    def statistics(self) -> dict[str, int]:
+        return {"records": len(self.records), "waiting": len(self._restore), "fetched": self.fetched}
 
     def close(self) -> None:
         """Nothing to leave."""
