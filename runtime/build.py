@@ -23,7 +23,6 @@ from .execution.runner import TorchRunner
 from .execution.warmup import rehearse
 from .execution.watchdog import WatchedRunner
 from .grammar import llguidance
-from .grammar.matcher import Matchers
 from .kv_placement.costs import CostBook, measure, this_machine
 from .kv_placement.sizing import (
     blocks_of,
@@ -121,7 +120,7 @@ def _engine(
     disk = None
     if tier is not None and mover is not None and disk_socket is not None:
         disk = disk_tier(disk_socket, tier, settings, hasher, namespace, mover.reach)
-    matchers = Matchers()
+    matchers = llguidance.Matchers()
     bare = TorchRunner(model.decoder, *arenas, mover=mover, grammars=matchers)
     runner = WatchedRunner(bare, liveness)
     gpu = device.type != "cpu"
@@ -158,12 +157,12 @@ def _processor(device: torch.device) -> str:
     )
 
 
-def _grammar_compiler(model: LoadedModel) -> llguidance.LLGuidance | None:
+def _grammar_compiler(model: LoadedModel) -> llguidance.Compiler | None:
     """The compiler of grammars for the model's tokenizer; None if llguidance is not installed."""
     if not llguidance.available():
         return None
     tokenizer = model.folder / "tokenizer.json"
-    return llguidance.LLGuidance(tokenizer, model.config.vocab_size, model.config.eos_ids)
+    return llguidance.Compiler(tokenizer, model.config.vocab_size, model.config.eos_ids)
 
 
 def _tier(

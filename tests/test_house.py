@@ -77,7 +77,7 @@ INSIDE = {
     ],
     "runtime": [
         ["errors", "stats", "link.messages"],
-        ["tokens", "model", "grammar.matcher", "grammar.limits", "grammar.llguidance"],
+        ["tokens", "model", "grammar.limits", "grammar.llguidance"],
         ["plan", "link.codec", "link.crash_report", "link.heartbeat"],
         ["settings", "sequence", "link.engine_end"],
         ["kv_placement", "execution", "grammar.queue"],

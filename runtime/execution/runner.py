@@ -17,9 +17,9 @@ from ...kernels.batch import PagedBatch, upload
 from ...kernels.device import Device, device_of
 from ...kvstore.arena import DeviceArena
 from ...kvstore.block_mover import BlockMover, Saving
-from ..grammar.matcher import Matchers
+from ..grammar.llguidance import Matchers
 from ..model.decoder import Decoder
-from ..plan import GrammarMasks, Outcome, Plan, PlanRow
+from ..plan import Outcome, Plan, PlanRow
 from .device import device_watched
 from .sampler import draw, outcome
 
@@ -47,7 +47,7 @@ class TorchRunner:
         *arenas: DeviceArena,
         mover: BlockMover | None = None,
         device: Device | None = None,
-        grammars: GrammarMasks | None = None,
+        grammars: Matchers | None = None,
     ) -> None:
         self._grammars = Matchers() if grammars is None else grammars
         self._device = device or device_of(decoder.device)
@@ -132,7 +132,7 @@ class TorchHandle:
     def __init__(
         self,
         device: Device,
-        grammars: GrammarMasks,
+        grammars: Matchers,
         rows: tuple[PlanRow, ...],
         outcomes: Tensor | None,
         saving: Saving | None = None,

@@ -21,8 +21,9 @@ from ...kernels.reference import backend, penalties
 from ...kernels.reference.penalties import NO_TOKEN, NOTHING, Said
 from ...kernels.reference.sampling import Typical
 from ..errors import GrammarInvalid, GrammarStuck
+from ..grammar.llguidance import Matchers
 from ..link.messages import Sampling, TokenLogprob
-from ..plan import GrammarMasks, Outcome, PlanRow, RowFault, Scored
+from ..plan import Outcome, PlanRow, RowFault, Scored
 
 _WORD64 = 2**64 - 1
 _SOUND, _INFINITE, _FORBIDDEN = 1, 0, 2
@@ -36,7 +37,7 @@ def draw(
     rows: Sequence[PlanRow],
     logits: Tensor,
     last: Tensor,
-    grammars: GrammarMasks,
+    grammars: Matchers,
     kernels: Kernels = backend,
 ) -> Tensor:
     """One token for each row: int64 ``[rows, 2 + scores]``, to be read by `outcome`. May overwrite ``logits``.
@@ -64,7 +65,7 @@ def draw(
     return torch.cat((drawn, padded.index_copy_(0, places, scores)), dim=-1)
 
 
-def outcome(row: PlanRow, drawn: Sequence[int], grammars: GrammarMasks) -> Outcome:
+def outcome(row: PlanRow, drawn: Sequence[int], grammars: Matchers) -> Outcome:
     """The outcome of a row, from its line of `draw`; an empty list where it was to draw nothing."""
     if row.sampling is None:
         return []
@@ -79,7 +80,7 @@ def outcome(row: PlanRow, drawn: Sequence[int], grammars: GrammarMasks) -> Outco
     return Scored([token], [TokenLogprob(values[0], top)])
 
 
-def _fault(row: PlanRow, verdict: int, grammars: GrammarMasks) -> RowFault:
+def _fault(row: PlanRow, verdict: int, grammars: Matchers) -> RowFault:
     if row.grammar is None or verdict != _FORBIDDEN:
         return RowFault(f"sequence {row.seq}: {_FAULTS[verdict]}")
     fault = grammars.fault(row.grammar)
@@ -98,7 +99,7 @@ def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
 # --- before temperature: bias, penalties, forbidden tokens -----------------------------------------------
 
 
-def _edit(asked: _Asked, logits: Tensor, last: Tensor, masks: GrammarMasks, kernels: Kernels) -> bool:
+def _edit(asked: _Asked, logits: Tensor, last: Tensor, masks: Matchers, kernels: Kernels) -> bool:
     """Apply to the logits, in place, what rows ask for; returns whether any asks."""
     if not any(
         one.logit_bias or one.reads_past or row.forbidden or row.grammar is not None for row, one in asked
@@ -208,7 +209,7 @@ def _forbidden(asked: _Asked, kernels: Kernels) -> _Edit | None:
     return [_ints(rows), _ints(tokens)], act
 
 
-def _grammars(vocab: int, owner: GrammarMasks, asked: _Asked, kernels: Kernels) -> _Edit | None:
+def _grammars(vocab: int, owner: Matchers, asked: _Asked, kernels: Kernels) -> _Edit | None:
     some = [(at, row.grammar) for at, (row, _) in enumerate(asked) if row.grammar is not None]
     if not some:
         return None

@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 
 from ..errors import EngineDied
-from ..grammar.matcher import ANY_TOKEN
+from ..grammar.llguidance import ANY_TOKEN
 from ..link.messages import Sampling
 from ..plan import NO_SEQUENCE, BlockCopy, Plan, PlanRow, Runner
 

@@ -17,7 +17,7 @@ from ..errors import GrammarFault, GrammarInvalid, GrammarUnavailable
 from ..link.messages import Grammar
 from ..scheduler.queues import Queues
 from ..sequence import Sequence, Turn
-from .matcher import Compiler, Matcher
+from .llguidance import Compiler, Matcher
 
 COMPILE_SECONDS = 0.75
 """How long a grammar may take to be compiled, its time in the queue included."""

@@ -145,10 +145,11 @@ class BlockManager:
         if from_disk:
             disk = sum(count for key, count in zip(keys, tokens, strict=False) if key in from_disk)
         if tokens[-1] < self.block_tokens:
-            sequence.saved_tail(keys[len(tokens) - 1], end)
+            sequence.tail = keys[len(tokens) - 1], end
         restored = end - sequence.computed
         sequence.found(end, sealed=end // self.block_tokens)
-        sequence.from_tiers.count(restored, disk)
+        sequence.from_tiers.host += restored
+        sequence.from_tiers.disk += disk
         return restored
 
     def shortfall(self, sequence: Sequence, end: int) -> int:
@@ -213,7 +214,7 @@ class BlockManager:
         if sequence.tail is not None and sequence.tail[0] != key:
             self.transfers.drop(sequence.tail[0])
         self.transfers.save(key, sequence.table[full], part, sequence.tenant)
-        sequence.saved_tail(key, sequence.computed)
+        sequence.tail = key, sequence.computed
 
     def offload_tail(self, sequence: Sequence) -> None:
         """Save the partial last block, which counts as used now.
@@ -308,7 +309,7 @@ class BlockManager:
         if not keep:
             self._drop_below(sequence)
         if sequence.turn is None or sequence.turn.resident is None:
-            sequence.from_tiers.forget()
+            sequence.from_tiers.host = sequence.from_tiers.disk = 0
         sequence.surrendered()
         return held
 

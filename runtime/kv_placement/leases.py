@@ -71,7 +71,7 @@ class Leases:
                 return Receipt(Grant.DENIED, 0, 0.0, 0.0 if wish.returns_in is None else returns_in, 0, 0)
             grant = Grant.GRANTED if (asked, back) == (0.0, returns_in) else Grant.CLIPPED
             return Receipt(grant, 0, 0.0, returns_in, 0, 0)
-        sequence.grant(GrantedLease(priority, now + ttl, now + returns_in, 0, 0))
+        sequence.lease = GrantedLease(priority, now + ttl, now + returns_in, 0, 0)
         self._held[sequence.id] = sequence
         self._ends = min(self._ends, now + ttl)
         self._expect(sequence, now + returns_in, now)
@@ -91,7 +91,7 @@ class Leases:
         blocks = min(self._block_manager.blocks_for(len(sequence.tokens)), self._room(sequence))
         records = min(len(names), self._host_room(sequence))
         self._count(sequence, blocks, records)
-        sequence.grant(replace(lease, blocks=blocks, records=records))
+        sequence.lease = replace(lease, blocks=blocks, records=records)
         self._block_manager.transfers.lease(sequence.id, names[:records], lease.returns)
 
     def end(self, sequence: Sequence) -> None:
@@ -100,7 +100,7 @@ class Leases:
         if sequence.lease is not None:
             del self._held[sequence.id]
             self._count(sequence, -sequence.lease.blocks, -sequence.lease.records)
-            sequence.grant(None)
+            sequence.lease = None
             self._block_manager.transfers.lease(sequence.id, [], 0.0)
             self._rank(sequence)
 

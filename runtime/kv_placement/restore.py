@@ -22,7 +22,7 @@ from ..scheduler.queues import Queues
 from ..sequence import Sequence
 from ..stats import Counters
 from .block_manager import BlockManager
-from .costs import CostBook, Restorable, blocks_to_compute
+from .costs import CostBook, blocks_to_compute
 
 FETCH_SECONDS = 8.0  # a turn waits so long for the disk's next piece; then it is computed
 FETCH_POLL_SECONDS = 0.0003  # between two looks at the disk while a sequence waits for its records
@@ -115,7 +115,7 @@ class Restore:
         if disk.reads_directly and (began is None or began.sequence is not sequence):
             before = disk.reading_seconds
             self._read(sequence, disk, tier, disk.offset_known, now)
-            sequence.from_tiers.wait(disk.reading_seconds - before)
+            sequence.from_tiers.seconds += disk.reading_seconds - before
         meets, skipped = self._meeting(sequence, disk)
         direct &= disk.reads_directly and not meets
         if (
@@ -135,10 +135,10 @@ class Restore:
         self._ask(pending, disk, tier, now)
         if not pending.asked:
             return False
-        sequence.from_tiers.expect(keys)
+        sequence.from_tiers.from_disk.update(keys)
         self._pending[sequence.id] = pending
         if meets:
-            sequence.from_tiers.stop_at(meets)
+            sequence.from_tiers.compute_until = meets
         return not meets
 
     def line_up(self, sequence: Sequence, now: float) -> None:
@@ -157,11 +157,11 @@ class Restore:
         if costs is None or sequence.turn is None or tier is None or sequence.planned != sequence.computed:
             return 0, 0
         first, on_disk = self._block_manager.residency.locate(sequence).to_restore()
-        size = self._block_manager.block_tokens
-        held = Restorable(first * size, tuple(on_disk), size, tier.memory.block_bytes)
-        count = blocks_to_compute(held, costs)
-        sequence.from_tiers.choose(count * size)
-        if any(on_disk[:count]) and not (costs.beside and any(on_disk[count:])):
+        size, beside = self._block_manager.block_tokens, self.costs.beside
+        block_bytes = tier.memory.block_bytes
+        count = blocks_to_compute(costs, first * size, on_disk, size, block_bytes, beside=beside)
+        sequence.from_tiers.chosen = count * size
+        if any(on_disk[:count]) and not (beside and any(on_disk[count:])):
             self.costs.passed_over()
         if count == len(
             on_disk
@@ -219,7 +219,7 @@ class Restore:
         del keys[max(1, AT_ONCE_BYTES // tier.memory.block_bytes) :]
         if len(keys) > self._block_manager.pool.available:
             self._relieve(len(keys), sequence, now)
-        sequence.from_tiers.expect(key for key in keys if key not in tier)
+        sequence.from_tiers.from_disk.update(key for key in keys if key not in tier)
         own = sequence.computed // self._block_manager.block_tokens
         restored = self._block_manager.read_up(sequence, keys, disk)
         self._counters.restored += restored
@@ -257,7 +257,7 @@ class Restore:
             pending.last_arrival = now
         if not self._wanted(pending.sequence):
             pending.stop()
-            pending.sequence.from_tiers.stop_at(None)
+            pending.sequence.from_tiers.compute_until = None
         elif (
             pending.direct
             and pending.arrived > pending.moved
@@ -294,7 +294,7 @@ class Restore:
     def _fetch_into_slots(self, began: _PendingRestore, now: float) -> None:
         """Restore through host slots what could not be read directly."""
         sequence = began.sequence
-        sequence.from_tiers.wait(now - began.since)
+        sequence.from_tiers.seconds += now - began.since
         if not self.fetch(sequence, now, direct=False):
             if self._pending[sequence.id] is began:
                 del self._pending[sequence.id]
@@ -341,14 +341,14 @@ class Restore:
     def _arrived(self, pending: _PendingRestore, tier: HostTier, now: float) -> None:
         sequence = pending.sequence
         del self._pending[sequence.id]
-        sequence.from_tiers.stop_at(None)
+        sequence.from_tiers.compute_until = None
         whole = pending.arrived == len(pending.keys) and not pending.broken
         if whole and (self.costs.beside or not pending.compute_until):
             self.costs.fetched(
                 len(pending.keys) * tier.memory.block_bytes, pending.last_arrival - pending.since
             )
         if self._queues.sequences.get(sequence.id) is sequence:
-            sequence.from_tiers.wait(now - pending.since)
+            sequence.from_tiers.seconds += now - pending.since
             self._finish(sequence, now)
 
     def _finish(self, sequence: Sequence, now: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from ..grammar.matcher import Matcher, Matchers
+from ..grammar.llguidance import Matcher, Matchers
 from ..kv_placement.block_manager import BlockManager
 from ..link.messages import Finish, Row, TokenLogprob, Work
 from ..plan import Outcome, Plan, RowFault, Scored
@@ -93,7 +93,8 @@ class Committer:
 
         None: it leaves a choice at once.
         """
-        sequence.follow(self._matchers.add(matcher))
+        assert sequence.turn is not None
+        sequence.turn.grammar = self._matchers.add(matcher)
         ids = self._go_on(sequence)
         return self._said(sequence, ids, now) if ids else None
 
@@ -176,11 +177,13 @@ class Committer:
         """The row of these tokens and of those that waited to be told with them; None while they wait, too."""
         turn = sequence.turn
         assert turn is not None
-        sequence.tell(tokens, logprobs)
+        turn.untold += tokens
+        turn.scores += logprobs
         finish = self._finish(turn, tokens[-1])
         if finish is None and len(turn.untold) < turn.limits.gather:
             return None
-        told, scores = sequence.told()
+        told, turn.untold = turn.untold, []
+        scores, turn.scores = turn.scores, []
         work = self.end(sequence, now) if finish is not None else None
         length = len(sequence.tokens)
         return Row(sequence.id, sequence.epoch, told, length, finish, work, logprobs=scores or None)

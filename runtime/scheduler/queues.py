@@ -66,7 +66,7 @@ class Queues:
     def touch(self, sequence: Sequence, now: float) -> None:
         """An idle sequence was used: insert it, rank it anew for idle eviction, and queue its prefill."""
         self.sequences[sequence.id] = sequence
-        sequence.use(now)
+        sequence.used = now
         self.rank(sequence)
         if sequence.to_do:
             self.prefill[sequence.id] = sequence
@@ -96,7 +96,7 @@ class Queues:
         self.taken(sequence)
         self._turns += 1
         rank = self._turns - HEAD_START * sequence.priority
-        sequence.queue(TurnPlace(rank, self._turns, self._counters.steps))
+        sequence.place = TurnPlace(rank, self._turns, self._counters.steps)
         self._await(sequence)
 
     def arrange(self) -> None:

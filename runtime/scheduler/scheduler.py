@@ -39,7 +39,7 @@ from ..errors import (
     SequenceExists,
     SettingsInvalid,
 )
-from ..grammar.matcher import Compiler, Matchers
+from ..grammar.llguidance import Compiler, Matchers
 from ..grammar.queue import GrammarQueue
 from ..kv_placement.block_manager import BlockManager
 from ..kv_placement.costs import CostBook

@@ -28,7 +28,7 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import GrammarStuck
-from holdfast.runtime.grammar.matcher import Compiler, Matchers
+from holdfast.runtime.grammar.llguidance import Compiler, Matchers
 from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.plan import BlockCopy, BlockLoad, BlockSave, Outcome, Plan, RowFault
 from holdfast.runtime.scheduler.scheduler import Scheduler
