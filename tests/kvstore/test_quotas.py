@@ -48,7 +48,7 @@ def fill(tier: HostTier, tenant: int, number: int) -> None:
 
 def use(tier: HostTier, tenant: int, number: int) -> bool:
     """One use of a record, which is made anew where it is not there; whether it was."""
-    if tier.find(key(tenant, number)) is not None:
+    if tier.find([key(tenant, number)]):
         tier.touch([key(tenant, number)])
         return True
     fill(tier, tenant, number)

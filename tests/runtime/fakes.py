@@ -478,7 +478,7 @@ class FakeDisk:
     def read(self, keys: list[bytes], blocks: list[int]) -> list[int]:
         found: list[int] = []
         for key, block in zip(keys, blocks, strict=False):
-            slot = self._host.find(key)
+            slot = next(iter(self._host.find([key])), None)
             if slot is not None:
                 tokens, payload = self._tokens(slot), bytes(self._host.memory.payload(slot))
             elif self.in_page_cache(key) and self._chance.random() < 0.95:
