@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 
 import numpy as np
 import torch
@@ -105,7 +106,7 @@ def _edit(asked: _Asked, logits: Tensor, last: Tensor, masks: Matchers, kernels:
         one.logit_bias or one.reads_past or row.forbidden or row.grammar is not None for row, one in asked
     ):
         return False
-    makers = (_bias, _penalties, _bad_words, _forbidden, partial(_grammars, logits.shape[-1], masks))
+    makers = (_bias, _penalties, _bad_words, partial(_grammars, logits.shape[-1], masks))
     edits = [edit for make in makers if (edit := make(asked, kernels))]
     sizes = [len(arrays) for arrays, _ in edits]
     tensors = iter(upload([array for arrays, _ in edits for array in arrays], logits.device))
@@ -121,6 +122,7 @@ _Edit = tuple[list[Ints], _Act]
 
 def _bias(asked: _Asked, kernels: Kernels) -> _Edit | None:
     cells = [(at, token, bias) for at, (_, one) in enumerate(asked) for token, bias in one.logit_bias]
+    cells += [(at, token, -inf) for at, (row, _) in enumerate(asked) for token in row.forbidden]
     if not cells:
         return None
     rows, tokens, values = zip(*cells, strict=True)
@@ -195,18 +197,6 @@ def _bad_words(asked: _Asked, kernels: Kernels) -> _Edit | None:
         penalties.forbid(logits, rows, finals, penalties.completes(begun, said[rows]))
 
     return [_ints([at for at, _ in words]), _ints([word[-1] for _, word in words]), beginnings, ends], act
-
-
-def _forbidden(asked: _Asked, kernels: Kernels) -> _Edit | None:
-    cells = [(at, token) for at, (row, _) in enumerate(asked) for token in row.forbidden]
-    if not cells:
-        return None
-
-    def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
-        penalties.forbid(logits, *up)
-
-    rows, tokens = zip(*cells, strict=True)
-    return [_ints(rows), _ints(tokens)], act
 
 
 def _grammars(vocab: int, owner: Matchers, asked: _Asked, kernels: Kernels) -> _Edit | None:
