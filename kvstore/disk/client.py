@@ -289,24 +289,20 @@ class DiskTier:
         reach = self._blocks
         assert reach is not None, "no blocks within reach"
         began = time.perf_counter()
-        found = self._read_into(keys[: len(blocks)], lambda at: reach(blocks[at]))
-        self.reading_seconds += time.perf_counter() - began
-        return found
-
-    def _read_into(self, keys: Sequence[bytes], parts_of: Callable[[int], Parts]) -> list[int]:
         found: list[int] = []
-        here = self._host.here
+        here, keys = self._host.here, keys[: len(blocks)]
         while len(found) < len(keys):
             at = len(found)
             above = self._host.find(takewhile(here.__contains__, keys[at:]))
-            found += self._copy(above, [parts_of(at + each) for each in range(len(above))])
+            found += self._copy(above, [reach(blocks[at + each]) for each in range(len(above))])
             at = len(found)
             below = list(takewhile(lambda key: key not in here, keys[at:]))
-            found += self._reader.read(below, parts_of, at)
+            found += self._reader.read(below, lambda number: reach(blocks[number]), at)
             self._read += len(found) - at
             self.evict_first(below[: len(found) - at])
             if len(found) < at + len(below) or not (above or below):
                 break
+        self.reading_seconds += time.perf_counter() - began
         return found
 
     def supersede(self, key: bytes) -> None:
