@@ -93,7 +93,7 @@ class Tiered(Ours):
         self._base = len(request["tokens"])
         self._rest()
         self._flush()
-        self._records = self._tier.oldest(len(self._tier))
+        self._records = list(self._tier.in_order())
         return {}
 
     def again(self, request: Json) -> Json:
@@ -131,7 +131,7 @@ class Tiered(Ours):
         pool.distrust(pool.index.blocks())
         if request["host"]:
             self._flush()
-            for key in self._tier.oldest(len(self._tier)):
+            for key in list(self._tier.in_order()):
                 self._tier.drop(key)
         else:
             self._have_above_disk()

@@ -35,6 +35,7 @@ from ..keys import KEY_BYTES
 MAGIC = b"holdfast"
 LAYOUT_VERSION = 1
 PAGE = 4096
+FEW = 8  # entries up to which writing one by one is faster than as columns
 HEADER = struct.Struct("<8sII16sQQ")
 ENTRY = struct.Struct("<16sIIIIQQQ8x")
 _NAME = struct.Struct("<16sI")  # key, tokens
@@ -172,7 +173,11 @@ class SlotMemory:
         _STATE.pack_into(self.map, at, wanted, owner)
 
     def move_each(self, slots: Sequence[int], wanted: SlotState, owner: int = 0) -> None:
-        """`move` of many slots: all move, or none does."""
+        """`move` of many slots; more than a few either all move, or none does."""
+        if len(slots) <= FEW:
+            for slot in slots:
+                self.move(slot, wanted, owner)
+            return
         places, entries = np.asarray(slots, dtype=np.intp), self.directory
         refused = np.nonzero(~_MAY_MOVE[entries["state"][places], wanted])[0]
         if len(refused):
@@ -190,7 +195,11 @@ class SlotMemory:
 
     def set_readers(self, slots: Sequence[int], readers: Sequence[int]) -> None:
         """Set the number of readers of each slot."""
-        self.directory["readers"][np.asarray(slots, dtype=np.intp)] = readers
+        if len(slots) > FEW:
+            self.directory["readers"][np.asarray(slots, dtype=np.intp)] = readers
+            return
+        for slot, count in zip(slots, readers, strict=True):
+            _READERS.pack_into(self.map, self._at(slot) + 28, count)
 
     def set_digest(self, slot: int, digest: int) -> None:
         """Set the xxh3 of the slot's payload."""
@@ -202,8 +211,12 @@ class SlotMemory:
 
     def set_stamps(self, slots: Sequence[int], first: int) -> None:
         """Set the stamps of last use: ``first`` for the first slot, one more for each that follows."""
-        stamps = np.arange(first, first + len(slots), dtype=np.uint64)
-        self.directory["stamp"][np.asarray(slots, dtype=np.intp)] = stamps
+        if len(slots) > FEW:
+            stamps = np.arange(first, first + len(slots), dtype=np.uint64)
+            self.directory["stamp"][np.asarray(slots, dtype=np.intp)] = stamps
+            return
+        for at, slot in enumerate(slots, first):
+            _STAMP.pack_into(self.map, self._at(slot) + 40, at)
 
     def _at(self, slot: int) -> int:
         assert 0 <= slot < self.slots, f"slot {slot} of {self.slots}"

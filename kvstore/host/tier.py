@@ -10,7 +10,6 @@ checked there, are trusted. One thread uses it; no torch, no clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from math import ceil
 
 import numpy as np
@@ -111,10 +110,6 @@ class HostTier:
     def free(self) -> int:
         """Number of free slots."""
         return len(self._free)
-
-    def oldest(self, count: int) -> list[bytes]:
-        """Keys of the next ``count`` records in eviction order."""
-        return [self._key_of[slot] for slot in islice(self._order.slots(), count)]
 
     def in_order(self) -> Iterator[bytes]:
         """Keys of all records in eviction order; nothing may change during the iteration."""
@@ -353,7 +348,7 @@ class HostTier:
 
     def _evict(self, tenant: int, *, spare: bool) -> bool:
         slot = self._order.first_besides(self._readers, tenant)
-        if slot is None or (spare and not self._gives_way(slot)):
+        if slot is None or (spare and (slot not in self._yielding or self._key_of[slot] in self._promised)):
             return False
         self._order.remove(slot)
         self._evicted.append(self._key_of[slot])
@@ -361,9 +356,6 @@ class HostTier:
         self._free_slot(slot)
         self._dropped += 1
         return True
-
-    def _gives_way(self, slot: int) -> bool:
-        return slot in self._yielding and self._key_of[slot] not in self._promised
 
     def _rank(self, slots: list[int], *, first: bool = False) -> None:
         """These were used now; ``first``: but are evicted first."""

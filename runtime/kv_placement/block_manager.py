@@ -7,6 +7,7 @@ decided by `preemption`, what is computed by `planner`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 
@@ -17,6 +18,7 @@ from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
 from ..plan import BlockCopy
 from ..sequence import Sequence
+from ..stats import Counters
 from .residency import Residency
 from .transfers import Transfers
 
@@ -24,17 +26,24 @@ from .transfers import Transfers
 class BlockManager:
     """Allocates, shares and releases ``pool``'s blocks for sequences.
 
-    Keys are made by ``hasher`` under ``namespace``; ``transfers`` saves and loads blocks.
+    Keys are made by ``hasher`` under ``namespace``; ``transfers`` saves and loads blocks. ``counters``: count
+    the tokens found and restored.
     """
 
-    def __init__(self, pool: BlockPool, hasher: BlockHasher, namespace: bytes, transfers: Transfers) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        hasher: BlockHasher,
+        namespace: bytes,
+        transfers: Transfers,
+        counters: Counters,
+    ) -> None:
         self.pool = pool
+        self._counters = counters
         self.transfers = transfers
         self.block_tokens = hasher.block_tokens
         self.residency = Residency(pool.index, hasher, namespace, transfers.tier, transfers.disk)
-        self._sources: list[
-            tuple[int, int]
-        ] = []  # (block, owner): sources of copies in the step being planned
+        self._sources: list[tuple[int, int]] = []  # of copies in the step being planned: block, owner
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that ``tokens`` tokens take up."""
@@ -61,6 +70,7 @@ class BlockManager:
         sequence.table.extend(blocks)
         before = sequence.computed
         sequence.found((own + len(blocks)) * self.block_tokens, sealed=len(sequence.table))
+        self._counters.adopted += sequence.computed - before
         return sequence.computed - before
 
     def restore(self, sequence: Sequence, keys: list[bytes]) -> int:
@@ -148,6 +158,7 @@ class BlockManager:
             sequence.tail = keys[len(tokens) - 1], end
         restored = end - sequence.computed
         sequence.found(end, sealed=end // self.block_tokens)
+        self._counters.restored += restored
         sequence.from_tiers.host += restored
         sequence.from_tiers.disk += disk
         return restored
@@ -322,11 +333,7 @@ class BlockManager:
 
     def held(self, sequences: Iterable[Sequence]) -> dict[int, int]:
         """References by block that ``sequences`` have, for the pool's audit."""
-        counts: dict[int, int] = {}
-        for sequence in sequences:
-            for block in sequence.table.to_list():
-                counts[block] = counts.get(block, 0) + 1
-        return counts
+        return Counter(block for sequence in sequences for block in sequence.table.view.tolist())
 
     def _allocate(self, count: int, sequence: Sequence) -> list[int]:
         """Blocks of the pool; what was evicted for them is saved below by the plan that is being made."""

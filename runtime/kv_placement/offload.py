@@ -53,18 +53,19 @@ class Offload:
     def leave(self, sequence: Sequence) -> None:
         """Send the sequence's KV to disk now."""
         self._idle.pop(sequence.id, None)
-        if self.disk is not None:
-            self._enqueue(sequence.names())
+        self.send(sequence.names())
 
     def send(self, keys: Iterable[bytes]) -> None:
         """Send these records to disk now; those that wait already keep their place."""
-        self._enqueue(keys)
+        for key in keys:
+            if self.disk is not None and not self.disk.stored(key):
+                self._queue[key] = None
 
     def flush(self) -> None:
         """Send all that the host tier has to disk, the longest unused last."""
         tier = self._block_manager.transfers.tier
         if self.disk is not None and tier is not None:
-            self._enqueue(reversed(tier.oldest(len(tier))))
+            self.send(reversed(list(tier.in_order())))
 
     def close(self) -> None:
         """Save the measured costs, and close the disk."""
@@ -90,7 +91,7 @@ class Offload:
                 break
             del self._idle[sequence.id]
             if sequence.turn is None and not self.disk.full:
-                self._enqueue(sequence.names())
+                self.send(sequence.names())
         self._send_down(self.disk, now)
 
     def due(self, now: float) -> float | None:
@@ -120,11 +121,6 @@ class Offload:
 
     # --- inside -----------------------------------------------------------------------------------------
 
-    def _enqueue(self, keys: Iterable[bytes]) -> None:
-        for key in keys:
-            if self.disk is not None and not self.disk.stored(key):
-                self._queue[key] = None
-
     def _leaving(self, tier: HostTier, disk: DiskTier) -> list[bytes]:
         """What the host tier evicts next and is not on disk: a share of it, ahead of the need."""
         most = min(MOST_LEAVING, max(disk.room, tier.memory.slots // LEAVING_SHARE))
@@ -135,7 +131,7 @@ class Offload:
         tier = self._block_manager.transfers.tier
         if tier is not None and not self._queue and tier.free * PRESSED < tier.memory.slots:
             if self._looked != tier.uses:
-                self._enqueue(self._leaving(tier, disk))
+                self.send(self._leaving(tier, disk))
             if not self._queue:
                 self._looked = tier.uses
         unsaved: list[bytes] = []

@@ -20,7 +20,6 @@ from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
 from ..scheduler.queues import Queues
 from ..sequence import Sequence
-from ..stats import Counters
 from .block_manager import BlockManager
 from .costs import CostBook, blocks_to_compute
 
@@ -82,7 +81,6 @@ class Restore:
         queues: Queues,
         block_manager: BlockManager,
         relieve: Callable[[int, Sequence, float], None],
-        counters: Counters,
         disk: DiskTier | None,
         costs: CostBook | None = None,
     ) -> None:
@@ -91,7 +89,6 @@ class Restore:
         self._queues = queues
         self._block_manager = block_manager
         self._relieve = relieve
-        self._counters = counters
         self._pending: dict[int, _PendingRestore] = {}
 
     def __len__(self) -> int:
@@ -118,13 +115,8 @@ class Restore:
             sequence.from_tiers.seconds += disk.reading_seconds - before
         meets, skipped = self._meeting(sequence, disk)
         direct &= disk.reads_directly and not meets
-        if (
-            began is not None
-            and began.goes_on(sequence)
-            and began.direct <= direct
-            and not skipped
-            and not meets
-        ):
+        whole = not skipped and not meets
+        if began is not None and began.goes_on(sequence) and began.direct <= direct and whole:
             return True
         keys = self._block_manager.residency.locate(sequence).on_disk()[skipped:]
         if keys:  # its own beginning must not be evicted for the rest
@@ -163,9 +155,7 @@ class Restore:
         sequence.from_tiers.chosen = count * size
         if any(on_disk[:count]) and not (beside and any(on_disk[count:])):
             self.costs.passed_over()
-        if count == len(
-            on_disk
-        ):  # all of it is computed; or nothing full is there, and a tail is not worth it
+        if count == len(on_disk):  # all is computed; or nothing full is there, and a tail is not worth it
             return 0, len(sequence.keys) + 1 if count else 0
         return (first + count) * size if count else 0, sum(on_disk[:count])
 
@@ -198,12 +188,7 @@ class Restore:
     # --- inside ---------------------------------------------------------------------------------------
 
     def _read(
-        self,
-        sequence: Sequence,
-        disk: DiskTier,
-        tier: HostTier,
-        there: Callable[[bytes], bool],
-        now: float,
+        self, sequence: Sequence, disk: DiskTier, tier: HostTier, there: Callable[[bytes], bool], now: float
     ) -> list[bytes]:
         """Read records that lie in this machine's memory to the device, now: no step is in flight.
 
@@ -211,7 +196,7 @@ class Restore:
         `AT_ONCE_BYTES`, and as many as find blocks. Without one of the disk it does nothing: a plan loads what
         is in the host tier. Returns the keys of those that are on the device now.
         """
-        self._adopt(sequence)
+        sequence.count_found(self._block_manager.adopt(sequence))
         keys = self._block_manager.residency.locate(sequence).readable(there)
         first = next((key for key in keys if key not in tier), None)
         if first is None or not disk.in_page_cache(first):
@@ -222,13 +207,7 @@ class Restore:
         sequence.from_tiers.from_disk.update(key for key in keys if key not in tier)
         own = sequence.computed // self._block_manager.block_tokens
         restored = self._block_manager.read_up(sequence, keys, disk)
-        self._counters.restored += restored
         return keys[: len(sequence.table) - own] if restored else []
-
-    def _adopt(self, sequence: Sequence) -> None:
-        adopted = self._block_manager.adopt(sequence)
-        self._counters.adopted += adopted
-        sequence.count_found(adopted)
 
     def _ask(self, pending: _PendingRestore, disk: DiskTier, tier: HostTier, now: float) -> None:
         """Ask the disk for the next records: as many as its share of slots holds; read directly, as many as are
@@ -255,18 +234,16 @@ class Restore:
         self._count_arrived(pending, disk, tier)
         if pending.arrived > before:
             pending.last_arrival = now
+        to_read = pending.direct and pending.arrived > pending.moved
         if not self._wanted(pending.sequence):
             pending.stop()
             pending.sequence.from_tiers.compute_until = None
-        elif (
-            pending.direct
-            and pending.arrived > pending.moved
-            and not self._read_arrived(pending, disk, tier, now)
-        ):
+        elif to_read and not self._read_arrived(pending, disk, tier, now):
             return self._fetch_into_slots(pending, now)
         if not pending.broken and now <= pending.last_arrival + FETCH_SECONDS:
             self._ask(pending, disk, tier, now)
-        met = self._met(pending)
+        until = pending.sequence.from_tiers.compute_until
+        met = until is None or pending.sequence.computed >= until  # computed up to what is restored
         if met and pending.arrived > pending.moved:
             pending.sequence.look_up()
         over = pending.arrived == len(pending.keys) and met
@@ -324,19 +301,10 @@ class Restore:
     def _wanted(self, sequence: Sequence) -> bool:
         """Whether the sequence still waits: it was not stopped or closed, nor its KV taken for another."""
         queues = self._queues
-        waits = queues.restoring.get(sequence.id) is sequence or queues.staged.get(sequence.id) is sequence
-        meets = (
-            sequence.from_tiers.compute_until is not None and queues.sequences.get(sequence.id) is sequence
-        )
-        return waits or meets
-
-    def _met(self, pending: _PendingRestore) -> bool:
-        """Whether the turn is computed up to the restored part, or never will be."""
-        sequence = pending.sequence
-        return (
-            sequence.from_tiers.compute_until is None
-            or sequence.computed >= sequence.from_tiers.compute_until
-        )
+        if queues.restoring.get(sequence.id) is sequence or queues.staged.get(sequence.id) is sequence:
+            return True
+        met_later = sequence.from_tiers.compute_until is not None
+        return met_later and queues.sequences.get(sequence.id) is sequence
 
     def _arrived(self, pending: _PendingRestore, tier: HostTier, now: float) -> None:
         sequence = pending.sequence

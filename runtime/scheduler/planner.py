@@ -79,7 +79,7 @@ class Planner:
         running = [sequence for sequence in queues.running.values() if not sequence.isolated]
         ready = {sequence.id for sequence in running if self._adopt(sequence, now)}
         to_do = [sequence.to_do for sequence in running]
-        draft = self._draft(self._settings.max_step_tokens - to_do.count(1))
+        draft = _Draft(self._counters.steps + 1, self._settings.max_step_tokens - to_do.count(1))
         for sequence, tokens in zip(running, to_do, strict=True):
             # If not, it was preempted for a turn before it, or waits for blocks to restore KV into.
             if sequence.id in queues.running and sequence.id in ready:
@@ -91,13 +91,10 @@ class Planner:
 
     def plan_alone(self, sequence: Sequence, now: float) -> Plan | None:
         """A step for one sequence; None if it has nothing to do or finds no blocks."""
-        draft = self._draft(self._settings.max_step_tokens)
+        draft = _Draft(self._counters.steps + 1, self._settings.max_step_tokens)
         if self._adopt(sequence, now):
             self._add(draft, sequence, sequence.to_do, now, reserved=False)
         return self._emit(draft)
-
-    def _draft(self, chunk: int) -> _Draft:
-        return _Draft(self._counters.steps + 1, chunk)
 
     def _emit(self, draft: _Draft) -> Plan | None:
         if not draft.rows and not self._block_manager.transfers.waiting:
@@ -119,9 +116,7 @@ class Planner:
         if not sequence.needs_lookup or sequence.planned != sequence.computed:
             return True
         sequence.look_up(False)
-        adopted = self._block_manager.adopt(sequence)
-        self._counters.adopted += adopted
-        sequence.count_found(adopted)
+        sequence.count_found(self._block_manager.adopt(sequence))
         keys = self._block_manager.residency.locate(sequence).in_host()
         if not keys:
             return True
@@ -134,7 +129,7 @@ class Planner:
                 self._counters.stalls += 1
                 return False
         most = self._at_once(len(keys))
-        self._counters.restored += self._block_manager.restore(sequence, keys[: min(room, most)])
+        self._block_manager.restore(sequence, keys[: min(room, most)])
         if most < len(keys):
             sequence.look_up()
         # The rest comes in the next step, if this one carries anything: of damaged records it does not.

@@ -62,7 +62,7 @@ class Preemption:
             if not self._fits(queues.waiting[0]):
                 return
             sequence = queues.admit()
-            self._counters.adopted += self._block_manager.adopt(sequence)
+            self._block_manager.adopt(sequence)
             sequence.admit()
 
     def _fits(self, head: Sequence) -> bool:

@@ -122,11 +122,11 @@ class Scheduler:
         self._matchers = Matchers() if matchers is None else matchers
         beside = costs is not None and costs.beside
         self._transfers = Transfers(tier, pool.index.block_of, settings.block_tokens, disk, beside=beside)
-        self._block_manager = blocks = BlockManager(pool, hasher, namespace, self._transfers)
+        self._block_manager = blocks = BlockManager(pool, hasher, namespace, self._transfers, self.counters)
         preemption = Preemption(settings, policy, queues, blocks, self.counters)
         self._prefill_budget = PrefillBudget(settings.idle_stretch)
         self._planner = Planner(settings, queues, blocks, preemption, self._prefill_budget, self.counters)
-        self._restore = Restore(queues, blocks, preemption.relieve, self.counters, disk, costs)
+        self._restore = Restore(queues, blocks, preemption.relieve, disk, costs)
         self.offload = Offload(blocks, disk, costs)
         self._leases = Leases(settings, queues, blocks, self._restore)
         self._pending_moves = PendingMoves(queues, blocks, self._restore, disk, self.offload.send)
@@ -175,7 +175,7 @@ class Scheduler:
         self._check_context(len(tokens))
         root = self._block_manager.residency.root(verb.salt)
         sequence = Sequence(verb.seq, root, TokenList(tokens), isolated=verb.isolated)
-        self._find_prefix(sequence)
+        self._block_manager.adopt(sequence)
         self._queues.touch(sequence, now)
         self._restore.stage(sequence, now)
         return sequence.state
@@ -215,7 +215,7 @@ class Scheduler:
         if len(tokens):
             sequence.extend(tokens)
         if opening is not None and opening.parent is None:
-            self._find_prefix(sequence)
+            self._block_manager.adopt(sequence)
             self._restore.stage(sequence, now)
         if sequence.planned == sequence.total:  # after a truncation; its last token's logits are wanted
             self._block_manager.cut(sequence, sequence.total - 1)
@@ -416,9 +416,6 @@ class Scheduler:
             self._queues.touch(child, now)
             self._queues.prefill.pop(child.id, None)  # the parent computes it already
         return children
-
-    def _find_prefix(self, sequence: Sequence) -> None:
-        self.counters.adopted += self._block_manager.adopt(sequence)
 
     def _shorten(self, sequence: Sequence, length: int, now: float) -> None:
         self._halt(sequence, now)
