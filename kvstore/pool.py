@@ -115,9 +115,7 @@ class References:
         return fresh
 
     def give(self, ids: BlockArray) -> list[int]:
-        """Remove one reference from each; all are held, none appears twice. Returns those without references
-        now, the last first.
-        """
+        """Remove one reference from each; none appears twice. Returns those without one now, the last first."""
         counts = self._counts.take(ids)
         self._counts[ids] = counts - 1
         retired: list[int] = ids[counts == 1][::-1].tolist()
@@ -316,9 +314,7 @@ class BlockPool:
         return first
 
     def evict_first(self, blocks: Iterable[int]) -> None:
-        """Evict the cached ones of these before all others, the last of them first: they are unlikely to be
-        looked for again.
-        """
+        """Evict the cached ones of these before all others, the last first: they are hardly wanted again."""
         for block in blocks:
             if self._cached.remove(block):
                 self._cached.put_first(block)
@@ -470,9 +466,7 @@ class BlockPool:
         self._unwanted.difference_update(blocks)
 
     def _make_available(self, blocks: Sequence[int]) -> None:
-        """Cache the sealed ones of these, free the others. They have no references, no step uses them, and the
-        end of a chain comes first.
-        """
+        """Cache the sealed ones of these, free the others. The end of a chain comes first."""
         sealed = self.index.holds
         self._cached.add(block for block in blocks if sealed(block))
         self._free.extend(block for block in blocks if not sealed(block))

@@ -114,8 +114,7 @@ class RowFault:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Sampled ids and their log probabilities, one each, where the row's ``sampling.logprobs`` asks for
-    them."""
+    """Sampled ids and their log probabilities, one each, where ``sampling.logprobs`` asks for them."""
 
     tokens: list[int]
     logprobs: list[TokenLogprob]

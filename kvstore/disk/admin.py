@@ -1,9 +1,8 @@
 """The operator's commands for records on disk while no server holds them: stat, verify, gc, clear.
 
-A store's ``kv`` folder has one folder per namespace (model, KV type, block size, layout), named by its
-digest, so that records of different models are never mistaken. A damaged file can kill the process that maps
-it, so each is opened in a process of its own: ``python -m holdfast.kvstore.disk.admin ACT FOLDER FLOOR`` does
-one act and prints an `Account`, or an error. Knows files and headers.
+A store's ``kv`` folder has one folder per namespace (model, KV type, block size, layout), named by its digest.
+A damaged file can kill the process that maps it, so each is opened in a process of its own: ``python -m
+holdfast.kvstore.disk.admin ACT FOLDER FLOOR`` does one act and prints an `Account`, or an error.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The engine's end of the disk tier: records go between host slots and a disk process that may be slow or dead.
 
-Never waits: requests go into a socket that may be full, and `poll` takes the answers. A request has a
-deadline. Past it, or when the socket ends, the disk process counts as lost, and another is asked for. The
-slots that the lost one had are taken back when the new one is there, which means that the first is dead.
-Knows which keys are on disk. The time is the caller's, except for measuring `read`. One thread uses it.
+Never waits: requests go into a socket that may be full, and `poll` takes the answers. Past a request's
+deadline, or when the socket ends, the disk process counts as lost, and another is asked for. The slots that the
+lost one had are taken back when the new one is there, which means that the first is dead. The time is the
+caller's.
 """
 
 from __future__ import annotations

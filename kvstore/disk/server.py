@@ -2,8 +2,7 @@
 
 Waiting requests are taken together: stores of up to ``BATCH_BYTES`` share a transaction, and a fetch waits
 behind one such transaction at most. If the medium refuses, the request fails and nothing else. Between
-requests it looks at the free space of its disk, more often the less there is, and gives space back before
-others are short of it.
+requests it looks at the free space of its disk, and gives space back before others are short of it.
 """
 
 from __future__ import annotations

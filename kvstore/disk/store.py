@@ -2,13 +2,12 @@
 
 Never ``writemap`` (a full disk would kill the process), never a transaction that outlives a call. Payloads go
 straight from and into the caller's buffers, and every byte is checked when it is read. A record that was read
-is on a tier above again: it is evicted first until it is touched, which is written with the next batch. Two
-errors leave this file. `StoreFailed`: the medium refused, and may not refuse the next time. `StoreTorn`: the
-file's own pages are damaged; it is thrown away, and another store begins anew. For one process and thread.
+is on a tier above again: it is evicted first until it is touched. Two errors leave this file. `StoreFailed`:
+the medium refused, and may not refuse the next time. `StoreTorn`: the file's own pages are damaged; it is
+thrown away.
 
-KV is a cache, and others need the disk more. While less than ``floor`` bytes are free there, records are
-evicted and the pages they took become holes of the file (`free_pages`). On a file system without holes the
-whole file is given back, and the store begins anew.
+While less than ``floor`` bytes are free on the disk, records are evicted and their pages become holes of the
+file (`free_pages`). On a file system without holes the whole file is given back, and the store begins anew.
 """
 
 from __future__ import annotations

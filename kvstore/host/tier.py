@@ -1,10 +1,8 @@
 """The host tier: which record is in which slot of the memory, and which is evicted when there is no room.
 
 Others move the bytes: they ``reserve`` a slot, fill it and report it ``filled``; or they ``find`` one,
-``hold`` it while it is read, and ``release`` it. The slots of a process that died are adopted: those it was
-filling are free, those it was reading are ready. Bytes that another process left are checked by their xxh3
-before their first use; bytes that this process has hashed, or that the process that filled the slot has
-checked there, are trusted. One thread uses it; no torch, no clock.
+``hold`` it while it is read, and ``release`` it. The slots of a process that died are adopted, and their bytes
+checked by their xxh3 before their first use. One thread uses it; no torch, no clock.
 """
 
 from __future__ import annotations
@@ -79,9 +77,7 @@ class HostTier:
         return key in self._slot_of
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """The slots of the longest beginning of ``keys`` that is here, their bytes checked. Counts hits and
-        misses.
-        """
+        """The slots of the longest beginning of ``keys`` that is here, their bytes checked."""
         found: list[int] = []
         for key in keys:
             slot = self._here.get(key)

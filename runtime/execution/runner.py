@@ -26,8 +26,7 @@ from .sampler import draw, outcome
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """Token ids that one step sampled, on the device, int64 ``[rows]`` aligned with its plan; 0 where none
-    was."""
+    """Token ids that one step sampled, on the device: int64 ``[rows]`` as in its plan; 0 where none was."""
 
     step: int
     ids: Tensor
@@ -106,8 +105,7 @@ class TorchRunner:
         return ids.index_copy_(0, to, self._before.ids[by])
 
     def _draw(self, plan: Plan, hidden: Tensor, batch: PagedBatch, tokens: Tensor) -> Tensor:
-        """What each row samples, as `sampler.draw` returns it: int64 ``[rows, 2 or more]``; 0 where none is
-        asked."""
+        """What each row samples, as `sampler.draw` returns it: int64 ``[rows, 2 or more]``; else 0."""
         drawn = np.array([at for at, row in enumerate(plan.rows) if row.sampling is not None], dtype=np.int64)
         if not drawn.size:
             return torch.zeros((len(plan.rows), 2), dtype=torch.int64, device=hidden.device)

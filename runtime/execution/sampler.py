@@ -91,8 +91,7 @@ def _fault(row: PlanRow, verdict: int, grammars: Matchers) -> RowFault:
 
 
 def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
-    """Log probability of ``ids``, then ids and log probabilities of the ``most`` likeliest: int64 ``[rows, 1 +
-    2 most]``."""
+    """Log probability of ``ids``; ids and those of the ``most`` likeliest: int64 ``[rows, 1 + 2 most]``."""
     chosen, names, values = kernels.log_probabilities(model, ids, most)
     return torch.cat((chosen.view(torch.int64)[:, None], names, values.view(torch.int64)), dim=-1)
 

@@ -316,8 +316,7 @@ def _source(grammar: Grammar) -> str:
 
 
 def _choice(text: str) -> str:
-    """One regular expression for all choices: an automaton follows it, where rules would be tried one by
-    one."""
+    """One regular expression for all choices: an automaton follows it; rules would be tried in turn."""
     choices = json.loads(text)
     if not isinstance(choices, list) or not choices or not all(isinstance(one, str) for one in choices):
         raise ValueError("a choice is an array of strings")

@@ -122,8 +122,7 @@ class GrammarQueue:
         return job
 
     def _wanted(self, awaited: _Awaited) -> bool:
-        """Whether its turn is still open; if not, its job is given up. The sequence may have begun another
-        turn."""
+        """Whether its turn is still open; if not, its job is given up."""
         sequence = awaited.sequence
         if sequence.turn is awaited.turn and self._queues.compiling.get(sequence.id) is sequence:
             return True

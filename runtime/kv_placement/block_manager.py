@@ -139,9 +139,7 @@ class BlockManager:
     def _named(
         self, sequence: Sequence, keys: Items[bytes], allocated: list[int], tokens: Items[int]
     ) -> list[int]:
-        """Name the restored blocks; returns those that the table takes: where a key names another block
-        already, that one.
-        """
+        """Name the restored blocks; where a key names another block already, the table takes that one."""
         full = len(allocated) - (tokens[-1] < self.block_tokens)
         return self.pool.join_each(allocated[:full], keys[:full], sequence.id) + allocated[full:]
 
@@ -199,8 +197,7 @@ class BlockManager:
     # --- keeping ----------------------------------------------------------------------------------------
 
     def seal(self, sequence: Sequence) -> None:
-        """Name the blocks that became full of *computed* KV, so that the prefix cache finds them, and save
-        them.
+        """Name the blocks that became full of computed KV, for the prefix cache, and save them.
 
         Where a key names another block already, the sequence takes that one.
         """
@@ -237,9 +234,7 @@ class BlockManager:
             self.transfers.touch([sequence.tail[0]] if sequence.tail else [])
 
     def lower(self, sequence: Sequence) -> None:
-        """Save all full blocks that the host tier does not have, also those that were read directly from
-        disk.
-        """
+        """Save all full blocks that the host tier does not have."""
         for key, block in zip(sequence.keys, sequence.table.view[: sequence.sealed].tolist(), strict=False):
             self.transfers.save(key, block, tenant=sequence.tenant)
 

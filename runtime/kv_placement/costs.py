@@ -6,14 +6,9 @@
     [have, meet)       computed now, while the disk brings up what follows
     [meet, end)        restored: read from disk where it must be, then copied to the device
 
-Computing goes from the beginning, as a token needs all before it; so what is read meanwhile is the end, and the
-two meet. ``meet = have`` restores everything, ``meet = end`` computes everything: `blocks_to_compute`, a pure
-function of measured `Costs`.
-
 Copying and computing are timed once per model, layout and machine. The disk is timed by the reads that turns
-wait for: its latency by the small ones, its rate by the large ones; before the first large one its rate is
-unknown. `CostBook` keeps the figures beside the records they are about, with the machine's name, since a store
-may be carried to another machine.
+wait for: its latency by the small ones, its rate by the large ones. `CostBook` keeps the figures beside the
+records they are about, with the machine's name, since a store may be carried to another machine.
 """
 
 from __future__ import annotations

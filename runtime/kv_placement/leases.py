@@ -1,10 +1,9 @@
 """Leases: promises to keep KV, within a budget and with a receipt; never a lock.
 
-A lease covers the beginning of a sequence, as much of it as the budget has room for, and grows with it at
-the end of each turn. What it covers is evicted last when blocks or slots are short (`preemption`,
-``kvstore.host``), and is restored shortly before the sequence is expected back. A lease ends with its time
-or with its sequence. The time when a sequence is expected back counts without a lease too, as a hint for
-eviction (`idle_eviction`).
+A lease covers the beginning of a sequence, as much of it as the budget has room for, and grows with it at the
+end of each turn. What it covers is evicted last, and is restored shortly before the sequence is expected back.
+A lease ends with its time or with its sequence. The time when a sequence is expected back counts without a
+lease too, as a hint for eviction (`idle_eviction`).
 """
 
 from __future__ import annotations

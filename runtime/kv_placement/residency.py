@@ -61,9 +61,7 @@ NOWHERE = Located(0, [], [], 0)
 
 
 class Residency:
-    """Finds blocks by the keys that ``hasher`` makes under ``namespace``: on the device in ``index``, below it
-    in ``tier`` and ``disk``.
-    """
+    """Finds blocks by the keys that ``hasher`` makes of ``namespace``: in ``index``, ``tier`` and ``disk``."""
 
     def __init__(
         self,

@@ -1,14 +1,10 @@
 """Restores KV from disk: for turns that wait for it, and for idle sequences that are expected back.
 
 A turn with KV on disk waits in `Queues.restoring` while others run. Its records come up in pieces, and those
-that have come go to the device while the rest comes. When all have come, or will not, the turn waits for
-admission like any other. An idle sequence is restored in the same way, at the first sign of its return.
-
-There are two ways for the bytes. Through host slots: the disk process fills them, and a plan loads them to
-the device; so a long sequence needs few slots. *Directly*, where the device is this machine's memory: the
-disk process only brings records into the page cache, and one copy takes them from there to the device. What
-is in the page cache already is read at once. The direct way saves one of two copies of the same memory. A
-record that cannot be read directly comes through the slots.
+that have come go to the device while the rest comes. There are two ways for the bytes. Through host slots: the
+disk process fills them, and a plan loads them to the device; so a long sequence needs few slots. *Directly*,
+where the device is this machine's memory: the disk process brings records into the page cache only, and one
+copy takes them from there to the device. What is in the page cache already is read at once.
 """
 
 from __future__ import annotations
@@ -142,9 +138,7 @@ class Restore:
             self._queues.enqueue(sequence)
 
     def _meeting(self, sequence: Sequence, disk: DiskTier) -> tuple[int, int]:
-        """The position up to which a turn is computed meanwhile, 0 for none; and its records on disk before
-        that.
-        """
+        """Position up to which a turn is computed meanwhile, 0 for none; its records on disk before that."""
         costs, tier = self.costs.costs(), self._block_manager.transfers.tier
         if costs is None or sequence.turn is None or tier is None or sequence.planned != sequence.computed:
             return 0, 0
@@ -210,9 +204,7 @@ class Restore:
         return keys[: len(sequence.table) - own] if restored else []
 
     def _ask(self, pending: _PendingRestore, disk: DiskTier, tier: HostTier, now: float) -> None:
-        """Ask the disk for the next records: as many as its share of slots holds; read directly, as many as are
-        copied at once.
-        """
+        """Ask the disk for the next records: as many as its share of slots, or one direct copy, holds."""
         window = pending.arrived + max(tier.free, tier.memory.slots // WINDOW_SHARE, 1)
         most = pending.moved + max(1, int(tier.memory.slots * FETCHED_SHARE))
         if pending.direct:

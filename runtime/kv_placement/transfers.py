@@ -1,10 +1,9 @@
 """Copies between device blocks and the host tier, as data: saves and loads for the plan being made.
 
-A save goes out before its block can be written: allocating a block never waits for a slot, and a save without
-a slot is dropped. Evicted blocks are saved with the plan being made. Blocks that stay on the device may wait:
-where copies take the step's own time, a step that turns wait for carries few of them. A slot that is loaded
-is held from the plan until its commit; a slot that is filled is found after it. Without a tier every method
-does nothing. Knows blocks, slots and keys; no sequences, no tensors.
+Evicted blocks are saved with the plan being made; a save without a slot is dropped. Blocks that stay on the
+device may wait: where copies take the step's own time, a step that turns wait for carries few of them. A slot
+that is loaded is held from the plan until its commit; a slot that is filled is found after it. Without a tier
+every method does nothing.
 """
 
 from __future__ import annotations
@@ -99,9 +98,7 @@ class Transfers:
             self.tier.touch(keys)
 
     def lease(self, holder: int, keys: Sequence[bytes], returns: float) -> None:
-        """The lease of sequence ``holder`` covers these records from now on, and no others; it is expected
-        back at ``returns`` (seconds).
-        """
+        """As `HostTier.lease`, for both tiers."""
         if self.tier is not None:
             self.tier.lease(holder, keys, returns)
         if self.disk is not None:

@@ -83,8 +83,7 @@ class PendingMoves:
         self._running.append(move)
 
     def tick(self, now: float, *, idle: bool) -> None:
-        """Complete those that are ready. ``idle``: no step can be planned before a verb or an answer of the
-        disk."""
+        """Complete those that are ready. ``idle``: nothing is in flight, and nothing can be planned."""
         for move in list(self._running):
             over = self._is_down(move, now) if move.settling else self._is_up(move, idle=idle)
             if over or now > move.since + PATIENCE_SECONDS:

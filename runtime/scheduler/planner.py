@@ -1,14 +1,9 @@
 """Plans a step: rows in the order of turns, within the budgets of tokens and blocks.
 
 Each running turn that decodes has one token of the budget. What is left goes to prompts in chunks, in the order
-of turns. What is left then goes to idle sequences, but only while no turn waits, and beside turns no more than
-`prefill_budget` allows, unless a turn on them is expected.
-
-A turn may find no block because the blocks taken for it still lie behind the step fence. It stalls for one
-step; in the next, where it comes before all turns behind it, they are there.
-
-A turn that is suspected of having killed an engine comes before all others and shares no step until it has
-sampled a token: if the engine dies again, only that turn was in the step. No tensors, no clock, no I/O.
+of turns, then to idle sequences, but only while no turn waits, and beside turns as `prefill_budget` allows. A
+turn that finds no block, because those taken for it lie behind the step fence, stalls for one step. A suspect
+of having killed an engine comes before all others and shares no step until it has sampled a token.
 """
 
 from __future__ import annotations
@@ -179,8 +174,7 @@ class Planner:
                     del self._queues.prefill[sequence.id]
 
     def _add(self, draft: _Draft, sequence: Sequence, to_do: int, now: float, *, reserved: bool) -> None:
-        """Give the sequence a row, as far as budgets allow. ``reserved``: one token of the budget is its
-        own."""
+        """Give the sequence a row, as budgets allow. ``reserved``: one token of the budget is its own."""
         most = min(to_do, max(draft.chunk, reserved))
         if most <= 0:
             return
@@ -194,8 +188,7 @@ class Planner:
         draft.rows.append(self._row(draft, sequence, end))
 
     def _secure(self, sequence: Sequence, most: int, now: float) -> int:
-        """Position, at most ``most`` tokens ahead, up to which there are blocks or they can be allocated
-        now."""
+        """Position, at most ``most`` tokens ahead, up to which there are blocks or can be allocated now."""
         end = self._find_room(sequence, most, now)
         if end > sequence.planned or not sequence.shared_tail or self._pool.fenced:
             return end

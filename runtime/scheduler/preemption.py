@@ -99,8 +99,7 @@ class Preemption:
     # --- room -------------------------------------------------------------------------------------------
 
     def relieve(self, blocks: int, sequence: Sequence, now: float) -> None:
-        """Make ``blocks`` blocks available for ``sequence``, now or behind the fence; no running turn gives
-        any."""
+        """Make ``blocks`` blocks available, now or behind the fence; no running turn gives any."""
         if sequence.turn is None:
             return self._take(blocks, self._before(blocks, sequence, now))
         coming_up = reversed(self._queues.restoring.values())

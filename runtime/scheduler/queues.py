@@ -8,12 +8,9 @@
       │                       └────────────────────┤
       └────────────────────────────────────────────┘ end, stop, truncate
 
-The order of turns is `running` followed by `waiting`, each as the policy has it. A turn is admitted from the
-front of waiting and preempted from the end of running; the first of running keeps its place until it ends.
-
-A turn has a `TurnPlace` by age: its number, less `HEAD_START` for each step of its priority. So with equal
-priorities the older one is first. With a higher priority a turn goes before those that began less than so many
-turns before it, and no turn is overtaken without end.
+The order of turns is `running` followed by `waiting`, each as the policy has it. A turn has a `TurnPlace` by
+age: its number, less `HEAD_START` for each step of its priority. So a turn of higher priority goes before those
+that began less than so many turns before it, and no turn is overtaken without end.
 """
 
 from __future__ import annotations

@@ -8,14 +8,10 @@
                               │     Preemption                              │
                               └─────────────────────────────────────────────┘
 
-At depth 1 plan and commit alternate. At depth 2 a plan is made while the one before it is in flight: its rows
-may be fed by tokens that the earlier one has still to sample. Plans are committed, or revoked, in the order
-they were made.
-
-A verb takes effect between a commit and the next plan. It is checked first, so that a refused verb changes
-nothing. If a step in flight holds the sequence, the row of that step is discarded when it lands. A verb costs
-time by the new tokens, never by the history; a fork copies arrays. ``now`` is always in seconds of one clock,
-and the caller's.
+At depth 2 a plan is made while the one before it is in flight, and may be fed by tokens that it has still to
+sample. Plans are committed, or revoked, in the order they were made. A verb takes effect between a commit and
+the next plan. It is checked first, so that a refused verb changes nothing. If a step in flight holds the
+sequence, its row is discarded when it lands. ``now`` is in seconds of one clock, the caller's.
 """
 
 from __future__ import annotations
