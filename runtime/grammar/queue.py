@@ -8,7 +8,7 @@ nothing of what a grammar says.
 from __future__ import annotations
 
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,14 +40,14 @@ class _Awaited:
     job: Future[Matcher] | None = None
 
 
+@dataclass(eq=False)
 class GrammarQueue:
     """Has grammars compiled, and gives out matchers. Without a ``compiler`` a grammar is refused."""
 
-    def __init__(self, compiler: Compiler | None, queues: Queues) -> None:
-        self._compiler = compiler
-        self._queues = queues
-        self._awaited: list[_Awaited] = []
-        self._running: dict[int, Future[Matcher]] = {}  # by tenant; the longest ago begun first
+    _compiler: Compiler | None
+    _queues: Queues
+    _awaited: list[_Awaited] = field(default_factory=list)
+    _running: dict[int, Future[Matcher]] = field(default_factory=dict)  # by tenant; the longest ago first
 
     def check(self) -> None:
         """Raises ``GrammarUnavailable``."""

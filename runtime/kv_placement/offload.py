@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
@@ -24,16 +25,16 @@ LEAVING_SHARE = 4  # one in so many of the host tier's records is on disk before
 MOST_LEAVING = 1024
 
 
+@dataclass(eq=False)
 class Offload:
     """Sends records from the host tier to ``disk``; keeps ``costs`` when the engine ends."""
 
-    def __init__(self, block_manager: BlockManager, disk: DiskTier | None, costs: CostBook | None) -> None:
-        self.disk = disk
-        self._costs = costs
-        self._block_manager = block_manager
-        self._idle: OrderedDict[int, tuple[Sequence, float]] = OrderedDict()
-        self._queue: OrderedDict[bytes, None] = OrderedDict()
-        self._looked = -1  # the host tier's `uses` when nothing was left to store
+    _block_manager: BlockManager
+    disk: DiskTier | None
+    _costs: CostBook | None
+    _idle: OrderedDict[int, tuple[Sequence, float]] = field(default_factory=OrderedDict)
+    _queue: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    _looked: int = -1  # the host tier's `uses` when nothing was left to store
 
     # --- down -------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ copy takes them from there to the device. What is in the page cache already is r
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
@@ -65,27 +65,20 @@ class _PendingRestore:
         del self.keys[self.asked :]
 
 
+@dataclass(eq=False)
 class Restore:
     """Restores records of ``disk`` for the sequences of ``queues``.
 
     ``relieve``: has so many blocks available for a sequence, at the cost of idle KV. ``costs``: decide what is
-    computed instead; without any, all is restored.
+    computed instead.
     """
 
-    def __init__(
-        self,
-        queues: Queues,
-        block_manager: BlockManager,
-        relieve: Callable[[int, Sequence, float], None],
-        disk: DiskTier | None,
-        costs: CostBook | None = None,
-    ) -> None:
-        self._disk = disk
-        self.costs = costs or CostBook(None)
-        self._queues = queues
-        self._block_manager = block_manager
-        self._relieve = relieve
-        self._pending: dict[int, _PendingRestore] = {}
+    _queues: Queues
+    _block_manager: BlockManager
+    _relieve: Callable[[int, Sequence, float], None]
+    _disk: DiskTier | None
+    costs: CostBook
+    _pending: dict[int, _PendingRestore] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._pending)

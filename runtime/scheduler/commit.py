@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
 
 from ..grammar.llguidance import Matcher, Matchers
 from ..kv_placement.block_manager import BlockManager
@@ -14,23 +15,16 @@ from .policy import Policy
 from .queues import Queues
 
 
+@dataclass(eq=False)
 class Committer:
     """Commits plans, in the order in which they were made."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        queues: Queues,
-        block_manager: BlockManager,
-        matchers: Matchers,
-        counters: Counters,
-    ) -> None:
-        self._matchers = matchers
-        self._policy = policy
-        self._queues = queues
-        self._block_manager = block_manager
-        self._counters = counters
-        self._ended: list[Sequence] = []
+    _policy: Policy
+    _queues: Queues
+    _block_manager: BlockManager
+    _matchers: Matchers
+    _counters: Counters
+    _ended: list[Sequence] = field(default_factory=list)
 
     def commit(self, plan: Plan, outcomes: Items[Outcome], now: float, *, moved: bool = True) -> list[Row]:
         """Take over what ``plan`` computed; returns a row for each turn that has tokens to tell or ended.

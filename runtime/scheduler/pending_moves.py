@@ -39,27 +39,20 @@ class PendingMove:
     computed: int = 0
 
 
+@dataclass(eq=False)
 class PendingMoves:
     """All stage and settle verbs that wait.
 
     ``send`` has records of the host tier go to ``disk``.
     """
 
-    def __init__(
-        self,
-        queues: Queues,
-        block_manager: BlockManager,
-        restore: Restore,
-        disk: DiskTier | None,
-        send: Callable[[Iterable[bytes]], None],
-    ) -> None:
-        self._restore = restore
-        self._disk = disk
-        self._send = send
-        self._queues = queues
-        self._block_manager = block_manager
-        self._running: list[PendingMove] = []
-        self._answers: list[VerbReply] = []
+    _queues: Queues
+    _block_manager: BlockManager
+    _restore: Restore
+    _disk: DiskTier | None
+    _send: Callable[[Iterable[bytes]], None]
+    _running: list[PendingMove] = field(default_factory=list)
+    _answers: list[VerbReply] = field(default_factory=list)
 
     @property
     def busy(self) -> bool:

@@ -13,6 +13,7 @@ from itertools import islice
 
 import numpy as np
 
+from ...kvstore.pool import BlockPool
 from ..kv_placement.block_manager import BlockManager
 from ..plan import BlockCopy, Plan, PlanRow
 from ..sequence import Flight, Sequence
@@ -38,25 +39,17 @@ class _Draft:
     copies: list[BlockCopy] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class Planner:
     """Makes plans, and records in each sequence what is in flight for it."""
 
-    def __init__(
-        self,
-        settings: SchedulerSettings,
-        queues: Queues,
-        block_manager: BlockManager,
-        preemption: Preemption,
-        prefill_budget: PrefillBudget,
-        counters: Counters,
-    ) -> None:
-        self._settings = settings
-        self._queues = queues
-        self._block_manager = block_manager
-        self._pool = block_manager.pool
-        self._preemption = preemption
-        self._prefill_budget = prefill_budget
-        self._counters = counters
+    _settings: SchedulerSettings
+    _queues: Queues
+    _block_manager: BlockManager
+    _pool: BlockPool
+    _preemption: Preemption
+    _prefill_budget: PrefillBudget
+    _counters: Counters
 
     def plan(self, now: float) -> Plan | None:
         """The next step; None if nothing can be computed before a commit or a verb."""

@@ -21,9 +21,11 @@ victim is chosen.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain, takewhile
 from typing import TypeAlias
 
+from ...kvstore.pool import BlockPool
 from ..kv_placement.block_manager import BlockManager
 from ..sequence import Sequence
 from ..settings import SchedulerSettings
@@ -35,23 +37,16 @@ _Victim: TypeAlias = tuple[Sequence, int]
 """A sequence that is to give blocks, and how many of its first blocks it keeps."""
 
 
+@dataclass(eq=False)
 class Preemption:
     """Admits turns, and makes room in the pool."""
 
-    def __init__(
-        self,
-        settings: SchedulerSettings,
-        policy: Policy,
-        queues: Queues,
-        block_manager: BlockManager,
-        counters: Counters,
-    ) -> None:
-        self._policy = policy
-        self._settings = settings
-        self._queues = queues
-        self._block_manager = block_manager
-        self._pool = block_manager.pool
-        self._counters = counters
+    _settings: SchedulerSettings
+    _policy: Policy
+    _queues: Queues
+    _block_manager: BlockManager
+    _pool: BlockPool
+    _counters: Counters
 
     # --- admission --------------------------------------------------------------------------------------
 

@@ -119,10 +119,11 @@ class Scheduler:
         beside = costs is not None and costs.beside
         self._transfers = Transfers(tier, pool.index.block_of, settings.block_tokens, disk, beside=beside)
         self._block_manager = blocks = BlockManager(pool, hasher, namespace, self._transfers, self.counters)
-        preemption = Preemption(settings, policy, queues, blocks, self.counters)
+        preemption = Preemption(settings, policy, queues, blocks, pool, self.counters)
         self._prefill_budget = PrefillBudget(settings.idle_stretch)
-        self._planner = Planner(settings, queues, blocks, preemption, self._prefill_budget, self.counters)
-        self._restore = Restore(queues, blocks, preemption.relieve, disk, costs)
+        budget = self._prefill_budget
+        self._planner = Planner(settings, queues, blocks, pool, preemption, budget, self.counters)
+        self._restore = Restore(queues, blocks, preemption.relieve, disk, costs or CostBook(None))
         self.offload = Offload(blocks, disk, costs)
         self._leases = Leases(settings, queues, blocks, self._restore)
         self._pending_moves = PendingMoves(queues, blocks, self._restore, disk, self.offload.send)
