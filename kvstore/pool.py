@@ -26,14 +26,17 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from .audit import Books, balance
 from .block_table import BlockArray, BlockIds, as_array
-from .errors import BlockMisused, PoolExhausted, StepOutOfOrder
+from .errors import BlockMisused, LeakFound, PoolExhausted, StepOutOfOrder
 from .eviction import EvictionOrder
 from .prefix_index import PrefixIndex
 
 Owner: TypeAlias = int | str | None
 """A sequence's number, or any other name; None for callers that give none."""
+
+
+SHOWN = 8
+"""Blocks named per complaint of an audit, at most."""
 
 
 class OwnerTags:
@@ -411,19 +414,26 @@ class BlockPool:
         Raises:
             LeakFound: with all that is wrong.
         """
-        balance(self._books(), held)
-
-    def _books(self) -> Books:
-        return Books(
-            blocks=self.blocks,
-            free=self._free,
-            references=self._references.counts(),
-            fenced=list(self._fenced),
-            cached=self._cached.blocks(),
-            sealed=self.index.blocks(),
-            in_flight=bool(self._in_flight),
-            owners=None if self.owners is None else self.owners.of,
-        )
+        references, cached, sealed = self._references.counts(), self._cached.blocks(), self.index.blocks()
+        seen = Counter([*self._free, *references, *self._fenced, *cached])
+        every = set(range(self.blocks))
+        wrong = {
+            "in two states": [block for block, count in seen.items() if count > 1],
+            "in no state": every - seen.keys(),
+            "not of this pool": seen.keys() - every,
+            "fenced with no step in flight": [] if self._in_flight else self._fenced,
+            "held without a reference": [block for block, count in references.items() if count < 1],
+            "cached without a key": set(cached) - sealed,
+            "free with a key": sealed.intersection(self._free),
+        }
+        complaints = [f"{what}: {_some(blocks)}" for what, blocks in wrong.items() if blocks]
+        for block in sorted(references.keys() | held.keys()) if held is not None else ():
+            ours, theirs = references.get(block, 0), held.get(block, 0)
+            if ours != theirs:
+                tags = f" by {self.owners.of(block)}" if self.owners is not None else ""
+                complaints.append(f"block {block} is held {ours} times{tags}, {theirs} accounted for")
+        if complaints:
+            raise LeakFound("; ".join(complaints))
 
     def _check_found(self, neither: BlockArray) -> None:
         if len(neither):
@@ -470,3 +480,9 @@ class BlockPool:
         sealed = self.index.holds
         self._cached.add(block for block in blocks if sealed(block))
         self._free.extend(block for block in blocks if not sealed(block))
+
+
+def _some(blocks: Iterable[int]) -> str:
+    listed = sorted(blocks)
+    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
+    return ", ".join(map(str, listed[:SHOWN])) + more

@@ -71,7 +71,7 @@ INSIDE = {
     "kvstore": [
         ["errors", "cpu_affinity", "system_limits", "references", "tier"],
         ["groups", "keys", "keychain", "block_table", "owners", "eviction"],
-        ["quotas", "prefix_index", "arena", "audit"],
+        ["quotas", "prefix_index", "arena"],
         ["pool", "host"],
         ["block_mover", "disk"],
     ],
