@@ -427,8 +427,9 @@ class BlockPool:
             "free with a key": sealed.intersection(self._free),
         }
         complaints = [f"{what}: {_some(blocks)}" for what, blocks in wrong.items() if blocks]
-        for block in sorted(references.keys() | held.keys()) if held is not None else ():
-            ours, theirs = references.get(block, 0), held.get(block, 0)
+        expected = references if held is None else held
+        for block in sorted(references.keys() | expected.keys()):
+            ours, theirs = references.get(block, 0), expected.get(block, 0)
             if ours != theirs:
                 tags = f" by {self.owners.of(block)}" if self.owners is not None else ""
                 complaints.append(f"block {block} is held {ours} times{tags}, {theirs} accounted for")
