@@ -71,13 +71,13 @@ INSIDE = {
     "kvstore": [
         ["errors", "cpu_affinity", "system_limits", "references", "tier"],
         ["groups", "keys", "keychain", "block_table", "owners", "eviction"],
-        ["quotas", "prefix_index", "arena", "audit"],
+        ["quotas", "prefix_index", "arena"],
         ["pool", "host"],
         ["block_mover", "disk"],
     ],
     "runtime": [
         ["errors", "stats", "link.messages"],
-        ["tokens", "model", "grammar.matcher", "grammar.limits", "grammar.llguidance"],
+        ["tokens", "model", "grammar.limits", "grammar.llguidance"],
         ["plan", "link.codec", "link.crash_report", "link.heartbeat"],
         ["settings", "sequence", "link.engine_end"],
         ["kv_placement", "execution", "grammar.queue"],
