@@ -36,7 +36,7 @@ class ReturnHints:
     def response_ended(self) -> None:
         """A response has ended: a hint is due if it ended in calls."""
         self.cancel()
-        head = self._history.tree.head
+        head = self._history.head
         calls = head is not None and any(isinstance(item, FunctionCall) for item in head.reply.items)
         if calls and not self._history.busy:
             self._timer = asyncio.get_running_loop().call_later(PATIENCE, self._begin)

@@ -16,7 +16,7 @@ from .errors import SessionClosed
 from .handles import SessionHandles
 from .history import History
 from .items import Growing, Tool
-from .journal.records import AnyOperation, Begun, Branched, EphemeralLog, SessionLog
+from .journal.records import AnyOperation, Begun, Branched, SessionLog
 from .journal.replay import Past, refused, request_form, retold
 from .placement import Placement
 from .return_hints import ReturnHints, Waits
@@ -60,9 +60,11 @@ class Session:
     ) -> None:
         settings = settings or SessionSettings()
         self.id = id
-        self.history = History(max_items=settings.max_items) if history is None else history
-        self.log: SessionLog = log or EphemeralLog()
-        self.history.record = self.log.append
+        self.log = log or SessionLog()
+        if history is None:
+            self.history = History(max_items=settings.max_items, record=self.log.append)
+        else:
+            self.history = history.branch(self.log.append)
         self.handles = handles or SessionHandles(b"", self.log)
         self._sequence = sequence or EngineCopy(link, salt, reopened=reopened)
         self._turn_grammar = TurnGrammar(language)
@@ -182,7 +184,7 @@ class Session:
             history, ending = writer.so_far()
             operations.append(ending)
         if at is not None:
-            history.record = operations.append
+            history = history.branch(operations.append)
             rewind(history, at, self._branch.language.tokenizer)
         return history, [*operations, Branched()]
 
@@ -223,7 +225,7 @@ class Session:
 
     def statistics(self) -> dict[str, float]:
         """Items, tokens on the branch, and responses that run."""
-        head = self.history.tree.head
+        head = self.history.head
         return {
             "items": len(self.history),
             "tokens": 0 if head is None else head.length,

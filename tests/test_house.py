@@ -45,7 +45,7 @@ ADAPTERS = {"sdk/adapters/mcp.py": {"mcp"}, "sdk/adapters/openai_agents.py": {"a
 # Ceilings. Each is the value of today or less; lower a number when the code gets below it, never raise one.
 FLOORS = {"runtime": 10, "sessions": 10, "sdk": 15}
 """Modules on the longest chain of imports inside a room. The goal is 10."""
-CALLBACKS = 5
+CALLBACKS = 0
 """Functions that are assigned into another object."""
 SHARED_FIELDS = 0
 """Fields of `Sequence` and of its records that more than one module writes."""
@@ -59,7 +59,7 @@ PERSON_WORDS = {
     "sessions": 67,
     "gateway": 59,
     "benchmarks": 0,
-    "tests": 221,
+    "tests": 0,
     "": 0,
 }
 """Words for persons that are used of things, by room; "" is the files at the root."""

@@ -161,11 +161,11 @@ async def _round(
     found: dict[str, Any],
 ) -> None:
     from ...sessions.journal.journal import JournaledLog
-    from ...sessions.journal.records import Drop, EventReceived, Keyring, SessionRecord
+    from ...sessions.journal.records import EventReceived, Keyring, SessionRecord, drop
 
     record = SessionRecord(id=f"s{round_}", owner=b"", salt=b"", clock="2025-03-01T00:00:00+00:00")
     log = JournaledLog.begin(book, record)
-    log.keep_handles(Keyring(fresh=(bytes([round_]) * 32,)), b"")
+    log.keep_handles(Keyring(fresh=(bytes([round_]) * 32,)))
     events = asked[log.number] = []
     for group in range(3):
         for at in range(6):
@@ -179,7 +179,7 @@ async def _round(
     if round_ == 3:
         gone = min(acknowledged)
         book.live.discard(gone)
-        book.put([Drop(gone)])
+        book.put([drop(gone)])
         async with asyncio.timeout(STUCK_SECONDS):
             await book.sync()
         del acknowledged[gone]

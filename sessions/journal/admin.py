@@ -20,10 +20,10 @@ from . import legacy
 from .folder import FOLDER, IDENTITY, Disk, Identity, StoreLock, read_identity, write_identity
 from .logs import NAME, Findings, LogFolder
 from .opening import ASIDE, REPAIRED, awaits_repair, exchange, finish_repair
-from .records import AnyOperation, Keyring, SessionSnapshot, session_extra
+from .records import AnyOperation, Keyring, append, drop, put
 from .replay import MANY_ITEMS, quiet, replay
 from .segment import Fresh, Kind
-from .state import DIGEST_BYTES, SessionState
+from .state import SessionState
 from .store import JournalStore
 
 SETTINGS = JournalSettings(max_bytes=1 << 62)
@@ -137,13 +137,9 @@ def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
     told: list[str] = []
     damaged = set(store.damaged())
     try:
-        alone = {child for number in damaged for child in _descendants(store, number)} | damaged
-        alone |= {
-            child
-            for state in store.sessions.states.values()
-            if not state.kept and not _is_whole(store, state)
-            for child in _descendants(store, state.number)
-        }
+        states = store.sessions.states.values()
+        gone = {state.number for state in states if not state.kept and not _is_whole(store, state)}
+        alone = damaged | store.sessions.descendants(*damaged, *gone)
         needed = _needed(store, alone)
         for state in sorted(store.sessions.states.values(), key=lambda state: state.last):
             if state.number in alone:
@@ -151,9 +147,7 @@ def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
             elif state.kept or state.number in needed:
                 _copy(store, logs, state)
         logs.append([Fresh(0, store.generation, Kind.START, b"")])
-        numbers = [one.number for one in logs.logs.values()]
-        known = Identity.of(logs.header, store.generation, logs.next_sequence, numbers)
-        write_identity(place, known, Disk())
+        write_identity(place, logs.identity(), Disk())
     except StorageUnavailable as fault:
         raise StoreUnusable(f"{place / FOLDER} cannot be repaired: {fault.message}") from None
     finally:
@@ -163,18 +157,6 @@ def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
     yield from (f"  {line}" for line in told)
     if lost := store.logs.findings.lost:
         yield f"  lost: {lost} records of unknown sessions"
-
-
-def _descendants(store: JournalStore, number: int) -> set[int]:
-    """A session's forks, their forks, and so on."""
-    found: set[int] = set()
-    waiting = [number]
-    while waiting:
-        for child in store.sessions.forks.get(waiting.pop(), ()):
-            if child not in found and child in store.sessions.states:
-                found.add(child)
-                waiting.append(child)
-    return found
 
 
 def _needed(store: JournalStore, alone: set[int]) -> set[int]:
@@ -202,15 +184,14 @@ def _is_whole(store: JournalStore, state: SessionState) -> bool:
 def _copy(store: JournalStore, logs: LogFolder, state: SessionState) -> None:
     """Copy a session as it is, a fork as a fork."""
     record = store._record(state.number)
-    group = [Fresh(state.number, 0, Kind.SESSION, msgspec.msgpack.encode(record), session_extra(record))]
+    group = [put(state.number, record)]
     if state.kept and state.ring:
         payload = store.logs.read(state.ring).payload
         group.append(Fresh(state.number, 0, Kind.KEYRING, payload, state.digests))
     for index, place in enumerate(state.operations, state.first):
-        kind = Kind.SNAPSHOT if state.snapshot and index == state.first else Kind.OPERATION
-        group.append(Fresh(state.number, index, kind, store.logs.read(place).payload))
+        group.append(Fresh(state.number, index, state.kind_at(index), store.logs.read(place).payload))
     if not state.kept:
-        group.append(Fresh(state.number, 0, Kind.DROP, b""))
+        group.append(drop(state.number))
     logs.append(group, state.used)
 
 
@@ -230,13 +211,8 @@ def _copy_alone(store: JournalStore, logs: LogFolder, state: SessionState, damag
     if missed and not operations:
         yield f"lost: session {name}: nothing before the damage is whole"
         return
-    group = [
-        Fresh(number, 0, Kind.SESSION, msgspec.msgpack.encode(record), session_extra(record)),
-        _ring(store, state),
-    ]
-    for index, operation in enumerate(operations):
-        kind = Kind.SNAPSHOT if isinstance(operation, SessionSnapshot) else Kind.OPERATION
-        group.append(Fresh(number, index, kind, msgspec.msgpack.encode(operation)))
+    group = [put(number, record), _ring(store, state)]
+    group += [append(number, index, operation) for index, operation in enumerate(operations)]
     logs.append(group, state.used)
     if missed:
         yield f"cut back: session {name}: {len(operations)} operations are whole, {missed} and more are not"
@@ -251,11 +227,9 @@ def _until_damage(store: JournalStore, state: SessionState) -> tuple[list[AnyOpe
         needed = list(store.sessions.needed(state.number))
     except RecordDamaged:
         return [], 1
-    for number, index, place in needed:
-        owner = store.sessions.states[number]
-        kind = Kind.SNAPSHOT if owner.snapshot and index == owner.first else Kind.OPERATION
+    for owner, index, place in needed:
         try:
-            found.append(store._decoded(place, kind, number, index, AnyOperation))
+            found.append(store._decoded(place, owner.kind_at(index), owner.number, index, AnyOperation))
         except RecordDamaged:
             return _replayable(found), len(needed) - len(found)
     return found, 0
@@ -278,9 +252,8 @@ def _ring(store: JournalStore, state: SessionState) -> Fresh:
     try:
         ring = store._decoded(state.ring, Kind.KEYRING, state.number, 0, Keyring)
     except RecordDamaged:
-        digests = [state.digests[at : at + DIGEST_BYTES] for at in range(0, len(state.digests), DIGEST_BYTES)]
-        ring = Keyring(fresh=tuple(digests))
-    return Fresh(state.number, 0, Kind.KEYRING, msgspec.msgpack.encode(ring), b"".join(ring.digests()))
+        ring = Keyring(fresh=tuple(state.handles()))
+    return put(state.number, ring)
 
 
 # --- copies -------------------------------------------------------------------------------------------------

@@ -8,12 +8,11 @@ meanwhile. `JournaledLog` is one session's log. Knows nothing of what a change m
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,21 +26,19 @@ from .folder import StoreLock
 from .opening import open_for
 from .records import (
     AnyOperation,
-    Append,
-    Change,
     Emitted,
     EventReceived,
-    HandleRecord,
     Keyring,
     Origin,
-    Put,
+    SessionLog,
     SessionRecord,
-    Table,
     Typed,
-    key_of,
+    append,
     merged,
+    put,
 )
 from .replay import condensed
+from .segment import Fresh
 from .store import Condense, JournalStore
 
 log = logging.getLogger(__name__)
@@ -74,7 +71,7 @@ class Journal:
         self._loop = asyncio.get_running_loop()
         self._next_number = first
         self._changed = threading.Condition()
-        self._queue: list[Change] = []
+        self._queue: list[Fresh] = []
         self._jobs: deque[tuple[Callable[[JournalStore], Any], asyncio.Future[Any]]] = deque()
         self._queued = 0
         self._urgent = False
@@ -138,7 +135,7 @@ class Journal:
         self._next_number += 1
         return self._next_number - 1
 
-    def put(self, changes: Iterable[Change], *, urgent: bool = True) -> None:
+    def put(self, changes: Iterable[Fresh], *, urgent: bool = True) -> None:
         """Queue changes; they are committed together, in order. Those that are not ``urgent`` may wait."""
         with self._changed:
             before = len(self._queue)
@@ -266,7 +263,7 @@ class Journal:
                 if self._closing and not self._queue and not self._jobs:
                     return
 
-    def _next(self) -> tuple[list[Change], int, list[Any]]:
+    def _next(self) -> tuple[list[Fresh], int, list[Any]]:
         """Wait for work: the queued changes as a group, how many changes that makes in all, and the jobs. An
         empty group if a compaction can go on."""
         compacting = self._store.wants_compaction
@@ -282,7 +279,7 @@ class Journal:
                 self._changed.wait(left)
             return self._taken()
 
-    def _taken(self) -> tuple[list[Change], int, list[Any]]:
+    def _taken(self) -> tuple[list[Fresh], int, list[Any]]:
         group, self._queue = self._queue, []
         jobs = list(self._jobs)
         self._jobs.clear()
@@ -326,7 +323,7 @@ class Journal:
         if not (self._urgent or self._jobs) and self._store.wants_compaction:
             self._upkeep(self._store.compact)
 
-    def _commit(self, group: list[Change]) -> bool:
+    def _commit(self, group: list[Fresh]) -> bool:
         """Try until the group is committed; False if the journal closes before."""
         while True:
             try:
@@ -346,7 +343,7 @@ class Journal:
                 self._fault = None
             return True
 
-    def _write(self, group: list[Change]) -> None:
+    def _write(self, group: list[Fresh]) -> None:
         """Write a group. Raises ``StorageUnavailable``, for an unexpected error too: the thread must not
         end."""
         try:
@@ -420,7 +417,7 @@ LAZY = Emitted | EventReceived | Typed
 """Operations that are not acknowledged to a client: they may wait to be committed with others."""
 
 
-class JournaledLog:
+class JournaledLog(SessionLog):
     """One session's log in the journal. ``index`` is that of its next operation, ``salt`` its tenant's.
 
     Operations appended in one run of the event loop are committed together: after a crash an event and its
@@ -435,7 +432,7 @@ class JournaledLog:
         self._journal = journal
         self._index = index
         self._operations: list[AnyOperation] = []
-        self._others: list[Change] = []
+        self._others: list[Fresh] = []
         self._flushing: asyncio.Handle | None = None
         self._hurried = False
         self._closed = False
@@ -445,7 +442,7 @@ class JournaledLog:
     def begin(cls, journal: Journal, record: SessionRecord) -> JournaledLog:
         """The log of a new session; writes its record."""
         log = cls(journal, journal.new_number(), salt=record.salt)
-        log._queue(Put(Table.SESSIONS, key_of(log.number), record))
+        log.rewrite(record)
         return log
 
     @property
@@ -464,17 +461,13 @@ class JournaledLog:
             self._operations.append(operation)
             self._schedule(urgent=not isinstance(operation, LAZY))
 
-    def keep_handles(self, keyring: Keyring, owner: bytes, dropped: Iterable[bytes] = ()) -> None:
-        """Write the keyring and the newest handle's record."""
-        for digest in dropped:
-            self._queue(Put(Table.HANDLES, digest, None))
-        newest = HandleRecord(session=self.number, owner=owner)
-        self._queue(Put(Table.HANDLES, keyring.fresh[-1], newest))
-        self._queue(Put(Table.KEYRINGS, key_of(self.number), keyring))
+    def keep_handles(self, keyring: Keyring) -> None:
+        """Replace the keyring."""
+        self._queue(put(self.number, keyring))
 
     def rewrite(self, record: SessionRecord) -> None:
         """Replace the session's record."""
-        self._queue(Put(Table.SESSIONS, key_of(self.number), record))
+        self._queue(put(self.number, record))
 
     def sync(self) -> asyncio.Future[None]:
         """A future that is done when everything appended so far is durable."""
@@ -492,9 +485,9 @@ class JournaledLog:
         self._closed = True
         self._journal.leave(self.number, self._salt)
 
-    def _queue(self, change: Change) -> None:
+    def _queue(self, record: Fresh) -> None:
         if not self._closed:
-            self._others.append(change)
+            self._others.append(record)
             self._schedule(urgent=True)
 
     def _schedule(self, *, urgent: bool) -> None:
@@ -512,12 +505,10 @@ class JournaledLog:
             self._flushing.cancel()
             self._flushing = None
         if self._operations or self._others:
-            self._journal.put([*self._others, *self._appends()], urgent=self._hurried)
+            records = self._others
+            for operation in merged(self._operations):
+                records.append(append(self.number, self._index, operation))
+                self._index += 1
+            self._journal.put(records, urgent=self._hurried)
             self._hurried = False
             self._operations, self._others = [], []
-
-    def _appends(self) -> Iterator[Append]:
-        operations = merged(self._operations)
-        for index, operation in zip(itertools.count(self._index), operations, strict=False):
-            yield Append(self.number, index, operation)
-        self._index += len(operations)

@@ -31,15 +31,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 import xxhash
 
 from ..errors import RecordDamaged, StoreForeign, StoreNewer, StoreUnusable
 from ..settings import JournalSettings
 from .folder import FOLDER, IDENTITY, Disk, read_identity
 from .logs import LogFolder, named
-from .records import AnyOperation, HandleRecord, Keyring, SessionRecord, SessionSnapshot, session_extra
-from .segment import LOST, Fresh, Kind
+from .records import AnyOperation, Keyring, SessionRecord, append, drop, put, session_extra
+from .segment import LOST, Fresh, Kind, kinds_of
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +65,13 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
     first: int = 0
     base: int = 0
     grown: int = 0
+
+
+class HandleRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The session that a handle opens, and its owner. Only the handle's digest is kept."""
+
+    session: int
+    owner: bytes
 
 
 class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,8 +154,7 @@ def _in_use(folder: Path, settings: JournalSettings) -> bool:
         return False
     logs, parts = LogFolder.open(folder / FOLDER, b"", settings.log_bytes, Disk(), write=False)
     logs.close()
-    kinds = [part.entries["word"] >> np.uint64(8) & np.uint64(0xFF) for part in parts]
-    if logs.generation or any((one == Kind.START).any() for one in kinds):
+    if logs.generation or any((kinds_of(part.entries) == Kind.START).any() for part in parts):
         return True
     with suppress(ValueError):
         known = read_identity(folder)
@@ -223,13 +228,12 @@ def _move(
     count = tail.operations if isinstance(tail, Tail) else max(operations, default=-1) + 1
     for index in range(first, count):
         operation = operations.get(index)
-        kind = Kind.SNAPSHOT if isinstance(operation, SessionSnapshot) else Kind.OPERATION
-        flags = LOST if operation is None else 0
-        group.append(Fresh(number, index, kind, _packed(operation), flags=flags))
+        lost = Fresh(number, index, Kind.OPERATION, b"", flags=LOST)
+        group.append(lost if operation is None else append(number, index, operation))
     if kept and not isinstance(tail, Tail):  # there may have been more
         group.append(Fresh(number, count, Kind.OPERATION, b"", flags=LOST))
     if not kept:
-        group.append(Fresh(number, 0, Kind.DROP, b""))
+        group.append(drop(number))
     moment = int(tail.used * 1_000_000) if isinstance(tail, Tail) else None
     logs.append(group, moment)
     moved.sessions += kept
@@ -239,21 +243,16 @@ def _move(
 
 def _session(number: int, record: Any) -> Fresh:
     if isinstance(record, SessionRecord):
-        return Fresh(number, 0, Kind.SESSION, msgspec.msgpack.encode(record), session_extra(record))
+        return put(number, record)
     unknown = session_extra(SessionRecord(id="", owner=b"", salt=b"", clock=""))
     return Fresh(number, 0, Kind.SESSION, unknown, unknown, flags=LOST)
 
 
 def _keyring(number: int, ring: Any, digests: list[bytes]) -> Fresh:
     if isinstance(ring, Keyring):
-        payload = msgspec.msgpack.encode(ring)
-        return Fresh(number, 0, Kind.KEYRING, payload, b"".join(ring.digests()))
+        return put(number, ring)
     known = b"".join(digests)
     return Fresh(number, 0, Kind.KEYRING, known, known, flags=LOST)
-
-
-def _packed(operation: Any) -> bytes:
-    return b"" if operation is None else msgspec.msgpack.encode(operation)
 
 
 def _number(key: bytes) -> int:

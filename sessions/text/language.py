@@ -21,7 +21,7 @@ from ..tools.formats import HERMES, CallForm, Forms, ReasoningForm, find_forms
 from ..tree import Segment, TurnReply
 from .chat_template import ChatTemplate, RoleRules
 from .stable_prefix import StablePrefixRule
-from .template_sandbox import SandboxCheck
+from .template_sandbox import broken_limit
 from .tokenizer import ChatTokenizer, template_file
 
 _NOON = datetime(2025, 1, 1, 12)
@@ -101,8 +101,8 @@ class Language:
 
 @lru_cache(maxsize=64)
 def _try(template: str, named: tuple[tuple[str, str], ...]) -> None:
-    """Try a template where it can harm nobody, once for each. Raises ``TemplateFailed``."""
-    broken = SandboxCheck(template, dict(named)).violation()
+    """Try each template once, in a process of its own. Raises ``TemplateFailed``."""
+    broken = broken_limit(template, dict(named))
     if broken:
         raise TemplateFailed(f"The chat template was refused: {broken}")
 
@@ -177,7 +177,7 @@ def _closing(
     tokenizer: ChatTokenizer, template: ChatTemplate, preamble: Preamble, talk: list[Segment]
 ) -> int | None:
     ids = tokenizer.encode(template.pieces(preamble, talk)[-1], leads=False)
-    return ids[0] if ids and ids[0] in tokenizer.specials else None
+    return ids[0] if ids and ids[0] in tokenizer.special_ids.values() else None
 
 
 def _user(number: int) -> Message:

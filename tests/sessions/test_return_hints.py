@@ -26,7 +26,7 @@ def said(session: Session) -> list[tuple]:
 
 
 async def answered(session: Session) -> None:
-    (call,) = session.history.tree.head.reply.items
+    (call,) = session.history.head.reply.items
     session.history.insert(FunctionCallOutput(id="o", call_id=call.call_id, output="21"))
     await read(session)
 

@@ -14,7 +14,7 @@ from holdfast.sessions.journal.folder import IDENTITY
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.logs import Log, LogFolder
 from holdfast.sessions.journal.opening import open_for
-from holdfast.sessions.journal.records import Append, Drop, EventReceived
+from holdfast.sessions.journal.records import EventReceived, append, drop
 from holdfast.sessions.journal.store import JournalStore
 
 from ..session_stage import run
@@ -35,7 +35,7 @@ def lived(path: Path, starts: int = 2) -> None:
     """Servers had it, one after another; each was told something."""
     for number in range(1, starts + 1):
         with started(path) as store:
-            store.write([*birth(fresh := store.next_number()), Append(fresh, 0, EventReceived(event="e"))])
+            store.write([*birth(fresh := store.next_number()), append(fresh, 0, EventReceived(event="e"))])
             assert not store.mismatches and store.generation == number
 
 
@@ -184,9 +184,9 @@ async def test_another_models_journal_is_said_like_a_mismatch() -> None:
 def test_one_log_that_is_gone_is_said() -> None:
     with folder() as path:
         with started(path) as store:
-            store.write([*birth(1), Append(1, 0, EventReceived(event="e"))])
+            store.write([*birth(1), append(1, 0, EventReceived(event="e"))])
             store.logs.roll()
-            store.write([*birth(2), Append(2, 0, EventReceived(event="e"))])
+            store.write([*birth(2), append(2, 0, EventReceived(event="e"))])
         (path / "journal" / "00000001.log").unlink()
         with started(path) as store:
             (line,) = store.mismatches
@@ -215,7 +215,7 @@ def rolled(path: Path) -> None:
 def fill(store: JournalStore) -> None:
     """Five logs with one session in each."""
     for number in range(1, 5):
-        store.write([*birth(number), Append(number, 0, EventReceived(event="e"))])
+        store.write([*birth(number), append(number, 0, EventReceived(event="e"))])
         store.logs.roll()
     store.write(birth(5))
 
@@ -265,7 +265,7 @@ def test_logs_that_were_compacted_are_not_missed(killed: str, monkeypatch: pytes
         with started(path) as store:
             monkeypatch.setattr(LogFolder, "remove", remove)
             monkeypatch.setattr(JournalStore, "note", note)
-            store.write([Drop(number) for number in (1, 2, 3)])
+            store.write([drop(number) for number in (1, 2, 3)])
             store.rewrite()
             if killed == "after it":
                 shutil.copytree(path, copy, dirs_exist_ok=True)

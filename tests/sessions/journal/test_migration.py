@@ -57,7 +57,7 @@ def test_a_whole_store_is_moved_and_kept_aside(caplog: pytest.LogCaptureFixture)
         for number in kept():
             assert said(with_times, number) == wanted(number)
             found = with_times.handle(number.to_bytes(32, "big"))
-            assert found is not None and (found.session, found.owner) == (number, b"me")
+            assert found == (number, b"me")
         assert sorted(state.number for state in with_times.sessions.states.values() if state.kept) == kept()
         assert with_times.next_number() == COUNT + 1 and not with_times.damaged()
         used = [state.used for _, state in sorted(with_times.sessions.states.items())]
