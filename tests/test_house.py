@@ -56,7 +56,7 @@ PERSON_WORDS = {
     "kernels": 33,
     "kvstore": 14,
     "runtime": 77,
-    "sessions": 67,
+    "sessions": 0,
     "gateway": 59,
     "benchmarks": 0,
     "tests": 0,

@@ -8,6 +8,7 @@ meanwhile. `JournaledLog` is one session's log. Knows nothing of what a change m
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
@@ -55,7 +56,6 @@ class Journal:
         store: JournalStore,
         lock: StoreLock,
         settings: JournalSettings,
-        first: int,
         reclaimable: Callable[[], int] = lambda: 0,
     ) -> None:
         self.settings = settings
@@ -69,7 +69,8 @@ class Journal:
         self._lock = lock
         self._reclaimable = reclaimable
         self._loop = asyncio.get_running_loop()
-        self._next_number = first
+        self.numbers = itertools.count(store.logs.next_session)
+        """Numbers for new sessions."""
         self._changed = threading.Condition()
         self._queue: list[Fresh] = []
         self._jobs: deque[tuple[Callable[[JournalStore], Any], asyncio.Future[Any]]] = deque()
@@ -112,7 +113,7 @@ class Journal:
             # sessions are not forgotten for their age now.
             await asyncio.to_thread(store.sweep, frozenset(), aged=False)
             await asyncio.to_thread(store.keep_shares, frozenset())
-            journal = cls(store, held, settings, await asyncio.to_thread(store.next_number), reclaimable)
+            journal = cls(store, held, settings, reclaimable)
         except BaseException:
             held.release()
             raise
@@ -129,11 +130,6 @@ class Journal:
         self._lock.release()
 
     # --- for sessions ---------------------------------------------------------------------------------------
-
-    def new_number(self) -> int:
-        """A number for a new session."""
-        self._next_number += 1
-        return self._next_number - 1
 
     def put(self, changes: Iterable[Fresh], *, urgent: bool = True) -> None:
         """Queue changes; they are committed together, in order. Those that are not ``urgent`` may wait."""
@@ -277,14 +273,11 @@ class Journal:
                 if compacting:
                     return [], 0, []
                 self._changed.wait(left)
-            return self._taken()
-
-    def _taken(self) -> tuple[list[Fresh], int, list[Any]]:
-        group, self._queue = self._queue, []
-        jobs = list(self._jobs)
-        self._jobs.clear()
-        self._urgent, self._oldest = False, None
-        return group, self._queued, jobs
+            group, self._queue = self._queue, []
+            jobs = list(self._jobs)
+            self._jobs.clear()
+            self._urgent, self._oldest = False, None
+            return group, self._queued, jobs
 
     def _keep_shares(self) -> None:
         self._full = self._store.keep_shares(self.live)
@@ -327,8 +320,13 @@ class Journal:
         """Try until the group is committed; False if the journal closes before."""
         while True:
             try:
-                self._write(group)
-            except StorageUnavailable as fault:
+                self._store.write(group)
+            except Exception as error:  # the thread must not end
+                fault = error if isinstance(error, StorageUnavailable) else None
+                if fault is None:
+                    if self._fault is None:
+                        log.exception("the journal cannot write what it was given")
+                    fault = StorageUnavailable(f"the journal cannot be written: {type(error).__name__}")
                 self._failures += 1
                 if self._fault is None:
                     log.error("%s; new turns are refused", fault.message)
@@ -342,18 +340,6 @@ class Journal:
                 log.warning("the journal can be written again")
                 self._fault = None
             return True
-
-    def _write(self, group: list[Fresh]) -> None:
-        """Write a group. Raises ``StorageUnavailable``, for an unexpected error too: the thread must not
-        end."""
-        try:
-            self._store.write(group)
-        except StorageUnavailable:
-            raise
-        except Exception as error:
-            if self._fault is None:
-                log.exception("the journal cannot write what it was given")
-            raise StorageUnavailable(f"the journal cannot be written: {type(error).__name__}") from error
 
     def _relieved(self) -> bool:
         """Whether room was made in a full journal."""
@@ -377,15 +363,15 @@ class Journal:
         try:
             found = job(self._store)
         except Exception as fault:
-            self._tell(_fail, answer, fault)
+            self._tell(_finish, answer, None, fault)
         else:
-            self._tell(_resolve, answer, found)
+            self._tell(_finish, answer, found)
 
     def _answer_closed(self, jobs: Iterable[tuple[Any, asyncio.Future[Any]]]) -> None:
         """Fail these jobs: they would read past changes that are not committed."""
         for _, answer in jobs:
             fault = self._fault or StorageUnavailable("the journal is closed")
-            self._tell(_fail, answer, StorageUnavailable(fault.message))
+            self._tell(_finish, answer, None, StorageUnavailable(fault.message))
 
     def _tell(self, heard: Callable[..., None], *words: Any) -> None:
         with suppress(RuntimeError):  # the loop is gone
@@ -396,20 +382,19 @@ class Journal:
     def _committed(self, upto: int) -> None:
         self._durable = upto
         while self._waiting and self._waiting[0][0] <= upto:
-            _resolve(self._waiting.popleft()[1], None)
+            _finish(self._waiting.popleft()[1])
 
     def _alarm(self, fault: StorageUnavailable) -> None:
         for watcher in list(self.watchers):
             watcher(fault)
 
 
-def _resolve(future: asyncio.Future[Any], found: Any) -> None:
-    if not future.done():
+def _finish(future: asyncio.Future[Any], found: Any = None, fault: Exception | None = None) -> None:
+    if future.done():
+        return
+    if fault is None:
         future.set_result(found)
-
-
-def _fail(future: asyncio.Future[Any], fault: Exception) -> None:
-    if not future.done():
+    else:
         future.set_exception(fault)
 
 
@@ -441,7 +426,7 @@ class JournaledLog(SessionLog):
     @classmethod
     def begin(cls, journal: Journal, record: SessionRecord) -> JournaledLog:
         """The log of a new session; writes its record."""
-        log = cls(journal, journal.new_number(), salt=record.salt)
+        log = cls(journal, next(journal.numbers), salt=record.salt)
         log.rewrite(record)
         return log
 

@@ -25,7 +25,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
@@ -93,41 +92,32 @@ def unseal(key: bytes, value: bytes, kind: type[T] | Any) -> T:
     return record
 
 
-@dataclass(slots=True)
-class Migration:
-    """What a migration moved. ``unread``: ranges of keys that could not be read, with unknown content."""
-
-    sessions: int = 0
-    damaged: list[str] = field(default_factory=list)
-    unread: int = 0
-
-
-def migrate(folder: Path, model: bytes, settings: JournalSettings) -> Migration | None:
-    """Move the journal in ``folder`` into logs beside it; None if there is none to move.
+def migrate(folder: Path, model: bytes, settings: JournalSettings) -> bool:
+    """Move the journal in ``folder`` into logs beside it; whether there was one to move.
 
     Raises ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``; then the old file is unchanged.
     """
     old = folder / FILE
     if not old.exists() or old.stat().st_size == 0:
-        return None  # left by a server that died before its first commit
+        return False  # left by a server that died before its first commit
     if (folder / FOLDER).exists():
         if not _in_use(folder, settings):  # else the old file came later
             _put_away(folder)
-        return None
+        return False
     with Reader(folder) as reader:
         found = reader.about()
         if found is None:
             aside = folder / UNREADABLE
             os.rename(old, aside)
             log.error("%s cannot be read: its sessions are lost; it is kept as %s", old, aside)
-            return Migration(unread=1)
+            return True
         if found.format not in FORMATS:
             raise StoreNewer(f"the store {folder} has format {found.format}; this version reads up to 3")
         if found.model != model:
             raise StoreForeign(f"the store {folder} was written for another model")
         fresh = folder / f"{FOLDER}.new"
         try:
-            moved = _copied(reader, fresh, model, settings)
+            sessions, damaged = _copied(reader, fresh, model, settings)
             os.rename(fresh, folder / FOLDER)
             Disk().sync_folder(folder)
         except OSError as fault:
@@ -135,14 +125,14 @@ def migrate(folder: Path, model: bytes, settings: JournalSettings) -> Migration 
     _put_away(folder)
     log.warning(
         "%s had format %d: its %d sessions are in %s now; it is kept as %s, which `holdfast store gc` removes",
-        *(old, found.format, moved.sessions, folder / FOLDER, folder / KEPT),
+        *(old, found.format, sessions, folder / FOLDER, folder / KEPT),
     )
-    if moved.damaged or moved.unread:
+    if damaged or reader.unread:
         log.error(
             "%s is damaged: %d places cannot be read, and these sessions are lost: %s",
-            *(folder / KEPT, moved.unread, named(moved.damaged) or "none known"),
+            *(folder / KEPT, reader.unread, named(damaged) or "none known"),
         )
-    return moved
+    return True
 
 
 def _in_use(folder: Path, settings: JournalSettings) -> bool:
@@ -168,11 +158,14 @@ def _put_away(folder: Path) -> None:
         os.unlink(folder / "lock.mdb")
 
 
-def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSettings) -> Migration:
-    """Make a new journal in ``folder``, with everything that can be read."""
+def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSettings) -> tuple[int, list[str]]:
+    """Make a new journal in ``folder``, with everything that can be read.
+
+    Returns the number of sessions and the names of the damaged ones.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     logs, _ = LogFolder.open(folder, model, settings.log_bytes, _Later())
-    moved = Migration()
+    moved, damaged = 0, list[str]()
     try:
         sessions = {_number(key): value for key, value in reader.records("sessions", SessionRecord)}
         tails = {_number(key): value for key, value in reader.records("tails", Tail)}
@@ -185,17 +178,16 @@ def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSetting
         for number, items in groupby(reader.records("log", AnyOperation), lambda item: _number(item[0])):
             operations = {struct.unpack(">QQ", key)[1]: value for key, value in items}
             told.discard(number)
-            _move(logs, number, operations, sessions, tails, rings, handles, moved)
+            moved += _move(logs, number, operations, sessions, tails, rings, handles, damaged)
         for number in sorted(told):
-            _move(logs, number, {}, sessions, tails, rings, handles, moved)
+            moved += _move(logs, number, {}, sessions, tails, rings, handles, damaged)
         for one in logs.logs.values():
             if one.fd is not None:
                 os.fsync(one.fd)
         Disk().sync_folder(folder)
     finally:
         logs.close()
-    moved.unread = reader.unread
-    return moved
+    return moved, damaged
 
 
 class _Later(Disk):
@@ -216,9 +208,12 @@ def _move(
     tails: dict[int, Any],
     rings: dict[int, Any],
     handles: dict[int, list[bytes]],
-    moved: Migration,
-) -> None:
-    """Write one session as one group; records that it lacks are marked as lost."""
+    damaged: list[str],
+) -> bool:
+    """Write one session as one group; whether it is kept.
+
+    Records that it lacks are marked as lost, and its name goes to ``damaged``.
+    """
     record, ring, tail = (table.get(number) for table in (sessions, rings, tails))
     kept = any(number in table for table in (rings, tails, handles))
     group = [_session(number, record)]
@@ -236,9 +231,9 @@ def _move(
         group.append(drop(number))
     moment = int(tail.used * 1_000_000) if isinstance(tail, Tail) else None
     logs.append(group, moment)
-    moved.sessions += kept
     if any(one.flags & LOST for one in group):
-        moved.damaged.append(record.id if isinstance(record, SessionRecord) else f"number {number}")
+        damaged.append(record.id if isinstance(record, SessionRecord) else f"number {number}")
+    return kept
 
 
 def _session(number: int, record: Any) -> Fresh:

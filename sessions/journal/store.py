@@ -80,8 +80,7 @@ class JournalStore:
         self.shares = TenantShares(settings.tenants)
         self.mismatches: list[str] = []
         """How the journal differs from that of the last start, one sentence each."""
-        self.fresh = logs.made
-        """Whether there was no journal before `open`."""
+        self._fresh = logs.made  # there was no journal before
         self._settings = settings
         self._writes = True
         self._declined: dict[int, int] = {}  # sessions that could not be condensed, and their operations then
@@ -135,7 +134,7 @@ class JournalStore:
 
     def close(self) -> None:
         """Close the files."""
-        if self.generation and self._writes:
+        if self.logs.generation and self._writes:
             self.note()
         if self._compaction is not None:
             self._compaction.abandon()
@@ -158,7 +157,7 @@ class JournalStore:
                 raise
             written = self.logs.append(records)
         self._apply(records, *written)
-        if self.logs.unnoted and self.generation:
+        if self.logs.unnoted and self.logs.generation:
             self.note()
 
     def begin(self, generation: int) -> None:
@@ -179,12 +178,7 @@ class JournalStore:
 
     def mismatch(self, known: Identity | None) -> str:
         """How the journal differs from the identity ``known``; "" if it does not."""
-        return mismatch(known, self.logs.identity(), fresh=self.fresh, absent=self.logs.explained)
-
-    @property
-    def generation(self) -> int:
-        """How many servers have started with this store."""
-        return self.logs.generation
+        return mismatch(known, self.logs.identity(), fresh=self._fresh, absent=self.logs.explained)
 
     def erase(self, numbers: Sequence[int]) -> None:
         """Forget these sessions. Raises ``StorageUnavailable``."""
@@ -335,7 +329,7 @@ class JournalStore:
     def _remove(self, gone: Sequence[Log]) -> bool:
         """Remove these logs; whether all could be removed. `identity` is written first: a log that it lists and
         that is absent counts as lost."""
-        if self.generation:
+        if self.logs.generation:
             self.note(without=gone)
         removed = True
         for one in gone:
@@ -419,10 +413,6 @@ class JournalStore:
         self.note()
 
     # --- reading --------------------------------------------------------------------------------------------
-
-    def next_number(self) -> int:
-        """The next number for a session."""
-        return self.logs.next_session
 
     def handle(self, digest: bytes) -> tuple[int, bytes] | None:
         """The number and the owner of the session that a handle opens; None for an unknown handle.
