@@ -189,7 +189,7 @@ class Draining(GatewayError):
     wire = _server("server_going_away", 503, close=1012)
 
 
-_OWN: tuple[type[GatewayError], ...] = (*GatewayError.__subclasses__(), PortTaken)
+OWN: list[type[GatewayError]] = [*GatewayError.__subclasses__(), PortTaken]
 
 TABLE: dict[type[Exception], WireError] = {
     # invalid frames
@@ -252,7 +252,7 @@ TABLE: dict[type[Exception], WireError] = {
     runtime.EngineGone: _server("engine_unavailable", 503),
     # the gateway's own
     GatewayError: INTERNAL,
-    **{kind: kind.wire for kind in _OWN},
+    **{kind: kind.wire for kind in OWN},
 }
 
 

@@ -98,7 +98,7 @@ class LiveSessions:
             for tenant, left in self._left.items()
             if left
         }
-        for session_id in self.registry.room(salt, more, idle):
+        for session_id in self.registry.tenants.room(salt, more, idle):
             self._put_away(self._live[session_id])
 
     def _may_go(self, live: LiveSession) -> bool:

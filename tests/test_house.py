@@ -45,7 +45,7 @@ ADAPTERS = {"sdk/adapters/mcp.py": {"mcp"}, "sdk/adapters/openai_agents.py": {"a
 # Ceilings. Each is the value of today or less; lower a number when the code gets below it, never raise one.
 FLOORS = {"runtime": 10, "sessions": 10, "sdk": 15}
 """Modules on the longest chain of imports inside a room. The goal is 10."""
-CALLBACKS = 5
+CALLBACKS = 0
 """Functions that are assigned into another object."""
 SHARED_FIELDS = 0
 """Fields of `Sequence` and of its records that more than one module writes."""
@@ -56,7 +56,7 @@ PERSON_WORDS = {
     "kernels": 33,
     "kvstore": 14,
     "runtime": 77,
-    "sessions": 67,
+    "sessions": 0,
     "gateway": 59,
     "benchmarks": 0,
     "tests": 0,
@@ -71,13 +71,13 @@ INSIDE = {
     "kvstore": [
         ["errors", "cpu_affinity", "system_limits", "references", "tier"],
         ["groups", "keys", "keychain", "block_table", "owners", "eviction"],
-        ["quotas", "prefix_index", "arena", "audit"],
+        ["quotas", "prefix_index", "arena"],
         ["pool", "host"],
         ["block_mover", "disk"],
     ],
     "runtime": [
         ["errors", "stats", "link.messages"],
-        ["tokens", "model", "grammar.matcher", "grammar.limits", "grammar.llguidance"],
+        ["tokens", "model", "grammar.limits", "grammar.llguidance"],
         ["plan", "link.codec", "link.crash_report", "link.heartbeat"],
         ["settings", "sequence", "link.engine_end"],
         ["kv_placement", "execution", "grammar.queue"],
@@ -102,7 +102,7 @@ INSIDE = {
         ["tree", "tools", "turn.request", "journal.records"],
         ["history", "engine_copy", "tenants", "turn.reply_reader", "turn.cuts"],
         ["text"],
-        ["journal", "edits", "return_hints", "placement"],
+        ["journal", "edits", "placement"],
         ["fork_tree", "handles"],
         ["turn"],
         ["text.eager_prefill"],

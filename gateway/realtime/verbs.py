@@ -132,7 +132,7 @@ class SessionVerbs:
                 forks = [Fork(id=child.id, handle=child.session.handles.current) for child in made]
                 return [SessionForked(event_id=self._event_id(), sessions=forks)]
             case SessionTree(limit=limit, after=after):
-                page = await self._sessions.registry.fork_tree_page(self._live.id, limit, after)
+                page = await self._sessions.registry.fork_tree(self._live.id, limit, after)
                 return [
                     SessionTreeListed(
                         event_id=self._event_id(),
@@ -188,7 +188,7 @@ class SessionVerbs:
 
     def _rewound(self) -> SessionRewound:
         history = self._session.history
-        items, head = history.items(), history.tree.head
+        items, head = history.items(), history.head
         return SessionRewound(
             event_id=self._event_id(),
             item_id=items[-1].id if items else None,

@@ -7,10 +7,31 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from .events import ClientFrame, EventId, Handle
 from .items import AnyItem, Identifier
 from .response import ResponseParams
 from .session import SessionPatch
+
+EventId: TypeAlias = Annotated[str, Meta(max_length=512)]
+Handle: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class ClientFrame(
+    msgspec.Struct,
+    kw_only=True,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="type",
+):
+    """Base of client events. `session_id` (ours): the session of the socket it is for; null: the first."""
+
+    event_id: EventId | None = None
+    session_id: Identifier | None = None
+
+    @property
+    def type(self) -> str:
+        """The event's name on the wire."""
+        return str(self.__struct_config__.tag)
 
 
 class SessionUpdate(ClientFrame, frozen=True, tag="session.update"):
@@ -217,28 +238,10 @@ class SessionDetach(ClientFrame, frozen=True, tag="session.detach"):
     """Take the session `session_id` off this socket; it can be resumed."""
 
 
-ClientEvent: TypeAlias = (
-    SessionUpdate
-    | ItemCreate
-    | ItemRetrieve
-    | ItemDelete
-    | ResponseCreate
-    | ResponseCancel
-    | TextAppend
-    | TextReplace
-    | TextClear
-    | TextCommit
-    | SessionResume
-    | SessionLease
-    | SessionStage
-    | SessionSettle
-    | ItemTruncate
-    | SessionRewind
-    | SessionFork
-    | SessionTree
-    | SessionName
-    | SessionPrune
-    | ResponseSteer
-    | SessionAttach
-    | SessionDetach
-)
+_Items: TypeAlias = SessionUpdate | ItemCreate | ItemRetrieve | ItemDelete
+_Responses: TypeAlias = ResponseCreate | ResponseCancel
+_Text: TypeAlias = TextAppend | TextReplace | TextClear | TextCommit
+_KV: TypeAlias = SessionResume | SessionLease | SessionStage | SessionSettle
+_Tree: TypeAlias = ItemTruncate | SessionRewind | SessionFork | SessionTree | SessionName | SessionPrune
+_Socket: TypeAlias = ResponseSteer | SessionAttach | SessionDetach
+ClientEvent: TypeAlias = _Items | _Responses | _Text | _KV | _Tree | _Socket

@@ -7,11 +7,27 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from .events import OwnFrame, ServerFrame
 from .items import AnyItem
 from .response import Response
 from .sampling import TokenLogprob
 from .session import SessionResource
+
+
+class ServerFrame(msgspec.Struct, kw_only=True, frozen=True, tag_field="type"):
+    """Base of server events. `session_id` (ours): its session, set once a socket has had several."""
+
+    event_id: str
+    session_id: str | UnsetType = UNSET
+
+    @property
+    def type(self) -> str:
+        """The event's name on the wire."""
+        return str(self.__struct_config__.tag)
+
+
+class OwnFrame(ServerFrame, frozen=True):
+    """Base of events that are not in the standard. A client of the standard skips them."""
+
 
 # --- session and conversation ---
 
@@ -365,40 +381,17 @@ class SessionDetached(OwnFrame, frozen=True, tag="session.detached"):
     """The session `session_id` has left this socket: it was detached, or a newer socket has it now."""
 
 
+_Session: TypeAlias = SessionCreated | SessionResumed | SessionUpdated
+_Items: TypeAlias = ConversationCreated | ItemAdded | ItemDone | ItemRetrieved | ItemDeleted
+_Text: TypeAlias = TextCommitted | TextCleared
+_Response: TypeAlias = ResponseCreated | ResponseDone | OutputItemAdded | OutputItemDone
+_Content: TypeAlias = ContentPartAdded | ContentPartDone | TextDelta | TextDone | ReasoningDelta
+_Calls: TypeAlias = ArgumentsDelta | ArgumentsDone
+_Faults: TypeAlias = ErrorEvent | SessionRecovered | ServerGoingAway
+_KV: TypeAlias = SessionLeased | SessionStaged | SessionSettled
+_Edits: TypeAlias = ItemTruncated | SessionRewound
+_Tree: TypeAlias = SessionForked | SessionTreeListed | SessionNamed | SessionPruned
+_Socket: TypeAlias = SteerAccepted | SessionDetached
 ServerEvent: TypeAlias = (
-    SessionCreated
-    | SessionResumed
-    | SessionUpdated
-    | ConversationCreated
-    | ItemAdded
-    | ItemDone
-    | ItemRetrieved
-    | ItemDeleted
-    | TextCommitted
-    | TextCleared
-    | ResponseCreated
-    | ResponseDone
-    | OutputItemAdded
-    | OutputItemDone
-    | ContentPartAdded
-    | ContentPartDone
-    | TextDelta
-    | TextDone
-    | ReasoningDelta
-    | ArgumentsDelta
-    | ArgumentsDone
-    | ErrorEvent
-    | SessionRecovered
-    | ServerGoingAway
-    | SessionLeased
-    | SessionStaged
-    | SessionSettled
-    | ItemTruncated
-    | SessionRewound
-    | SessionForked
-    | SessionTreeListed
-    | SessionNamed
-    | SessionPruned
-    | SteerAccepted
-    | SessionDetached
+    _Session | _Items | _Text | _Response | _Content | _Calls | _Faults | _KV | _Edits | _Tree | _Socket
 )

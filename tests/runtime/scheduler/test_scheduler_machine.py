@@ -1,9 +1,9 @@
 """Any verbs in any order, with steps in flight, in a pool too small for them: what the scheduler must never
 do.
 
-The model (`worlds`) foretells every answer, token and ending, and by which step a turn has ended at the latest,
-as the policy's bound says; the engine audits its blocks whenever it is idle. ``HOLDFAST_POLICY`` names another
-policy to be put through it, as `SchedulerSettings.policy` does.
+The model (`worlds`) foretells every answer, token and ending, and by which step a turn has ended at the
+latest, as the policy's bound says; the engine audits its blocks whenever it is idle. It is run for each policy
+in `NAMED`, or for the one that ``HOLDFAST_POLICY`` names, as `SchedulerSettings.policy` does.
 """
 
 from __future__ import annotations
@@ -14,17 +14,24 @@ from random import Random
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from holdfast.kvstore.host.slots import SlotState
 from holdfast.runtime.link.messages import Opening, Sampling
+from holdfast.runtime.scheduler.policy import NAMED
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fake_device import device_engine
 from holdfast.tests.runtime.fakes import FakeDisk, fake_engine, fake_memory
 from holdfast.tests.runtime.worlds import LATE_BOMB, LAUNCH_BOMB, POISON, World
 
-POLICY = os.environ.get("HOLDFAST_POLICY", "first_come_first_served")
-"""The policy that all machines run, but for those that name their own."""
+POLICIES = [os.environ["HOLDFAST_POLICY"]] if "HOLDFAST_POLICY" in os.environ else [*NAMED]
+"""The policies that all machines run, as `SchedulerSettings.policy` names them."""
 
 FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
 
@@ -37,11 +44,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     DEPTH: int
     LATE = False
-    POLICY = POLICY
     MAKE = staticmethod(fake_engine)
 
-    def __init__(self) -> None:
+    def __init__(self, policy: str) -> None:
         super().__init__()
+        self.policy = policy
         self.world: World
 
     @initialize(
@@ -68,7 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 depth=self.DEPTH,
                 watermark_blocks=seed % 3,
                 lease_caps={b"tenant": seed % 4},
-                policy=self.POLICY,
+                policy=self.policy,
                 patience=seed % 50,
             ),
             Random(seed),
@@ -219,7 +226,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.world.close(seq)
         self.world.run()
         pool = self.world.scheduler.pool.statistics()
-        assert pool.free + pool.cached == pool.blocks, "blocks are held by nobody"
+        assert pool["free"] + pool["cached"] == pool["blocks"], "blocks are held by nobody"
         figures = self.world.scheduler.statistics()
         assert not (figures["leases"] or figures["leased_blocks"] or figures["leased_records"])
         while self.world.following:
@@ -247,25 +254,29 @@ class DeviceMachine(OverlapMachine):
     MAKE = staticmethod(device_engine)
 
 
-class ShuffledMachine(OverlapMachine):
-    """The worst of policies: another order in each step. It keeps the bound that ageing gives it."""
-
-    POLICY = "holdfast.tests.runtime.scheduler.shuffled:Shuffled"
-
-
-def _case(machine: type[SchedulerMachine], examples: int = 160):
+def _run(machine: type[SchedulerMachine], policy: str, examples: int) -> None:
     """About 150 steps an example: 50,000 for the first two machines together, a million in `make slow`."""
-    case = machine.TestCase
-    case.settings = settings(
-        max_examples=examples if FACTOR == 1 else examples * 11 // 5 * FACTOR,
-        stateful_step_count=60,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
+    run_state_machine_as_test(
+        lambda: machine(policy),
+        settings=settings(
+            max_examples=examples if FACTOR == 1 else examples * 11 // 5 * FACTOR,
+            stateful_step_count=60,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
     )
-    return pytest.mark.timeout(300 * FACTOR)(case)
 
 
-TestLockStep = _case(LockStepMachine)
-TestOverlap = _case(OverlapMachine)
-TestDevice = _case(DeviceMachine, 40)
-TestShuffled = _case(ShuffledMachine, 40)
+@pytest.mark.timeout(300 * FACTOR)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("machine", "examples"), [(LockStepMachine, 160), (OverlapMachine, 160), (DeviceMachine, 40)]
+)
+def test_any_verbs_in_any_order(machine, examples, policy) -> None:
+    _run(machine, policy, examples)
+
+
+@pytest.mark.timeout(300 * FACTOR)
+def test_the_worst_of_policies() -> None:
+    """Another order in each step: it keeps the bound that ageing gives it."""
+    _run(OverlapMachine, "holdfast.tests.runtime.scheduler.shuffled:Shuffled", 40)

@@ -27,7 +27,7 @@ def test_a_folder_that_transformers_wrote_is_read(folder: Path) -> None:
     loaded = ChatTokenizer.load(folder)
     assert loaded.template == FAMILIES["llama3"].template
     assert loaded.named["bos_token"] == "<|begin_of_text|>"
-    assert loaded.specials == ours("llama3").specials
+    assert loaded.special_ids == ours("llama3").special_ids
 
 
 @pytest.mark.parametrize("written", [CHATML, [{"name": "default", "template": CHATML}], None])
@@ -109,8 +109,8 @@ def test_text_within_a_prompt_is_written_as_behind_a_line(name: str, text: str) 
     """Read once where the beginning makes no difference, twice where it does: the ids are the same."""
     text = text.replace(OPEN_MARK, "").replace(CLOSE_MARK, "")
     loaded = ours(name)
-    newline = loaded._parse("\n")
-    behind = loaded._parse("\n" + text)
+    newline = loaded._encoded("\n").ids
+    behind = loaded._encoded("\n" + text).ids
     if text and behind[: len(newline)] == newline:
         assert loaded.encode(text, leads=False) == behind[len(newline) :]
 
@@ -147,6 +147,6 @@ def test_long_text_leaves_other_threads_room_and_has_the_same_tokens(name: str) 
     text = "It's 21 degrees; what now?\n " * (2 * LONG // 25)
     for leads in (True, False):
         assert patient.encode(text, leads=leads) == plain.backend.encode(text, add_special_tokens=False).ids
-        assert patient.words(text, leads=leads).ids == patient.encode(text, leads=leads)
+        assert patient.split(text, leads=leads).ids == patient.encode(text, leads=leads)
         assert StablePrefixRule(patient).prefix_of(text, leads=leads).ids
     assert 0 < watched.longest < LONG + 2
