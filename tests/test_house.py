@@ -127,7 +127,7 @@ INSIDE = {
         ["errors", "net.rates"],
         ["settings"],
         ["net", "quotas", "auth", "metrics"],
-        ["tenants", "limit_checks", "live_session"],
+        ["tenants", "live_session"],
         ["live_sessions"],
         ["realtime"],
         ["service"],

@@ -17,7 +17,6 @@ from ...sdk.frames import client, server
 from ...sdk.frames.client import ResponseSteer
 from ...sdk.frames.items import AnyItem, InputItem, ItemReference
 from ...sdk.frames.response import ResponseParams
-from ...sdk.frames.server import SteerAccepted
 from ...sdk.frames.session import SessionResource
 from ...sessions.errors import ConversationBusy, ItemExists, ItemUnknown, SessionError
 from ...sessions.history import ROOT, History
@@ -110,14 +109,6 @@ class Conversation:
             server.SessionCreated(event_id=self.event_id(), session=self._session, handle=handle),
             server.ConversationCreated(event_id=self.event_id(), conversation=conversation),
         ]
-
-    def recovered(self, lost_ms: float) -> server.SessionRecovered:
-        """The event that says that the session has another engine."""
-        return server.SessionRecovered(event_id=self.event_id(), lost_ms=lost_ms)
-
-    def going_away(self, seconds: float, handle: str | None = None) -> server.ServerGoingAway:
-        """The event that says that the socket closes in so many seconds, or earlier if nothing runs."""
-        return server.ServerGoingAway(event_id=self.event_id(), seconds=seconds, handle=handle)
 
     def receive(self, event: client.ClientEvent) -> list[Effect]:
         """Apply one client event. One that may not come now changes nothing and becomes an `error` event."""
@@ -309,10 +300,6 @@ class Conversation:
         with under("response"):
             request_of(params, self._session, self._resolved, self._vocab_size)
         return None if writer is None else writer.id
-
-    def accept_steer(self, response_id: str | None) -> SteerAccepted:
-        """The answer to `response.steer`, before that response ends."""
-        return SteerAccepted(event_id=self.event_id(), response_id=response_id)
 
     def _steer(self, event: ResponseSteer) -> list[Effect]:
         if self._writer() is not None:
