@@ -32,7 +32,7 @@ from ...sessions.turn.response import TurnResponse
 from ..errors import INTERNAL, Draining, wire_error
 from ..live_session import LiveSession, report
 from ..live_sessions import LiveSessions, SessionConnection
-from ..net.outbox import FrameSink
+from ..net.outbox import SessionOutbox
 from ..settings import ClientLimits
 from .conversation import Conversation
 from .effects import CancelResponse, Effect, PrefillText, Send, StartResponse, TellCommitted
@@ -170,7 +170,7 @@ class RealtimeSession:
 
     # --- sockets --------------------------------------------------------------------------------------------
 
-    def resume(self, sink: FrameSink, after: str | None) -> None:
+    def resume(self, sink: SessionOutbox, after: str | None) -> None:
         """Send events to this socket from now on, and first those after the event ``after``.
 
         Raises ``EventsExpired``.
