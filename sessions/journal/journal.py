@@ -213,10 +213,6 @@ class Journal:
             log.warning("the journal has room again")
         self._lack = lack
 
-    async def statistics_of(self, salt: bytes) -> dict[str, float]:
-        """What a tenant with a share of the journal holds. Raises ``StorageUnavailable``."""
-        return await self.read(lambda store: store.shares.statistics(salt))
-
     async def statistics(self) -> dict[str, float]:
         """Counters of the queue and of the store."""
         stored: dict[str, float] = {}

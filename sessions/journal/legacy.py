@@ -361,8 +361,5 @@ class Reader:
         child, self._child = self._child, None
         if child is not None:
             child.kill()
-            child.wait()
-            for pipe in (child.stdin, child.stdout):
-                if pipe is not None:
-                    with suppress(OSError):
-                        pipe.close()
+            with suppress(OSError), child:  # waits for its end and closes its pipes
+                pass
