@@ -28,7 +28,7 @@ from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer
 from . import segment
 from .folder import Disk, Identity
 from .records import extra_of
-from .segment import Found, Fresh, LoadedLog, SegmentHeader
+from .segment import LOG_START, Found, Fresh, LoadedLog, SegmentHeader
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Log:
     slot: int
     header: SegmentHeader
     path: Path
-    end: int = segment.LOG_START
+    end: int = LOG_START
     room: int = 0
     index_end: int = 0
     fd: int | None = None
@@ -72,7 +72,7 @@ class Log:
     @property
     def dead(self) -> int:
         """Bytes of records that no session needs."""
-        return max(0, self.end - segment.LOG_START - self.live)
+        return max(0, self.end - LOG_START - self.live)
 
     def has(self, session: int) -> bool:
         """Whether it has records of a session, needed or not."""
@@ -191,7 +191,7 @@ class LogFolder:
         headers = {number: self._header_of(number) for number in numbers}
         for number in [number for number, header in headers.items() if header is None]:
             path = self._path(number)
-            if path.stat().st_size <= segment.LOG_START and not path.with_suffix(".index").exists():
+            if path.stat().st_size <= LOG_START and not path.with_suffix(".index").exists():
                 numbers.remove(number)  # the process died while it made this log: it has no record
                 del headers[number]
                 if write:
@@ -282,7 +282,7 @@ class LogFolder:
     def _header_of(self, number: int) -> SegmentHeader | None:
         """The log's header, from one of its copies or from the index."""
         path = self._path(number)
-        data = self.disk.contents(path, segment.LOG_START)
+        data = self.disk.contents(path, LOG_START)
         beside = self.disk.contents(path.with_suffix(".index"), segment.HEADER_BYTES)
         return (
             segment.decoded_header(data[: segment.HEADER_BYTES], segment.LOG_MAGIC)
@@ -327,13 +327,7 @@ class LogFolder:
         if self._believing and not last and index is not None and index.sealed == size:
             return self._known(one, index.entries, np.zeros(len(index.entries), bool), index.extras)
         entries, hits, extras, clean = self._scanned(one, size, index, last=last and write)
-        if (
-            last
-            and write
-            and clean
-            and index is not None
-            and segment.LOG_START <= one.end < self.segment_bytes
-        ):
+        if last and write and clean and index is not None and LOG_START <= one.end < self.segment_bytes:
             one.index_fd = self.disk.open(one.index_path, write=True)
             one.room = max(one.room, one.end)
             self.active = one
@@ -389,7 +383,7 @@ class LogFolder:
         if not len(listed) or int(ends.max()) <= size:
             return listed, size
         whole = (ends <= size) & (listed["word"] & segment.GROUP_END != 0)
-        cut = int(ends[whole].max()) if whole.any() else segment.LOG_START
+        cut = int(ends[whole].max()) if whole.any() else LOG_START
         self.findings.report(
             f"{one.path} lost its end: {size} bytes of {int(ends.max())} are there; "
             f"{int((ends > cut).sum())} records are gone, and sessions go on from what they had before",
@@ -400,8 +394,7 @@ class LogFolder:
     def _cut_end(self, one: Log, records: Sequence[Found], data: bytes) -> None:
         """Set the active log's end behind its last whole group; cut off a group that was never acknowledged."""
         kept = max(
-            (found.offset + segment.padded(len(found.payload)) for found in records),
-            default=segment.LOG_START,
+            (found.offset + segment.padded(len(found.payload)) for found in records), default=LOG_START
         )
         if kept >= len(data):
             return
@@ -508,7 +501,7 @@ class LogFolder:
 
     def _room_for(self, total: int) -> Log:
         active = self.active
-        if active is not None and active.end > segment.LOG_START:
+        if active is not None and active.end > LOG_START:
             full = active.end + total > self.segment_bytes
             if full or active.index_fd is None:
                 self.roll()
