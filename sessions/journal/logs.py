@@ -230,7 +230,8 @@ class LogFolder:
             sequence, session = (int(part.entries[name].max(initial=0)) for name in ("sequence", "session"))
             self.next_sequence = max(self.next_sequence, header.next_sequence, sequence + 1)
             self.next_session = max(self.next_session, header.next_session, session + 1)
-            self.generation = max(self.generation, header.generation)
+            starts = part.entries["word"][segment.kinds_of(part.entries) == segment.Kind.START] >> 16
+            self.generation = max(self.generation, header.generation, int(starts.max(initial=0)))
         return loaded
 
     def _listed(self, write: bool) -> list[int]:
