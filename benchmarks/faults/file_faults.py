@@ -68,23 +68,19 @@ def memory_folder() -> Iterator[Path]:
 
 
 def key(number: int) -> bytes:
-    """A record's key."""
     return number.to_bytes(16, "little")
 
 
 def payload(number: int) -> bytes:
-    """What record ``number`` holds."""
     return Random(number).randbytes(SIZE)
 
 
 def given(number: int) -> NewRecord:
-    """Record ``number``, to be stored."""
     data = payload(number)
     return NewRecord(key(number), 4, xxh3_64_intdigest(data), memoryview(data))
 
 
 def records(folder: Path, count: int = RECORDS) -> RecordStore:
-    """A store of so many."""
     store = RecordStore(folder, SPACE, SIZE, 1 << 30)
     store.put([given(number) for number in range(count)])
     store.sync()
@@ -184,7 +180,6 @@ def forgotten_reader(tries: int, seed: int) -> FaultTally:
 
 
 def session(number: int) -> list[Fresh]:
-    """A session with its operations."""
     digest = bytes([number]) * 32
     record = SessionRecord(id=f"s{number}", owner=b"", salt=b"", clock="2025-03-01T00:00:00+00:00")
     return [
@@ -195,7 +190,6 @@ def session(number: int) -> list[Fresh]:
 
 
 def word(number: int, at: int) -> str:
-    """The text of operation ``at`` of a session."""
     return f"<{number}-{at}>{'word' * 20}"
 
 

@@ -55,7 +55,6 @@ class RunningCall:
 
     @property
     def id(self) -> str:
-        """The model's id of the call."""
         return self.item.call_id or ""
 
 
@@ -83,7 +82,6 @@ class RunningCalls:
 
     @property
     def running(self) -> bool:
-        """Whether a tool still runs."""
         return any(call.output is None for call in self._calls.values())
 
     def unsent(self) -> list[RunningCall]:

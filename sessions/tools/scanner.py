@@ -82,7 +82,7 @@ class CallParser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """How one form writes calls whose arguments are JSON objects.
+    """How one form writes calls with JSON arguments.
 
     ``head``: matches a call's object up to the ``{`` of its arguments; group ``name`` is a JSON string.
     ``opening``: the tag before calls; if empty, a reply is either only calls or only text.
@@ -232,7 +232,7 @@ class CallScanner:
             yield from self._no_call()
 
     def _in_object(self) -> Iterator[Piece]:
-        """Read an object whose head does not match. It may be a call with other keys, if its first key is one
+        """Read an object. If its head does not match, it may still be a call, if its first key is one
         of a call's."""
         opened = self._opened(len(self._held))
         if opened is not None:
