@@ -105,9 +105,6 @@ def _damage(store: JournalStore) -> list[str]:
     return [*sessions, *logs, *([f"{lost} records of unknown sessions"] if lost else [])]
 
 
-# --- repair -------------------------------------------------------------------------------------------------
-
-
 def repair(root: Path) -> Iterator[str]:
     """Rewrite damaged journals with everything that can be read; the damaged one is kept under another name.
 
@@ -239,9 +236,6 @@ def _ring(store: JournalStore, state: SessionState) -> Fresh:
     return put(state.number, ring)
 
 
-# --- copies -------------------------------------------------------------------------------------------------
-
-
 def backup(root: Path, target: Path) -> Iterator[str]:
     """Copy the journals to ``target``, a new folder, up to the last whole group; a server may run meanwhile.
     KV is not copied: it is recomputed. Raises ``StoreUnusable``."""
@@ -293,9 +287,6 @@ def _copy_logs(source: Path, target: Path) -> None:
         except FileNotFoundError:
             pass
     raise OSError(f"{source} changes faster than it can be copied")
-
-
-# --- clean-up ------------------------------------------------------------------------------------------------
 
 
 def gc(root: Path) -> Iterator[str]:

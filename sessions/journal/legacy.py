@@ -60,15 +60,12 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
     operations: int
     used: float
     first: int = 0
-    base: int = 0
-    grown: int = 0
 
 
 class HandleRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The session that a handle opens, and its owner. Only the handle's digest is kept."""
+    """The session that a handle opens. Only the handle's digest is kept."""
 
     session: int
-    owner: bytes
 
 
 class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -466,8 +466,10 @@ class LogFolder:
             written = True
             self.disk.sync(self.opened(active))
         except OSError as fault:
-            if not self._cut(active) or written:
-                self._abandon(active, records)
+            if not self._cut(active) or written:  # it is not known whether the group is on the disk
+                self.active = None
+                active.fresh.update(one.session for one in records)
+                self._close_index(active)
             raise StorageUnavailable(explained(fault, f"the journal's log {active.path}")) from None
         active.end = at
         active.fresh.update(one.session for one in records)
@@ -495,9 +497,11 @@ class LogFolder:
         return found.f_bavail * found.f_frsize
 
     def roll(self) -> None:
-        """Seal the active log; the next group begins another."""
+        """Seal the active log: cut the zeros behind its end, and mark its index as complete. The next group
+        begins another."""
         if self.active is not None:
-            self._seal(self.active)
+            self._cut(self.active)
+            self._end_index(self.active, segment.SEALED)
             self.active = None
 
     def _room_for(self, total: int) -> Log:
@@ -569,12 +573,6 @@ class LogFolder:
         one.room = one.end
         return True
 
-    def _abandon(self, one: Log, records: Sequence[Fresh]) -> None:
-        """Make the log inactive, as it is not known whether its last group is on the disk."""
-        self.active = None
-        one.fresh.update(record.session for record in records)
-        self._close_index(one)
-
     def _extend_index(self, one: Log, entries: list[Any], extras: bytes, flags: int = 0) -> None:
         """Add a chunk to the log's index. If that fails the index is removed; the log can be read instead."""
         if one.index_fd is None:
@@ -589,11 +587,6 @@ class LogFolder:
             one.index_end = 0
             with suppress(OSError):
                 self.disk.remove(one.index_path)
-
-    def _seal(self, one: Log) -> None:
-        """Cut the zeros behind the log's end, and mark its index as complete, synced."""
-        self._cut(one)
-        self._end_index(one, segment.SEALED)
 
     def _end_index(self, one: Log, flags: int) -> None:
         """Add a last chunk to the log's index, sync and close it."""

@@ -77,7 +77,12 @@ def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: in
     replayed = Replayed(History(max_items=max_items), deque(maxlen=max_events))
     try:
         for operation in operations:
-            _step(replayed, operation)
+            if isinstance(operation, records.Branched):
+                # events and responses of the session that this one was forked from are not its own
+                heard = deque[str](maxlen=max_events)
+                replayed = Replayed(replayed.history, heard, config=replayed.config)
+            else:
+                _step(replayed, operation)
     except SessionError as fault:
         raise RecordDamaged(f"the journal contradicts itself: {fault.message}") from fault
     return replayed
@@ -130,8 +135,6 @@ def _step(replayed: Replayed, operation: AnyOperation) -> None:
             history.cut(operation)
         case records.Rewound(item=item_id):
             history.rewind(item_id)
-        case records.Branched():
-            _branched(replayed)
         case Ended(response=response):
             if replayed.orphans.pop(response, None) is None:
                 _end(history, _last(replayed, response), operation)
@@ -153,14 +156,6 @@ def _begin_from(replayed: Replayed, snapshot: SessionSnapshot) -> None:
         replayed.last.said += snapshot.said
         replayed.last.logprobs += snapshot.logprobs
         replayed.last.ended = snapshot.ended
-
-
-def _branched(replayed: Replayed) -> None:
-    """Begin a fork's own state: events and responses of the session it was forked from are not its own."""
-    replayed.heard.clear()
-    replayed.orphans.clear()
-    replayed.after_reply.clear()
-    replayed.responses, replayed.last, replayed.typed = 0, None, TextBuffer()
 
 
 def _last(replayed: Replayed, response: str) -> Past:
@@ -286,9 +281,6 @@ def retold(past: Past, language: Language, end_ids: frozenset[int]) -> list[Repl
     return [*events, ReplyDone(ended.status, ended.reason, ended.items, ended.usage, turn_error)]
 
 
-# --- snapshots ---
-
-
 def quiet(operations: Sequence[AnyOperation]) -> int:
     """How many operations there are up to the last one after which no response runs."""
     running: set[str] = set()
@@ -377,9 +369,6 @@ def restore(history: History, snapshot: SessionSnapshot) -> None:
     items = snapshot.items
     entries = [items[place] if place >= 0 else replies[-1 - place] for place in snapshot.entries]
     history.restore(snapshot.preamble, snapshot.rendered, entries, head)
-
-
-# --- requests ---
 
 
 def request_form(request: TurnRequest) -> dict[str, Any]:
