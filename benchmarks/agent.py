@@ -25,6 +25,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.link.process import ChildEngine
@@ -74,12 +76,10 @@ class Loop:
 
     @property
     def steps(self) -> int:
-        """How many."""
         return len(self.step_seconds)
 
     @property
     def step_ms(self) -> float:
-        """Milliseconds per step."""
         return 1000 * sum(self.step_seconds) / self.steps
 
     def part(self, *names: str) -> float:
@@ -95,24 +95,20 @@ class Counted:
         self.bytes = self.sent = 0
 
     async def send(self, frame: bytes) -> None:
-        """Send one frame."""
         self.bytes += len(frame)
         self.sent += len(frame)
         await self._inner.send(frame)
 
     async def receive(self) -> bytes:
-        """The next frame."""
         frame = await self._inner.receive()
         self.bytes += len(frame)
         return frame
 
     async def aclose(self) -> None:
-        """End the connection."""
         await self._inner.aclose()
 
 
 def main(words_given: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("agent", __doc__, ("toy-50m",), rounds=5)
     parser.add_argument(
         "--history", type=int, nargs="+", default=HISTORIES, help="tokens before the first step"
@@ -131,7 +127,6 @@ def main(words_given: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, device: str, histories: Sequence[int], steps: int, streamed: Streamed) -> None:
-    """Loop by turns, print and keep."""
     on: dict[str, Any] = {}
     goals: list[Goal] = []
     for name, figures, found in measured(options, device, histories, steps, streamed):
@@ -169,7 +164,6 @@ def measured(
 
 
 def serving_loops(caller: Caller, options: Options, device: str) -> AbstractContextManager[Server]:
-    """A server of the caller."""
     words = ("--device", device, "--dtype", options.dtype, "--no-store")
     return server(str(caller.folder), options.threads, *words)
 
@@ -214,15 +208,10 @@ async def _resend(chat: Chat, told: str, steps: int, tool: Tool, meter: _Meter) 
         meter.finished(chat.last)
         for call in chat.last.calls:
             outcome = await tool.call(call.arguments)
-            items += [_plain(call), FunctionCallOutputItem(call_id=call.call_id or "", output=outcome.output)]
-
-
-def _plain(call: Any) -> AnyItem:
-    """A call as a client sends it back."""
-    from msgspec.structs import replace
-
-    item: AnyItem = replace(call, id=None, object=None, status=None)
-    return item
+            plain = msgspec.structs.replace(
+                call, id=None, object=None, status=None
+            )  # as a client sends it back
+            items += [plain, FunctionCallOutputItem(call_id=call.call_id or "", output=outcome.output)]
 
 
 class _Meter:
@@ -237,12 +226,10 @@ class _Meter:
         self._before = 0.0
 
     def told(self, event: RunEvent) -> None:
-        """Take an event of a run."""
         if isinstance(event, StepFinished):
             self.finished(event.finished)
 
     def finished(self, finished: Finished) -> None:
-        """A response has ended."""
         if not finished.calls or finished.usage is None or finished.kv is None:
             raise CannotMeasure(f"a reply is no call but {finished.text!r}, {finished.status}")
         if self._first is None:

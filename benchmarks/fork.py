@@ -65,7 +65,6 @@ class ForkStage:
         self.rest()
 
     def apply(self, verb: SequenceVerb) -> float:
-        """Apply a verb; its seconds."""
         began = time.perf_counter()
         self.scheduler.apply(verb, 0.0)
         return time.perf_counter() - began
@@ -78,65 +77,59 @@ class ForkStage:
         return plan is not None
 
     def rest(self) -> None:
-        """Step until there is nothing to do."""
         while self.step():
             continue
 
     def generate(self, seq: int, tokens: int) -> None:
-        """Begin a turn."""
         self.apply(Generate(0, seq, Sampling(), TokenLimits(tokens)))
 
     def fork(self, children: int) -> tuple[list[int], float]:
-        """Fork the parent; the children, and the seconds of the verb."""
         made = [next(self._numbers) for _ in range(children)]
         return made, self.apply(Fork(0, self.parent, made))
 
     def close(self, seqs: Sequence[int]) -> None:
-        """Close these sequences."""
         for seq in seqs:
             self.apply(Close(0, seq, keep_kv=False))
 
     @property
     def held(self) -> int:
-        """Number of held blocks."""
         return self.scheduler.pool.statistics()["held"]
 
     @property
     def copies(self) -> int:
-        """Blocks copied so far."""
         return self.scheduler.counters.copies
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     options = options_of(parser_of("fork", __doc__, (), rounds=30).parse_args(words))
     return run("fork", lambda: measure(options))
 
 
 def measure(options: Options) -> None:
-    """Time and count; print and save."""
     lengths = LENGTHS[:2] if options.quick else LENGTHS
     figures: dict[str, Any] = {}
     rows: list[list[object]] = []
     for length in lengths:
-        on = figures[str(length)] = {
-            str(children): _timed(length, children, options) for children in CHILDREN
-        }
-        rows += [_line(length, children, on[str(children)]) for children in CHILDREN]
-    table(
-        "engine time of a fork, median µs",
-        ["tokens, children", "idle parent", "p90", "generating", "p90", "first own tokens", "blocks copied"],
-        rows,
-    )
+        on = {str(children): _timed(length, children, options) for children in CHILDREN}
+        rows += [_line(length, children, one) for children, one in on.items()]
+        figures[str(length)] = on
+    heads = [
+        "tokens, children",
+        "idle parent",
+        "p90",
+        "generating",
+        "p90",
+        "first own tokens",
+        "copied blocks",
+    ]
+    table("engine time of a fork, median µs", heads, rows)
     memory = _memory()
-    goals = [
-        *(
-            Goal(
-                f"fork of {length} tokens, {parent} parent", on["1"][parent]["median"], "µs", MOST_US, "lower"
-            )
-            for length, on in figures.items()
-            for parent in ("idle", "generating")
-        ),
+    goals = []
+    for tokens, on in figures.items():
+        for parent in ("idle", "generating"):
+            name = f"fork of {tokens} tokens, {parent} parent"
+            goals.append(Goal(name, on["1"][parent]["median"], "µs", MOST_US, "lower"))
+    goals += [
         Goal("blocks copied per child", _most_copies(figures), "blocks", 1, "lower"),
         Goal("16 branches ÷ one and their own tokens", memory["ratio"], "x", MOST_MEMORY, "lower"),
     ]
@@ -188,7 +181,7 @@ def _memory() -> dict[str, float]:
     return {"one": one, "branches": stage.held, "own": own, "ratio": stage.held / (one + own)}
 
 
-def _line(length: int, children: int, on: dict[str, Any]) -> list[object]:
+def _line(length: int, children: str, on: dict[str, Any]) -> list[object]:
     idle, generating, first = on["idle"], on["generating"], on["first_own_tokens"]
     times = [idle["median"], idle["p90"], generating["median"], generating["p90"], first["median"]]
     return [f"{length}, {children}", *(round(one, 1) for one in times), on["copied_blocks_per_child"]]

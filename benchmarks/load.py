@@ -22,8 +22,7 @@ from holdfast.sdk import Chat, Client, connect
 from .harness.options import CannotMeasure, Options, options_of, parser_of, run
 from .harness.plots import Axes, Picture, draw
 from .harness.servers import Server, server
-from .harness.talk import Request, Tools, session, take_turn, talks
-from .harness.traffic import LoadPoint, ResourceUsage
+from .harness.traffic import LoadPoint, Request, ResourceUsage, Tools, session, take_turn, talks
 from .pocket.skills import ScoredConversation, ScoredTurn
 from .report import Goal, show, table
 
@@ -42,7 +41,6 @@ class Offer:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("load", __doc__, ("pocket",), rounds=1)
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=30.0, help="for which each rate is offered")
@@ -56,7 +54,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, offer: Offer) -> None:
-    """Offer load; print, plot and save."""
     phases = [phase.told() for phase in asyncio.run(_phases(options, offer))]
     for phase in phases:
         if not phase["completed"]:
@@ -158,13 +155,11 @@ class Agent:
         self._left: Iterator[ScoredTurn]
 
     async def enter(self) -> None:
-        """Begin the next conversation."""
         talk = next(self._talks)
         self._chat = await self._stack.enter_async_context(session(self._client, talk))
         self._left = iter(talk.turns)
 
     async def leave(self) -> None:
-        """End it."""
         await self._stack.aclose()
 
     async def turn(self, arrived: float) -> list[Request]:

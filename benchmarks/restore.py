@@ -38,7 +38,6 @@ class TierTimes:
     bytes: int = 0
 
     def take(self, ttft: float, resident: float, copy: float) -> None:
-        """Add one round."""
         self.ttft.append(ttft)
         self.resident.append(resident)
         self.copy.append(copy)
@@ -56,7 +55,6 @@ class TierTimes:
         return median((ttft - resident) / copy for ttft, resident, copy in rounds)
 
     def told(self) -> dict[str, Any]:
-        """As the JSON has it."""
         return {
             "bytes": self.bytes,
             "ttft_ms": summary(1e3 * one for one in self.ttft),
@@ -69,7 +67,6 @@ class TierTimes:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("restore", __doc__, ("toy-50m",), rounds=7)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     chosen = parser.parse_args(words)
@@ -79,7 +76,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, lengths: Sequence[int]) -> None:
-    """Measure every model and length; print and save."""
     found, _ = commands(["holdfast-tiered"], options)
     figures: dict[str, Any] = {}
     goals: list[Goal] = []

@@ -41,7 +41,6 @@ class Course:
 
     @property
     def name(self) -> str:
-        """Its name in the table."""
         tiers = "device" if self.slots is None else "host and disk" if self.disk else "host"
         return f"{tiers}, {'overlapped' if self.depth > 1 else 'lock step'}"
 
@@ -68,7 +67,6 @@ class Passed:
 
     @property
     def pace(self) -> int:
-        """Steps per second."""
         return round(self.steps / max(self.seconds, 1e-9))
 
 
@@ -111,7 +109,6 @@ class Storm:
         self._count(passed)
 
     def _count(self, passed: Passed) -> None:
-        """Add this engine's counters."""
         counters = self.world.scheduler.counters
         passed.turns += counters.turns
         passed.preempted += counters.preempted
@@ -172,7 +169,6 @@ def run(course: Course, steps: int, seed: int) -> Passed:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run it; 0 if nothing differed."""
     parser = argparse.ArgumentParser(prog="holdfast bench steps", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=list(COURSES), default=list(COURSES))
     parser.add_argument("--steps", type=int, default=1_000_000, help="of all courses together")

@@ -19,8 +19,7 @@ from typing import Any
 
 from holdfast.sdk import connect
 
-from .harness.dictation import Spoken, ToyText
-from .harness.listening import WAYS, LengthFigures, Listening, Sizes
+from .harness.listening import WAYS, LengthFigures, Listening, Sizes, Spoken, ToyText
 from .harness.options import Options, options_of, parser_of, run
 from .harness.ours import KV_BYTES
 from .harness.plots import Axes, Picture, draw
@@ -36,7 +35,6 @@ QUICK = Sizes((48, 96), others=2, loads=(0.5,), turns=2, turn=32)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("streaming", __doc__, ("toy-50m",), rounds=5)
     parser.add_argument("--share", type=float, default=Sizes().share, help="of the prefill capacity")
     parser.add_argument(
@@ -50,7 +48,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, sizes: Sizes) -> None:
-    """Measure; print, plot and save."""
     on = {model: _on(model, options, sizes) for model in options.models}
     goals = [goal for model, figures in on.items() for goal in _goals(model, figures)]
     for model, figures in on.items():

@@ -1,31 +1,17 @@
 """The one table from typed errors to wire errors: type, code, HTTP status and close code.
 
-Its rows are the error classes that can reach a client: of ``sdk``, ``sessions``, ``runtime`` and the gateway. A
-class without a row takes its nearest parent's; an error of no tree is a mistake of the server. Errors of
-``kvstore`` and ``kernels`` end inside the engine and arrive as a failed turn or a dead engine.
+`TABLE` has the error classes of ``sdk``, ``sessions`` and ``runtime`` that can reach a client; those of the
+gateway name their row as ``wire``. A class without a row takes its nearest parent's; an error of no tree is a
+mistake of the server. Errors of ``kvstore`` and ``kernels`` end inside the engine.
 
 GatewayError
-├── AddressUnusable           the server cannot listen there
-│   └── PortTaken             another program does
-├── KeysUnusable              the keys file cannot be read, or a line of it is invalid
-│   └── LimitsTooLarge        it lets tenants take more than there is
-├── NetworkInvalid            an option about names, proxies or prefixes is invalid
-├── CertificateUnusable       the TLS certificate or its key cannot be read
-├── SlowReader                a client took no frame for too long
-├── KeyInvalid                a request has no key, or one that is not in the keys file
-├── HostRefused               the Host header is no name of this server
-├── OriginRefused             a web page of another origin asks
-├── KeyRemoved                the key that opened a socket is not in the keys file any more
-├── TooManyControlFrames      a socket sends too many pings and pongs
-├── TooManyFragments          a message comes in too many frames
-├── TooManyInvalid            a socket sends too many frames that are no events
-├── TooManyResponses          a socket has as many responses running as it may
-├── TooManyMoves              a session has as many moves of its KV running as it may
-├── NothingToCancel           a cancel names no response that runs
-├── ModelNotServed            the client asked for a model that is not this server's
-├── SessionMoved              the session is on a newer socket now
-├── SessionRequired           the socket was opened to resume a session, and has not done so yet
-└── Draining                  the server is going away and takes no new work
+├── AddressUnusable ── PortTaken
+├── KeysUnusable ── LimitsTooLarge
+├── NetworkInvalid, CertificateUnusable
+├── KeyInvalid, HostRefused, OriginRefused, KeyRemoved
+├── SlowReader, TooManyControlFrames, TooManyFragments, TooManyInvalid
+├── TooManyResponses, TooManyMoves, NothingToCancel
+└── ModelNotServed, SessionMoved, SessionRequired, Draining
 """
 
 from __future__ import annotations
@@ -37,143 +23,6 @@ from ..runtime import errors as runtime
 from ..sdk import errors as sdk
 from ..sdk.frames.server import ErrorDetails
 from ..sessions import errors as sessions
-
-
-class GatewayError(Exception):
-    """An error that the gateway itself raises."""
-
-    code: ClassVar[str] = "gateway_error"
-
-    @property
-    def message(self) -> str:
-        """What went wrong, in one line."""
-        return str(self.args[0]) if self.args else self.code
-
-
-class AddressUnusable(GatewayError):
-    """The server cannot listen on this address."""
-
-    code = "address_unusable"
-
-
-class PortTaken(AddressUnusable):
-    """Another program listens on this address."""
-
-    code = "port_taken"
-
-
-class KeysUnusable(GatewayError):
-    """The keys file cannot be read, or a key, tenant or limit in it is invalid."""
-
-    code = "keys_unusable"
-
-
-class LimitsTooLarge(KeysUnusable):
-    """The keys file lets tenants take more than the server or its machine has."""
-
-    code = "limits_too_large"
-
-
-class NetworkInvalid(GatewayError):
-    """An option about host names, proxies or the root path is invalid."""
-
-    code = "network_invalid"
-
-
-class CertificateUnusable(GatewayError):
-    """The TLS certificate or its key cannot be read, or they are no pair."""
-
-    code = "certificate_unusable"
-
-
-class KeyInvalid(GatewayError):
-    """A request has no key, or one that is not in the keys file."""
-
-    code = "invalid_api_key"
-
-
-class HostRefused(GatewayError):
-    """The Host header is no name of this server."""
-
-    code = "host_not_allowed"
-
-
-class OriginRefused(GatewayError):
-    """A web page of another origin asks."""
-
-    code = "origin_not_allowed"
-
-
-class KeyRemoved(GatewayError):
-    """The key that opened this socket is not in the keys file any more, or is another tenant's."""
-
-    code = "invalid_api_key"
-
-
-class SlowReader(GatewayError):
-    """A client took no frame for too long."""
-
-    code = "slow_reader"
-
-
-class TooManyControlFrames(GatewayError):
-    """A socket sends too many pings and pongs."""
-
-    code = "too_many_control_frames"
-
-
-class TooManyFragments(GatewayError):
-    """A message comes in too many frames."""
-
-    code = "too_many_fragments"
-
-
-class TooManyInvalid(GatewayError):
-    """A socket sends too many frames that are no events."""
-
-    code = "too_many_invalid_events"
-
-
-class TooManyResponses(GatewayError):
-    """A socket has as many responses running as it may."""
-
-    code = "too_many_responses"
-
-
-class TooManyMoves(GatewayError):
-    """A session has as many leases, stages and settles running as it may."""
-
-    code = "too_many_moves"
-
-
-class NothingToCancel(GatewayError):
-    """A cancel names no response that runs."""
-
-    code = "response_cancel_not_active"
-
-
-class ModelNotServed(GatewayError):
-    """The client asked for a model that is not this server's."""
-
-    code = "model_not_found"
-
-
-class SessionMoved(GatewayError):
-    """The session is on a newer socket now; this one is closed."""
-
-    code = "session_moved"
-
-
-class SessionRequired(GatewayError):
-    """The socket was opened to resume a session, and has not done so yet."""
-
-    code = "session_required"
-
-
-class Draining(GatewayError):
-    """The server is going away and takes no new work."""
-
-    code = "server_going_away"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +52,144 @@ def _unknown(code: str, status: int) -> WireError:
 
 
 INTERNAL = _server("internal_error")
+
+
+class GatewayError(Exception):
+    """An error that the gateway itself raises."""
+
+    wire: ClassVar[WireError] = INTERNAL
+
+    @property
+    def message(self) -> str:
+        """What went wrong, in one line."""
+        return str(self.args[0]) if self.args else self.wire.code
+
+
+class AddressUnusable(GatewayError):
+    """The server cannot listen on this address."""
+
+    wire = _server("address_unusable", 503)
+
+
+class PortTaken(AddressUnusable):
+    """Another program listens on this address."""
+
+    wire = _server("port_taken", 503)
+
+
+class KeysUnusable(GatewayError):
+    """The keys file cannot be read, or a key, tenant or limit in it is invalid."""
+
+    wire = _server("keys_unusable", 503)
+
+
+class LimitsTooLarge(KeysUnusable):
+    """The keys file lets tenants take more than the server or its machine has."""
+
+
+class NetworkInvalid(GatewayError):
+    """An option about host names, proxies or the root path is invalid."""
+
+    wire = _server("network_invalid", 503)
+
+
+class CertificateUnusable(GatewayError):
+    """The TLS certificate or its key cannot be read, or they are no pair."""
+
+    wire = _server("certificate_unusable", 503)
+
+
+class KeyInvalid(GatewayError):
+    """A request has no key, or one that is not in the keys file."""
+
+    wire = _unknown("invalid_api_key", 401)
+
+
+class HostRefused(GatewayError):
+    """The Host header is no name of this server."""
+
+    wire = _unknown("host_not_allowed", 403)
+
+
+class OriginRefused(GatewayError):
+    """A web page of another origin asks."""
+
+    wire = _unknown("origin_not_allowed", 403)
+
+
+class KeyRemoved(GatewayError):
+    """The key that opened this socket is not in the keys file any more, or is another tenant's."""
+
+    wire = _invalid("invalid_api_key", 401, close=1008)
+
+
+class SlowReader(GatewayError):
+    """A client took no frame for too long."""
+
+    wire = _invalid("slow_reader", 408, close=1008)
+
+
+class TooManyControlFrames(GatewayError):
+    """A socket sends too many pings and pongs."""
+
+    wire = _invalid("too_many_control_frames", 429, close=1008)
+
+
+class TooManyFragments(GatewayError):
+    """A message comes in too many frames."""
+
+    wire = _invalid("too_many_fragments", 429, close=1008)
+
+
+class TooManyInvalid(GatewayError):
+    """A socket sends too many frames that are no events."""
+
+    wire = _invalid("too_many_invalid_events", 429, close=1008)
+
+
+class TooManyResponses(GatewayError):
+    """A socket has as many responses running as it may."""
+
+    wire = _busy("too_many_responses")
+
+
+class TooManyMoves(GatewayError):
+    """A session has as many leases, stages and settles running as it may."""
+
+    wire = _busy("too_many_moves")
+
+
+class NothingToCancel(GatewayError):
+    """A cancel names no response that runs."""
+
+    wire = _invalid("response_cancel_not_active")
+
+
+class ModelNotServed(GatewayError):
+    """The client asked for a model that is not this server's."""
+
+    wire = _invalid("model_not_found", 404, close=1008)
+
+
+class SessionMoved(GatewayError):
+    """The session is on a newer socket now; this one is closed."""
+
+    wire = _invalid("session_moved", 409, close=4001)
+
+
+class SessionRequired(GatewayError):
+    """The socket was opened to resume a session, and has not done so yet."""
+
+    wire = _invalid("session_required", 409)
+
+
+class Draining(GatewayError):
+    """The server is going away and takes no new work."""
+
+    wire = _server("server_going_away", 503, close=1012)
+
+
+OWN: list[type[GatewayError]] = [*GatewayError.__subclasses__(), PortTaken]
 
 TABLE: dict[type[Exception], WireError] = {
     # invalid frames
@@ -244,9 +231,6 @@ TABLE: dict[type[Exception], WireError] = {
     sessions.ShareFull: _server("storage_unavailable", 503, close=1013),
     sessions.RecordDamaged: _server("session_damaged"),
     sessions.StoreUnusable: _server("store_unusable", 503, close=1011),
-    sessions.StoreHeld: _server("store_unusable", 503, close=1011),
-    sessions.StoreForeign: _server("store_unusable", 503, close=1011),
-    sessions.StoreNewer: _server("store_unusable", 503, close=1011),
     sessions.TurnFailed: _server("turn_failed"),
     sessions.EngineUnavailable: _server("engine_unavailable", 503),
     sessions.SequencePoisoned: _server("sequence_poisoned", 500),
@@ -268,26 +252,7 @@ TABLE: dict[type[Exception], WireError] = {
     runtime.EngineGone: _server("engine_unavailable", 503),
     # the gateway's own
     GatewayError: INTERNAL,
-    AddressUnusable: _server("address_unusable", 503),
-    PortTaken: _server("port_taken", 503),
-    KeysUnusable: _server("keys_unusable", 503),
-    NetworkInvalid: _server("network_invalid", 503),
-    CertificateUnusable: _server("certificate_unusable", 503),
-    KeyInvalid: _unknown("invalid_api_key", 401),
-    HostRefused: _unknown("host_not_allowed", 403),
-    OriginRefused: _unknown("origin_not_allowed", 403),
-    KeyRemoved: _invalid("invalid_api_key", 401, close=1008),
-    SlowReader: _invalid("slow_reader", 408, close=1008),
-    TooManyControlFrames: _invalid("too_many_control_frames", 429, close=1008),
-    TooManyFragments: _invalid("too_many_fragments", 429, close=1008),
-    TooManyInvalid: _invalid("too_many_invalid_events", 429, close=1008),
-    TooManyResponses: _busy("too_many_responses"),
-    TooManyMoves: _busy("too_many_moves"),
-    NothingToCancel: _invalid("response_cancel_not_active"),
-    ModelNotServed: _invalid("model_not_found", 404, close=1008),
-    SessionMoved: _invalid("session_moved", 409, close=4001),
-    SessionRequired: _invalid("session_required", 409),
-    Draining: _server("server_going_away", 503, close=1012),
+    **{kind: kind.wire for kind in OWN},
 }
 
 

@@ -99,7 +99,7 @@ class LiveSessions:
             for tenant, left in self._left.items()
             if left
         }
-        for session_id in self._registry.room(salt, more, idle):
+        for session_id in self._registry.tenants.room(salt, more, idle):
             self._put_away(self._live[session_id])
 
     def _may_go(self, live: LiveSession) -> bool:
@@ -182,8 +182,8 @@ class LiveSessions:
         return fork.at_rest and fork.session.log.durable
 
     async def tree(self, session_id: str, limit: int, after: str | None) -> Page:
-        """A page of this session's fork tree. Raises what ``SessionRegistry.fork_tree_page`` does."""
-        return await self._registry.fork_tree_page(session_id, limit, after)
+        """A page of this session's fork tree. Raises what ``SessionRegistry.fork_tree`` does."""
+        return await self._registry.fork_tree(session_id, limit, after)
 
     async def name(self, session_id: str, name: str) -> str:
         """Name a session; returns the name as it is kept. Raises what ``SessionRegistry.name`` does."""

@@ -181,7 +181,7 @@ class Service:
         """
         self.tenants = tenants
         if self._registry is not None:
-            self._registry.change_limits(tenants.sessions())
+            self._registry.tenants.change(tenants.sessions())
         return sum([self._check_key(socket) for socket in self._sockets.values()])
 
     def _check_key(self, socket: RealtimeSocket) -> bool:

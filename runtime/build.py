@@ -87,7 +87,9 @@ def load_engine(
 def _resolved(settings: EngineSettings, model: LoadedModel, groups: KVGroups) -> SchedulerSettings:
     """The scheduler's settings, with the number of blocks and the context that fit the device's memory."""
     device, block_bytes = model.decoder.device, _block_bytes(groups)
-    blocks = blocks_of(settings, block_bytes, _allowed_bytes(device))
+    cuda = device.type == "cuda"
+    allowed = cuda_kv_bytes(torch.cuda.mem_get_info(device)[0]) if cuda else host_kv_bytes()
+    blocks = blocks_of(settings, block_bytes, allowed)
     if device.type == "cpu":
         asked = blocks * block_bytes + host_bytes(settings)
         named = "KV on the device and in the host tier (--kv-bytes, --host-bytes)"
@@ -130,7 +132,9 @@ def _engine(
     if mover is not None:
         mover.registration.begin()
     path = costs_file(settings, hasher, namespace) if disk is not None else None
-    costs = CostBook(path, machine=this_machine(_processor(device)), beside=device.type == "cuda")
+    cuda = device.type == "cuda"
+    processor = torch.cuda.get_device_name(device) if cuda else f"{torch.get_num_threads()} threads"
+    costs = CostBook(path, machine=this_machine(processor), beside=cuda)
     if tier is not None and disk is not None and not costs.calibrated:
         liveness.enter(Phase.COMPILING, LOAD_STALL, "measuring what a restore costs", 1.0)
         costs.calibrate(
@@ -148,13 +152,6 @@ def _engine(
     compiler = _grammar_compiler(model)
     scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk, costs, compiler, matchers)
     return Engine(scheduler, runner, debug=settings.debug), mover
-
-
-def _processor(device: torch.device) -> str:
-    """What computes, by name: measured costs hold for it alone."""
-    return (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    )
 
 
 def _grammar_compiler(model: LoadedModel) -> llguidance.Compiler | None:
@@ -204,10 +201,6 @@ def named_backend(settings: EngineSettings, dtype: str, head_dim: int) -> tuple[
         return named(settings.kernels, device_named(settings.device), needs)
     except BackendMissing as error:
         raise SettingsInvalid(str(error)) from error
-
-
-def _allowed_bytes(device: torch.device) -> int:
-    return cuda_kv_bytes(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else host_kv_bytes()
 
 
 def _block_bytes(groups: KVGroups) -> int:

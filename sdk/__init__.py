@@ -20,8 +20,7 @@ from .agent.events import (
     TextPiece,
     WaitFinished,
 )
-from .agent.limits import RunLimits
-from .agent.run import Run
+from .agent.run import Run, RunLimits
 from .agent.tracing import TraceFile
 from .chat import Chat
 from .client import Client, connect

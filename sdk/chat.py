@@ -15,53 +15,19 @@ from typing import Any, Literal, TypeAlias
 import anyio
 
 from .agent.calls import CallOutputs
-from .agent.limits import RunLimits
-from .agent.run import HINT_SECONDS, Run
+from .agent.run import HINT_SECONDS, Run, RunLimits
 from .agent.tracing import Tracer, Tracers
 from .connection import Connection
-from .detached import Detached
 from .errors import ChatBusy, ConnectionLost, FrameError, ServerError, SessionLost
-from .frames.client import (
-    ClientEvent,
-    ItemCreate,
-    ItemRetrieve,
-    ResponseSteer,
-    SessionFork,
-    SessionLease,
-    SessionName,
-    SessionPrune,
-    SessionRewind,
-    SessionSettle,
-    SessionStage,
-    SessionTree,
-    SessionUpdate,
-    TypedRole,
-)
+from .frames import client, server
 from .frames.items import AnyItem, FunctionCallItem, MessageItem
-from .frames.server import (
-    Fork,
-    ItemDone,
-    ItemRetrieved,
-    Relative,
-    ServerEvent,
-    SessionCreated,
-    SessionForked,
-    SessionLeased,
-    SessionNamed,
-    SessionPruned,
-    SessionResumed,
-    SessionRewound,
-    SessionSettled,
-    SessionStaged,
-    SessionTreeListed,
-    SessionUpdated,
-)
 from .frames.session import SessionPatch, SessionResource
 from .params import converted, create_of, named, output_of
 from .reconnect import Resumption
 from .reply import Reply
 from .responses import Finished, Progress, Rounds, characters_heard, place_in
 from .text_input import TextInput
+from .tools.running import Detached
 from .tools.tool import Tool, ToolLike, tools_of
 from .transport import Transport
 from .turn import Turn
@@ -110,11 +76,11 @@ class Chat:
         """
         connection = Connection(transport, resumption)
         try:
-            created = await connection.answer("", lambda event: isinstance(event, SessionCreated))
+            created = await connection.answer("", lambda event: isinstance(event, server.SessionCreated))
         except BaseException:
             await connection.aclose()
             raise
-        assert isinstance(created, SessionCreated)
+        assert isinstance(created, server.SessionCreated)
         return cls(connection, created.session, max_tool_rounds=max_tool_rounds)
 
     @classmethod
@@ -134,7 +100,11 @@ class Chat:
 
     @classmethod
     def _resumed(
-        cls, transport: Transport, resumed: SessionResumed, resumption: Resumption, max_tool_rounds: int
+        cls,
+        transport: Transport,
+        resumed: server.SessionResumed,
+        resumption: Resumption,
+        max_tool_rounds: int,
     ) -> Chat:
         connection = Connection(transport, resumption, running=resumed.running)
         connection.buffer.stale = True
@@ -170,7 +140,7 @@ class Chat:
         `response.create` for this turn alone (`frames.response.ResponseParams`), with the sampling fields
         (`frames.sampling.SamplingFields`). Nothing is sent before the first piece is read.
         """
-        first = [] if text is None else [ItemCreate(item=named(MessageItem.of("user", text)))]
+        first = [] if text is None else [client.ItemCreate(item=named(MessageItem.of("user", text)))]
         create, rounds = create_of(overrides), self._max_tool_rounds
         return Turn(self._connection, create, first, self._tools, rounds, self._claim, self._detached)
 
@@ -197,7 +167,7 @@ class Chat:
         event is read. Raises `ToolInvalid` and what `say` raises.
         """
         table = self._tools if tools is None else tools_of(tools)
-        first = [] if prompt is None else [ItemCreate(item=named(MessageItem.of("user", prompt)))]
+        first = [] if prompt is None else [client.ItemCreate(item=named(MessageItem.of("user", prompt)))]
 
         async def claim(run: Run) -> None:
             await self._claim(run, self._connection.quiet)
@@ -210,7 +180,7 @@ class Chat:
         create, tracers = create_of(overrides), Tracers(trace)
         return Run(self._connection, create, first, table, limits, claim, tracers, hints, self._detached)
 
-    def input(self, role: TypedRole = "user") -> TextInput:
+    def input(self, role: client.TypedRole = "user") -> TextInput:
         """A message that is sent while it is typed or spoken; the server prefills it meanwhile (`TextInput`).
 
         It may be sent while a reply runs, also from the loop that reads the reply: the item stands after it.
@@ -274,7 +244,7 @@ class Chat:
             left.shorten(*place)
         return left.text
 
-    async def rewind(self, to: AnyItem | str | int) -> SessionRewound:
+    async def rewind(self, to: AnyItem | str | int) -> server.SessionRewound:
         """Go back: the item `to` (or its id) becomes the last; `"root"` removes all.
 
         An int is a number of tokens, as `usage` counts them: `last.usage.input_tokens` takes the last reply
@@ -282,7 +252,7 @@ class Chat:
         """
         await self._idle()
         target = to if isinstance(to, str | int) else to.id or ""
-        return await self._connection.request(SessionRewind(to=target), SessionRewound)
+        return await self._connection.request(client.SessionRewind(to=target), server.SessionRewound)
 
     def steer(self, text: str, **overrides: Any) -> Turn:
         """Say `text` while a turn is being read: that turn ends in order, and the reply to `text` follows.
@@ -291,7 +261,7 @@ class Chat:
         let it read to the end. `overrides` as for `say`.
         """
         create = create_of(overrides)
-        steer = ResponseSteer(input=[named(MessageItem.of("user", text))], response=create.response)
+        steer = client.ResponseSteer(input=[named(MessageItem.of("user", text))], response=create.response)
         rounds, claim = self._max_tool_rounds, self._take_over
         return Turn(self._connection, create, [], self._tools, rounds, claim, self._detached, steer)
 
@@ -306,7 +276,9 @@ class Chat:
         """
         resumption = self._connection.resumption()
         item_id = at if at is None or isinstance(at, str) else at.id
-        forked = await self._connection.request(SessionFork(at=item_id, children=children), SessionForked)
+        forked = await self._connection.request(
+            client.SessionFork(at=item_id, children=children), server.SessionForked
+        )
         chats: list[Chat] = []
         for fork in forked.sessions:
             own = resumption.another(fork.handle)
@@ -317,14 +289,14 @@ class Chat:
             chats.append(chat)
         return chats
 
-    async def tree(self) -> list[Relative]:
+    async def tree(self) -> list[server.Relative]:
         """All sessions of this one's fork tree, parents before children. Raises `ServerError`."""
         await self._idle()
-        found: list[Relative] = []
+        found: list[server.Relative] = []
         after: str | None = None
         while True:
             page = await self._connection.request(
-                SessionTree(limit=MAX_LISTED, after=after), SessionTreeListed
+                client.SessionTree(limit=MAX_LISTED, after=after), server.SessionTreeListed
             )
             found += page.sessions
             if not page.has_more:
@@ -334,9 +306,9 @@ class Chat:
     async def name(self, name: str) -> None:
         """Name this session in its fork tree; `""` removes the name. Raises `ServerError` for a used name."""
         await self._idle()
-        await self._connection.request(SessionName(name=name), SessionNamed)
+        await self._connection.request(client.SessionName(name=name), server.SessionNamed)
 
-    async def prune(self, branch: Chat | Relative | str) -> None:
+    async def prune(self, branch: Chat | server.Relative | str) -> None:
         """Delete another session of the fork tree, by its chat, its entry in `tree` or its id.
 
         What other sessions share with it stays. Raises `ServerError`.
@@ -350,8 +322,8 @@ class Chat:
             await branch.aclose()
             branch = branch.session.id or ""
         session_id = branch if isinstance(branch, str) else branch.id
-        prune = SessionPrune(session=session_id)
-        await self._connection.request(prune, SessionPruned, lambda event: event.session == session_id)
+        prune = client.SessionPrune(session=session_id)
+        await self._connection.request(prune, server.SessionPruned, lambda event: event.session == session_id)
 
     # --- the conversation ---
 
@@ -362,8 +334,8 @@ class Chat:
         """
         await self._idle()
         item = named(item)
-        create = ItemCreate(item=item, previous_item_id=previous_item_id)
-        done = await self._connection.request(create, ItemDone, lambda event: event.item.id == item.id)
+        create = client.ItemCreate(item=item, previous_item_id=previous_item_id)
+        done = await self._connection.request(create, server.ItemDone, lambda event: event.item.id == item.id)
         return done.item
 
     async def answer(self, call: FunctionCallItem, output: str) -> AnyItem:
@@ -373,9 +345,9 @@ class Chat:
     async def retrieve(self, item_id: str) -> AnyItem:
         """An item as the server has it. Raises `ServerError`."""
         await self._idle()
-        retrieve = ItemRetrieve(item_id=item_id)
+        retrieve = client.ItemRetrieve(item_id=item_id)
         found = await self._connection.request(
-            retrieve, ItemRetrieved, lambda event: event.item.id == item_id
+            retrieve, server.ItemRetrieved, lambda event: event.item.id == item_id
         )
         return found.item
 
@@ -398,14 +370,16 @@ class Chat:
         """Change the given fields and tools; the whole configuration. Raises `FrameError`, `ServerError`."""
         if tools is not None:
             fields = {**fields, "tools": [tool.definition for tool in tools.values()]}
-        update = SessionUpdate(session=converted(fields, SessionPatch, "session"))
+        update = client.SessionUpdate(session=converted(fields, SessionPatch, "session"))
         before, self._updated = self._updated, False
 
-        def matches(event: SessionUpdated) -> bool:  # not the answer to an update that was not waited for
+        def matches(
+            event: server.SessionUpdated,
+        ) -> bool:  # not the answer to an update that was not waited for
             return tools is None or [tool.name for tool in event.session.tools] == list(tools)
 
         try:
-            updated = await self._connection.request(update, SessionUpdated, matches)
+            updated = await self._connection.request(update, server.SessionUpdated, matches)
         except FrameError:
             self._updated = before  # nothing was sent
             raise
@@ -419,35 +393,35 @@ class Chat:
 
     async def lease(
         self, priority: int | None = None, ttl: float | None = None, returns_in: float | None = None
-    ) -> SessionLeased:
+    ) -> server.SessionLeased:
         """Keep this session's KV before that of others, and restore it first, for `ttl` seconds.
 
         The receipt says what the server grants. `ttl=0` ends the lease; with `returns_in` (seconds) it only
         hints when the session is needed again, which costs no budget. Raises `ServerError`.
         """
         await self._idle()
-        lease = SessionLease(priority=priority, ttl=ttl, returns_in=returns_in)
-        leased = await self._connection.request(lease, SessionLeased)
+        lease = client.SessionLease(priority=priority, ttl=ttl, returns_in=returns_in)
+        leased = await self._connection.request(lease, server.SessionLeased)
         self._leased = leased.ttl > 0
         return leased
 
-    async def stage(self) -> SessionStaged:
+    async def stage(self) -> server.SessionStaged:
         """Restore the session's KV to the device, as the next turn comes soon. Raises `ServerError`."""
         await self._idle()
-        return await self._connection.request(SessionStage(), SessionStaged)
+        return await self._connection.request(client.SessionStage(), server.SessionStaged)
 
-    async def settle(self, tier: Literal["host", "disk"] = "disk") -> SessionSettled:
+    async def settle(self, tier: Literal["host", "disk"] = "disk") -> server.SessionSettled:
         """Offload the session's KV to `tier`, as the next turn is far. Raises `ServerError`."""
         await self._idle()
-        return await self._connection.request(SessionSettle(tier=tier), SessionSettled)
+        return await self._connection.request(client.SessionSettle(tier=tier), server.SessionSettled)
 
     # --- by hand ---
 
-    async def send(self, event: ClientEvent) -> str:
+    async def send(self, event: client.ClientEvent) -> str:
         """Send any client event; returns its `event_id`."""
         return await self._connection.send(event)
 
-    async def events(self) -> AsyncIterator[ServerEvent]:
+    async def events(self) -> AsyncIterator[server.ServerEvent]:
         """All events as they come. Raises `ChatBusy` while a turn is being read."""
         while True:
             yield await self._connection.receive()
@@ -476,7 +450,9 @@ class Chat:
     ) -> None:
         await self.aclose()
 
-    async def _attach(self, fork: Fork, resumption: Resumption) -> tuple[Transport, SessionResumed] | None:
+    async def _attach(
+        self, fork: server.Fork, resumption: Resumption
+    ) -> tuple[Transport, server.SessionResumed] | None:
         """A fork on this chat's connection; None where that is lost meanwhile."""
         try:
             shared = await self._connection.share(self.session.id or "")

@@ -32,21 +32,8 @@ from .errors import (
     SessionLost,
 )
 from .frames import codec
-from .frames.client import (
-    ClientEvent,
-    ItemDelete,
-    ItemTruncate,
-    ResponseCancel,
-    TextClear,
-)
-from .frames.server import (
-    ErrorDetails,
-    ErrorEvent,
-    ItemDeleted,
-    ItemTruncated,
-    ServerEvent,
-    TextCommitted,
-)
+from .frames.client import ClientEvent, ItemDelete, ItemTruncate, ResponseCancel, TextClear
+from .frames.server import ErrorDetails, ErrorEvent, ItemDeleted, ItemTruncated, ServerEvent, TextCommitted
 from .multiplex import SessionTransport, SharedTransport
 from .reconnect import Resumption, deadline
 from .responses import RunningResponses
@@ -110,20 +97,7 @@ class Connection:
         self._room: asyncio.Future[None] | None = None  # the receive task waits for room in the queue
         self._reading = False
         self._read_on: asyncio.Event | None = None  # set when the reader has taken an event, or has stopped
-        self._responses = RunningResponses(running)
-
-    @property
-    def busy(self) -> bool:
-        """Whether a response runs or has been asked for, by the events read so far."""
-        return self._responses.busy
-
-    def runs(self, response_id: str) -> bool:
-        """Whether this response's end has not been read yet."""
-        return response_id in self._responses.running
-
-    def awaits(self, event_id: str) -> bool:
-        """Whether the answer to this `response.create` has not been read yet."""
-        return event_id in self._responses.asked
+        self.responses = RunningResponses(running)
 
     @property
     def handle(self) -> str | None:
@@ -148,7 +122,7 @@ class Connection:
         if len(event_id) > codec.MAX_EVENT_ID:
             raise FieldInvalid(f"An event's id has at most {codec.MAX_EVENT_ID} characters", "event_id")
         frame = codec.framed(msgspec.structs.replace(event, event_id=event_id))
-        self._responses.sent(event_id, event)
+        self.responses.sent(event_id, event)
         for request in self._requests:
             if request.event_id == event_id:
                 request.frame = frame
@@ -197,7 +171,6 @@ class Connection:
             return await self._answer(request, None)
 
     async def delete(self, item_id: str) -> None:
-        """Take an item out of the conversation."""
         await self.request(ItemDelete(item_id=item_id), ItemDeleted, lambda event: event.item_id == item_id)
 
     async def committed(self, commit: str, call_id: str) -> TextCommitted | None:
@@ -253,7 +226,7 @@ class Connection:
     async def quiet(self) -> None:
         """Cancel what runs and drop events until nothing runs."""
         await self.cut()
-        while self.busy:
+        while self.responses.busy:
             await self.receive()
 
     async def ended(
@@ -265,7 +238,7 @@ class Connection:
 
         Events that are read here go to `meanwhile`.
         """
-        while self.busy and not enough():
+        while self.responses.busy and not enough():
             if self._reading:
                 await self._other_reader()
                 continue
@@ -279,17 +252,17 @@ class Connection:
         Responses that were asked for and have not begun are waited for: the next `response.created` would be
         taken for the new turn's.
         """
-        if self._reading or self._responses.inherited:
+        if self._reading or self.responses.inherited:
             await self.quiet()
         await self.cut()
-        while self._responses.asked:
+        while self.responses.asked:
             await self.receive()
 
     async def cut(self) -> None:
         """Cancel what runs and what has been asked for."""
-        if self._responses.asked:
+        if self.responses.asked:
             await self.send(ResponseCancel())
-        for response_id in self._responses.running - self._responses.ending:
+        for response_id in self.responses.running - self.responses.ending:
             await self.send(ResponseCancel(response_id=response_id))
 
     async def clear_leftover(self) -> None:
@@ -399,7 +372,6 @@ class Connection:
         return bool(self._requests or self._senders or (self._arrival is not None and not self._queue))
 
     def _fail(self, error: Exception) -> None:
-        """Raise the error in all that wait."""
         waiting = [request.answer for request in self._requests]
         for future in (*waiting, *self._senders, self._arrival):
             if future is not None and not future.done():
@@ -445,9 +417,9 @@ class Connection:
     def _cancelled_again(self) -> list[bytes]:
         """A server that died before a cancelled response was over goes on with it, and refuses another."""
         frames = []
-        for response_id in sorted(self._responses.ending & self._responses.running):
+        for response_id in sorted(self.responses.ending & self.responses.running):
             cancel = ResponseCancel(event_id=(event_id := self._new_id()), response_id=response_id)
-            self._responses.sent(event_id, cancel)
+            self.responses.sent(event_id, cancel)
             frames.append(codec.encode(cancel))
         return frames
 
@@ -476,7 +448,7 @@ class Connection:
                 passed = self._taken_next()
                 if self._take_in(passed):
                     meanwhile(passed)
-            elif not self.busy:  # nothing runs that a reader would come for
+            elif not self.responses.busy:  # nothing runs that a reader would come for
                 self._take_in(self._taken_next())
             else:
                 break
@@ -512,7 +484,6 @@ class Connection:
         return event
 
     def _make_room(self) -> None:
-        """Let the receive task go on."""
         if self._room is not None:
             if not self._room.done():
                 self._room.set_result(None)
@@ -536,9 +507,9 @@ class Connection:
 
     def _take_in(self, event: ServerEvent) -> bool:
         """Note what the event says of responses; whether it is for the reader."""
-        if self._resumption is not None and (event_id := self._responses.acknowledged(event)):
+        if self._resumption is not None and (event_id := self.responses.acknowledged(event)):
             self._resumption.arrived(event_id)
-        return self._responses.read(event)
+        return self.responses.read(event)
 
     async def _other_reader(self) -> None:
         """Wait until the other task that reads has an event, or has stopped."""
@@ -555,13 +526,8 @@ class Connection:
 
 
 def server_error(details: ErrorDetails) -> ServerError:
-    """The exception for an error event."""
     return ServerError(
-        details.message,
-        code=details.code,
-        kind=details.type,
-        param=details.param,
-        event_id=details.event_id,
+        details.message, code=details.code, kind=details.type, param=details.param, event_id=details.event_id
     )
 
 

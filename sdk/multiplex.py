@@ -59,7 +59,6 @@ class SharedTransport:
         return session
 
     async def send(self, frame: bytes) -> None:
-        """Send one frame as it is."""
         await self._transport.send(frame)
 
     def start(self) -> None:

@@ -62,7 +62,8 @@ class Reply:
         self._sent = SentOutputs() if sent is None else sent
         self._first_ids = set(self._sent.events)
         self._create_id: str | None = None
-        self._given_up = False
+        self.given_up = False
+        """Whether reading was cancelled, and not taken up again."""
         self._began = 0.0
         self._first_output: float | None = None
         self._logprobs: list[TokenLogprob] = []
@@ -85,13 +86,8 @@ class Reply:
     def running(self) -> bool:
         """Whether there is more to read."""
         if self.response_id is not None:
-            return self._connection.runs(self.response_id)
-        return self._create_id is not None and self._connection.awaits(self._create_id)
-
-    @property
-    def given_up(self) -> bool:
-        """Whether reading was cancelled, and not taken up again."""
-        return self._given_up
+            return self.response_id in self._connection.responses.running
+        return self._create_id in self._connection.responses.asked
 
     @property
     def texts(self) -> dict[str, str]:
@@ -107,11 +103,11 @@ class Reply:
         return self
 
     async def __anext__(self) -> ServerEvent:
-        self._given_up = False
+        self.given_up = False
         try:
             return await self._next()
         except anyio.get_cancelled_exc_class():
-            self._given_up = True
+            self.given_up = True
             raise
 
     async def _next(self) -> ServerEvent:

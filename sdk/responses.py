@@ -140,7 +140,6 @@ class RunningResponses:
         return bool(self._inherited & self.running)
 
     def sent(self, event_id: str, event: ClientEvent) -> None:
-        """Note a client event that is sent."""
         if isinstance(event, ResponseCancel):
             self._cancels.add(event_id)
             self.ending.update([event.response_id] if isinstance(event.response_id, str) else [])

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 import anyio
 
 from .connection import Connection
-from .detached import Detached
 from .errors import ToolRoundsExceeded
 from .frames.client import ItemCreate, ResponseCreate, ResponseSteer
 from .frames.items import FunctionCallItem
@@ -16,6 +15,7 @@ from .params import in_brief, output_of
 from .reply import Reply
 from .responses import Rounds
 from .tools.context import failure
+from .tools.running import Detached
 from .tools.tool import Tool, no_such_tool
 
 
@@ -48,24 +48,16 @@ class Turn:
         self._begun = False
         self._stopped = False
         self._over = False
-        self._given_up = False
+        self.given_up = False
+        """Whether reading was cancelled, and not taken up again."""
         self.rounds = Rounds()
-        self._reply = Reply(connection, in_brief(steer) if steer else self._create, first, rounds=self.rounds)
+        self.reply = Reply(connection, in_brief(steer) if steer else self._create, first, rounds=self.rounds)
+        """The latest response."""
 
     @property
     def running(self) -> bool:
         """Whether it has begun and is not over."""
         return self._begun and not self._over
-
-    @property
-    def given_up(self) -> bool:
-        """Whether reading was cancelled, and not taken up again."""
-        return self._given_up
-
-    @property
-    def reply(self) -> Reply:
-        """The latest response."""
-        return self._reply
 
     def stop(self) -> None:
         """Begin no further round."""
@@ -79,13 +71,13 @@ class Turn:
         return self
 
     async def __anext__(self) -> str:
-        self._given_up = False
+        self.given_up = False
         try:
             if not self._begun:
                 await self._claim(self)
                 self._begun = True
             while not self._over:
-                async for event in self._reply:
+                async for event in self.reply:
                     if isinstance(event, TextDelta):
                         return event.delta
                 await self._round_ended()
@@ -93,7 +85,7 @@ class Turn:
             self._over = True
             raise
         except anyio.get_cancelled_exc_class():
-            self._given_up = True
+            self.given_up = True
             raise
         raise StopAsyncIteration
 
@@ -103,7 +95,7 @@ class Turn:
 
     async def _round_ended(self) -> None:
         """Run the tools that the reply called and ask for the next response; without calls the turn is over."""
-        finished = self._reply.finished
+        finished = self.reply.finished
         if finished is None:
             self._over = True
             return
@@ -113,7 +105,7 @@ class Turn:
             raise ToolRoundsExceeded(f"The model still calls tools after {self._max_rounds} rounds")
         outputs = await self._outputs(ours)
         if ours and len(ours) == len(calls) and not self._stopped:
-            self._reply = Reply(self._connection, self._create, outputs, rounds=self.rounds)
+            self.reply = Reply(self._connection, self._create, outputs, rounds=self.rounds)
             return
         self._over = True
         for output in outputs:

@@ -56,7 +56,7 @@ def end_with(history: History, item_id: str, end: int | None, tokenizer: ChatTok
 def _cut_at(history: History, tokens: int, tokenizer: ChatTokenizer) -> str:
     """Cut the reply in which the first ``tokens`` tokens end, if in one. Returns the last item left."""
     head = history.told
-    if head is None and history.tree.head is not None:
+    if head is None and history.head is not None:
         raise CutInvalid(
             "The conversation was edited: its tokens are counted again in the next turn", param="to"
         )

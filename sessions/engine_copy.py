@@ -1,6 +1,6 @@
 """The engine's copy of a branch: one sequence over the link, and the tokens it is known to hold.
 
-It brings the sequence to any wanted tokens with the cheapest verbs, and opens a new one when the engine was
+It brings the sequence to the wanted tokens with the cheapest verbs. It opens a new one when the engine was
 restarted or a verb was cut off. It knows nothing of text, turns or items.
 
 Its state says what is known of the sequence:
@@ -16,8 +16,10 @@ Its state says what is known of the sequence:
        └──────────── close ────── GENERATING ── stop ──▶ STOPPING ────┤
                                       └───────── its last row ────────┘
 
-A verb that is cut off leaves UNSURE, and so does a refused one: the next turn closes the sequence and opens
-another. An engine that dies changes no state: `EngineCopy.lost` tells that the sequence went with it.
+Not drawn: a copy that its parent forks goes from EMPTY to HELD, and a reply without a generation is stopped
+in UNSURE or HELD. After a verb that was cut off or refused the state stays UNSURE: the next turn closes the
+sequence and opens another. An engine's death changes no state: `EngineCopy.lost` tells that the sequence is
+gone with it.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from typing import TypeAlias
 
 from ..runtime.errors import EngineDied, EngineGone, EpochStale, SequenceBusy, SequenceUnknown, VerbRefused
 from ..runtime.link.client import EngineLink
@@ -45,7 +48,7 @@ class CopyState(Enum):
     EMPTY = "empty"
     """There is none."""
     UNSURE = "unsure"
-    """A verb is on its way, or was cut off or refused: the sequence may hold other tokens, or be gone."""
+    """A verb is in flight, or was cut off or refused: the sequence may hold other tokens, or be gone."""
     HELD = "held"
     """It is idle and holds exactly the known tokens."""
     GENERATING = "generating"
@@ -61,11 +64,11 @@ MOVES = {
     CopyState.GENERATING: {CopyState.EMPTY, CopyState.HELD, CopyState.STOPPING},
     CopyState.STOPPING: {CopyState.UNSURE, CopyState.HELD},
 }
-"""Where each state may go."""
+"""The states that each state may go to."""
 
 
 class IllegalMove(AssertionError):
-    """The copy was to go where its state does not lead."""
+    """The copy was asked to go to a state that `MOVES` does not allow."""
 
     def __init__(self, state: CopyState, wanted: CopyState) -> None:
         super().__init__(f"the engine's copy cannot go from {state.name} to {wanted.name}")
@@ -73,9 +76,9 @@ class IllegalMove(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class _GrantedLease:
-    """A lease that the engine granted, until ``until``; and when the session is expected back, at ``returns``.
+    """A lease that the engine granted. It ends at ``until``; the session is expected back at ``returns``.
 
-    Times are of ``time.monotonic()``, in seconds.
+    Both are seconds of ``time.monotonic()``.
     """
 
     priority: int
@@ -83,25 +86,15 @@ class _GrantedLease:
     returns: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """The tokens of a turn, and how to sample what follows; the last ``generated_from`` are of the reply."""
-
-    ids: Ids
-    sampling: Sampling
-    limits: TokenLimits
-    generated_from: int
-
-    def parameters(self) -> tuple[Sampling, TokenLimits, int]:
-        """As the link's verbs take them."""
-        return self.sampling, self.limits, self.generated_from
+_Parameters: TypeAlias = tuple[Sampling, TokenLimits, int]
+"""How to sample what follows a prompt; the last tokens of the prompt, so many, are the reply's already."""
 
 
 class EngineCopy:
     """At most one sequence of the engine, and the tokens it is known to hold.
 
-    With an ``origin`` it begins as a fork of that copy, where the two share at least a block. ``reopened``: the
-    branch comes from the journal, and an earlier engine held it.
+    ``origin``: the copy that this one begins as a fork of, if the two share at least a block. ``reopened``: the
+    branch comes from the journal, so an earlier engine held it.
     """
 
     def __init__(
@@ -116,45 +109,47 @@ class EngineCopy:
         self._salt = salt
         self._origin = origin
         self.state = CopyState.EMPTY
-        self._sequence: SequenceState | None = None  # the engine's last word on it
+        self._sequence: SequenceState | None = None  # as the engine last reported it
         self._tokens = NONE
-        self._engine_number = 0 if reopened else link.engine_number  # the first engine is number 1
-        self._isolated = False  # the sequence was opened so that it shares no step
+        self._engine_number = (
+            0 if reopened else link.engine_number
+        )  # of the engine that holds it; the first is 1
+        self._isolated = False  # whether the sequence shares no step with others
         self._verbs = asyncio.Lock()
         self._stop_reply: asyncio.Task[None] | None = None
-        self._extends: set[asyncio.Future[VerbReply]] = set()  # replies that no verb waits for: see `_extend`
-        self._without_kv = 1  # sampled tokens at the end that had no KV when the last generation ended
-        self._before_prefill: int | None = None  # tokens with KV before `prefill` ran; None: it did not
+        self._extends: set[asyncio.Future[VerbReply]] = set()  # in flight; see `_extend`
+        self._without_kv = 1  # sampled tokens at the end that had no KV when generation ended
+        self._before_prefill: int | None = None  # tokens with KV before the first `prefill` since a turn
         self._retracted = False
         self.cached = 0
-        """Tokens that had KV before the last turn's prompt was computed, be it by `prefill` or by the turn."""
+        """Tokens of the last turn's prompt that had KV before `prefill` or the turn computed the others."""
         self._lease: _GrantedLease | None = None
-        self._lease_verbs = 0  # sent and not answered
+        self._lease_verbs = 0  # in flight
         self._turns = 0
         self.crashes = CrashCount()
 
     @property
     def lost(self) -> bool:
-        """Whether the engine that last held the branch is gone."""
+        """Whether the engine that held the sequence is gone."""
         return self._engine_number != self._link.engine_number
 
     @property
     def held(self) -> Ids:
-        """The tokens that the engine holds for certain, ``[tokens]``; none while it generates."""
+        """The tokens that the engine is known to hold, ``[tokens]``; none while it generates."""
         return self._tokens if self.state is CopyState.HELD and not self.lost else NONE
 
     @property
     def sent(self) -> Ids:
-        """The tokens that were sent to the engine, ``[tokens]``, but for a turn that is on its way."""
+        """The tokens that were sent to the engine, ``[tokens]``; without those of a turn that is beginning."""
         return NONE if self.lost else self._tokens
 
     @property
     def pending_extends(self) -> int:
-        """Extensions that the engine has not answered yet."""
+        """How many `extend` verbs the engine has not answered yet."""
         return len(self._extends)
 
     async def wait_extended(self) -> None:
-        """Wait until the extensions that are on their way now are answered."""
+        """Wait until the engine has answered the `extend` verbs that are in flight now."""
         if self._extends:
             await asyncio.wait(self._extends)
 
@@ -164,28 +159,28 @@ class EngineCopy:
             await asyncio.wait([self._stop_reply])
 
     def without_kv(self, keep: int) -> int:
-        """How many of the branch's first ``keep`` tokens were sampled last and have no KV yet."""
+        """How many of the last of the branch's first ``keep`` tokens were sampled and have no KV yet."""
         if self._sequence is None or self.lost or len(self._tokens) < keep:
             return 1
         computed = self._sequence.computed if self._before_prefill is None else self._before_prefill
         return min(self._without_kv, max(0, keep - computed))
 
     def take_retracted(self) -> bool:
-        """Whether, since the last call, tokens were prefilled that no turn kept."""
+        """Whether tokens were prefilled since the last call that no turn used."""
         retracted, self._retracted = self._retracted, False
         return retracted
 
     # --- forks --------------------------------------------------------------------------------------------
 
     def child(self) -> EngineCopy:
-        """Another copy, which begins as a fork of this one."""
+        """A copy that begins as a fork of this one."""
         return EngineCopy(self._link, self._salt, self)
 
     async def fork(self, children: Sequence[EngineCopy], ids: Ids) -> None:
         """Fork the part of ``ids`` that this copy holds to all children, with one verb.
 
-        While this one generates, ``ids`` may reach as far as its rows were read. Children that share no block
-        stay empty, and so they do where the engine refuses: they are opened when they are first used.
+        While this copy generates, ``ids`` may include the sampled ids that were read. If the engine refuses,
+        or less than a block is shared, the children stay empty and are opened when they are first used.
         """
         async with self._exclusive():
             sequence = self._sequence
@@ -209,30 +204,27 @@ class EngineCopy:
     async def begin(
         self, ids: Ids, sampling: Sampling, limits: TokenLimits, generated_from: int = 0
     ) -> Generation:
-        """Make the engine hold exactly ``ids`` and sample what follows; the last ``generated_from`` are of the
-        reply already.
+        """Make the engine hold exactly ``ids`` and sample what follows.
 
-        New tokens travel with the verb that generates, so no step lies between. Call `stop` or `finish` when
-        the generation is over. Raises the runtime's ``VerbRefused`` and ``EngineGone``.
+        The last ``generated_from`` ids are the reply's already. New ids go with the verb that generates, so
+        they cost no step of their own. Call `stop` or `finish` when the generation is over. Raises the
+        runtime's ``VerbRefused`` and ``EngineGone``.
         """
         async with self._exclusive():
             self._end_return_hint()
             held, before, self._before_prefill = self.held, self._before_prefill, None
-            prompt = _Prompt(ids, sampling, limits, generated_from)
             sequence = await self._reusable(ids, whole=False)
             self._retracted |= before is not None and common_prefix(held, ids) < len(held)
-            generation = await (
-                self._begin_anew(prompt) if sequence is None else self._go_on(prompt, sequence.seq)
-            )
+            generation = await self._start(ids, (sampling, limits, generated_from), sequence)
             found = generation.state.computed
             self.cached = min(len(ids) if before is None else before, found)
             return generation
 
     async def stop(self, ids: Ids, reply: asyncio.Future[SequenceState] | None = None) -> None:
-        """End the generation and keep exactly ``ids``, a beginning of what it made.
+        """End the generation and keep exactly ``ids``, the prompt and a beginning of the reply.
 
-        Returns before the engine answers, which it does when the step in flight is over; later verbs wait for
-        that. ``reply``: the engine's answer, where it was told to stop already.
+        Returns before the engine answers, which it does after the step in flight; later verbs wait for the
+        answer. ``reply``: the engine's answer, if it was told to stop already.
         """
         async with self._exclusive():
             if self._sequence is None:  # it was closed meanwhile
@@ -260,18 +252,19 @@ class EngineCopy:
                 self._doubt()
 
     def finish(self, ids: Ids, without_kv: int) -> None:
-        """The generation ended by itself. The sequence holds ``ids``, the last ``without_kv`` without KV."""
+        """Note that the generation ended by itself. The sequence holds ``ids``; the last ``without_kv`` have
+        no KV."""
         self._without_kv = without_kv
         sequence = self._known
         state = SequenceState(sequence.seq, len(ids), len(ids) - without_kv, sequence.epoch)
         self._move(CopyState.HELD, state, ids)
 
     async def prefill(self, ids: Ids, *, unless: Callable[[], bool], turn_expected: bool = False) -> None:
-        """Make the engine hold and compute the tokens of a turn that has not begun.
+        """Make the engine hold and compute ``ids``, before a turn begins.
 
-        Does nothing where ``unless`` is true once this has its place among the verbs: the turn began meanwhile.
-        Nor does it where an engine died in a step of this branch: only a turn, under the poison rule, tries
-        that again. ``turn_expected``: compute them with a turn's priority.
+        Does nothing if ``unless`` is true after the verbs in front are done: the turn has begun meanwhile.
+        Does nothing if an engine died in a step of this branch: only a turn tries that again, under the
+        poison rule. ``turn_expected``: compute with a turn's priority.
         """
         async with self._exclusive():
             if unless() or self._suspect:
@@ -287,9 +280,9 @@ class EngineCopy:
     async def lease(
         self, ids: Ids, priority: int | None, ttl: float | None, returns_in: float | None
     ) -> Receipt:
-        """Lease the KV of the sequence, which is opened with ``ids`` where there is none.
+        """Lease the KV of the sequence; if there is none, open it with ``ids``.
 
-        ``ttl`` and ``returns_in`` are seconds. A granted lease is asked for again after the engine's death.
+        ``ttl`` and ``returns_in`` are seconds. After the engine's death a granted lease is requested again.
         """
         turns = self._turns
         self._lease_verbs += 1
@@ -307,43 +300,43 @@ class EngineCopy:
     async def hint_return(self, returns_in: float) -> None:
         """Tell the engine in how many seconds a turn is likely.
 
-        Does nothing where a lease is granted or asked for: the hint would take it back.
+        Does nothing if a lease is granted or requested, because the hint would end it.
         """
         leased = self._live_lease is not None or self._lease_verbs > 0
         if self._sequence is not None and not self.lost and not leased:
             await self._link.lease(self._sequence.seq, None, 0.0, returns_in)
 
     async def stage(self, ids: Ids) -> Moved:
-        """Bring the KV of the sequence, or of ``ids`` where there is none, up to the device."""
+        """Bring the KV of the sequence up to the device; if there is none, open it with ``ids``."""
         return await self._link.stage(await self._present(ids))
 
     async def settle(self, ids: Ids, *, disk: bool) -> Moved:
-        """Send the KV of the sequence down, to the host tier or to ``disk``."""
+        """Send the KV of the sequence down to the host tier or to ``disk``."""
         return await self._link.settle(await self._present(ids), disk)
 
     # --- deaths and ends ----------------------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """The engine that held the sequence is gone: wait for the next one, and count how it died.
+        """Wait for the next engine after the one that held the sequence died, and count its death.
 
         Raises:
             EngineGone: no engine will come.
-            SequencePoisoned: the engine died of this branch.
+            SequencePoisoned: this branch makes engines crash.
         """
         sequence, held_by = self._sequence, self._engine_number
         await self._link.wait_ready()
         if not self.lost:
-            raise EngineDied("the engine answers what its link does not know")
+            raise EngineDied("the engine and its link disagree about a sequence")
         death = self._link.death_of(held_by)
         if sequence is not None and death is not None:
             await self.close()
             self.crashes.add(death, sequence.seq, self._isolated)
 
     async def close(self, *, keep_kv: bool = True) -> None:
-        """Close the engine's sequence, if there is one. It does not wait for a verb in flight, such as a fork.
+        """Close the engine's sequence, if there is one, without waiting for a verb in flight, such as a fork.
 
-        Where the engine dies over it the sequence stays known until the next engine is there, so that
-        `recover` can tell whether it was in the fatal step.
+        If the engine dies meanwhile, the sequence stays known, so that `recover` can tell whether it was in the
+        fatal step.
         """
         await self.wait_stopped()
         await self._close(keep_kv=keep_kv)
@@ -361,37 +354,37 @@ class EngineCopy:
     # --- the state ----------------------------------------------------------------------------------------
 
     def _move(self, state: CopyState, sequence: SequenceState | None, tokens: Ids) -> None:
-        """Go to ``state``; all changes of the state are made here. Raises ``IllegalMove``."""
+        """Go to ``state``; the state changes nowhere else. Raises ``IllegalMove``."""
         if state not in MOVES[self.state]:
             raise IllegalMove(self.state, state)
         self.state, self._sequence, self._tokens = state, sequence, tokens
 
     def _doubt(self) -> None:
-        """A verb goes out, or was refused: until its reply comes what the engine holds is not certain."""
+        """Go to UNSURE: a verb goes out, or was refused."""
         self._move(CopyState.UNSURE, self._sequence, self._tokens)
 
     @asynccontextmanager
     async def _exclusive(self) -> AsyncIterator[None]:
-        """One verb at a time, each after the reply to a stop."""
+        """Let one verb run at a time, each after the reply to a stop."""
         async with self._verbs:
             await self.wait_stopped()
             yield
 
     @property
     def _known(self) -> SequenceState:
-        """The engine's sequence. Raises ``SequenceUnknown`` where there is none."""
+        """The engine's sequence. Raises ``SequenceUnknown`` if there is none."""
         if self._sequence is None:
             raise SequenceUnknown("the session has no sequence in the engine")
         return self._sequence
 
     @property
     def _live_lease(self) -> _GrantedLease | None:
-        """The lease, or the expected return, that is not over yet."""
+        """The lease, if it or the expected return is not over yet."""
         lease = self._lease
         return lease if lease is not None and max(lease.until, lease.returns) > time.monotonic() else None
 
     def _end_return_hint(self) -> None:
-        """A turn begins: the session is back. A lease stays until its time is over."""
+        """Drop the return hint, because a turn begins. A lease stays until its time is over."""
         self._turns += 1
         if self._lease is not None and self._lease.until <= time.monotonic():
             self._lease = None
@@ -405,9 +398,9 @@ class EngineCopy:
 
     @property
     def _fatal(self) -> EngineDeath | None:
-        """The death of the engine that held the sequence, if it died in a step of it.
+        """The death of the engine that held the sequence, if the sequence was in its last step.
 
-        None where the link does not remember that death.
+        None if the link does not know that death.
         """
         if self._sequence is None or not self.lost:
             return None
@@ -417,10 +410,10 @@ class EngineCopy:
     # --- verbs --------------------------------------------------------------------------------------------
 
     async def _present(self, ids: Ids) -> int:
-        """The engine's sequence, opened with ``ids`` where there is none.
+        """The engine's sequence; if there is none, open it with ``ids``.
 
         Raises:
-            EngineDied: an engine crashed in a step of this branch: only a turn tries that again.
+            EngineDied: an engine crashed in a step of this branch, so only a turn opens it again.
             SequencePoisoned: too many engines were killed in steps of this branch.
         """
         if self._sequence is not None and not self.lost:
@@ -432,7 +425,7 @@ class EngineCopy:
                     await self._close()
                     self.crashes.add(fatal, sequence.seq, self._isolated)
                 elif self._suspect:
-                    raise EngineDied("an engine died over this session: its next turn begins it again")
+                    raise EngineDied("an engine died over this session: its next turn opens it again")
                 if len(ids):
                     await self._bring(ids)
                 else:
@@ -460,9 +453,9 @@ class EngineCopy:
     async def _reusable(
         self, ids: Ids, *, whole: bool = True, turn_expected: bool = False
     ) -> SequenceState | None:
-        """The sequence, brought to ``ids``, or where not ``whole`` to a beginning of them.
+        """The sequence, which then holds ``ids``, or if not ``whole`` a beginning of them.
 
-        None: it could not be used and is closed.
+        If it cannot be used, it is closed and the result is None.
         """
         assert len(ids) > 0, "a prompt has at least one token"
         if self.state is CopyState.HELD and not self.lost and not self.crashes.isolated:
@@ -476,7 +469,7 @@ class EngineCopy:
     async def _mend(
         self, sequence: SequenceState, ids: Ids, *, whole: bool, turn_expected: bool
     ) -> SequenceState:
-        """Truncate the sequence to what it shares with ``ids``; where ``whole``, extend it to all of them."""
+        """Truncate the sequence to what it shares with ``ids``; if ``whole``, extend it to all of them."""
         shared = common_prefix(self._tokens, ids)
         if shared < len(self._tokens):
             self._doubt()
@@ -487,9 +480,9 @@ class EngineCopy:
         return sequence
 
     def _extend(self, seq: int, ids: Ids, turn_expected: bool) -> None:
-        """Append the new tokens without waiting for the reply, which comes when the step in flight is over.
+        """Append the new tokens without waiting for the reply, which comes after the step in flight.
 
-        Every verb names the length that it expects, so where this one is refused the later ones are too.
+        Every verb names the length it expects, so if this one is refused, later ones are too.
         """
         there = len(self._tokens)
         reply = self._link.extend(seq, ids[there:].tolist(), turn_expected, there)
@@ -508,7 +501,7 @@ class EngineCopy:
             self._sequence = reply.result().state or self._sequence
 
     async def _open(self, ids: Ids, *, isolated: bool) -> SequenceState:
-        """Open a sequence that holds ``ids``, and ask again for the lease that it had."""
+        """Open a sequence that holds ``ids``, and request the lease that the branch had."""
         self._send_opening(isolated)
         sequence = await self._link.open(ids.tolist(), self._salt, isolated)
         self._move(CopyState.HELD, sequence, ids)
@@ -521,12 +514,13 @@ class EngineCopy:
         return sequence
 
     def _send_opening(self, isolated: bool) -> None:
-        """A verb goes out that makes the sequence, in the engine that runs now."""
+        """Note that a verb goes out that opens the sequence in the current engine."""
         self._doubt()
         self._isolated, self._engine_number = isolated, self._link.engine_number
 
     def _forkable(self, ids: Ids) -> tuple[int, int] | None:
-        """The origin's sequence and how many of its tokens begin ``ids``; None: too few for a fork."""
+        """The origin's sequence and how many of its tokens begin ``ids``; None if they are less
+        than a block."""
         origin = self._origin
         if origin is None or origin._sequence is None or origin.lost:
             return None
@@ -534,7 +528,7 @@ class EngineCopy:
         return None if at < self._link.hello.block_tokens else (origin._sequence.seq, at)
 
     async def _fork_origin(self, ids: Ids) -> SequenceState | None:
-        """Fork what the origin shares with ``ids``; None where that cannot be."""
+        """Fork what the origin shares with ``ids``; None if that is not possible."""
         parent = self._forkable(ids)
         if parent is None:
             return None
@@ -549,39 +543,37 @@ class EngineCopy:
         self._move(CopyState.HELD, sequence, ids[:at])
         return sequence
 
-    async def _go_on(self, prompt: _Prompt, seq: int) -> Generation:
-        """Generate on a sequence that holds the beginning of the prompt."""
-        try:
-            return await self._generate(prompt, seq)
-        except (EpochStale, SequenceBusy, SequenceUnknown):  # the sequence is not what was expected
-            if self.lost:
-                raise
-            await self._close()
-            return await self._begin_anew(prompt)
+    async def _start(self, ids: Ids, parameters: _Parameters, sequence: SequenceState | None) -> Generation:
+        """Generate on ``sequence``, which holds a beginning of ``ids``, or else on a new one.
 
-    async def _begin_anew(self, prompt: _Prompt) -> Generation:
-        """Generate on a new sequence, which comes with the same verb where no lease is to be asked for."""
+        The verb that generates also opens the new one, unless a lease must be requested in between.
+        """
+        if sequence is not None:
+            try:
+                return await self._generate(ids, parameters, sequence.seq)
+            except (EpochStale, SequenceBusy, SequenceUnknown):  # it is not what was expected
+                if self.lost:
+                    raise
+                await self._close()
         isolated = self.crashes.isolated
         if self._live_lease is not None:
-            return await self._generate(prompt, (await self._open(prompt.ids, isolated=isolated)).seq)
-        parent = None if isolated else self._forkable(prompt.ids)
+            sequence = await self._open(ids, isolated=isolated)
+            return await self._generate(ids, parameters, sequence.seq)
+        parent = None if isolated else self._forkable(ids)
         if parent is not None:
             with suppress(VerbRefused):  # the parent is not what was expected
-                return await self._begin_with(prompt, Opening(parent=parent[0], at=parent[1]))
-        return await self._begin_with(prompt, Opening(self._salt, isolated))
+                return await self._generate(ids, parameters, Opening(parent=parent[0], at=parent[1]))
+        return await self._generate(ids, parameters, Opening(self._salt, isolated))
 
-    async def _begin_with(self, prompt: _Prompt, opening: Opening) -> Generation:
-        self._send_opening(opening.isolated)
-        new = prompt.ids[opening.at :].tolist()
-        return self._generating(prompt, await self._link.begin(opening, *prompt.parameters(), new))
-
-    async def _generate(self, prompt: _Prompt, seq: int) -> Generation:
-        self._doubt()
-        there = len(self._tokens)
-        new = prompt.ids[there:].tolist()
-        return self._generating(prompt, await self._link.generate(seq, *prompt.parameters(), new, there))
-
-    def _generating(self, prompt: _Prompt, generation: Generation) -> Generation:
+    async def _generate(self, ids: Ids, parameters: _Parameters, on: int | Opening) -> Generation:
+        """Generate on the sequence ``on``, or on one that is opened by the same verb."""
+        if isinstance(on, Opening):
+            self._send_opening(on.isolated)
+            generation = await self._link.begin(on, *parameters, ids[on.at :].tolist())
+        else:
+            self._doubt()
+            there = len(self._tokens)
+            generation = await self._link.generate(on, *parameters, ids[there:].tolist(), there)
         self._without_kv = 1
-        self._move(CopyState.GENERATING, generation.state, prompt.ids)
+        self._move(CopyState.GENERATING, generation.state, ids)
         return generation

@@ -11,8 +11,6 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from unicodedata import normalize
 
-import msgspec
-
 from .errors import MemberUnknown, NameInvalid, PruneInvalid
 from .journal.records import SessionRecord
 
@@ -35,7 +33,7 @@ class Member:
     id: str
     parent: str | None
     name: str
-    open: bool
+    open: bool = False
     items: int | None = None
     tokens: int | None = None
 
@@ -48,23 +46,9 @@ class Page:
     after: str | None = None
 
 
-def child_of(parent: SessionRecord, session_id: str, config: bytes) -> SessionRecord:
-    """The record of a session forked from ``parent``, without its ``origin`` in the journal."""
-    return msgspec.structs.replace(
-        parent, id=session_id, config=config, origin=None, name="", parent=parent.id, root=root_of(parent)
-    )
-
-
 def root_of(record: SessionRecord) -> str:
     """The id of the first session of its tree."""
     return record.root or record.id
-
-
-@dataclass(frozen=True, slots=True)
-class _Branch:
-    id: str
-    parent: str | None
-    name: str
 
 
 class ForkTree:
@@ -78,7 +62,7 @@ class ForkTree:
         self.opened = 0
         self.unopened: set[str] = set()
         self._numbers: list[int] = []
-        self._branches: dict[int, _Branch] = {}
+        self._members: dict[int, Member] = {}
         self._places: dict[str, int] = {}
         self._names: dict[str, str] = {}
         self._past: dict[str, int] = {}  # numbers of removed sessions
@@ -96,10 +80,10 @@ class ForkTree:
         if number is None:
             return
         self._note(session_id)
-        branch = self._branches.pop(number)
+        member = self._members.pop(number)
         del self._numbers[bisect_right(self._numbers, number) - 1]
-        if self._names.get(branch.name) == session_id:
-            del self._names[branch.name]
+        if self._names.get(member.name) == session_id:
+            del self._names[member.name]
         self._past[session_id] = number
         if len(self._past) > PAST:
             del self._past[next(iter(self._past))]
@@ -137,12 +121,8 @@ class ForkTree:
         """A session's number in the journal; None if it is not in the tree."""
         return self._places.get(session_id)
 
-    def named(self, name: str) -> str | None:
-        """The session with this name, given in Unicode's normal form C."""
-        return self._names.get(name)
-
-    def page(self, after: str | None, limit: int | None) -> tuple[list[_Branch], str | None]:
-        """At most ``limit`` sessions behind ``after``, and the id the next page begins behind.
+    def page(self, limit: int | None, after: str | None) -> Page:
+        """At most ``limit`` sessions behind ``after``, none of them marked as open.
 
         Raises ``MemberUnknown`` if ``after`` was never there, or was removed long ago.
         """
@@ -154,45 +134,43 @@ class ForkTree:
             place = known
         first = bisect_right(self._numbers, place)
         last = len(self._numbers) if limit is None else first + limit
-        found = [self._branches[number] for number in self._numbers[first:last]]
-        return found, found[-1].id if last < len(self._numbers) else None
+        found = [self._members[number] for number in self._numbers[first:last]]
+        return Page(found, found[-1].id if last < len(self._numbers) else None)
+
+    def checked_name(self, name: str, session_id: str) -> str:
+        """The name in Unicode's normal form C, so that equal texts are equal names.
+
+        Raises ``NameInvalid`` if it is too long, or another session of the tree has it.
+        """
+        name = normalize("NFC", name)
+        if len(name) > MAX_NAME:
+            raise NameInvalid(f"A name has at most {MAX_NAME} characters", param="name")
+        if name and self._names.get(name, session_id) != session_id:
+            raise NameInvalid(f"Another session of this tree is named {name!r}", param="name")
+        return name
+
+    def check_pruned(self, target: str, asking: str) -> int:
+        """The number of ``target``. Raises ``MemberUnknown``, or ``PruneInvalid`` if it is the asking one."""
+        number = self.number(target)
+        if number is None:
+            raise MemberUnknown(f"This tree has no session {target!r}", param="session")
+        if target == asking:
+            raise PruneInvalid(
+                "A session cannot prune itself: leave it, and prune it from another", param="session"
+            )
+        return number
 
     def _note(self, session_id: str) -> None:
         if self._changed is not None:
             self._changed.add(session_id)
 
     def _put(self, number: int, record: SessionRecord) -> None:
-        before = self._branches.get(number)
+        before = self._members.get(number)
         if before is None:
             insort(self._numbers, number)
         elif self._names.get(before.name) == record.id:
             del self._names[before.name]
-        self._branches[number] = _Branch(record.id, record.parent or None, record.name)
+        self._members[number] = Member(record.id, record.parent or None, record.name)
         self._places[record.id] = number
         if record.name:
             self._names[normalize("NFC", record.name)] = record.id
-
-
-def checked_name(name: str, session_id: str, tree: ForkTree) -> str:
-    """The name in Unicode's normal form C, so that equal texts are equal names.
-
-    Raises ``NameInvalid`` if it is too long, or another session of the tree has it.
-    """
-    name = normalize("NFC", name)
-    if len(name) > MAX_NAME:
-        raise NameInvalid(f"A name has at most {MAX_NAME} characters", param="name")
-    if name and tree.named(name) not in (None, session_id):
-        raise NameInvalid(f"Another session of this tree is named {name!r}", param="name")
-    return name
-
-
-def check_pruned(target: str, asking: str, tree: ForkTree) -> int:
-    """The number of ``target``. Raises ``MemberUnknown``, or ``PruneInvalid`` if it is the asking session."""
-    number = tree.number(target)
-    if number is None:
-        raise MemberUnknown(f"This tree has no session {target!r}", param="session")
-    if target == asking:
-        raise PruneInvalid(
-            "A session cannot prune itself: leave it, and prune it from another", param="session"
-        )
-    return number

@@ -52,7 +52,5 @@ class SessionHandles:
     def _issue(self, ring: Keyring) -> None:
         self.current = f"hold_{secrets.token_urlsafe(HANDLE_BYTES)}"
         fresh = (*ring.fresh, digest_of(self.current))[-MAX_FRESH:]
-        before = self.digests()
         self._keyring = Keyring(fresh=fresh, used=ring.used)
-        dropped = [digest for digest in before if digest not in self.digests()]
-        self._log.keep_handles(self._keyring, self.owner, dropped)
+        self._log.keep_handles(self._keyring)

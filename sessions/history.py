@@ -7,7 +7,7 @@ nothing of tokenizers, links or event loops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -20,9 +20,9 @@ from .items import (
     checked_preamble,
     size_of,
 )
-from .journal.records import Deleted, Inserted, Record, Rewound, Truncated, forget
+from .journal.records import AnyOperation, Deleted, Inserted, Rewound, Truncated
 from .token_ids import ids_from
-from .tree import Draft, Script, Segment, Tree, TurnNode, TurnReply
+from .tree import Draft, Script, Segment, TurnNode, TurnReply
 from .turn.events import MissReason
 from .turn.request import TurnRequest
 
@@ -50,16 +50,6 @@ class Placed:
     aside: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HistoryState:
-    """A whole history between two turns. ``rendered``: the preamble that the path was rendered with."""
-
-    preamble: Preamble
-    rendered: Preamble
-    entries: tuple[Segment, ...]
-    head: TurnNode | None
-
-
 class ReplySlot:
     """The place of the running turn's reply; items appended meanwhile stand behind it."""
 
@@ -70,18 +60,23 @@ _Entry: TypeAlias = Item | TurnReply | ReplySlot
 class History:
     """The entries of one conversation, in order. A turn begins on them, then is committed or aborted.
 
-    ``record`` is called with the operation of each edit.
+    ``record`` is called with the operation of each edit. ``head``: the last turn that belongs to the
+    conversation, None before the first.
     """
 
     def __init__(
-        self, preamble: Preamble | None = None, *, max_items: int = 20_000, record: Record = forget
+        self,
+        preamble: Preamble | None = None,
+        *,
+        max_items: int = 20_000,
+        record: Callable[[AnyOperation], None] = lambda operation: None,
     ) -> None:
         self.record = record
         self._max_items = max_items
-        self.tree = Tree()
+        self.head: TurnNode | None = None
         self._preamble = Preamble() if preamble is None else checked_preamble(preamble)
         self._heading = size_of(self._preamble)
-        self._rendered = self._preamble
+        self.rendered = self._preamble
         self._entries: list[_Entry] = []
         self._home: dict[str, _Entry] = {}
         self._calls: ToolCalls | None = None
@@ -90,19 +85,17 @@ class History:
         self._matched = 0  # so many first entries are known to be the tree's path
         self._appended = True  # the running turn has seen no edit but appends
 
-    def state(self) -> HistoryState:
-        """The whole history; only between two turns."""
-        assert self._slot is None, "a turn runs"
-        return HistoryState(self._preamble, self._rendered, self._segments(), self.tree.head)
-
-    def restore(self, state: HistoryState) -> None:
-        """Take over a state; only in a new history."""
+    def restore(
+        self, preamble: Preamble, rendered: Preamble, entries: Sequence[Segment], head: TurnNode | None
+    ) -> None:
+        """Take over a whole history between two turns; only in a new one. ``rendered``: the preamble that the
+        path was rendered with."""
         assert not self._entries, "it has items already"
-        self._preamble, self._rendered = state.preamble, state.rendered
-        self._heading = size_of(self._preamble)
-        self._entries = list(state.entries)
-        self._home = {item.id: entry for entry in state.entries for item in _items_of(entry)}
-        self.tree.move(state.head)
+        self._preamble, self.rendered = preamble, rendered
+        self._heading = size_of(preamble)
+        self._entries = list(entries)
+        self._home = {item.id: entry for entry in entries for item in _items_of(entry)}
+        self.head = head
 
     @property
     def preamble(self) -> Preamble:
@@ -212,15 +205,14 @@ class History:
                 del self._home[item.id]
         del self._entries[place:]
         self._matched = 0
-        self.tree.move(self._found(self._segments())[0])
+        self.head = self._found(self.segments())[0]
         self.record(Rewound(item=item_id))
 
-    def branch(self) -> History:
-        """A second history that goes on from here and shares what there is."""
-        other = History(max_items=self._max_items)
+    def branch(self, record: Callable[[AnyOperation], None] = lambda operation: None) -> History:
+        """A second history that goes on from here and shares what there is; its edits go to ``record``."""
+        other = History(max_items=self._max_items, record=record)
         other.share_preamble(self)
-        other.tree.move(self.tree.head)
-        other._rendered, other._slot = self._rendered, self._slot
+        other.head, other.rendered, other._slot = self.head, self.rendered, self._slot
         other._matched, other._appended = self._matched, self._appended
         other._entries, other._home = self._entries, self._home
         self._shared = other._shared = True
@@ -229,11 +221,9 @@ class History:
     @property
     def told(self) -> TurnNode | None:
         """The tree's head if the entries are those of its path; None if they were edited since."""
-        segments = self._segments()
+        segments = self.segments()
         node, at = self._found(segments)
-        edited = node is not self.tree.head or any(
-            isinstance(segment, TurnReply) for segment in segments[at:]
-        )
+        edited = node is not self.head or any(isinstance(segment, TurnReply) for segment in segments[at:])
         return None if edited else node
 
     def script(self, preamble: Preamble | None = None, items: tuple[Item, ...] | None = None) -> Script:
@@ -241,7 +231,7 @@ class History:
         heading = self._heading if preamble is None else size_of(preamble)
         if items is not None:
             return Script(preamble or self._preamble, items, miss=MissReason.OVERRIDDEN, heading=heading)
-        segments = self._segments()
+        segments = self.segments()
         if preamble is not None and preamble != self._preamble:
             return Script(preamble, segments, miss=MissReason.OVERRIDDEN, heading=heading)
         base, miss, shared = self._base(segments)
@@ -283,8 +273,8 @@ class History:
         node = draft.node(reply, node_id)
         self._entries.insert(place, reply)
         self._home.update((item.id, reply) for item in reply.items)
-        self.tree.move(node)
-        self._rendered = turn.script.preamble
+        self.head = node
+        self.rendered = turn.script.preamble
         self._matched = place + 1 if self._appended else 0
         return node
 
@@ -312,7 +302,7 @@ class History:
         if self._shared:
             self._entries, self._home, self._shared = list(self._entries), dict(self._home), False
 
-    def _segments(self) -> tuple[Segment, ...]:
+    def segments(self) -> tuple[Segment, ...]:
         """The entries up to the slot, or all."""
         end = len(self._entries) if self._slot is None else self._index(self._slot)
         return cast(tuple[Segment, ...], tuple(self._entries[:end]))
@@ -326,13 +316,13 @@ class History:
 
     def _base(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, MissReason | None, int]:
         """The last turn that the entries match with its path, why it is not the head, and its entries."""
-        if self.tree.head is not None and self._preamble != self._rendered:
-            changed = self._preamble.instructions != self._rendered.instructions
+        if self.head is not None and self._preamble != self.rendered:
+            changed = self._preamble.instructions != self.rendered.instructions
             return None, MissReason.INSTRUCTIONS_CHANGED if changed else MissReason.TOOLS_CHANGED, 0
         if self._matched:
-            return self.tree.head, None, self._matched
+            return self.head, None, self._matched
         base, at = self._found(segments)
-        if base is not self.tree.head or any(isinstance(segment, TurnReply) for segment in segments[at:]):
+        if base is not self.head or any(isinstance(segment, TurnReply) for segment in segments[at:]):
             return base, MissReason.HISTORY_EDITED, at
         self._matched = at
         return base, None, at
@@ -340,7 +330,7 @@ class History:
     def _found(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, int]:
         """The last turn that the segments match with its path, and how many segments that is."""
         base, at = None, 0
-        for node in self.tree.path():
+        for node in () if self.head is None else tuple(self.head.ancestry())[::-1]:
             wanted = (*node.inputs, node.reply)
             found = segments[at : at + len(wanted)]
             if len(found) < len(wanted) or any(a is not b for a, b in zip(found, wanted, strict=True)):
@@ -350,10 +340,9 @@ class History:
 
     def _split(self, reply: TurnReply, rest: TurnReply, node_id: str) -> None:
         """If the reply is on the path, move the head to a node of that turn with the rest of the reply."""
-        head = self.tree.head
-        for node in () if head is None else head.ancestry():
+        for node in () if self.head is None else self.head.ancestry():
             if node.reply is reply:
-                self.tree.move(node.cut(rest, node_id))
+                self.head = node.cut(rest, node_id)
                 return
 
     def _entry(self, item_id: str, param: str) -> _Entry:

@@ -28,11 +28,10 @@ MOST = 1e9
 class Placement:
     """One session's placement.
 
-    ``leaves`` is called with the number of tokens that have KV, and the seconds until the session is expected
-    back. A verb outlives the engine process: it waits up to ``recovery_seconds`` for the next one, and asks
-    that. Each verb raises ``EngineUnavailable`` if none came in time, the runtime's ``EngineGone`` if none
-    will come or one died in a step of this session alone, ``SequencePoisoned`` if many died in such steps,
-    and the runtime's ``VerbRefused``.
+    ``leaves`` is called with the seconds until the session is expected back. A verb outlives the engine
+    process: it waits up to ``recovery_seconds`` for the next one, and asks that. Each verb raises
+    ``EngineUnavailable`` if none came in time, the runtime's ``EngineGone`` if none will come or one died in a
+    step of this session alone, ``SequencePoisoned`` if many died in such steps, and ``VerbRefused``.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class Placement:
         history: History,
         sequence: EngineCopy,
         recovery_seconds: float,
-        leaves: Callable[[int, float], None] = lambda tokens, seconds: None,
+        leaves: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._link = link
         self._history = history
@@ -57,7 +56,7 @@ class Placement:
         number = None if priority is None else int(min(max(priority, -MOST), MOST))
         seconds = [None if value is None else _bounded(value) for value in (ttl, returns_in)]
         if returns_in is not None:
-            self._leaves(len(self._ids()), max(0.0, _bounded(returns_in)))
+            self._leaves(max(0.0, _bounded(returns_in)))
         return await self._outliving(lambda: self._sequence.lease(self._ids(), number, *seconds))
 
     async def stage(self) -> Moved:
@@ -70,7 +69,8 @@ class Placement:
 
     async def _moved(self, move: Callable[[], Awaitable[Moved]]) -> Moved:
         async def idle() -> Moved:
-            self._check_idle()
+            if self._history.busy:
+                raise _busy()
             return await move()
 
         try:
@@ -96,10 +96,6 @@ class Placement:
         """The tokens that stay as they are, whatever is said next."""
         base = self._history.script().base
         return NONE if base is None else base.tokens()
-
-    def _check_idle(self) -> None:
-        if self._history.busy:
-            raise _busy()
 
 
 def _busy() -> ConversationBusy:

@@ -1,12 +1,12 @@
-"""The poison rule: whether the tokens of one branch crash engines.
+"""The poison rule: finds out whether one branch makes engines crash.
 
-When an engine dies, each sequence of the step it died in is a suspect, unless the engine was killed from
-outside. After ``ISOLATE_AFTER`` such crashes the branch runs isolated: its sequence shares no step until it has
-sampled a token. If an engine dies in an isolated step, the branch is poisoned and fails. If a token comes, its
-count is reset.
+When an engine dies in a step, each sequence of that step is a suspect, unless the engine was killed from
+outside. After ``ISOLATE_AFTER`` such crashes a branch runs isolated: its sequence shares no step until it has
+sampled a token. If an engine dies in an isolated step, the branch is poisoned and its turn fails. A sampled
+token resets the count.
 
-The count belongs to the branch and not to a sequence, because sequence ids are new in every engine. It outlives
-turns, so trying a poisoned prompt again costs one engine, not three.
+The count belongs to the branch, because sequence ids are new in every engine. It outlives turns, so trying a
+poisoned prompt again costs one engine and not three.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ ISOLATE_AFTER = 2
 """Crashes after which a branch runs isolated."""
 
 MAX_KILLS = 16
-"""Engines killed from outside (by the kernel's out-of-memory killer, for one) without a token between them."""
+"""A branch fails after so many engines were killed from outside (by the out-of-memory killer, for one)
+without a token in between."""
 
 
 class CrashCount:
@@ -52,5 +53,5 @@ class CrashCount:
             raise SequencePoisoned(f"{MAX_KILLS} engines were killed over this reply: {death.cause}")
 
     def reset(self) -> None:
-        """The branch sampled a token, so its next token is not what crashed the engines."""
+        """Set the count to zero: the branch sampled a token."""
         self._crashes = self._kills = 0

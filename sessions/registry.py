@@ -10,9 +10,9 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -22,17 +22,17 @@ import msgspec
 from ..runtime.link.client import EngineLink
 from .engine_copy import EngineCopy
 from .errors import HandleUnknown, SessionLimit, SessionUnknown, StorageUnavailable
-from .fork_tree import ForkTree, Member, Page, check_pruned, checked_name, child_of, root_of
+from .fork_tree import ForkTree, Member, Page, root_of
 from .handles import SessionHandles, digest_of
 from .history import History
 from .items import new_id
 from .journal.journal import Journal, JournaledLog
-from .journal.records import AnyOperation, Drop, EphemeralLog, SessionLog, SessionRecord
+from .journal.records import AnyOperation, SessionLog, SessionRecord, drop
 from .journal.replay import Replayed, replay
 from .journal.store import StoredSession
 from .return_hints import Waits
 from .session import Session
-from .settings import SessionSettings, TenantLimits
+from .settings import SessionSettings
 from .tenants import OpenTenants
 from .text.language import Language
 from .workers import Workers
@@ -64,13 +64,12 @@ class SessionRegistry:
         self._sessions: dict[str, Session] = {}
         self._records: dict[str, SessionRecord] = {}
         self._by_handle: dict[bytes, Session] = {}
-        self._leaving: dict[bytes, asyncio.Event] = {}  # by handle: sessions that are closing
-        self._closing: dict[str, asyncio.Event] = {}  # the same, by id
+        self._closing: dict[str, tuple[asyncio.Event, tuple[bytes, ...]]] = {}  # by id, with their handles
         self._pruned: set[str] = set()  # sessions that are being forgotten
         self._reopening = defaultdict[bytes, asyncio.Lock](asyncio.Lock)  # by owner: one at a time
         self._opened = self._reopened = 0
         self._workers = Workers()
-        self._tenants = OpenTenants(self.settings.tenants, self.settings.max_sessions, self._workers)
+        self.tenants = OpenTenants(self.settings.tenants, self.settings.max_sessions, self._workers)
         self._trees: dict[str, ForkTree] = {}  # by root, of sessions that are open
         self._loading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by root: the journal is asked once
         self._numbers = itertools.count(1)  # of sessions without a journal
@@ -83,7 +82,7 @@ class SessionRegistry:
 
         Raises ``SessionLimit``, ``StorageUnavailable``.
         """
-        self._check_room(salt)
+        self.tenants.check(salt)
         clock = (now or datetime.now().astimezone()).isoformat()
         record = SessionRecord(id=new_id("sess"), owner=owner, salt=salt, clock=clock, config=config)
         if self.journal is not None and (fault := self.journal.fault_of(salt)) is not None:
@@ -101,14 +100,14 @@ class SessionRegistry:
         """
         session = self.get(session_id)
         self.check_fork(session_id, len(configs))
-        self._check_room(self._records[session_id].salt, len(configs))
+        self.tenants.check(self._records[session_id].salt, len(configs))
         if session.log.fault is not None:
             raise session.log.fault
         history, operations = session.branch(at)
         children: list[tuple[Session, EngineCopy]] = []
         try:
-            children.extend(self._child(session, history.branch(), operations, config) for config in configs)
-            await session.lend([sequence for _, sequence in children], history.tree.head)
+            children.extend(self._child(session, history, operations, config) for config in configs)
+            await session.lend([sequence for _, sequence in children], history.head)
         except BaseException:  # all of them or none: no client has a handle of those that were made
             for child, _ in children:
                 await self.discard(child.id)
@@ -137,29 +136,23 @@ class SessionRegistry:
         await self.close(session_id)
         tree.drop(session_id)
         if number is not None and self.journal is not None:
-            self.journal.put([Drop(number)])
+            self.journal.put([drop(number)])
 
-    async def fork_tree(self, session_id: str) -> list[Member]:
-        """All sessions of this one's fork tree, parents before children.
+    async def fork_tree(self, session_id: str, limit: int | None = None, after: str | None = None) -> Page:
+        """At most ``limit`` sessions of this one's fork tree, parents before children: those behind the session
+        ``after``, or the first ones.
 
-        Raises ``SessionUnknown``, ``RecordDamaged``, ``StorageUnavailable``.
+        Raises ``SessionUnknown``, ``MemberUnknown``, ``RecordDamaged``, ``StorageUnavailable``.
         """
-        return (await self.fork_tree_page(session_id, None)).members
+        page = (await self._whole_tree(session_id)).page(limit, after)
+        return replace(page, members=[self._shown(member) for member in page.members])
 
-    async def fork_tree_page(self, session_id: str, limit: int | None, after: str | None = None) -> Page:
-        """At most ``limit`` sessions of the fork tree: those behind the session ``after``, or the first ones.
-
-        Raises ``MemberUnknown``, and what `fork_tree` raises.
-        """
-        tree = await self._whole_tree(session_id)
-        branches, last = tree.page(after, limit)
-        found = []
-        for branch in branches:
-            session = self._sessions.get(branch.id)
-            told = {} if session is None else session.statistics()
-            items, tokens = (int(told[name]) if told else None for name in ("items", "tokens"))
-            found.append(Member(branch.id, branch.parent, branch.name, session is not None, items, tokens))
-        return Page(found, last)
+    def _shown(self, member: Member) -> Member:
+        session = self._sessions.get(member.id)
+        if session is None:
+            return member
+        told = session.statistics()
+        return replace(member, open=True, items=int(told["items"]), tokens=int(told["tokens"]))
 
     async def name(self, session_id: str, name: str) -> str:
         """Name a session within its fork tree; "" removes the name. Returns the name as it is kept.
@@ -167,7 +160,7 @@ class SessionRegistry:
         Raises ``NameInvalid``, and what `fork_tree` raises.
         """
         tree = await self._whole_tree(session_id)
-        name = checked_name(name, session_id, tree)
+        name = tree.checked_name(name, session_id)
         session, number = self.get(session_id), tree.number(session_id)
         assert number is not None, "it is open"
         record = self._records[session_id] = msgspec.structs.replace(self._records[session_id], name=name)
@@ -182,7 +175,7 @@ class SessionRegistry:
         Raises ``MemberUnknown``, ``PruneInvalid``, and what `fork_tree` raises.
         """
         tree = await self._whole_tree(session_id)
-        number = check_pruned(target, session_id, tree)
+        number = tree.check_pruned(target, session_id)
         self._pruned.add(target)
         tree.drop(target)
         return None if self.journal is None else number
@@ -198,10 +191,10 @@ class SessionRegistry:
         Forks keep what they share with it.
         """
         try:
-            if (closing := self._closing.get(target)) is not None:
-                await closing.wait()  # it may still write; the drop must be its last record
+            if target in self._closing:
+                await self._closing[target][0].wait()  # it may still write; the drop must be its last record
             if number is not None and self.journal is not None:
-                self.journal.put([Drop(number)])
+                self.journal.put([drop(number)])
         finally:
             self._pruned.discard(target)
 
@@ -217,10 +210,6 @@ class SessionRegistry:
         self.get(session_id)
         return self._records[session_id].salt
 
-    def room(self, salt: bytes, more: int, idle: Mapping[bytes, Iterable[str]]) -> list[str]:
-        """Open sessions to close so that this tenant can open ``more``; see `OpenTenants.room`."""
-        return self._tenants.room(salt, more, idle)
-
     async def resume(
         self, handle: str, owner: bytes, make_room: Callable[[bytes], None] | None = None
     ) -> Session | Reopened:
@@ -231,12 +220,13 @@ class SessionRegistry:
         ``StorageUnavailable``.
         """
         digest = digest_of(handle)
-        if (leaving := self._leaving.get(digest)) is not None:
-            await leaving.wait()
+        for closed, digests in list(self._closing.values()):
+            if digest in digests:
+                await closed.wait()
         async with self._reopening[owner]:
             found: Session | Reopened | None = self._by_handle.get(digest)
             if found is None and self.journal is not None:
-                found = await self._reopen(self.journal, digest, owner, make_room or self._check_room)
+                found = await self._reopen(self.journal, digest, owner, make_room or self.tenants.check)
         session = found.session if isinstance(found, Reopened) else found
         if found is None or session is None or not session.handles.opens(digest, owner):
             raise _unknown()
@@ -262,40 +252,24 @@ class SessionRegistry:
         session = self.get(session_id)
         self._leave_tree(session)
         self._forget_handles(session)
-        self._tenants.leave(self._records[session_id].salt)
+        self.tenants.leave(self._records[session_id].salt)
         del self._sessions[session_id], self._records[session_id]
-        left = asyncio.Event()
-        leaving = dict.fromkeys(session.handles.digests(), left)
-        self._leaving.update(leaving)
-        self._closing[session_id] = left
+        self._closing[session_id] = asyncio.Event(), session.handles.digests()
         if interrupt:
             session.log.close()
-        return self._closed(session, left, leaving, leave_readers)
+        return self._closed(session, leave_readers)
 
-    async def _closed(
-        self,
-        session: Session,
-        left: asyncio.Event,
-        leaving: Iterable[bytes],
-        leave_readers: Callable[[], Awaitable[None]] | None,
-    ) -> None:
+    async def _closed(self, session: Session, leave_readers: Callable[[], Awaitable[None]] | None) -> None:
         try:
             if leave_readers is not None:
                 await leave_readers()
             await session.aclose()
         finally:
-            left.set()
-            del self._closing[session.id]
-            for digest in leaving:
-                del self._leaving[digest]
-
-    def change_limits(self, limits: Mapping[bytes, TenantLimits]) -> None:
-        """Replace the tenants' limits. Sessions that are open and replies that run go on."""
-        self._tenants.change(limits)
+            self._closing.pop(session.id)[0].set()
 
     async def statistics_of(self, salt: bytes) -> dict[str, float]:
         """One tenant's open sessions and running replies, and its part of the journal if that can be read."""
-        tenant = self._tenants[salt]
+        tenant = self.tenants[salt]
         kept: dict[str, float] = {}
         if self.journal is not None and self.journal.fault is None:
             with suppress(StorageUnavailable):
@@ -345,19 +319,20 @@ class SessionRegistry:
         self, journal: Journal, digest: bytes, owner: bytes, make_room: Callable[[bytes], None]
     ) -> Reopened | None:
         known = await journal.read(lambda store: store.handle(digest))
-        if known is None or known.owner != owner or known.session in journal.live:
+        if known is None or known[1] != owner or known[0] in journal.live:
             return None
-        journal.live.add(known.session)  # retention skips it from now on
+        number = known[0]
+        journal.live.add(number)  # retention skips it from now on
         try:
             if await journal.read(lambda store: store.handle(digest)) is None:
                 raise _unknown()
-            stored = await journal.read(lambda store: store.session(known.session))
+            stored = await journal.read(lambda store: store.session(number))
             if digest not in stored.keyring.digests() or stored.record.id in self._pruned:
                 raise _unknown()
             make_room(stored.record.salt)
             return await self._restored(journal, stored)
         except BaseException:
-            journal.live.discard(known.session)
+            journal.live.discard(number)
             raise
 
     async def _restored(self, journal: Journal, stored: StoredSession) -> Reopened:
@@ -368,11 +343,11 @@ class SessionRegistry:
             max_events=journal.settings.max_events,
         )
         salt = stored.record.salt
-        self._tenants.enter(salt)  # hold the place while the thread replays
+        self.tenants.enter(salt)  # hold the place while the thread replays
         try:
             replayed = await asyncio.to_thread(work)
         finally:
-            self._tenants.leave(salt)
+            self.tenants.leave(salt)
         log = JournaledLog(journal, stored.number, stored.written, stored.record.salt)
         handles = SessionHandles(stored.record.owner, log, stored.keyring)
         session = self._made(stored.record, log, handles, replayed.history)
@@ -382,8 +357,16 @@ class SessionRegistry:
     def _child(
         self, parent: Session, history: History, operations: Iterable[AnyOperation], config: bytes
     ) -> tuple[Session, EngineCopy]:
-        record = child_of(self._records[parent.id], new_id("sess"), config)
-        record = msgspec.structs.replace(record, origin=parent.log.position())
+        before = self._records[parent.id]
+        record = msgspec.structs.replace(
+            before,
+            id=new_id("sess"),
+            config=config,
+            origin=parent.log.position(),
+            name="",
+            parent=parent.id,
+            root=root_of(before),
+        )
         sequence = parent.heir()
         with self._birth(record) as log:
             for operation in operations:
@@ -397,14 +380,14 @@ class SessionRegistry:
     def _birth(self, record: SessionRecord) -> Iterator[SessionLog]:
         """A new session's log. If the block raises, the journal forgets the session again."""
         if self.journal is None:
-            yield EphemeralLog()
+            yield SessionLog()
             return
         log = JournaledLog.begin(self.journal, record)
         try:
             yield log
         except BaseException:
             log.close()
-            self.journal.put([Drop(log.number)])
+            self.journal.put([drop(log.number)])
             raise
 
     def _made(
@@ -428,9 +411,9 @@ class SessionRegistry:
             reopened=history is not None and sequence is None,
             sequence=sequence,
             waits=self.waits,
-            tenant=self._tenants[record.salt],
+            tenant=self.tenants[record.salt],
         )
-        self._tenants.enter(record.salt)
+        self.tenants.enter(record.salt)
         self._records[session.id] = record
         self._sessions[session.id] = session
         tree = self._trees.setdefault(root_of(record), ForkTree())
@@ -438,9 +421,6 @@ class SessionRegistry:
         tree.opened += 1
         self._know_handles(session)
         return session
-
-    def _check_room(self, salt: bytes, more: int = 1) -> None:
-        self._tenants.check(salt, more)
 
     def _leave_tree(self, session: Session) -> None:
         root, tree = root_of(self._records[session.id]), self._tree_of(session.id)

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from ..runtime.errors import EngineGone, VerbRefused
 from .engine_copy import EngineCopy
@@ -36,7 +34,7 @@ class ReturnHints:
     def response_ended(self) -> None:
         """A response has ended: a hint is due if it ended in calls."""
         self.cancel()
-        head = self._history.tree.head
+        head = self._history.head
         calls = head is not None and any(isinstance(item, FunctionCall) for item in head.reply.items)
         if calls and not self._history.busy:
             self._timer = asyncio.get_running_loop().call_later(PATIENCE, self._begin)
@@ -64,41 +62,26 @@ class ReturnHints:
             await self._sequence.hint_return(0.0)
 
 
-KEPT = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """One pause of a session, in seconds: ``expected`` as a lease said, and ``real``. ``tokens`` had KV."""
-
-    session: str
-    tokens: int
-    expected: float
-    real: float
-
-
 class Waits:
-    """How long sessions were said to be away and how long they were: the last ones each, and sums."""
+    """How many seconds sessions were expected to be away, as their leases said, and how many they were."""
 
-    def __init__(self, keep: int = KEPT, clock: Callable[[], float] = time.monotonic) -> None:
-        self.records: deque[Wait] = deque(maxlen=keep)
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._away: dict[str, tuple[float, int, float]] = {}
+        self._away: dict[str, tuple[float, float]] = {}  # since when, and for how long
         self._count = self._early = 0
         self._expected = self._real = 0.0
 
-    def leaves(self, session: str, tokens: int, expected: float) -> None:
+    def leaves(self, session: str, expected: float) -> None:
         """The session is expected back in ``expected`` seconds; a later call replaces an earlier one."""
-        self._away[session] = (self._clock(), tokens, expected)
+        self._away[session] = (self._clock(), expected)
 
     def returns(self, session: str) -> None:
         """The session's next turn begins. Without an expectation this does nothing."""
         if session in self._away:
-            since, tokens, expected = self._away.pop(session)
-            wait = Wait(session, tokens, expected, self._clock() - since)
-            self.records.append(wait)
-            self._count, self._early = self._count + 1, self._early + (wait.real < expected)
-            self._expected, self._real = self._expected + expected, self._real + wait.real
+            since, expected = self._away.pop(session)
+            real = self._clock() - since
+            self._count, self._early = self._count + 1, self._early + (real < expected)
+            self._expected, self._real = self._expected + expected, self._real + real
 
     def ends(self, session: str) -> None:
         """The session is closed: drop its expectation."""

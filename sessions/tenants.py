@@ -35,7 +35,7 @@ class Tenant:
 
     def __init__(self, limits: TenantLimits, slot: WorkerSlot | None = None) -> None:
         self.limits = limits
-        self.slot = slot or Workers().slot()
+        self.slot = slot or WorkerSlot(Workers())
         self.sessions = 0
         """Sessions open now."""
         self._running: list[Running] = []
@@ -91,7 +91,7 @@ class OpenTenants:
 
     def __getitem__(self, salt: bytes) -> Tenant:
         if salt not in self._tenants:
-            self._tenants[salt] = Tenant(self._limits.get(salt, TenantLimits()), self._workers.slot())
+            self._tenants[salt] = Tenant(self._limits.get(salt, TenantLimits()), WorkerSlot(self._workers))
         return self._tenants[salt]
 
     def enter(self, salt: bytes) -> None:
@@ -102,7 +102,7 @@ class OpenTenants:
         """Count a session that closes."""
         self._change(salt, -1)
 
-    def check(self, salt: bytes, more: int) -> None:
+    def check(self, salt: bytes, more: int = 1) -> None:
         """Raises ``SessionLimit`` if this tenant cannot open ``more`` sessions now."""
         self[salt].check_sessions(more)
         if self._lack(salt, more) > 0:

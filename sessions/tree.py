@@ -105,26 +105,6 @@ class Paths:
         return ids
 
 
-class Tree:
-    """Where a conversation stands in its tree: the head, or None before the first turn."""
-
-    def __init__(self, head: TurnNode | None = None) -> None:
-        self._head = head
-
-    @property
-    def head(self) -> TurnNode | None:
-        """The last turn that belongs to the conversation."""
-        return self._head
-
-    def move(self, to: TurnNode | None) -> None:
-        """Set the head: a new turn, an older one (rewind), or None, the beginning."""
-        self._head = to
-
-    def path(self) -> tuple[TurnNode, ...]:
-        """The turns from the root to the head."""
-        return () if self._head is None else tuple(self._head.ancestry())[::-1]
-
-
 # --- scripts ---
 
 WRITTEN = 16

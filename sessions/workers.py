@@ -1,6 +1,6 @@
-"""Threads for work on long texts, which would delay the event loop.
+"""Threads for work on long texts, which would block the event loop.
 
-A tenant has one thread at a time, so that a flood of long texts delays only its own tenant.
+A tenant has one thread at a time, so that many long texts of one tenant do not delay the others.
 """
 
 from __future__ import annotations
@@ -16,27 +16,23 @@ from typing import Any, TypeVar
 
 THREADS = 4
 NICENESS = 5
-"""Niceness of these threads, on systems that have one per thread: the event loop goes first."""
+"""Niceness of these threads, on Linux, so that the event loop goes first."""
 
 Stopped = Callable[[], bool]
-"""Whether the caller was cancelled; the work asks this between two pieces."""
+"""Tells whether the caller was cancelled; the work calls it between two pieces."""
 
 _T = TypeVar("_T")
 
 
 class Workers:
-    """The threads; they start with the first work."""
+    """The threads of all tenants. They start with the first work."""
 
     def __init__(self, threads: int = THREADS) -> None:
-        self._threads = ThreadPoolExecutor(threads, "holdfast-text", _step_back)
+        self._threads = ThreadPoolExecutor(threads, "holdfast-text", _lower_priority)
         self._running: set[asyncio.Future[Any]] = set()
 
-    def slot(self) -> WorkerSlot:
-        """A new tenant's slot."""
-        return WorkerSlot(self)
-
     async def aclose(self) -> None:
-        """Wait for running work; take no more."""
+        """Wait for running work and refuse new work."""
         if self._running:
             await asyncio.wait(self._running)
         self._threads.shutdown(wait=False)
@@ -50,15 +46,17 @@ class Workers:
 
 
 class WorkerSlot:
-    """Runs one piece of work at a time, in the order of the calls."""
+    """One tenant's place at the threads: it runs one piece of work at a time, in the order of the calls."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._free = asyncio.Lock()
 
     async def run(self, work: Callable[[Stopped], _T]) -> _T:
-        """Run ``work`` on a thread and return its result. If the caller is cancelled, `Stopped` tells the work,
-        which keeps the slot until it ends."""
+        """Run ``work`` on a thread and return its result.
+
+        If the caller is cancelled, ``work`` learns it from its `Stopped` and keeps the slot until it ends.
+        """
         await self._free.acquire()
         gone = threading.Event()
         try:
@@ -81,7 +79,7 @@ class WorkerSlot:
             running.exception()  # marks it as retrieved: the caller may be gone
 
 
-def _step_back() -> None:
+def _lower_priority() -> None:
     if sys.platform == "linux":
         with suppress(OSError):  # a sandbox may forbid it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

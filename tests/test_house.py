@@ -45,7 +45,7 @@ ADAPTERS = {"sdk/adapters/mcp.py": {"mcp"}, "sdk/adapters/openai_agents.py": {"a
 # Ceilings. Each is the value of today or less; lower a number when the code gets below it, never raise one.
 FLOORS = {"runtime": 10, "sessions": 10, "sdk": 15}
 """Modules on the longest chain of imports inside a room. The goal is 10."""
-CALLBACKS = 5
+CALLBACKS = 0
 """Functions that are assigned into another object."""
 SHARED_FIELDS = 0
 """Fields of `Sequence` and of its records that more than one module writes."""
@@ -56,10 +56,10 @@ PERSON_WORDS = {
     "kernels": 33,
     "kvstore": 14,
     "runtime": 77,
-    "sessions": 67,
+    "sessions": 0,
     "gateway": 59,
     "benchmarks": 0,
-    "tests": 221,
+    "tests": 0,
     "": 0,
 }
 """Words for persons that are used of things, by room; "" is the files at the root."""

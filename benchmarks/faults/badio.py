@@ -21,7 +21,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from .crowd import FaultTally
@@ -83,13 +82,11 @@ class BadDisk:
 
     @property
     def calls(self) -> int:
-        """Calls since it was armed."""
         self._library.badio_calls.restype = ctypes.c_long
         return int(self._library.badio_calls())
 
 
 def main(what: str, first: int, tries: int) -> int:
-    """Print the result for each k."""
     disk, work = BadDisk(), {"journal": journal, "kv": kv}[what]
     for k in range(first, first + tries):
         found: dict[str, Any] = {"k": k, "acknowledged": 0, "lost": 0, "wrong": 0, "gap": 0.0, "notes": []}
@@ -164,11 +161,11 @@ async def _round(
     found: dict[str, Any],
 ) -> None:
     from ...sessions.journal.journal import JournaledLog
-    from ...sessions.journal.records import Drop, EventReceived, Keyring, SessionRecord
+    from ...sessions.journal.records import EventReceived, Keyring, SessionRecord, drop
 
     record = SessionRecord(id=f"s{round_}", owner=b"", salt=b"", clock="2025-03-01T00:00:00+00:00")
     log = JournaledLog.begin(book, record)
-    log.keep_handles(Keyring(fresh=(bytes([round_]) * 32,)), b"")
+    log.keep_handles(Keyring(fresh=(bytes([round_]) * 32,)))
     events = asked[log.number] = []
     for group in range(3):
         for at in range(6):
@@ -182,7 +179,7 @@ async def _round(
     if round_ == 3:
         gone = min(acknowledged)
         book.live.discard(gone)
-        book.put([Drop(gone)])
+        book.put([drop(gone)])
         async with asyncio.timeout(STUCK_SECONDS):
             await book.sync()
         del acknowledged[gone]
@@ -190,30 +187,15 @@ async def _round(
 
 # --- the records --------------------------------------------------------------------------------------------
 
-SIZE = 20_000
-SPACE = bytes(range(16))
 FILE_ROOM = 20_480  # bytes that one takes
 
 
 def kv(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, Any]) -> int:
     """Records are put, read, superseded and evicted; reads give what was put, and the store recovers."""
-    from xxhash import xxh3_64_intdigest
+    from ...kvstore.disk.store import RecordStore, StoreFailed
+    from .file_faults import SIZE, SPACE, given, key, read
 
-    from ...kvstore.disk.store import NewRecord, RecordStore, StoreFailed
-    from ...kvstore.errors import RecordUnavailable
-
-    def given(number: int) -> NewRecord:
-        data = Random(number).randbytes(SIZE)
-        return NewRecord(number.to_bytes(16, "little"), 4, xxh3_64_intdigest(data), memoryview(data))
-
-    def read(number: int) -> bool:
-        into = memoryview(bytearray(SIZE))
-        try:
-            store.get(number.to_bytes(16, "little"), into)
-        except (RecordUnavailable, StoreFailed):
-            return False
-        found["wrong"] += bytes(into) != Random(number).randbytes(SIZE)
-        return True
+    tally = FaultTally("kv")
 
     def opened() -> Any:
         return RecordStore(folder, SPACE, SIZE, 24 * FILE_ROOM)
@@ -229,28 +211,28 @@ def kv(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, An
         for batch in range(8):
             began = time.monotonic()
             numbers = [batch * 5 + at for at in range(5)]
-            gone = [(batch * 5 - 3).to_bytes(16, "little")] if batch else []
+            gone = [key(batch * 5 - 3)] if batch else []
             with suppress(StoreFailed):
                 store.put([given(number) for number in numbers], gone)
                 found["acknowledged"] += 5
             with suppress(StoreFailed):
                 store.sync()
             for number in range(max(0, batch * 5 - 10), batch * 5 + 5):
-                read(number)
+                read(store, number, tally)
             found["gap"] = max(found["gap"], time.monotonic() - began)
         calls = disk.calls
         disk.arm(0)
         store.put([given(900)])
-        found["lost"] += not read(900)  # it serves again without a restart
+        found["lost"] += not read(store, 900, tally)  # it serves again without a restart
         store.close()
         store = opened()
         for number in [*range(40), 900]:
-            read(number)
-        found["lost"] += not read(900)
-        found["wrong"] += store.size > store.budget
+            read(store, number, tally)
+        found["lost"] += not read(store, 900, tally)
+        found["wrong"] += tally.wrong + (store.size > store.budget)
         store.close()
     except Exception as fault:  # any of these would have ended the disk process
-        found["wrong"] += 1
+        found["wrong"] += tally.wrong + 1
         found["notes"].append(f"{type(fault).__name__}: {fault}")
         return disk.calls
     return calls

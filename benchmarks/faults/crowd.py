@@ -55,10 +55,6 @@ class FaultTally:
     gap: float = 0.0
     notes: list[str] = field(default_factory=list)
 
-    def row(self) -> dict[str, Any]:
-        """As the JSON has it."""
-        return dict(vars(self))
-
 
 @dataclass
 class HeardReply:

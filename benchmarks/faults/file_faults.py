@@ -26,18 +26,14 @@ from holdfast.kvstore.errors import RecordUnavailable
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable
 from holdfast.sessions.journal.opening import open_for
 from holdfast.sessions.journal.records import (
-    Append,
-    Change,
-    Drop,
     EventReceived,
-    HandleRecord,
     Keyring,
-    Put,
     SessionRecord,
-    Table,
-    key_of,
+    append,
+    drop,
+    put,
 )
-from holdfast.sessions.journal.segment import offset_of, slot_of
+from holdfast.sessions.journal.segment import Fresh, offset_of, slot_of
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.settings import JournalSettings
 
@@ -72,23 +68,19 @@ def memory_folder() -> Iterator[Path]:
 
 
 def key(number: int) -> bytes:
-    """A record's key."""
     return number.to_bytes(16, "little")
 
 
 def payload(number: int) -> bytes:
-    """What record ``number`` holds."""
     return Random(number).randbytes(SIZE)
 
 
 def given(number: int) -> NewRecord:
-    """Record ``number``, to be stored."""
     data = payload(number)
     return NewRecord(key(number), 4, xxh3_64_intdigest(data), memoryview(data))
 
 
 def records(folder: Path, count: int = RECORDS) -> RecordStore:
-    """A store of so many."""
     store = RecordStore(folder, SPACE, SIZE, 1 << 30)
     store.put([given(number) for number in range(count)])
     store.sync()
@@ -187,20 +179,17 @@ def forgotten_reader(tries: int, seed: int) -> FaultTally:
 # --- the journal --------------------------------------------------------------------------------------------
 
 
-def session(number: int) -> list[Change]:
-    """A session with its operations."""
+def session(number: int) -> list[Fresh]:
     digest = bytes([number]) * 32
     record = SessionRecord(id=f"s{number}", owner=b"", salt=b"", clock="2025-03-01T00:00:00+00:00")
     return [
-        Put(Table.SESSIONS, key_of(number), record),
-        Put(Table.HANDLES, digest, HandleRecord(session=number, owner=b"")),
-        Put(Table.KEYRINGS, key_of(number), Keyring(fresh=(digest,))),
-        *(Append(number, at, EventReceived(event=word(number, at))) for at in range(WORDS)),
+        put(number, record),
+        put(number, Keyring(fresh=(digest,))),
+        *(append(number, at, EventReceived(event=word(number, at))) for at in range(WORDS)),
     ]
 
 
 def word(number: int, at: int) -> str:
-    """The text of operation ``at`` of a session."""
     return f"<{number}-{at}>{'word' * 20}"
 
 
@@ -361,7 +350,7 @@ def vanished_journal(tries: int, seed: int) -> FaultTally:
             for _ in range(rng.randrange(1, 3)):
                 with opened(folder, SMALL_LOGS) as store:
                     tally.wrong += bool(store.mismatches)
-                    store.write([Append(1, WORDS, EventReceived(event="later"))])
+                    store.write([append(1, WORDS, EventReceived(event="later"))])
             kept(other, 2)
             logs, files = folder / "journal", list((folder / "journal").iterdir())
             match attempt % 5:
@@ -481,10 +470,10 @@ def full_journal(tries: int, seed: int) -> FaultTally:
         store.write(session(1))
         for attempt in range(tries):
             ballast, began = fill(disk, 4096 * (attempt % 24)), time.monotonic()
-            refused: list[Change] = []
+            refused: list[Fresh] = []
             for at in range(40):
-                group: list[Change] = [
-                    Append(1, WORDS + written, EventReceived(event=f"{written}" + "x" * 2000))
+                group: list[Fresh] = [
+                    append(1, WORDS + written, EventReceived(event=f"{written}" + "x" * 2000))
                 ]
                 try:
                     store.write(group)
@@ -500,7 +489,7 @@ def full_journal(tries: int, seed: int) -> FaultTally:
                 written += 1
             tally.lost += len(told(store, 1)) != WORDS + written
             tally.gap = max(tally.gap, time.monotonic() - began)
-            store.write([Drop(2 + attempt)])
+            store.write([drop(2 + attempt)])
             if written > 600:
                 break
             tally.tries += 1

@@ -24,7 +24,6 @@ class Proxy:
         self.url = ""
 
     def retarget(self, target: str) -> None:
-        """Change the target of new connections."""
         parts = urlsplit(target)
         self._target = (parts.hostname, parts.port)
 
@@ -56,7 +55,6 @@ class Proxy:
         self._open -= {writer, there_writer}
 
     def cut_all(self) -> None:
-        """Break all open connections."""
         for writer in self._open:
             writer.transport.abort()
 

@@ -25,16 +25,7 @@ from holdfast.sdk.reconnect import Patience
 
 from .crowd import STORY, FaultTally
 
-SERVE = (
-    "serve",
-    "pocket",
-    "--dtype",
-    "float32",
-    "--kv-bytes",
-    "16MiB",
-    "--max-context",
-    "2048",
-)
+SERVE = ["serve", "pocket", "--dtype", "float32", "--kv-bytes", "16MiB", "--max-context", "2048"]
 CODE = "from holdfast.gateway.cli.main import main; main()"
 ORPHAN_SECONDS = 60.0
 """A child that is still there was left, on a machine of any speed; how long they took is the gap."""
@@ -45,9 +36,7 @@ NONE = Patience(total=-1.0)
 
 @asynccontextmanager
 async def command(store: str | None = None) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A server that is ready, and its address; killed at the end if it is still there. ``store``: a fresh one
-    by default.
-    """
+    """A server that is ready, and its address; killed at the end. ``store``: a fresh one by default."""
     with ExitStack() as stack:
         folder = store or stack.enter_context(TemporaryDirectory())
         async with launched(folder) as process:
@@ -101,7 +90,6 @@ async def orphaned(tries: int, seed: int) -> FaultTally:
 
 
 def children_of(pid: int) -> list[int]:
-    """Processes that this one started."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 

@@ -50,17 +50,14 @@ def engine(_: Bench) -> list[Figure]:
 
 
 def kernel_tests(_: Bench) -> list[Figure]:
-    """The suite's ``gpu`` mark in the room kernels."""
     return _tests("kernels")
 
 
 def kvstore_tests(_: Bench) -> list[Figure]:
-    """The suite's ``gpu`` mark in the room kvstore."""
     return _tests("kvstore")
 
 
 def other_tests(_: Bench) -> list[Figure]:
-    """The suite's ``gpu`` mark in all other rooms."""
     return _tests(*(room for room in _marked() if room not in ("kernels", "kvstore")))
 
 
@@ -159,12 +156,7 @@ def engine_of(model: LoadedModel, step_tokens: int, blocks: int = 512, context: 
         max_sequences=min(64, step_tokens),
         depth=2 if device.type == "cuda" else 1,
     )
-    scheduler = Scheduler(
-        settings,
-        BlockPool(blocks),
-        BlockHasher(b"0" * 32, size),
-        model.namespace(groups),
-    )
+    pool, hasher = BlockPool(blocks), BlockHasher(b"0" * 32, size)
+    scheduler = Scheduler(settings, pool, hasher, model.namespace(groups))
     arenas = [DeviceArena(group, blocks, device) for group in groups]
-    made: Engine = Engine(scheduler, TorchRunner(model.decoder, *arenas))
-    return made
+    return Engine(scheduler, TorchRunner(model.decoder, *arenas))

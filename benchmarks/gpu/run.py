@@ -88,7 +88,6 @@ class Results:
             os.fsync(file.fileno())
 
     def lines(self) -> list[dict[str, Any]]:
-        """All readable lines."""
         found = []
         with suppress(FileNotFoundError):
             for line in self.path.read_bytes().splitlines():
@@ -194,9 +193,9 @@ def _run(command: Sequence[str], seconds: float) -> str:
 def measured(part: str, bench: Any, seconds: float) -> tuple[list[dict[str, Any]], str]:
     """Run a part for at most so many seconds; its lines, and the reason if it failed."""
     module, function = PARTS[part].split(".")
-    limits = importlib.import_module("holdfast.benchmarks.gpu.limits")
+    measure = importlib.import_module("holdfast.benchmarks.gpu.measure")
     try:
-        with limits.limited(seconds):
+        with measure.limited(seconds):
             made = importlib.import_module(f"holdfast.benchmarks.gpu.{module}")
             lines: list[dict[str, Any]] = getattr(made, function)(bench)
     except Exception as error:  # in the table, in the results, and in the exit status
@@ -294,12 +293,7 @@ def _all(asked: argparse.Namespace, results: Results) -> int:
             str(seconds),
             CUT if cut else ENDED,
         ]
-        return [
-            sys.executable,
-            str(Path(__file__).resolve()),
-            *words,
-            *(["--rehearse"] if asked.rehearse else []),
-        ]
+        return [sys.executable, str(Path(__file__).resolve()), *words, *["--rehearse"] * asked.rehearse]
 
     left_out = (*BY_NAME, *(WHOLE if asked.rehearse else ()))
     parts = asked.part or [name for name in PARTS if name not in left_out]

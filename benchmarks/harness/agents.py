@@ -41,7 +41,6 @@ class Scale:
 
     @property
     def shared(self) -> int:
-        """Tokens of the prompt that all sessions share."""
         return SHARED // self.tokens
 
 
@@ -62,7 +61,6 @@ class TraceTurn:
     human: bool = False
 
     def after(self, scale: Scale) -> int:
-        """Tokens of the session after the turn."""
         return (self.before or scale.shared) + self.fresh + self.said
 
     @property

@@ -68,7 +68,6 @@ class Caller:
 
     @classmethod
     def make(cls, model: str, folder: Path, seed: int, dtype: str) -> Caller:
-        """Write the toy ``model`` with the language of calls."""
         size = int(SHAPES[model]["vocab_size"])
         make_toy(model, folder, seed=seed, dtype=dtype, eos_token_id=size - 1)
         source = _source()

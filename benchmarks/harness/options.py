@@ -36,7 +36,6 @@ class Options:
     quick: bool
 
     def told(self) -> dict[str, object]:
-        """These options as a dict for the JSON."""
         return {
             "models": self.models,
             "rounds": self.rounds,
@@ -47,7 +46,6 @@ class Options:
 
 
 def parser_of(name: str, about: str | None, models: Iterable[str], rounds: int) -> argparse.ArgumentParser:
-    """A parser with the options of all benchmarks."""
     parser = argparse.ArgumentParser(prog=f"holdfast bench {name}", description=about)
     parser.add_argument("--models", nargs="+", default=tuple(models), help="toys to measure on")
     parser.add_argument("--rounds", type=int, default=rounds, help="interleaved rounds; five or more")
@@ -61,7 +59,6 @@ def parser_of(name: str, about: str | None, models: Iterable[str], rounds: int) 
 
 
 def options_of(chosen: argparse.Namespace) -> Options:
-    """The parsed options of all benchmarks."""
     quick = bool(chosen.quick)
     return Options(
         models=("tiny",) if quick else tuple(chosen.models),

@@ -64,7 +64,6 @@ class Ours:
         }
 
     def begin(self) -> None:
-        """Forget the conversation and its KV."""
         if self._conversation is not None:
             self._apply(Close(0, self._conversation, keep_kv=False))
             self._conversation = None

@@ -63,7 +63,6 @@ class _IdleRunner:
     """`plan.Runner` that computes nothing."""
 
     def launch(self, plan: Plan) -> _ReplayedStep:
-        """A step that is done at once."""
         return _ReplayedStep(plan)
 
 
@@ -173,7 +172,6 @@ class InlineDisk:
         self._fetching.clear()
 
     def statistics(self) -> dict[str, int]:
-        """Number of records."""
         return {"records": len(self._store)}
 
     def close(self) -> None:

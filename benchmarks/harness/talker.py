@@ -73,7 +73,6 @@ class Talker:
         self._apply(Lease(0, turn.session + 1, ttl=0.0, returns_in=returns_in))
 
     def rest(self) -> None:
-        """Step until there is nothing to do."""
         while self._engine.step() is not None:
             continue
 

@@ -6,9 +6,11 @@ Has no link, like `ours`, so that a turn's time is the engine's alone. Besides t
 
 from __future__ import annotations
 
+import ctypes
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,6 @@ from holdfast.runtime.link.messages import Extend, Finish, Settle, Truncate, Wor
 from holdfast.runtime.settings import EngineSettings
 
 from ..peers.worker import answer_all
-from .coldness import page_out
 from .ours import Ours
 
 Json = dict[str, Any]
@@ -80,7 +81,6 @@ class Tiered(Ours):
         return {"precision": {"weights": dtype, "kv": dtype}, "block_bytes": self._tier.memory.block_bytes}
 
     def close(self) -> None:
-        """End the disk process."""
         self._engine.scheduler.offload.close()
         self._keeper.stop()
 
@@ -243,6 +243,43 @@ def _ballast() -> np.ndarray[Any, np.dtype[np.uint8]]:
 def _sweep() -> None:
     """Read enough to replace everything in the processor's caches."""
     _ballast().max()
+
+
+_PROCESS_MADVISE = 440  # the same number on every architecture
+_MADV_PAGEOUT = 21
+
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+
+
+class _IoVector(ctypes.Structure):
+    """``struct iovec``."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def page_out(pid: int, path: Path) -> None:
+    """Unmap the pages of ``path`` from the memory of process ``pid``, so that they can leave the page cache.
+
+    ``posix_fadvise(DONTNEED)`` skips mapped pages, ``process_madvise(MADV_PAGEOUT)`` does not (Linux 5.10). It
+    needs CAP_SYS_NICE. Raises ``OSError`` where it is not allowed, or not known to this kernel.
+    """
+    handle = os.pidfd_open(pid)
+    try:
+        for begin, end in _mapped(pid, path):
+            span = _IoVector(begin, end - begin)
+            done = _syscall(_PROCESS_MADVISE, handle, ctypes.byref(span), 1, _MADV_PAGEOUT, 0)
+            if done < 0:
+                number = ctypes.get_errno()
+                raise OSError(number, f"process_madvise: {os.strerror(number)}")
+    finally:
+        os.close(handle)
+
+
+def _mapped(pid: int, path: Path) -> Iterator[tuple[int, int]]:
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        if line.endswith(str(path)):
+            begin, _, end = line.split()[0].partition("-")
+            yield int(begin, 16), int(end, 16)
 
 
 if __name__ == "__main__":

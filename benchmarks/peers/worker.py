@@ -31,19 +31,15 @@ class PeerEngine(Protocol):
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
         """Load the model; gives its versions and precision."""
-        ...
 
     def begin(self) -> None:
         """Forget the conversation."""
-        ...
 
     def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
         """Append tokens, generate exactly ``out``; seconds to the first, and all of them."""
-        ...
 
     def decode(self, prompts: list[list[int]], out: int) -> int:
         """Generate exactly ``out`` tokens after each prompt, all at once; how many there were."""
-        ...
 
 
 def answer_all(engine: PeerEngine, more: dict[str, Callable[[Json], Json]] | None = None) -> None:
@@ -131,7 +127,6 @@ class Transformers:
         return {"versions": versions, "precision": {"weights": dtype, "kv": dtype}, "attention": attention}
 
     def begin(self) -> None:
-        """Forget history and cache."""
         from transformers import DynamicCache
 
         self._history = []
@@ -147,7 +142,6 @@ class Transformers:
         return first.at - began, self._history[-out:]
 
     def decode(self, prompts: list[list[int]], out: int) -> int:
-        """One padded-free batch: prompts are of one length."""
         return sum(map(len, self._generate(prompts, out))) - sum(map(len, prompts))
 
     def _generate(self, rows: list[list[int]], out: int, **fields: Any) -> list[list[int]]:
@@ -200,7 +194,6 @@ class OpenVINO:
         }
 
     def begin(self) -> None:
-        """Forget the history; its blocks may stay in the prefix cache."""
         self._history = []
 
     def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
@@ -222,7 +215,6 @@ class OpenVINO:
         return first.at - began, said
 
     def decode(self, prompts: list[list[int]], out: int) -> int:
-        """All prompts as requests of one batch."""
         return sum(map(len, self._generate(prompts, out)))
 
     def _generate(self, rows: list[list[int]], out: int, *streamer: Any) -> list[list[int]]:
@@ -265,7 +257,6 @@ class Vllm:
         return {"versions": versions, "precision": {"weights": dtype, "kv": dtype}}
 
     def begin(self) -> None:
-        """Forget the history; its blocks may stay in the prefix cache."""
         self._history = []
 
     def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
@@ -277,7 +268,6 @@ class Vllm:
         return first - began, said
 
     def decode(self, prompts: list[list[int]], out: int) -> int:
-        """All prompts as requests of one batch."""
         return sum(map(len, self._generate(prompts, out)[1]))
 
     def _generate(self, rows: list[list[int]], out: int) -> tuple[float, list[list[int]]]:

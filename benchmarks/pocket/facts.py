@@ -69,7 +69,6 @@ def favourite(noun: str, draw: Draw) -> Subject:
 
 
 def secret(noun: str) -> Subject:
-    """A code of four digits."""
     return Subject(
         key=f"{noun} code",
         draw=WorldWords.code,

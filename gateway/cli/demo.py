@@ -1,8 +1,7 @@
 """``holdfast demo``: a server with its engine in a child process, and a conversation over a real WebSocket.
 
 Prints what is said, each turn's TTFT, and tokens prefilled against new ones. It fails where these differ, where
-the model does not recall what it was told, or where a killed engine or server, or KV on disk, changes a reply
-(`crash_demo`).
+the model does not recall what it was told, or where a killed engine or server, or KV on disk, changes a reply.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -25,10 +25,14 @@ from ...sessions.errors import SessionError
 from ..server import serving
 from ..settings import GatewaySettings
 from .chat import cost
-from .crash_demo import play_crashes
 
 MODEL = "pocket"
 SKIES = {"Oslo": (7, "cloudy"), "Lima": (19, "foggy"), "Cairo": (31, "sunny")}
+RIGHT = (
+    "Every turn prefilled exactly its new tokens, and what was told was recalled.",
+    "Engine and server were killed in mid-reply: it said what an undisturbed session says.",
+    "The KV that was sent to disk came back from there: only new tokens were computed.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +57,6 @@ SCRIPT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseRow:
-    """One response, for the table at the end."""
-
-    turn: int
-    finished: Finished
-
-
 def get_weather(city: str) -> str:
     """Get the weather in a city."""
     degrees, sky = SKIES.get(city, (20, "clear"))
@@ -74,32 +70,62 @@ def add(a: float, b: float) -> str:
 
 def run() -> int:
     """The whole demo; 0 if all was as it should be, 1 if not, 2 if it could not start."""
-    console = Console(highlight=False)
+    return played(_demo)
+
+
+def played(play: Callable[[Console], Awaitable[int]]) -> int:
+    """The exit code of a demo that prints on a console; 2 with the cause on stderr if it could not start."""
+
+    async def whole() -> int:
+        return await play(Console(highlight=False))
+
     try:
-        return asyncio.run(_demo(console))
+        return asyncio.run(whole())
     except (RuntimeFault, SessionError, SDKError) as error:
         print(f"holdfast: {error.message}", file=sys.stderr)
         return 2
 
 
+def verdict(wrong: list[str], console: Console, right: Iterable[str] = RIGHT) -> int:
+    """Print what went wrong, or else the lines of ``right``. Returns the exit code."""
+    for fault in wrong:
+        console.print(f"[red]{fault}[/red]", soft_wrap=True)
+    if not wrong:
+        for line in right:
+            console.print(line)
+    return 1 if wrong else 0
+
+
+def figures(title: str, headings: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
+    """A table of figures."""
+    table = Table(title=title)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*map(str, row))
+    return table
+
+
 async def _demo(console: Console) -> int:
+    from ...benchmarks.crash_demo import play_crashes
+
     console.print(f"[dim]Starting a server, and an engine with the {MODEL} model in its own process…[/dim]")
     async with serving(GatewaySettings(port=0), EngineSettings(model=MODEL)) as running:
         console.print(f"[dim]Engine {running.engine.pid} loaded; talking over {running.url}[/dim]\n")
         async with connect(running.url) as client, client.session(tools=[get_weather, add]) as chat:
-            rows: list[ResponseRow] = []
+            rows: list[list[object]] = []
             wrong: list[str] = []
             for turn, line in enumerate(SCRIPT, start=1):
-                wrong += await _turn(chat, line, turn, rows, console)
-    console.print(_table(rows))
+                wrong += await _turn(chat, line, turn, console)
+                rows += [_row(turn, finished) for finished in chat.rounds]
+    headings = ("turn", "TTFT ms", "prefilled", "new", "resident", "said", "tok/s")
+    console.print(figures("What each response cost", headings, rows))
     console.print("\n[bold]Second act[/bold]: a server on a store; its engine is killed, then the server.\n")
     wrong += await play_crashes(MODEL, console)
-    return _verdict(wrong, console)
+    return verdict(wrong, console)
 
 
-async def _turn(
-    chat: Chat, line: ScriptLine, turn: int, rows: list[ResponseRow], console: Console
-) -> list[str]:
+async def _turn(chat: Chat, line: ScriptLine, turn: int, console: Console) -> list[str]:
     """Say one line. Returns what went wrong with it."""
     console.print(f"[bold]you[/bold]     {line.say}")
     console.print("[bold cyan]pocket[/bold cyan]  ", end="")
@@ -110,12 +136,11 @@ async def _turn(
     console.print()
     called = [call for finished in chat.rounds for call in finished.calls]
     for finished in chat.rounds:
-        rows.append(ResponseRow(turn, finished))
         for call in finished.calls:
             console.print(f"[dim]        called {call.name}({call.arguments})[/dim]", soft_wrap=True)
         console.print(f"[dim]        {cost(finished)}[/dim]", soft_wrap=True)
     console.print()
-    wrong = [f"turn {turn}: {_miscounted(finished)}" for finished in chat.rounds if _miscounted(finished)]
+    wrong = [f"turn {turn}: {fault}" for finished in chat.rounds if (fault := _miscounted(finished))]
     wrong += [f"turn {turn}: the reply lacks {text!r}" for text in line.expect if text not in said]
     if line.tool is not None and line.tool not in [call.name for call in called]:
         wrong.append(f"turn {turn}: {line.tool} was not called")
@@ -130,26 +155,9 @@ def _miscounted(finished: Finished) -> str | None:
     return None if computed == kv.new else f"{computed} tokens prefilled, {kv.new} are new ({kv.miss_reason})"
 
 
-def _table(rows: list[ResponseRow]) -> Table:
-    table = Table(title="What each response cost")
-    for heading in ("turn", "TTFT ms", "prefilled", "new", "resident", "said", "tok/s"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        finished, kv, usage = row.finished, row.finished.kv, row.finished.usage
-        said = usage.output_tokens if usage else 0
-        first = finished.ttft_ms or 0.0
-        speed = (said - 1) / (finished.total_ms - first) * 1000 if said > 1 else 0.0
-        counts = (kv.prefilled, kv.new, kv.resident) if kv else (0, 0, 0)
-        table.add_row(str(row.turn), f"{first:.0f}", *map(str, counts), str(said), f"{speed:.0f}")
-    return table
-
-
-def _verdict(wrong: list[str], console: Console) -> int:
-    if not wrong:
-        console.print("Every turn prefilled exactly its new tokens, and what was told was recalled.")
-        console.print("Engine and server were killed in mid-reply: it said what an undisturbed session says.")
-        console.print("The KV that was sent to disk came back from there: only new tokens were computed.")
-        return 0
-    for fault in wrong:
-        console.print(f"[red]{fault}[/red]")
-    return 1
+def _row(turn: int, finished: Finished) -> list[object]:
+    kv, said = finished.kv, finished.usage.output_tokens if finished.usage else 0
+    first = finished.ttft_ms or 0.0
+    speed = (said - 1) / (finished.total_ms - first) * 1000 if said > 1 else 0.0
+    counts = (kv.prefilled, kv.new, kv.resident) if kv else (0, 0, 0)
+    return [turn, f"{first:.0f}", *counts, said, f"{speed:.0f}"]

@@ -7,69 +7,18 @@ needs when it runs, so that ``--help`` is quick. Exit codes: 0 done, 1 it ran an
 from __future__ import annotations
 
 import signal
-from enum import StrEnum
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
 from ..settings import DEFAULT_HOST, DEFAULT_PORT
-from .options import (
-    AUTO,
-    AllowedHost,
-    Backend,
-    Bytes,
-    CallParser,
-    Certificate,
-    Context,
-    Device,
-    DiskBytes,
-    Dtype,
-    Host,
-    HostBytes,
-    Key,
-    KeysFile,
-    KVDtype,
-    KVScales,
-    Model,
-    NoStore,
-    OperatorKey,
-    Port,
-    PrivateKey,
-    PrivateKeyPassword,
-    ReasoningParser,
-    RootPath,
-    Sequences,
-    StepTokens,
-    Store,
-    TrustedProxies,
-    default_store,
-    engine_settings,
-    gateway_settings,
-    network_settings,
-    refuse,
-)
+from . import options
 
+StoreAction = Literal["stat", "verify", "gc", "clear", "repair", "backup", "erase"]
 
-class StoreAction(StrEnum):
-    """The actions of ``holdfast store``."""
-
-    STAT = "stat"
-    VERIFY = "verify"
-    GC = "gc"
-    CLEAR = "clear"
-    REPAIR = "repair"
-    BACKUP = "backup"
-    ERASE = "erase"
-
-
-app = typer.Typer(
-    name="holdfast",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(name="holdfast", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 def _version(asked: bool) -> None:
@@ -89,47 +38,42 @@ def holdfast(
 
 @app.command()
 def serve(
-    model: Model,
-    host: Host = DEFAULT_HOST,
-    port: Port = DEFAULT_PORT,
-    api_key: Key = None,
-    keys: KeysFile = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    kv_bytes: Bytes = None,
-    host_bytes: HostBytes = None,
-    max_context: Context = None,
-    kernels: Backend = "auto",
-    kv_dtype: KVDtype = "auto",
-    kv_scales: KVScales = "1,1",
-    max_step_tokens: StepTokens = 512,
-    max_sequences: Sequences = 64,
-    store: Store = None,
-    disk_bytes: DiskBytes = None,
-    no_store: NoStore = False,
-    tool_call_parser: CallParser = AUTO,
-    reasoning_parser: ReasoningParser = AUTO,
-    operator_key: OperatorKey = None,
-    allowed_host: AllowedHost = None,
-    trusted_proxies: TrustedProxies = None,
-    root_path: RootPath = "",
-    ssl_certfile: Certificate = None,
-    ssl_keyfile: PrivateKey = None,
-    ssl_keyfile_password: PrivateKeyPassword = None,
+    model: options.Model,
+    host: options.Host = DEFAULT_HOST,
+    port: options.Port = DEFAULT_PORT,
+    api_key: options.Key = None,
+    keys: options.KeysFile = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    kv_bytes: options.Bytes = None,
+    host_bytes: options.HostBytes = None,
+    max_context: options.Context = None,
+    kernels: options.Backend = "auto",
+    kv_dtype: options.KVDtype = "auto",
+    kv_scales: options.KVScales = "1,1",
+    max_step_tokens: options.StepTokens = 512,
+    max_sequences: options.Sequences = 64,
+    store: options.Store = None,
+    disk_bytes: options.DiskBytes = None,
+    no_store: options.NoStore = False,
+    tool_call_parser: options.CallParser = options.AUTO,
+    reasoning_parser: options.ReasoningParser = options.AUTO,
+    operator_key: options.OperatorKey = None,
+    allowed_host: options.AllowedHost = None,
+    trusted_proxies: options.TrustedProxies = None,
+    root_path: options.RootPath = "",
+    ssl_certfile: options.Certificate = None,
+    ssl_keyfile: options.PrivateKey = None,
+    ssl_keyfile_password: options.PrivateKeyPassword = None,
 ) -> None:
     """Serve MODEL over the Realtime WebSocket protocol, its engine in a supervised process of its own."""
     from .serve import run
 
-    folder = None if no_store else (store or default_store(model)).expanduser()
-    network = network_settings(
-        allowed_host,
-        trusted_proxies,
-        root_path,
-        certificate=ssl_certfile,
-        private_key=ssl_keyfile,
-        private_key_password=ssl_keyfile_password,
+    folder = None if no_store else (store or options.default_store(model)).expanduser()
+    network = options.network_settings(
+        allowed_host, trusted_proxies, root_path, ssl_certfile, ssl_keyfile, ssl_keyfile_password
     )
-    settings = gateway_settings(
+    settings = options.gateway_settings(
         tool_call_parser,
         reasoning_parser,
         keys,
@@ -140,7 +84,7 @@ def serve(
         operator_key=operator_key,
         network=network,
     )
-    engine = engine_settings(
+    engine = options.engine_settings(
         model,
         device=device,
         dtype=dtype,
@@ -162,7 +106,7 @@ def serve(
 def chat(
     url: Annotated[str, typer.Argument(help="Of a running server.")] = f"ws://{DEFAULT_HOST}:{DEFAULT_PORT}",
     instructions: Annotated[str, typer.Option(help="What the model is told before the first turn.")] = "",
-    api_key: Key = None,
+    api_key: options.Key = None,
 ) -> None:
     """Talk with the model of a running server; Ctrl-C cuts a reply short, Ctrl-D leaves."""
     from .chat import run
@@ -182,7 +126,7 @@ def demo(
 ) -> None:
     """Start a server on a free port and converse over a real WebSocket, counting every token prefilled."""
     if voice:
-        from .voice_demo import run as call
+        from ...benchmarks.voice_demo import run as call
 
         raise typer.Exit(call())
     from .demo import run
@@ -193,14 +137,14 @@ def demo(
 @app.command()
 def doctor(
     model: Annotated[str | None, typer.Argument(help="A model to look at as well.")] = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    kv_bytes: Bytes = None,
-    host_bytes: HostBytes = None,
-    max_context: Context = None,
-    kernels: Backend = "auto",
-    kv_dtype: KVDtype = "auto",
-    kv_scales: KVScales = "1,1",
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    kv_bytes: options.Bytes = None,
+    host_bytes: options.HostBytes = None,
+    max_context: options.Context = None,
+    kernels: options.Backend = "auto",
+    kv_dtype: options.KVDtype = "auto",
+    kv_scales: options.KVScales = "1,1",
     keys: Annotated[
         Path | None, typer.Option(help="A keys file as for `serve`: the tenants' limits, checked.")
     ] = None,
@@ -211,7 +155,7 @@ def doctor(
     settings = (
         None
         if model is None
-        else engine_settings(
+        else options.engine_settings(
             model,
             device=device,
             dtype=dtype,
@@ -252,12 +196,12 @@ def store(
     from .store import keep
 
     if folder is None:
-        refuse(f"which store? holdfast store {act.value} DIR, with the folder that `holdfast serve` names")
-    if (act is StoreAction.BACKUP) != (target is not None):
-        refuse("holdfast store backup DIR TARGET: it alone takes a second folder")
-    if (act is StoreAction.ERASE) != (tenant is not None):
-        refuse("holdfast store erase DIR --tenant NAME: it alone takes a tenant")
-    raise typer.Exit(keep(act.value, folder.expanduser(), target, tenant, keys))
+        options.refuse(f"which store? holdfast store {act} DIR, with the folder that `holdfast serve` names")
+    if (act == "backup") != (target is not None):
+        options.refuse("holdfast store backup DIR TARGET: it alone takes a second folder")
+    if (act == "erase") != (tenant is not None):
+        options.refuse("holdfast store erase DIR --tenant NAME: it alone takes a tenant")
+    raise typer.Exit(keep(act, folder.expanduser(), target, tenant, keys))
 
 
 @app.command(
@@ -277,7 +221,7 @@ def bench(
         )
         return
     if name not in found:
-        refuse(f"no benchmark is named {name!r}; there are {', '.join(sorted(found))}")
+        options.refuse(f"no benchmark is named {name!r}; there are {', '.join(sorted(found))}")
     signal.signal(signal.SIGTERM, _leave)  # so that the servers that it started end with it
     raise typer.Exit(import_module(found[name]).main(context.args))
 

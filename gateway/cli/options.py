@@ -123,16 +123,12 @@ def gateway_settings(
 
 
 def network_settings(
-    hosts: list[str] | None, proxies: list[str] | None, root_path: str, **named: Any
+    hosts: list[str] | None, proxies: list[str] | None, root_path: str, *secured: Any
 ) -> Network:
-    """How the server is reached. ``named`` are fields of `Network`."""
+    """How the server is reached. ``secured``: certificate, private key and its password."""
+    trusted = tuple(one.strip() for word in proxies or () for one in word.split(","))
     try:
-        return Network(
-            allowed_hosts=tuple(hosts or ()),
-            trusted_proxies=tuple(one.strip() for word in proxies or () for one in word.split(",")),
-            root_path=root_path.rstrip("/"),
-            **named,
-        )
+        return Network(tuple(hosts or ()), trusted, root_path.rstrip("/"), *secured)
     except NetworkInvalid as error:
         refuse(error.message)
 

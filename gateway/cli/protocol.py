@@ -15,9 +15,8 @@ import msgspec
 from msgspec.inspect import Field, StructType, type_info
 
 from ...sdk.frames import unserved
-from ...sdk.frames.client import ClientEvent
-from ...sdk.frames.events import ClientFrame, OwnFrame, ServerFrame
-from ...sdk.frames.server import ServerEvent
+from ...sdk.frames.client import ClientEvent, ClientFrame
+from ...sdk.frames.server import OwnFrame, ServerEvent, ServerFrame
 from ..errors import TABLE, WireError
 from ..quotas import CLIENT_QUOTAS, TENANT_QUOTAS, Quota, written
 from ..realtime import response

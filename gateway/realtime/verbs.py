@@ -188,7 +188,7 @@ class SessionVerbs:
 
     def _rewound(self) -> SessionRewound:
         history = self._session.history
-        items, head = history.items(), history.tree.head
+        items, head = history.items(), history.head
         return SessionRewound(
             event_id=self._event_id(),
             item_id=items[-1].id if items else None,

@@ -380,8 +380,6 @@ class DiskTier:
             if sock is not None:
                 sock.close()
 
-    # --- inside -----------------------------------------------------------------------------------------
-
     def _changed_leases(self) -> tuple[list[bytes], list[bytes]]:
         """Keys that leases cover now, and no longer, since the disk process was told last."""
         if not self._untold:

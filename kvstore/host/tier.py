@@ -61,8 +61,6 @@ class HostTier:
     def __contains__(self, key: bytes) -> bool:
         return key in self._here
 
-    # --- finding ----------------------------------------------------------------------------------------
-
     @property
     def here(self) -> Mapping[bytes, int]:
         """The slot of each record that can be read now, by key, to ask about many at once."""
@@ -162,8 +160,6 @@ class HostTier:
     def promised(self, key: bytes, besides: int | None = None) -> bool:
         """Whether a lease covers the record, other than that of the sequence ``besides``."""
         return any(holder != besides for holder in self._promised.get(key, ()))
-
-    # --- filling and reading ----------------------------------------------------------------------------
 
     def reserve(self, key: bytes, tokens: int, tenant: int = 0, *, spare: bool = False) -> int | None:
         """A slot to fill with the record; None if it has one already, or all slots are being filled or read.
@@ -312,8 +308,6 @@ class HostTier:
         filled = {key: slot for key, slot in self._slot_of.items() if slot not in self._filling}
         if filled != self._here:
             raise LeakFound(f"host tier: {len(self._here)} records can be read, {len(filled)} are filled")
-
-    # --- inside -----------------------------------------------------------------------------------------
 
     def _adopt(self) -> list[int]:
         """Take over what the directory says; returns the free slots, the first to be used last."""

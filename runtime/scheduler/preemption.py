@@ -48,8 +48,6 @@ class Preemption:
     _pool: BlockPool
     _counters: Counters
 
-    # --- admission --------------------------------------------------------------------------------------
-
     def admit(self) -> None:
         """Let waiting turns run, from the front, while their prompts find room beside the running ones."""
         queues = self._queues
@@ -90,8 +88,6 @@ class Preemption:
     def _missing(self, sequence: Sequence) -> int:
         """Blocks to allocate before the turn can sample one more token."""
         return max(0, self._block_manager.blocks_for(sequence.total) - len(sequence.table))
-
-    # --- room -------------------------------------------------------------------------------------------
 
     def relieve(self, blocks: int, sequence: Sequence, now: float) -> None:
         """Make ``blocks`` blocks available, now or behind the fence; no running turn gives any."""

@@ -19,12 +19,12 @@ import anyio
 from anyio import CancelScope
 
 from ..connection import Connection
-from ..detached import Detached
 from ..errors import ConnectionLost, SDKError
 from ..frames.client import ClientEvent, ItemCreate, TextAppend, TextClear, TextCommit, TextReplace
 from ..frames.items import FunctionCallItem
 from ..params import SentOutputs, output_of
 from ..tools.context import ToolContext, broken_off, failure
+from ..tools.running import Detached
 from ..tools.tool import Tool, no_such_tool
 from .events import CallFinished, CallOutcome, CallPiece, CallProgress, CallStarted, RunEvent
 
@@ -55,7 +55,6 @@ class RunningCall:
 
     @property
     def id(self) -> str:
-        """The model's id of the call."""
         return self.item.call_id or ""
 
 
@@ -83,7 +82,6 @@ class RunningCalls:
 
     @property
     def running(self) -> bool:
-        """Whether a tool still runs."""
         return any(call.output is None for call in self._calls.values())
 
     def unsent(self) -> list[RunningCall]:
@@ -179,18 +177,6 @@ class RunningCalls:
         self.news.set()
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutputs:
-    """The outputs of a step's calls: those still to send, in order, and what was ``sent`` before them.
-
-    ``calls``: how many calls the step had.
-    """
-
-    calls: int
-    outputs: list[ItemCreate]
-    sent: SentOutputs
-
-
 class CallOutputs:
     """Sends the outputs of one run's ``calls``; those of calls that stream, while the tools run."""
 
@@ -209,8 +195,11 @@ class CallOutputs:
             self._task = asyncio.ensure_future(self._send_streams())
             self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
-    async def take(self) -> StepOutputs:
-        """The outputs of the step, once no call runs. Raises what sending raises."""
+    async def take(self) -> tuple[int, list[ItemCreate], SentOutputs]:
+        """How many calls the step had, the outputs still to send, and those that were sent; once no call runs.
+
+        Raises what sending raises.
+        """
         if self._task is not None:
             await asyncio.wait([self._task])
             task, self._task = self._task, None
@@ -219,12 +208,13 @@ class CallOutputs:
             task.result()
         calls, sent, self._sent = self._calls.take(), self._sent, SentOutputs()
         self._displaced = False
-        return StepOutputs(len(calls), [_item_of(call) for call in calls if not call.sent], sent)
+        return len(calls), [_item_of(call) for call in calls if not call.sent], sent
 
     async def finish(self) -> None:
         """Cancel all tools and send the outputs that are left, so that each call has one."""
         self._calls.cancel()
-        for output in (await self.take()).outputs:
+        _, outputs, _ = await self.take()
+        for output in outputs:
             await self._connection.send(output)
 
     async def aclose(self) -> None:

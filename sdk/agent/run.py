@@ -12,13 +12,13 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import anyio
 import msgspec
 
 from ..connection import Connection
-from ..detached import Detached
-from ..errors import ChatBusy, SDKError
+from ..errors import ChatBusy, LimitInvalid, SDKError
 from ..frames.client import ItemCreate, ResponseCancel, ResponseCreate, SessionLease
 from ..frames.items import FunctionCallItem
 from ..frames.response import ResponseParams
@@ -26,14 +26,76 @@ from ..frames.server import OutputItemDone, ServerEvent, SessionLeased, TextDelt
 from ..params import in_brief
 from ..reply import Reply
 from ..responses import Finished, Rounds
+from ..tools.running import Detached
 from ..tools.tool import Tool
-from .calls import CallOutputs, RunningCalls, StepOutputs
+from .calls import CallOutputs, RunningCalls
 from .events import RunDone, RunEvent, StepFinished, StopReason, TextPiece, WaitFinished, usage_of
-from .limits import RunBudget, RunLimits
 from .tracing import Tracers
 
 HINT_SECONDS = 1.0
 """The server gets no hint of shorter waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """``steps``: responses; ``calls``: tools run; ``seconds`` from the beginning; ``tokens``: sampled ones.
+
+    None: no limit. A run that reaches a limit ends in order: calls that were not run get an output that says
+    so. Raises `LimitInvalid` for a limit below the least possible.
+    """
+
+    steps: int | None = 25
+    calls: int | None = 100
+    seconds: float | None = None
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        least = {"steps": 1, "calls": 0, "seconds": 0.0, "tokens": 1}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and not value >= low:
+                raise LimitInvalid(f"`{name}` must be at least {low:g}, not {value!r}")
+
+
+class RunBudget:
+    """What one run has used of its limits."""
+
+    def __init__(self, limits: RunLimits) -> None:
+        self._limits = limits
+        self._began = time.monotonic()
+        self.steps = self.calls = self.tokens = 0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the limit; None: there is none."""
+        return None if self._limits.seconds is None else max(0.0, self._limits.seconds - self.seconds)
+
+    @property
+    def tokens_left(self) -> int | None:
+        """Tokens until the limit; None: there is none."""
+        return None if self._limits.tokens is None else self._limits.tokens - self.tokens
+
+    def take_call(self) -> bool:
+        """Count one more call; False where the limit does not allow it."""
+        if self._limits.calls is not None and self.calls >= self._limits.calls:
+            return False
+        self.calls += 1
+        return True
+
+    def reached(self) -> StopReason | None:
+        """The limit that allows no further response; None: there is one more."""
+        limits = self._limits
+        if limits.seconds is not None and self.seconds >= limits.seconds:
+            return "seconds"
+        if limits.steps is not None and self.steps >= limits.steps:
+            return "steps"
+        if limits.tokens is not None and self.tokens >= limits.tokens:
+            return "tokens"
+        return None
 
 
 class Run:
@@ -69,12 +131,15 @@ class Run:
         self._broken: list[FunctionCallItem] = []  # calls with arguments that are no JSON
         self._stop: StopReason | None = None
         self._waiting: tuple[float, float | None] | None = None  # since when, and the hint that was sent
-        self._begun = self._over = self._given_up = False
+        self._begun = self._over = False
+        self.given_up = False
+        """Whether reading was cancelled."""
         self._done: RunDone | None = None
         self.calls = RunningCalls(tools, detached)
         self.outputs = CallOutputs(connection, self.calls)
         self.rounds = Rounds()
-        self._reply = Reply(connection, self._create, first, rounds=self.rounds)
+        self.reply = Reply(connection, self._create, first, rounds=self.rounds)
+        """The latest response."""
 
     # --- as the chat sees a turn ---
 
@@ -82,16 +147,6 @@ class Run:
     def running(self) -> bool:
         """Whether it has begun and is not over."""
         return self._begun and not self._over
-
-    @property
-    def given_up(self) -> bool:
-        """Whether reading was cancelled."""
-        return self._given_up
-
-    @property
-    def reply(self) -> Reply:
-        """The latest response."""
-        return self._reply
 
     def stop(self) -> None:
         """Begin no further response, and cancel all tools."""
@@ -119,7 +174,7 @@ class Run:
             self.calls.take()  # a response that failed was taken back, its calls with it
             raise
         except anyio.get_cancelled_exc_class():
-            self._given_up = True
+            self.given_up = True
             self.close()
             raise
         if not self._events:
@@ -144,16 +199,12 @@ class Run:
         self._begun = True  # from here on no other turn may begin
         await self._claim(self)
         self._budget = RunBudget(self._limits)
-        self._reply.replace_create(self._next())
+        self.reply.replace_create(self._next())
 
     def _next(self) -> ResponseCreate:
         """The event that asks for the next response."""
         self._budget.steps += 1
         return _within(self._create, self._budget.tokens_left)
-
-    def _ask(self, step: StepOutputs) -> None:
-        """Ask for the response that follows these outputs."""
-        self._reply = Reply(self._connection, self._next(), step.outputs, rounds=self.rounds, sent=step.sent)
 
     async def _advance(self) -> None:
         if self._waiting is not None:
@@ -169,11 +220,11 @@ class Run:
         event: ServerEvent | None = None
         left = None if self._stop else self._budget.seconds_left
         with anyio.move_on_after(left) as deadline:
-            event = await anext(self._reply, None)
+            event = await anext(self.reply, None)
         if deadline.cancelled_caught:
             self._stop = "seconds"
             self.calls.cancel()
-            if self._connection.busy:
+            if self._connection.responses.busy:
                 await self._connection.send(ResponseCancel())
             else:  # nothing was asked for
                 await self._end("seconds")
@@ -207,7 +258,7 @@ class Run:
 
     async def _replied(self) -> None:
         """The response is over: run what was called last, and begin to wait for the tools."""
-        finished = self._reply.finished
+        finished = self.reply.finished
         if finished is None:  # the chat's next turn has begun
             self._stop = self._stop or "cancelled"
             await self._end(self._stop)
@@ -260,16 +311,16 @@ class Run:
 
     async def _waited(self, since: float, expected: float | None) -> None:
         """All tools of the step are done: ask for the next response, or end."""
-        step = await self.outputs.take()
+        calls, outputs, sent = await self.outputs.take()
         self._waiting = None
-        if step.calls:
+        if calls:
             self._put(WaitFinished(len(self.rounds), expected, time.perf_counter() - since))
-        stop = self._stop or ("caller" if self._callers else None) or (None if step.calls else "completed")
+        stop = self._stop or ("caller" if self._callers else None) or (None if calls else "completed")
         stop = stop or self._budget.reached()
         if stop is None:
-            self._ask(step)
+            self.reply = Reply(self._connection, self._next(), outputs, rounds=self.rounds, sent=sent)
             return
-        for output in step.outputs:
+        for output in outputs:
             await self._connection.send(output)
         await self._end(stop)
 

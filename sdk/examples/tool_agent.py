@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 
 from ..agent.events import CallFinished, CallStarted, RunDone, RunEvent, TextPiece
-from ..agent.limits import RunLimits
+from ..agent.run import RunLimits
 from ..client import Client, connect
 from ..tools.tool import tool
 
@@ -49,7 +49,6 @@ async def work(
 
 
 def show(event: RunEvent) -> None:
-    """Print an event."""
     match event:
         case TextPiece(text=text):
             print(text, end="", flush=True)
@@ -62,7 +61,6 @@ def show(event: RunEvent) -> None:
 
 
 async def main(url: str) -> None:
-    """Run the example at the server."""
     async with connect(url) as client:
         await work(client, TASKS, show)
 

@@ -7,10 +7,31 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from .events import ClientFrame, EventId, Handle
 from .items import AnyItem, Identifier
 from .response import ResponseParams
 from .session import SessionPatch
+
+EventId: TypeAlias = Annotated[str, Meta(max_length=512)]
+Handle: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class ClientFrame(
+    msgspec.Struct,
+    kw_only=True,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="type",
+):
+    """Base of client events. `session_id` (ours): the session of the socket it is for; null: the first."""
+
+    event_id: EventId | None = None
+    session_id: Identifier | None = None
+
+    @property
+    def type(self) -> str:
+        """The event's name on the wire."""
+        return str(self.__struct_config__.tag)
 
 
 class SessionUpdate(ClientFrame, frozen=True, tag="session.update"):

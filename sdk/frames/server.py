@@ -7,11 +7,27 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from .events import OwnFrame, ServerFrame
 from .items import AnyItem
 from .response import Response
 from .sampling import TokenLogprob
 from .session import SessionResource
+
+
+class ServerFrame(msgspec.Struct, kw_only=True, frozen=True, tag_field="type"):
+    """Base of server events. `session_id` (ours): its session, set once a socket has had several."""
+
+    event_id: str
+    session_id: str | UnsetType = UNSET
+
+    @property
+    def type(self) -> str:
+        """The event's name on the wire."""
+        return str(self.__struct_config__.tag)
+
+
+class OwnFrame(ServerFrame, frozen=True):
+    """Base of events that are not in the standard. A client of the standard skips them."""
+
 
 # --- session and conversation ---
 

@@ -140,7 +140,6 @@ def checked(text: str) -> str:
 
 
 def size_of(text: str) -> int:
-    """Bytes of the text in a frame."""
     return len(msgspec.json.encode(text))
 
 

@@ -1,4 +1,8 @@
-"""Running callables: sync ones in threads beside the event loop, generators drained into a call's output."""
+"""Running callables: in threads, as generators drained into an output, and left at a timeout.
+
+A coroutine that is left, at a timeout or when its caller is cancelled, is cancelled and has `TIDY_SECONDS` to
+clean up. One that shields itself runs on, and its result is dropped; `Detached.aclose` cancels it all the same.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,19 @@ import contextvars
 import inspect
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import aclosing, closing, suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import anyio.to_thread
+from anyio import CancelScope
 
 from .context import ToolContext
 
 _Result = TypeVar("_Result")
 
+TIDY_SECONDS = 0.1
 TURN_SECONDS = 0.05
 """A generator that yields without ever waiting lets other tasks run, and its own timeout, at least so often."""
 
@@ -35,18 +41,31 @@ async def in_thread(function: Callable[[], _Result]) -> _Result:
         context = contextvars.copy_context()
 
         def work() -> None:
+            result = None
             try:
-                resolve = partial(done.set_result, context.run(function))
+                result = context.run(function)
+                resolve = partial(done.set_result, result)
             except BaseException as error:
                 resolve = partial(done.set_exception, _raised(error))
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(lambda: None if done.done() else resolve())
+                loop.call_soon_threadsafe(lambda: _drop(result) if done.done() else resolve())
 
         # a daemon: at its end the interpreter would wait for a thread that hangs
         threading.Thread(target=work, name="holdfast-tool", daemon=True).start()
-        return await done
+        try:
+            return await done
+        except asyncio.CancelledError:
+            if not done.cancelled() and done.exception() is None:  # it was resolved, too
+                _drop(done.result())
+            raise
     finally:
         limiter.release_on_behalf_of(borrower)
+
+
+def _drop(result: object) -> None:
+    """Nothing waits for the result any more: a coroutine is closed, as it never begins."""
+    if inspect.iscoroutine(result):
+        result.close()
 
 
 def _raised(error: BaseException) -> BaseException:
@@ -82,3 +101,59 @@ def _drain(pieces: Generator[Any, Any, Any], context: ToolContext) -> None:
             context.write(piece)
             if context.cancelled:
                 return
+
+
+class Detached:
+    """Owns the tasks that were left running. ``len``: how many still run."""
+
+    def __init__(self) -> None:
+        self._left: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    async def run(self, work: Callable[[], Awaitable[_Result]], seconds: float | None) -> _Result | None:
+        """The result within `seconds` (None: no limit), else None. Raises what `work` raises."""
+        limit, shield = CancelScope(), CancelScope()
+
+        async def scoped() -> _Result | None:
+            with limit, shield:
+                return await work()
+            return None
+
+        task = asyncio.ensure_future(scoped())
+        try:
+            await asyncio.wait([task], timeout=seconds)
+            return task.result() if task.done() else None
+        finally:
+            if not task.done():
+                await self._leave(task, limit, shield)
+
+    async def aclose(self) -> None:
+        """Cancel all tasks that were left, and those left from now on; wait up to `TIDY_SECONDS` for them."""
+        self._closed = True
+        current = asyncio.current_task()
+        left = [task for task in self._left if task is not current]
+        for task in left:
+            task.cancel()
+        if left:
+            with CancelScope(shield=True):
+                await asyncio.wait(left, timeout=TIDY_SECONDS)
+
+    async def _leave(self, task: asyncio.Task[Any], limit: CancelScope, shield: CancelScope) -> None:
+        self._left.add(task)
+        task.add_done_callback(self._ended)
+        limit.cancel()
+        if self._closed:
+            task.cancel()
+        try:
+            with CancelScope(shield=True):
+                await asyncio.wait([task], timeout=TIDY_SECONDS)
+        finally:
+            shield.shield = True  # else the cancelled scope cancels the task again in each turn of the loop
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._left.discard(task)
+        if not task.cancelled():
+            task.exception()  # marks it as read, so that it is not logged

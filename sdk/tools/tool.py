@@ -24,11 +24,10 @@ from typing import Any, Literal, TypeAlias, overload
 
 import msgspec
 
-from ..detached import Detached
 from ..errors import ToolInvalid
 from ..frames.formats import FunctionTool
 from .context import ToolContext, broken_off, characters, failure, joined, output_text
-from .running import drained, in_thread
+from .running import Detached, drained, in_thread
 from .schemas import called_by, signature_of, yields
 
 Invoke: TypeAlias = Callable[[str, ToolContext], Awaitable[str]]
@@ -36,27 +35,12 @@ Invoke: TypeAlias = Callable[[str, ToolContext], Awaitable[str]]
 ResultKind: TypeAlias = Literal["completed", "failed", "invalid_arguments", "timed_out"]
 
 LEARNT_FROM = 16
-"""Durations that are kept."""
+"""Last calls of a tool that tell how long it usually takes."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 MAX_ERROR = 4096
 """Characters of an exception's text that the model reads."""
-
-
-class Durations:
-    """How long a tool's last calls took, in seconds."""
-
-    def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=LEARNT_FROM)
-
-    def add(self, seconds: float) -> None:
-        """Note one more."""
-        self._seconds.append(seconds)
-
-    def usual(self) -> float | None:
-        """The median; None before the first."""
-        return median(self._seconds) if self._seconds else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +67,9 @@ class Tool:
     timeout: float | None = None
     expected: float | None = None
     streams: bool = False
-    durations: Durations = field(default_factory=Durations, compare=False, repr=False)
+    durations: deque[float] = field(
+        default_factory=lambda: deque(maxlen=LEARNT_FROM), compare=False, repr=False
+    )
     detached: Detached = field(default_factory=Detached, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -104,7 +90,9 @@ class Tool:
 
     def expects(self) -> float | None:
         """Seconds that a call is expected to take; None: not known."""
-        return self.durations.usual() if self.expected is None else self.expected
+        if self.expected is None and self.durations:
+            return median(self.durations)
+        return self.expected
 
     async def call(
         self, arguments: str, context: ToolContext | None = None, detached: Detached | None = None
@@ -118,7 +106,7 @@ class Tool:
         context = context or ToolContext()
         began = time.perf_counter()
         try:
-            work = partial(_guarded, self._whole, arguments, context)
+            work = partial(_guarded, self.invoke, arguments, context)
             ended = await (self.detached if detached is None else detached).run(work, self.timeout)
         finally:
             context.cancelled = True
@@ -128,13 +116,8 @@ class Tool:
             output = failure(f"The tool gave no answer within {self.timeout:g} seconds")
         if kind != "completed":
             output = broken_off(context.written, output)
-        self.durations.add(seconds)
+        self.durations.append(seconds)
         return ToolResult(output, kind, seconds)
-
-    async def _whole(self, arguments: str, context: ToolContext) -> str:
-        assert self.invoke is not None
-        rest = await self.invoke(arguments, context)
-        return joined(context.written, rest)
 
     async def _run(self, arguments: str) -> str:
         return (await self.call(arguments)).output
@@ -168,7 +151,31 @@ def tool(
     """
 
     def made(function: Callable[..., Any]) -> Tool:
-        return _from_callable(function, name, description, timeout, expected)
+        called = called_by(function) if name is None else name
+        if not (isinstance(called, str) and _NAME.fullmatch(called)):
+            raise ToolInvalid(
+                f"{called!r} is not a name of a tool, which has 1 to 64 of a-z, A-Z, 0-9, `_`, `.` and `-`: "
+                "set one with tool(name=...)"
+            )
+        signature = signature_of(function, called)
+        try:
+            definition = FunctionTool(
+                name=called,
+                description=description or signature.description or None,
+                parameters=signature.parameters,
+            )
+            msgspec.json.decode(msgspec.json.encode(definition), type=FunctionTool)
+        except (TypeError, ValueError) as error:
+            raise ToolInvalid(f"`{called}` cannot be a tool: {error}") from error
+
+        async def invoke(arguments: str, context: ToolContext) -> str:
+            """The output without the pieces that were written."""
+            result = await _call(function, signature.given(arguments, context))
+            if await drained(result, context) or (result is None and context.written):
+                return ""
+            return output_text(result)
+
+        return Tool(definition, invoke, timeout, expected, yields(function))
 
     return made if function is None else made(function)
 
@@ -185,7 +192,7 @@ def tool_of(given: ToolLike) -> Tool:
         except (TypeError, ValueError, RecursionError) as error:
             raise ToolInvalid(f"Not a function tool: {error}") from None
         return Tool(definition)
-    return _from_callable(given)
+    return tool(given)
 
 
 def tools_of(given: Iterable[ToolLike]) -> dict[str, Tool]:
@@ -207,44 +214,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _from_callable(
-    function: Callable[..., Any],
-    name: str | None = None,
-    description: str | None = None,
-    timeout: float | None = None,
-    expected: float | None = None,
-) -> Tool:
-    called = called_by(function) if name is None else name
-    if not (isinstance(called, str) and _NAME.fullmatch(called)):
-        raise ToolInvalid(
-            f"{called!r} is not a name of a tool, which has 1 to 64 of a-z, A-Z, 0-9, `_`, `.` and `-`: "
-            "set one with tool(name=...)"
-        )
-    signature = signature_of(function, called)
-    try:
-        definition = FunctionTool(
-            name=called,
-            description=description or signature.description or None,
-            parameters=signature.parameters,
-        )
-        msgspec.json.decode(msgspec.json.encode(definition), type=FunctionTool)
-    except (TypeError, ValueError) as error:
-        raise ToolInvalid(f"`{called}` cannot be a tool: {error}") from error
-
-    async def invoke(arguments: str, context: ToolContext) -> str:
-        """The output without the pieces that were written."""
-        result = await _call(function, signature.given(arguments, context))
-        if await drained(result, context) or (result is None and context.written):
-            return ""
-        return output_text(result)
-
-    return Tool(definition, invoke, timeout, expected, yields(function))
-
-
 async def _guarded(invoke: Invoke, arguments: str, context: ToolContext) -> tuple[str, ResultKind]:
     """The output, or an error for the model. Only what also ends the caller is raised."""
     try:
-        return await invoke(arguments, context), "completed"
+        rest = await invoke(arguments, context)
+        return joined(context.written, rest), "completed"
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         return _failed(error), "invalid_arguments"
     except (KeyboardInterrupt, GeneratorExit):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -20,10 +20,10 @@ from . import legacy
 from .folder import FOLDER, IDENTITY, Disk, Identity, StoreLock, read_identity, write_identity
 from .logs import NAME, Findings, LogFolder
 from .opening import ASIDE, REPAIRED, awaits_repair, exchange, finish_repair
-from .records import AnyOperation, Keyring, SessionSnapshot, session_extra
+from .records import AnyOperation, Keyring, append, drop, put
 from .replay import MANY_ITEMS, quiet, replay
 from .segment import Fresh, Kind
-from .state import DIGEST_BYTES, SessionState
+from .state import SessionState
 from .store import JournalStore
 
 SETTINGS = JournalSettings(max_bytes=1 << 62)
@@ -83,8 +83,7 @@ def _known(place: Path) -> Identity | None:
 
 def _differs(known: Identity | None, store: JournalStore) -> list[str]:
     """How the journal differs from its identity, as no line or one."""
-    line = "" if known is None else store.mismatch(known)
-    return [line] if line else []
+    return [line] if known is not None and (line := store.mismatch(known)) else []
 
 
 def _account(place: Path, store: JournalStore) -> str:
@@ -133,27 +132,21 @@ def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
     shutil.rmtree(fresh, ignore_errors=True)
     model = store.logs.header.model
     logs, _ = LogFolder.open(fresh, model, SETTINGS.log_bytes, Disk())
-    logs.generation = store.generation
+    logs.generation = store.logs.generation
     told: list[str] = []
     damaged = set(store.damaged())
     try:
-        alone = {child for number in damaged for child in _descendants(store, number)} | damaged
-        alone |= {
-            child
-            for state in store.sessions.states.values()
-            if not state.kept and not _is_whole(store, state)
-            for child in _descendants(store, state.number)
-        }
+        states = store.sessions.states.values()
+        gone = {state.number for state in states if not state.kept and not _is_whole(store, state)}
+        alone = damaged | store.sessions.descendants(*damaged, *gone)
         needed = _needed(store, alone)
         for state in sorted(store.sessions.states.values(), key=lambda state: state.last):
             if state.number in alone:
                 told += _copy_alone(store, logs, state, state.number in damaged)
             elif state.kept or state.number in needed:
                 _copy(store, logs, state)
-        logs.append([Fresh(0, store.generation, Kind.START, b"")])
-        numbers = [one.number for one in logs.logs.values()]
-        known = Identity.of(logs.header, store.generation, logs.next_sequence, numbers)
-        write_identity(place, known, Disk())
+        logs.append([Fresh(0, logs.generation, Kind.START, b"")])
+        write_identity(place, logs.identity(), Disk())
     except StorageUnavailable as fault:
         raise StoreUnusable(f"{place / FOLDER} cannot be repaired: {fault.message}") from None
     finally:
@@ -163,18 +156,6 @@ def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
     yield from (f"  {line}" for line in told)
     if lost := store.logs.findings.lost:
         yield f"  lost: {lost} records of unknown sessions"
-
-
-def _descendants(store: JournalStore, number: int) -> set[int]:
-    """A session's forks, their forks, and so on."""
-    found: set[int] = set()
-    waiting = [number]
-    while waiting:
-        for child in store.sessions.forks.get(waiting.pop(), ()):
-            if child not in found and child in store.sessions.states:
-                found.add(child)
-                waiting.append(child)
-    return found
 
 
 def _needed(store: JournalStore, alone: set[int]) -> set[int]:
@@ -202,15 +183,14 @@ def _is_whole(store: JournalStore, state: SessionState) -> bool:
 def _copy(store: JournalStore, logs: LogFolder, state: SessionState) -> None:
     """Copy a session as it is, a fork as a fork."""
     record = store._record(state.number)
-    group = [Fresh(state.number, 0, Kind.SESSION, msgspec.msgpack.encode(record), session_extra(record))]
+    group = [put(state.number, record)]
     if state.kept and state.ring:
         payload = store.logs.read(state.ring).payload
         group.append(Fresh(state.number, 0, Kind.KEYRING, payload, state.digests))
     for index, place in enumerate(state.operations, state.first):
-        kind = Kind.SNAPSHOT if state.snapshot and index == state.first else Kind.OPERATION
-        group.append(Fresh(state.number, index, kind, store.logs.read(place).payload))
+        group.append(Fresh(state.number, index, state.kind_at(index), store.logs.read(place).payload))
     if not state.kept:
-        group.append(Fresh(state.number, 0, Kind.DROP, b""))
+        group.append(drop(state.number))
     logs.append(group, state.used)
 
 
@@ -230,13 +210,8 @@ def _copy_alone(store: JournalStore, logs: LogFolder, state: SessionState, damag
     if missed and not operations:
         yield f"lost: session {name}: nothing before the damage is whole"
         return
-    group = [
-        Fresh(number, 0, Kind.SESSION, msgspec.msgpack.encode(record), session_extra(record)),
-        _ring(store, state),
-    ]
-    for index, operation in enumerate(operations):
-        kind = Kind.SNAPSHOT if isinstance(operation, SessionSnapshot) else Kind.OPERATION
-        group.append(Fresh(number, index, kind, msgspec.msgpack.encode(operation)))
+    group = [put(number, record), _ring(store, state)]
+    group += [append(number, index, operation) for index, operation in enumerate(operations)]
     logs.append(group, state.used)
     if missed:
         yield f"cut back: session {name}: {len(operations)} operations are whole, {missed} and more are not"
@@ -251,11 +226,9 @@ def _until_damage(store: JournalStore, state: SessionState) -> tuple[list[AnyOpe
         needed = list(store.sessions.needed(state.number))
     except RecordDamaged:
         return [], 1
-    for number, index, place in needed:
-        owner = store.sessions.states[number]
-        kind = Kind.SNAPSHOT if owner.snapshot and index == owner.first else Kind.OPERATION
+    for owner, index, place in needed:
         try:
-            found.append(store._decoded(place, kind, number, index, AnyOperation))
+            found.append(store._decoded(place, owner.kind_at(index), owner.number, index, AnyOperation))
         except RecordDamaged:
             return _replayable(found), len(needed) - len(found)
     return found, 0
@@ -278,9 +251,8 @@ def _ring(store: JournalStore, state: SessionState) -> Fresh:
     try:
         ring = store._decoded(state.ring, Kind.KEYRING, state.number, 0, Keyring)
     except RecordDamaged:
-        digests = [state.digests[at : at + DIGEST_BYTES] for at in range(0, len(state.digests), DIGEST_BYTES)]
-        ring = Keyring(fresh=tuple(digests))
-    return Fresh(state.number, 0, Kind.KEYRING, msgspec.msgpack.encode(ring), b"".join(ring.digests()))
+        ring = Keyring(fresh=tuple(state.handles()))
+    return put(state.number, ring)
 
 
 # --- copies -------------------------------------------------------------------------------------------------
@@ -321,34 +293,24 @@ def _copy_logs(source: Path, target: Path) -> None:
     """Copy the logs of one moment: if a compaction removes some meanwhile, begin again. Raises ``OSError``."""
     for _ in range(TRIES):
         names = sorted(name for name in os.listdir(source) if NAME.fullmatch(name))
-        files: dict[str, int] = {}
         try:
-            for name in names:
-                files[name] = os.open(source / name, os.O_RDONLY | os.O_CLOEXEC)
-            if set(names) <= set(os.listdir(source)):
-                for name, fd in files.items():
+            with ExitStack() as files:
+                opened = {name: files.enter_context((source / name).open("rb")) for name in names}
+                if not set(names) <= set(os.listdir(source)):
+                    continue
+                for name, file in opened.items():
                     # The index before the log: the log may be ahead of it.
                     with suppress(FileNotFoundError):
                         shutil.copy(source / Path(name).with_suffix(".index"), target)
-                    _copy_file(fd, target / name)
+                    with (target / name).open("wb") as copy:
+                        shutil.copyfileobj(file, copy)
+                        copy.flush()
+                        os.fsync(copy.fileno())
                 Disk().sync_folder(target)
                 return
         except FileNotFoundError:
             pass
-        finally:
-            for fd in files.values():
-                os.close(fd)
     raise OSError(f"{source} changes faster than it can be copied")
-
-
-def _copy_file(fd: int, target: Path) -> None:
-    with target.open("wb") as file:
-        size, at = os.fstat(fd).st_size, 0
-        while at < size and (piece := os.pread(fd, min(1 << 20, size - at), at)):
-            file.write(piece)
-            at += len(piece)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 # --- clean-up ------------------------------------------------------------------------------------------------
@@ -358,10 +320,9 @@ def gc(root: Path) -> Iterator[str]:
     """Rewrite the logs without dead records, and remove what a migration left. Raises ``StoreUnusable``."""
     with StoreLock(root).acquire(LOCK_SECONDS):
         for place in places(root):
-            for name in (legacy.KEPT,):
-                if (place / name).exists():
-                    (place / name).unlink()
-                    yield f"{place / name}: removed"
+            if (kept := place / legacy.KEPT).exists():
+                kept.unlink()
+                yield f"{kept}: removed"
             with closing(opened(place, write=True)) as store:
                 before = store.logs.bytes
                 yield from (f"{place / FOLDER}: {line}" for line in _differs(_known(place), store))
@@ -393,11 +354,9 @@ def erase(root: Path, salt: bytes) -> Iterator[str]:
                 except StorageUnavailable as fault:
                     raise StoreUnusable(f"{place / FOLDER} cannot be rewritten: {fault.message}") from None
                 yield f"{place / FOLDER}: {len(numbers)} sessions erased, {len(store.sessions.states)} are left"
-            for path in sorted(place.iterdir()):
-                if path.name.startswith(ASIDE) or path.name in (legacy.KEPT, legacy.UNREADABLE, REPAIRED):
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-                    yield f"{path}: removed"
-            for path in (place / FOLDER).glob("*.unreadable"):
+            older = {place / name for name in (legacy.KEPT, legacy.UNREADABLE, REPAIRED)}
+            older |= {*place.glob(f"{ASIDE}*"), *(place / FOLDER).glob("*.unreadable")}
+            for path in sorted(path for path in older if path.exists()):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
                 yield f"{path}: removed"
 

@@ -10,7 +10,6 @@ of damaged records.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -69,64 +68,52 @@ class Compaction:
         for one in self.victims:
             entries, extras = self._logs.entries_of(one)
             for at in range(0, len(entries), SLICE_RECORDS):
-                for sequence, session, word, moment, offset, length, _ in entries[
-                    at : at + SLICE_RECORDS
-                ].tolist():
-                    place = place_of(one.slot, offset, segment.padded(length))
-                    copy = self._copy(place, sequence, session, word, moment, extras.get(offset, b""))
+                for row in entries[at : at + SLICE_RECORDS].tolist():
+                    copy = self._copy(one, row, extras.get(row[4], b""))
                     if copy:
                         yield copy
 
-    def _copy(
-        self, place: int, sequence: int, session: int, word: int, moment: int, extra: bytes
-    ) -> bytes | None:
-        """The bytes of a record in the new log; None if it is not needed."""
+    def _copy(self, one: Log, row: tuple[int, ...], extra: bytes) -> bytes | None:
+        """The bytes of a record of the log ``one`` in the new log; None if it is not needed.
+
+        ``row`` is its entry in the index.
+        """
+        sequence, session, word, moment, offset, length, _ = row
         kind, index = word >> 8 & 0xFF, word >> 16
+        payload, source = b"", place_of(one.slot, offset, segment.padded(length))
         if kind == Kind.START:
-            current = index == self._logs.generation
-            return self._record(sequence, session, word, moment, b"", b"") if current else None
-        if kind == Kind.DROP:
-            return (
-                self._record(sequence, session, word, moment, b"", b"") if self._is_needed(session) else None
-            )
-        valid = self._sessions.place(session, kind, index)
-        if valid == place:
-            try:
-                payload = self._logs.read(place).payload
-                return self._record(sequence, session, word, moment, payload, extra, place)
-            except RecordDamaged:
-                self._sessions.strike(session, kind, index)
-                valid = HIT
-        return self._record(sequence, session, word | LOST, moment, extra, extra) if valid == HIT else None
+            if index != self._logs.generation:
+                return None
+        elif kind == Kind.DROP:
+            if not self._is_needed(session):
+                return None
+        else:
+            valid = self._sessions.place(session, kind, index)
+            if valid == source:
+                try:
+                    payload = self._logs.read(source).payload
+                except RecordDamaged:
+                    self._sessions.set_place(session, kind, index, HIT)
+                    valid = HIT
+            if valid == HIT:
+                word, payload = word | LOST, extra
+            elif valid != source:
+                return None
+        out, at, word = self._out, self._out.end, word | GROUP_END
+        seed = out.header.file_seed()
+        data = segment.encoded_record(out.header.sync, seed, at, sequence, session, word, moment, payload)
+        self._rows.append((sequence, session, word, moment, at, len(payload), len(extra)))
+        if extra:
+            self._extras[at] = extra
+        self._moved.append((session, kind, index, source, place_of(out.slot, at, len(data))))
+        out.end += len(data)
+        return data
 
     def _is_needed(self, session: int) -> bool:
         """Whether a forgotten session still has records, in the index or in a log that stays."""
         if session in self._sessions.states:
             return True
         return any(one.has(session) for one in self._logs.logs.values() if one not in self.victims)
-
-    def _record(
-        self,
-        sequence: int,
-        session: int,
-        word: int,
-        moment: int,
-        payload: bytes,
-        extra: bytes,
-        source: int | None = None,
-    ) -> bytes:
-        out, at = self._out, self._out.end
-        data = segment.encoded_record(
-            out.header.sync, out.header.file_seed(), at, sequence, session, word | GROUP_END, moment, payload
-        )
-        self._rows.append((sequence, session, word | GROUP_END, moment, at, len(payload), len(extra)))
-        if extra:
-            self._extras[at] = extra
-        if source is not None:
-            target = place_of(out.slot, at, len(data))
-            self._moved.append((session, word >> 8 & 0xFF, word >> 16, source, target))
-        out.end += len(data)
-        return data
 
     def _finish(self) -> None:
         if self._out.end > LOG_START:
@@ -135,7 +122,7 @@ class Compaction:
             self._logs.discard(self._out, self._fresh)
         for session, kind, index, source, target in self._moved:
             if self._sessions.place(session, kind, index) == source:
-                self._sessions.move(session, kind, index, target)
+                self._sessions.set_place(session, kind, index, target)
                 self._out.live += self._logs.size(target)
         self._out.marks = self._out.dead
 
@@ -147,17 +134,13 @@ def dispensable(logs: LogFolder, sessions: Sessions) -> Iterator[Log]:
             continue
         others = [other for other in logs.logs.values() if other is not one]
         entries, _ = logs.entries_of(one)
-        kinds = entries["word"] >> np.uint64(8) & np.uint64(0xFF)
-        indexes = entries["word"] >> np.uint64(16)
+        kinds, indexes = segment.kinds_of(entries), entries["word"] >> 16
         if (indexes[kinds == Kind.START] == logs.generation).any():
             continue
         dropped = np.unique(entries["session"][kinds == Kind.DROP]).tolist()
         if any(number in sessions.states or any(other.has(number) for other in others) for number in dropped):
             continue
-        if any(sessions.place(*key) == HIT for key in _keys(entries, kinds, indexes)):
+        keys = zip(entries["session"].tolist(), kinds.tolist(), indexes.tolist(), strict=True)
+        if any(sessions.place(*key) == HIT for key in keys):
             continue
         yield one
-
-
-def _keys(entries: Any, kinds: Any, indexes: Any) -> Iterator[tuple[int, int, int]]:
-    return zip(entries["session"].tolist(), kinds.tolist(), indexes.tolist(), strict=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ from xxhash import xxh3_64_digest
 
 from ...kvstore.system_limits import explained
 from ..errors import StoreHeld, StoreUnusable
-from .segment import FORMAT, SegmentHeader
+from .segment import SegmentHeader
 
 FOLDER = "journal"
 """The folder of logs, inside the store's folder."""
@@ -68,6 +68,17 @@ class Disk:
     def sync(self, fd: int) -> None:
         """Wait until what was written is on the disk."""
         os.fdatasync(fd)
+
+    def contents(self, path: Path, most: int | None = None) -> bytes:
+        """The file's first ``most`` bytes, or all; b"" if there is none, or it is a folder."""
+        if path.is_file():
+            with suppress(FileNotFoundError):
+                fd = self.open(path)
+                try:
+                    return self.read(fd, self.size(fd) if most is None else most, 0)
+                finally:
+                    os.close(fd)
+        return b""
 
     def truncate(self, fd: int, length: int) -> None:
         """Cut the file to ``length`` bytes."""
@@ -168,20 +179,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     sequence: int
     logs: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, header: SegmentHeader, generation: int, sequence: int, logs: Iterable[int]) -> Identity:
-        """The identity of the store with this header."""
-        return cls(
-            format=FORMAT,
-            store=header.store,
-            seed=header.seed,
-            sync=header.sync,
-            model=header.model,
-            generation=generation,
-            sequence=sequence,
-            logs=tuple(sorted(logs)),
-        )
 
     def header(self) -> SegmentHeader:
         """The header that the logs have."""

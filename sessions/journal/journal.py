@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,21 +27,19 @@ from .folder import StoreLock
 from .opening import open_for
 from .records import (
     AnyOperation,
-    Append,
-    Change,
     Emitted,
     EventReceived,
-    HandleRecord,
     Keyring,
     Origin,
-    Put,
+    SessionLog,
     SessionRecord,
-    Table,
     Typed,
-    key_of,
+    append,
     merged,
+    put,
 )
 from .replay import condensed
+from .segment import Fresh
 from .store import Condense, JournalStore
 
 log = logging.getLogger(__name__)
@@ -58,7 +56,6 @@ class Journal:
         store: JournalStore,
         lock: StoreLock,
         settings: JournalSettings,
-        first: int,
         reclaimable: Callable[[], int] = lambda: 0,
     ) -> None:
         self.settings = settings
@@ -72,9 +69,10 @@ class Journal:
         self._lock = lock
         self._reclaimable = reclaimable
         self._loop = asyncio.get_running_loop()
-        self._next_number = first
+        self.numbers = itertools.count(store.logs.next_session)
+        """Numbers for new sessions."""
         self._changed = threading.Condition()
-        self._queue: list[Change] = []
+        self._queue: list[Fresh] = []
         self._jobs: deque[tuple[Callable[[JournalStore], Any], asyncio.Future[Any]]] = deque()
         self._queued = 0
         self._urgent = False
@@ -115,7 +113,7 @@ class Journal:
             # sessions are not forgotten for their age now.
             await asyncio.to_thread(store.sweep, frozenset(), aged=False)
             await asyncio.to_thread(store.keep_shares, frozenset())
-            journal = cls(store, held, settings, await asyncio.to_thread(store.next_number), reclaimable)
+            journal = cls(store, held, settings, reclaimable)
         except BaseException:
             held.release()
             raise
@@ -133,12 +131,7 @@ class Journal:
 
     # --- for sessions ---------------------------------------------------------------------------------------
 
-    def new_number(self) -> int:
-        """A number for a new session."""
-        self._next_number += 1
-        return self._next_number - 1
-
-    def put(self, changes: Iterable[Change], *, urgent: bool = True) -> None:
+    def put(self, changes: Iterable[Fresh], *, urgent: bool = True) -> None:
         """Queue changes; they are committed together, in order. Those that are not ``urgent`` may wait."""
         with self._changed:
             before = len(self._queue)
@@ -266,7 +259,7 @@ class Journal:
                 if self._closing and not self._queue and not self._jobs:
                     return
 
-    def _next(self) -> tuple[list[Change], int, list[Any]]:
+    def _next(self) -> tuple[list[Fresh], int, list[Any]]:
         """Wait for work: the queued changes as a group, how many changes that makes in all, and the jobs. An
         empty group if a compaction can go on."""
         compacting = self._store.wants_compaction
@@ -280,14 +273,11 @@ class Journal:
                 if compacting:
                     return [], 0, []
                 self._changed.wait(left)
-            return self._taken()
-
-    def _taken(self) -> tuple[list[Change], int, list[Any]]:
-        group, self._queue = self._queue, []
-        jobs = list(self._jobs)
-        self._jobs.clear()
-        self._urgent, self._oldest = False, None
-        return group, self._queued, jobs
+            group, self._queue = self._queue, []
+            jobs = list(self._jobs)
+            self._jobs.clear()
+            self._urgent, self._oldest = False, None
+            return group, self._queued, jobs
 
     def _keep_shares(self) -> None:
         self._full = self._store.keep_shares(self.live)
@@ -326,12 +316,17 @@ class Journal:
         if not (self._urgent or self._jobs) and self._store.wants_compaction:
             self._upkeep(self._store.compact)
 
-    def _commit(self, group: list[Change]) -> bool:
+    def _commit(self, group: list[Fresh]) -> bool:
         """Try until the group is committed; False if the journal closes before."""
         while True:
             try:
-                self._write(group)
-            except StorageUnavailable as fault:
+                self._store.write(group)
+            except Exception as error:  # the thread must not end
+                fault = error if isinstance(error, StorageUnavailable) else None
+                if fault is None:
+                    if self._fault is None:
+                        log.exception("the journal cannot write what it was given")
+                    fault = StorageUnavailable(f"the journal cannot be written: {type(error).__name__}")
                 self._failures += 1
                 if self._fault is None:
                     log.error("%s; new turns are refused", fault.message)
@@ -345,18 +340,6 @@ class Journal:
                 log.warning("the journal can be written again")
                 self._fault = None
             return True
-
-    def _write(self, group: list[Change]) -> None:
-        """Write a group. Raises ``StorageUnavailable``, for an unexpected error too: the thread must not
-        end."""
-        try:
-            self._store.write(group)
-        except StorageUnavailable:
-            raise
-        except Exception as error:
-            if self._fault is None:
-                log.exception("the journal cannot write what it was given")
-            raise StorageUnavailable(f"the journal cannot be written: {type(error).__name__}") from error
 
     def _relieved(self) -> bool:
         """Whether room was made in a full journal."""
@@ -380,15 +363,15 @@ class Journal:
         try:
             found = job(self._store)
         except Exception as fault:
-            self._tell(_fail, answer, fault)
+            self._tell(_finish, answer, None, fault)
         else:
-            self._tell(_resolve, answer, found)
+            self._tell(_finish, answer, found)
 
     def _answer_closed(self, jobs: Iterable[tuple[Any, asyncio.Future[Any]]]) -> None:
         """Fail these jobs: they would read past changes that are not committed."""
         for _, answer in jobs:
             fault = self._fault or StorageUnavailable("the journal is closed")
-            self._tell(_fail, answer, StorageUnavailable(fault.message))
+            self._tell(_finish, answer, None, StorageUnavailable(fault.message))
 
     def _tell(self, heard: Callable[..., None], *words: Any) -> None:
         with suppress(RuntimeError):  # the loop is gone
@@ -399,20 +382,19 @@ class Journal:
     def _committed(self, upto: int) -> None:
         self._durable = upto
         while self._waiting and self._waiting[0][0] <= upto:
-            _resolve(self._waiting.popleft()[1], None)
+            _finish(self._waiting.popleft()[1])
 
     def _alarm(self, fault: StorageUnavailable) -> None:
         for watcher in list(self.watchers):
             watcher(fault)
 
 
-def _resolve(future: asyncio.Future[Any], found: Any) -> None:
-    if not future.done():
+def _finish(future: asyncio.Future[Any], found: Any = None, fault: Exception | None = None) -> None:
+    if future.done():
+        return
+    if fault is None:
         future.set_result(found)
-
-
-def _fail(future: asyncio.Future[Any], fault: Exception) -> None:
-    if not future.done():
+    else:
         future.set_exception(fault)
 
 
@@ -420,7 +402,7 @@ LAZY = Emitted | EventReceived | Typed
 """Operations that are not acknowledged to a client: they may wait to be committed with others."""
 
 
-class JournaledLog:
+class JournaledLog(SessionLog):
     """One session's log in the journal. ``index`` is that of its next operation, ``salt`` its tenant's.
 
     Operations appended in one run of the event loop are committed together: after a crash an event and its
@@ -435,7 +417,7 @@ class JournaledLog:
         self._journal = journal
         self._index = index
         self._operations: list[AnyOperation] = []
-        self._others: list[Change] = []
+        self._others: list[Fresh] = []
         self._flushing: asyncio.Handle | None = None
         self._hurried = False
         self._closed = False
@@ -444,8 +426,8 @@ class JournaledLog:
     @classmethod
     def begin(cls, journal: Journal, record: SessionRecord) -> JournaledLog:
         """The log of a new session; writes its record."""
-        log = cls(journal, journal.new_number(), salt=record.salt)
-        log._queue(Put(Table.SESSIONS, key_of(log.number), record))
+        log = cls(journal, next(journal.numbers), salt=record.salt)
+        log.rewrite(record)
         return log
 
     @property
@@ -464,17 +446,13 @@ class JournaledLog:
             self._operations.append(operation)
             self._schedule(urgent=not isinstance(operation, LAZY))
 
-    def keep_handles(self, keyring: Keyring, owner: bytes, dropped: Iterable[bytes] = ()) -> None:
-        """Write the keyring and the newest handle's record."""
-        for digest in dropped:
-            self._queue(Put(Table.HANDLES, digest, None))
-        newest = HandleRecord(session=self.number, owner=owner)
-        self._queue(Put(Table.HANDLES, keyring.fresh[-1], newest))
-        self._queue(Put(Table.KEYRINGS, key_of(self.number), keyring))
+    def keep_handles(self, keyring: Keyring) -> None:
+        """Replace the keyring."""
+        self._queue(put(self.number, keyring))
 
     def rewrite(self, record: SessionRecord) -> None:
         """Replace the session's record."""
-        self._queue(Put(Table.SESSIONS, key_of(self.number), record))
+        self._queue(put(self.number, record))
 
     def sync(self) -> asyncio.Future[None]:
         """A future that is done when everything appended so far is durable."""
@@ -492,9 +470,9 @@ class JournaledLog:
         self._closed = True
         self._journal.leave(self.number, self._salt)
 
-    def _queue(self, change: Change) -> None:
+    def _queue(self, record: Fresh) -> None:
         if not self._closed:
-            self._others.append(change)
+            self._others.append(record)
             self._schedule(urgent=True)
 
     def _schedule(self, *, urgent: bool) -> None:
@@ -512,12 +490,10 @@ class JournaledLog:
             self._flushing.cancel()
             self._flushing = None
         if self._operations or self._others:
-            self._journal.put([*self._others, *self._appends()], urgent=self._hurried)
+            records = self._others
+            for operation in merged(self._operations):
+                records.append(append(self.number, self._index, operation))
+                self._index += 1
+            self._journal.put(records, urgent=self._hurried)
             self._hurried = False
             self._operations, self._others = [], []
-
-    def _appends(self) -> Iterator[Append]:
-        operations = merged(self._operations)
-        for index, operation in zip(itertools.count(self._index), operations, strict=False):
-            yield Append(self.number, index, operation)
-        self._index += len(operations)

@@ -25,21 +25,19 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 import xxhash
 
 from ..errors import RecordDamaged, StoreForeign, StoreNewer, StoreUnusable
 from ..settings import JournalSettings
 from .folder import FOLDER, IDENTITY, Disk, read_identity
 from .logs import LogFolder, named
-from .records import AnyOperation, HandleRecord, Keyring, SessionRecord, SessionSnapshot, session_extra
-from .segment import LOST, Fresh, Kind
+from .records import AnyOperation, Keyring, SessionRecord, append, drop, put, session_extra
+from .segment import LOST, Fresh, Kind, kinds_of
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +66,13 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
     grown: int = 0
 
 
+class HandleRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The session that a handle opens, and its owner. Only the handle's digest is kept."""
+
+    session: int
+    owner: bytes
+
+
 class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The store's format, and the model of its token ids."""
 
@@ -87,41 +92,32 @@ def unseal(key: bytes, value: bytes, kind: type[T] | Any) -> T:
     return record
 
 
-@dataclass(slots=True)
-class Migration:
-    """What a migration moved. ``unread``: ranges of keys that could not be read, with unknown content."""
-
-    sessions: int = 0
-    damaged: list[str] = field(default_factory=list)
-    unread: int = 0
-
-
-def migrate(folder: Path, model: bytes, settings: JournalSettings) -> Migration | None:
-    """Move the journal in ``folder`` into logs beside it; None if there is none to move.
+def migrate(folder: Path, model: bytes, settings: JournalSettings) -> bool:
+    """Move the journal in ``folder`` into logs beside it; whether there was one to move.
 
     Raises ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``; then the old file is unchanged.
     """
     old = folder / FILE
     if not old.exists() or old.stat().st_size == 0:
-        return None  # left by a server that died before its first commit
+        return False  # left by a server that died before its first commit
     if (folder / FOLDER).exists():
         if not _in_use(folder, settings):  # else the old file came later
             _put_away(folder)
-        return None
+        return False
     with Reader(folder) as reader:
         found = reader.about()
         if found is None:
             aside = folder / UNREADABLE
             os.rename(old, aside)
             log.error("%s cannot be read: its sessions are lost; it is kept as %s", old, aside)
-            return Migration(unread=1)
+            return True
         if found.format not in FORMATS:
             raise StoreNewer(f"the store {folder} has format {found.format}; this version reads up to 3")
         if found.model != model:
             raise StoreForeign(f"the store {folder} was written for another model")
         fresh = folder / f"{FOLDER}.new"
         try:
-            moved = _copied(reader, fresh, model, settings)
+            sessions, damaged = _copied(reader, fresh, model, settings)
             os.rename(fresh, folder / FOLDER)
             Disk().sync_folder(folder)
         except OSError as fault:
@@ -129,14 +125,14 @@ def migrate(folder: Path, model: bytes, settings: JournalSettings) -> Migration 
     _put_away(folder)
     log.warning(
         "%s had format %d: its %d sessions are in %s now; it is kept as %s, which `holdfast store gc` removes",
-        *(old, found.format, moved.sessions, folder / FOLDER, folder / KEPT),
+        *(old, found.format, sessions, folder / FOLDER, folder / KEPT),
     )
-    if moved.damaged or moved.unread:
+    if damaged or reader.unread:
         log.error(
             "%s is damaged: %d places cannot be read, and these sessions are lost: %s",
-            *(folder / KEPT, moved.unread, named(moved.damaged) or "none known"),
+            *(folder / KEPT, reader.unread, named(damaged) or "none known"),
         )
-    return moved
+    return True
 
 
 def _in_use(folder: Path, settings: JournalSettings) -> bool:
@@ -148,8 +144,7 @@ def _in_use(folder: Path, settings: JournalSettings) -> bool:
         return False
     logs, parts = LogFolder.open(folder / FOLDER, b"", settings.log_bytes, Disk(), write=False)
     logs.close()
-    kinds = [part.entries["word"] >> np.uint64(8) & np.uint64(0xFF) for part in parts]
-    if logs.generation or any((one == Kind.START).any() for one in kinds):
+    if logs.generation or any((kinds_of(part.entries) == Kind.START).any() for part in parts):
         return True
     with suppress(ValueError):
         known = read_identity(folder)
@@ -163,11 +158,14 @@ def _put_away(folder: Path) -> None:
         os.unlink(folder / "lock.mdb")
 
 
-def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSettings) -> Migration:
-    """Make a new journal in ``folder``, with everything that can be read."""
+def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSettings) -> tuple[int, list[str]]:
+    """Make a new journal in ``folder``, with everything that can be read.
+
+    Returns the number of sessions and the names of the damaged ones.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     logs, _ = LogFolder.open(folder, model, settings.log_bytes, _Later())
-    moved = Migration()
+    moved, damaged = 0, list[str]()
     try:
         sessions = {_number(key): value for key, value in reader.records("sessions", SessionRecord)}
         tails = {_number(key): value for key, value in reader.records("tails", Tail)}
@@ -180,17 +178,16 @@ def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSetting
         for number, items in groupby(reader.records("log", AnyOperation), lambda item: _number(item[0])):
             operations = {struct.unpack(">QQ", key)[1]: value for key, value in items}
             told.discard(number)
-            _move(logs, number, operations, sessions, tails, rings, handles, moved)
+            moved += _move(logs, number, operations, sessions, tails, rings, handles, damaged)
         for number in sorted(told):
-            _move(logs, number, {}, sessions, tails, rings, handles, moved)
+            moved += _move(logs, number, {}, sessions, tails, rings, handles, damaged)
         for one in logs.logs.values():
             if one.fd is not None:
                 os.fsync(one.fd)
         Disk().sync_folder(folder)
     finally:
         logs.close()
-    moved.unread = reader.unread
-    return moved
+    return moved, damaged
 
 
 class _Later(Disk):
@@ -211,9 +208,12 @@ def _move(
     tails: dict[int, Any],
     rings: dict[int, Any],
     handles: dict[int, list[bytes]],
-    moved: Migration,
-) -> None:
-    """Write one session as one group; records that it lacks are marked as lost."""
+    damaged: list[str],
+) -> bool:
+    """Write one session as one group; whether it is kept.
+
+    Records that it lacks are marked as lost, and its name goes to ``damaged``.
+    """
     record, ring, tail = (table.get(number) for table in (sessions, rings, tails))
     kept = any(number in table for table in (rings, tails, handles))
     group = [_session(number, record)]
@@ -223,37 +223,31 @@ def _move(
     count = tail.operations if isinstance(tail, Tail) else max(operations, default=-1) + 1
     for index in range(first, count):
         operation = operations.get(index)
-        kind = Kind.SNAPSHOT if isinstance(operation, SessionSnapshot) else Kind.OPERATION
-        flags = LOST if operation is None else 0
-        group.append(Fresh(number, index, kind, _packed(operation), flags=flags))
+        lost = Fresh(number, index, Kind.OPERATION, b"", flags=LOST)
+        group.append(lost if operation is None else append(number, index, operation))
     if kept and not isinstance(tail, Tail):  # there may have been more
         group.append(Fresh(number, count, Kind.OPERATION, b"", flags=LOST))
     if not kept:
-        group.append(Fresh(number, 0, Kind.DROP, b""))
+        group.append(drop(number))
     moment = int(tail.used * 1_000_000) if isinstance(tail, Tail) else None
     logs.append(group, moment)
-    moved.sessions += kept
     if any(one.flags & LOST for one in group):
-        moved.damaged.append(record.id if isinstance(record, SessionRecord) else f"number {number}")
+        damaged.append(record.id if isinstance(record, SessionRecord) else f"number {number}")
+    return kept
 
 
 def _session(number: int, record: Any) -> Fresh:
     if isinstance(record, SessionRecord):
-        return Fresh(number, 0, Kind.SESSION, msgspec.msgpack.encode(record), session_extra(record))
+        return put(number, record)
     unknown = session_extra(SessionRecord(id="", owner=b"", salt=b"", clock=""))
     return Fresh(number, 0, Kind.SESSION, unknown, unknown, flags=LOST)
 
 
 def _keyring(number: int, ring: Any, digests: list[bytes]) -> Fresh:
     if isinstance(ring, Keyring):
-        payload = msgspec.msgpack.encode(ring)
-        return Fresh(number, 0, Kind.KEYRING, payload, b"".join(ring.digests()))
+        return put(number, ring)
     known = b"".join(digests)
     return Fresh(number, 0, Kind.KEYRING, known, known, flags=LOST)
-
-
-def _packed(operation: Any) -> bytes:
-    return b"" if operation is None else msgspec.msgpack.encode(operation)
 
 
 def _number(key: bytes) -> int:

@@ -26,7 +26,7 @@ from msgspec.structs import replace as changed
 from ...kvstore.system_limits import explained
 from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
 from . import segment
-from .folder import Disk
+from .folder import Disk, Identity
 from .records import extra_of
 from .segment import (
     ENTRY,
@@ -76,13 +76,6 @@ class Log:
     sessions: Any = None
     fresh: set[int] = field(default_factory=set)
     dirty: bool = False
-    entries: int = 0
-
-    @property
-    def fd_to_write(self) -> int:
-        """The descriptor of the file, which is open."""
-        assert self.fd is not None
-        return self.fd
 
     @property
     def number(self) -> int:
@@ -118,9 +111,12 @@ class Findings:
     lost: int = 0
     damaged: list[str] = field(default_factory=list)
 
-    def say(self, line: str) -> None:
-        """Add a line for the server's log."""
+    def report(self, line: str, path: Path | None = None, lost: int = 0) -> None:
+        """Add a line for the server's log, a damaged log, and a number of lost records."""
         self.lines.append(line)
+        self.lost += lost
+        if path is not None:
+            self.damaged.append(str(path))
 
 
 class LogFolder:
@@ -180,6 +176,20 @@ class LogFolder:
             logs.close()
             raise
 
+    def identity(self, without: Sequence[Log] = ()) -> Identity:
+        """The identity of the store, as if the logs ``without`` were removed already."""
+        header, gone = self.header, {one.number for one in without}
+        return Identity(
+            format=segment.FORMAT,
+            store=header.store,
+            seed=header.seed,
+            sync=header.sync,
+            model=header.model,
+            generation=self.generation,
+            sequence=self.next_sequence,
+            logs=tuple(sorted({one.number for one in self.logs.values()} - gone)),
+        )
+
     def close(self) -> None:
         """Sync the active log's index and close the files."""
         active = self.active
@@ -213,36 +223,32 @@ class LogFolder:
             self.made = True
             return []
         self._next_number = max(numbers, default=0) + 1
-        ours: list[int] = []
-        for number in numbers:
-            found = headers[number]
-            if found is not None and (found.store, found.number) != (self.header.store, number):
-                self.findings.say(
-                    f"{self._path(number)} belongs to another journal, or elsewhere: it is ignored"
-                )
-                self.findings.damaged.append(str(self._path(number)))
-                continue
-            ours.append(number)
-        replaced = {gone for number in ours if (one := headers[number]) for gone in one.replaces}
+        ours: dict[int, SegmentHeader] = {}
+        for number, found in headers.items():
+            header = found or changed(self.header, number=number, replaces=())
+            if (header.store, header.number) == (self.header.store, number):
+                ours[number] = header
+            else:
+                path = self._path(number)
+                self.findings.report(f"{path} belongs to another journal, or elsewhere: it is ignored", path)
+        replaced = {gone for header in ours.values() for gone in header.replaces}
         self.explained |= replaced
         self._find_vanished(set(numbers), replaced, write)
         loaded: list[LoadedLog] = []
-        plain = [number for number in ours if number not in replaced and not _taken_over(headers[number])]
-        for number in ours:
+        # nothing is appended to a log that a compaction made
+        last = max((number for number in ours.keys() - replaced if not ours[number].replaces), default=0)
+        for number, header in ours.items():
             if number in replaced:
                 if write:
                     self.disk.remove(self._path(number).with_suffix(".index"))
                     self.disk.remove(self._path(number))
                 continue
-            header = headers[number] or changed(self.header, number=number, replaces=())
-            loaded.append(self._load(header, last=number == max(plain, default=0), write=write))
-            self.next_session = max(self.next_session, header.next_session)
-            self.next_sequence = max(self.next_sequence, header.next_sequence)
+            part = self._load(header, last=number == last, write=write)
+            loaded.append(part)
+            sequence, session = (int(part.entries[name].max(initial=0)) for name in ("sequence", "session"))
+            self.next_sequence = max(self.next_sequence, header.next_sequence, sequence + 1)
+            self.next_session = max(self.next_session, header.next_session, session + 1)
             self.generation = max(self.generation, header.generation)
-        for part in loaded:
-            if len(part.entries):
-                self.next_sequence = max(self.next_sequence, int(part.entries["sequence"].max()) + 1)
-                self.next_session = max(self.next_session, int(part.entries["session"].max()) + 1)
         return loaded
 
     def _listed(self, write: bool) -> list[int]:
@@ -253,7 +259,7 @@ class LogFolder:
         for name in [name for name in names if NAME.fullmatch(name) or INDEX_NAME.fullmatch(name)]:
             path = self.folder / name
             if path.is_dir():
-                self.findings.say(f"{path} is a folder, not a file of the journal: it is ignored")
+                self.findings.report(f"{path} is a folder, not a file of the journal: it is ignored")
                 names.remove(name)
                 if write:
                     self.disk.rename(path, path.with_name(f"{name}.unreadable"))
@@ -274,16 +280,15 @@ class LogFolder:
                 continue
             one = Log(0, changed(self.header, number=number, replaces=()), self._path(number))
             index = self._index_of(one)
-            with self._reading(path) as fd:
-                data = b"" if fd is None else self.disk.read(fd, segment.HEADER_BYTES, 0)
-            header = segment.decoded_header(data, segment.INDEX_MAGIC)
+            header = segment.decoded_header(
+                self.disk.contents(path, segment.HEADER_BYTES), segment.INDEX_MAGIC
+            )
             unfinished = header is not None and bool(numbers & set(header.replaces))
-            if number not in replaced and not unfinished and index and (entries := len(index.entries())):
+            if number not in replaced and not unfinished and index and (entries := len(index.entries)):
                 line = (
                     f"{one.path} is gone, and {entries} records with it: sessions that began in it are lost"
                 )
-                self.findings.say(line)
-                self.findings.damaged.append(str(one.path))
+                self.findings.report(line, one.path)
                 self.vanished.append(line)
                 self.explained.add(number)
             if write:  # a later log may get this number
@@ -295,10 +300,8 @@ class LogFolder:
     def _header_of(self, number: int) -> SegmentHeader | None:
         """The log's header, from one of its copies or from the index."""
         path = self._path(number)
-        with self._reading(path) as fd:
-            data = b"" if fd is None else self.disk.read(fd, LOG_START, 0)
-        with self._reading(path.with_suffix(".index")) as fd:
-            beside = b"" if fd is None else self.disk.read(fd, segment.HEADER_BYTES, 0)
+        data = self.disk.contents(path, LOG_START)
+        beside = self.disk.contents(path.with_suffix(".index"), segment.HEADER_BYTES)
         return (
             segment.decoded_header(data[: segment.HEADER_BYTES], segment.LOG_MAGIC)
             or segment.decoded_header(data[segment.HEADER_BYTES :], segment.LOG_MAGIC)
@@ -331,9 +334,7 @@ class LogFolder:
     def _set_aside(self, numbers: Sequence[int], write: bool) -> None:
         for number in numbers:
             path = self._path(number)
-            self.findings.say(f"{path} cannot be read as a log: its sessions are lost")
-            self.findings.damaged.append(str(path))
-            self.findings.lost += 1
+            self.findings.report(f"{path} cannot be read as a log: its sessions are lost", path, lost=1)
             if write:
                 self.disk.rename(path, path.with_suffix(".unreadable"))
 
@@ -344,8 +345,7 @@ class LogFolder:
         size, index = self.disk.size(one.fd), self._index_of(one)
         one.end = size
         if self._believing and not last and index is not None and index.sealed == size:
-            entries, extras = index.entries(), dict(index.extras())
-            return self._known(one, entries, np.zeros(len(entries), bool), extras)
+            return self._known(one, index.entries, np.zeros(len(index.entries), bool), index.extras)
         entries, hits, extras, clean = self._scanned(one, size, index, last=last and write)
         if last and write and clean and index is not None and LOG_START <= one.end < self.segment_bytes:
             one.index_fd = self.disk.open(one.index_path, write=True)
@@ -357,15 +357,14 @@ class LogFolder:
         return self._known(one, entries, hits, extras)
 
     def _index_of(self, one: Log) -> segment.Index | None:
-        with self._reading(one.index_path) as fd:
-            if fd is None:
-                return None
-            data = self.disk.read(fd, self.disk.size(fd), 0)
+        if not one.index_path.is_file():
+            return None
+        data = self.disk.contents(one.index_path)
         header = segment.decoded_header(data[: segment.HEADER_BYTES], segment.INDEX_MAGIC)
         one.index_end = len(data)
         found = segment.read_index(data, self.header.sync, one.header.file_seed())
         if header is None or (header.store, header.number) != (self.header.store, one.number):
-            found.whole = False
+            found.whole, found.sealed = False, None
         return found
 
     def _scanned(
@@ -375,8 +374,7 @@ class LogFolder:
 
         ``last``: it is the active log, and may be repaired.
         """
-        assert one.fd is not None
-        data = self.disk.read(one.fd, size, 0)
+        data = self.disk.read(self._fd(one), size, 0)
         found = segment.scan(data, self.header.sync, one.header.file_seed())
         listed, cut = self._listed_entries(one, size, index)
         records = _committed(found.records, set(listed["offset"].tolist()), cut)
@@ -386,14 +384,17 @@ class LogFolder:
         extras = {record.offset: extra for record in records if (extra := _extra(record))}
         if index is not None:
             gone = set(hits["offset"].tolist())
-            extras.update((offset, extra) for offset, extra in index.extras() if offset in gone)
+            extras.update((offset, extra) for offset, extra in index.extras.items() if offset in gone)
         entries = np.array([_entry(record) for record in records], dtype=ENTRY)
         flags = np.concatenate([np.zeros(len(entries), bool), np.ones(len(hits), bool)])
         clean = cut == size and not len(hits) and not unknown
         if clean and last:
             self._cut_end(one, records, data)
             if index is not None and (not index.whole or len(listed) < len(records)):
-                clean = self._mend(one, entries, extras)
+                try:
+                    self._rewrite_index(one, entries, extras)
+                except OSError:
+                    clean = False
         return np.concatenate([entries, hits]), flags, extras, clean
 
     def _listed_entries(self, one: Log, size: int, index: segment.Index | None) -> tuple[Any, int]:
@@ -401,17 +402,17 @@ class LogFolder:
 
         A log that is shorter than its index says has lost its end: it goes on from the last whole group.
         """
-        listed = np.empty(0, ENTRY) if index is None else index.entries()
+        listed = np.empty(0, ENTRY) if index is None else index.entries
         ends = listed["offset"] + _padded_lengths(listed)
         if not len(listed) or int(ends.max()) <= size:
             return listed, size
         whole = (ends <= size) & (listed["word"] & segment.GROUP_END != 0)
         cut = int(ends[whole].max()) if whole.any() else LOG_START
-        self.findings.say(
+        self.findings.report(
             f"{one.path} lost its end: {size} bytes of {int(ends.max())} are there; "
-            f"{int((ends > cut).sum())} records are gone, and sessions go on from what they had before"
+            f"{int((ends > cut).sum())} records are gone, and sessions go on from what they had before",
+            one.path,
         )
-        self.findings.damaged.append(str(one.path))
         return listed[ends <= cut], cut
 
     def _cut_end(self, one: Log, records: Sequence[Found], data: bytes) -> None:
@@ -423,16 +424,8 @@ class LogFolder:
             return
         one.end, one.room = kept, len(data)
         if any(data[kept:]):
-            self.disk.truncate(one.fd_to_write, kept)
+            self.disk.truncate(self._fd(one), kept)
             one.room = kept
-
-    def _mend(self, one: Log, entries: Any, extras: dict[int, bytes]) -> bool:
-        """Write the index again; whether that succeeded."""
-        try:
-            self._rewrite_index(one, entries, extras)
-        except OSError:
-            return False
-        return True
 
     def _unknown(
         self,
@@ -462,15 +455,15 @@ class LogFolder:
         ahead = not any(data[found.end :])  # zeros that were written ahead
         if size > found.end and not tail and not ahead and (index is None or not index.whole):
             unknown += 1
-            self.findings.say(
+            self.findings.report(
                 f"the last {size - found.end} bytes of {one.path} are no record: "
                 "a write that was cut off, or damage"
             )
         if unknown:
-            self.findings.lost += unknown
-            self.findings.damaged.append(str(one.path))
-            self.findings.say(
-                f"{one.path} is damaged, and so is its index: {unknown} records of unknown sessions are lost"
+            self.findings.report(
+                f"{one.path} is damaged, and so is its index: {unknown} records of unknown sessions are lost",
+                one.path,
+                unknown,
             )
         return unknown
 
@@ -478,7 +471,6 @@ class LogFolder:
         places = places_of(one.slot, entries["offset"], _padded_lengths(entries))
         places[hits | (entries["word"] & LOST != 0)] = HIT
         one.sessions = np.unique(entries["session"])
-        one.entries = len(entries)
         if hits.any():
             self.findings.damaged.append(str(one.path))
         return LoadedLog(entries, places, extras)
@@ -495,7 +487,6 @@ class LogFolder:
         moment = time.time_ns() // 1000 if moment is None else moment
         first, self.next_sequence = self.next_sequence, self.next_sequence + len(records)
         active = self._room_for(total)
-        assert active.fd is not None
         places, pieces, entries = [], [], []
         at, last = active.end, len(records) - 1
         sync, seed = self.header.sync, active.header.file_seed()
@@ -507,20 +498,16 @@ class LogFolder:
             entries.append((sequence, one.session, word, moment, at, len(one.payload), len(one.extra)))
             places.append(place_of(active.slot, at, len(pieces[-1])))
             at += len(pieces[-1])
+        written = False
         try:
             self._put(active, b"".join(pieces), at)
+            written = True
+            self.disk.sync(self._fd(active))
         except OSError as fault:
-            if not self._cut(active):
+            if not self._cut(active) or written:
                 self._abandon(active, records)
             raise StorageUnavailable(explained(fault, f"the journal's log {active.path}")) from None
-        try:
-            self.disk.sync(active.fd)
-        except OSError as fault:
-            self._cut(active)
-            self._abandon(active, records)
-            raise StorageUnavailable(explained(fault, f"the journal's log {active.path}")) from None
         active.end = at
-        active.entries += len(records)
         active.fresh.update(one.session for one in records)
         self.next_session = max(self.next_session, 1 + max(one.session for one in records))
         self._extend_index(active, entries, b"".join(one.extra for one in records))
@@ -535,10 +522,10 @@ class LogFolder:
         """
         if end > one.room and self._is_roomy():
             with suppress(OSError):
-                self.disk.write(one.fd_to_write, data + bytes(self._ahead), one.end)
+                self.disk.write(self._fd(one), data + bytes(self._ahead), one.end)
                 one.room = end + self._ahead
                 return
-        self.disk.write(one.fd_to_write, data, one.end)
+        self.disk.write(self._fd(one), data, one.end)
 
     def _is_roomy(self) -> bool:
         found = os.statvfs(self.folder)
@@ -613,8 +600,7 @@ class LogFolder:
     def _cut(self, one: Log) -> bool:
         """Cut off what is behind the last whole group; whether that succeeded."""
         try:
-            assert one.fd is not None
-            self.disk.truncate(one.fd, one.end)
+            self.disk.truncate(self._fd(one), one.end)
         except OSError:
             return False
         one.room = one.end
@@ -624,9 +610,7 @@ class LogFolder:
         """Make the log inactive, as it is not known whether its last group is on the disk."""
         self.active = None
         one.fresh.update(record.session for record in records)
-        if one.index_fd is not None:
-            os.close(one.index_fd)
-            one.index_fd = None
+        self._close_index(one)
 
     def _extend_index(self, one: Log, entries: list[Any], extras: bytes, flags: int = 0) -> None:
         """Add a chunk to the log's index. If that fails the index is removed; the log can be read instead."""
@@ -638,22 +622,23 @@ class LogFolder:
             self.disk.write(one.index_fd, chunk, one.index_end)
             one.index_end += len(chunk)
         except OSError:
-            os.close(one.index_fd)
-            one.index_fd, one.index_end = None, 0
+            self._close_index(one)
+            one.index_end = 0
             with suppress(OSError):
                 self.disk.remove(one.index_path)
 
     def _seal(self, one: Log) -> None:
         """Cut the zeros behind the log's end, and mark its index as complete, synced."""
         self._cut(one)
-        if one.index_fd is None:
-            return
-        self._extend_index(one, [], b"", segment.SEALED)
+        self._end_index(one, segment.SEALED)
+
+    def _end_index(self, one: Log, flags: int) -> None:
+        """Add a last chunk to the log's index, sync and close it."""
+        self._extend_index(one, [], b"", flags)
         if one.index_fd is not None:
             with suppress(OSError):
                 self.disk.sync(one.index_fd)
-            os.close(one.index_fd)
-            one.index_fd = None
+        self._close_index(one)
 
     def _rewrite_index(self, one: Log, entries: Any, extras: dict[int, bytes]) -> None:
         """Write a complete index for a log."""
@@ -676,9 +661,8 @@ class LogFolder:
 
     def adopt(self, one: Log, entries: Any, extras: dict[int, bytes], fresh: Path) -> None:
         """Put a log that was written under the name ``fresh`` in place, with its index. Raises ``OSError``."""
-        assert one.fd is not None
-        self.disk.sync(one.fd)
-        one.sessions, one.entries = np.unique(entries["session"]), len(entries)
+        self.disk.sync(self._fd(one))
+        one.sessions = np.unique(entries["session"])
         self._rewrite_index(one, entries, extras)
         self.disk.rename(fresh, one.path)
         self.disk.sync_folder(self.folder)
@@ -713,11 +697,9 @@ class LogFolder:
         """Read the record at ``place``. Raises ``RecordDamaged``, ``StorageUnavailable``."""
         one, offset, length = self.logs[slot_of(place)], offset_of(place), bytes_at(place)
         try:
-            if one.fd is None:
-                one.fd = self.disk.open(one.path)
             if length >> 3 >= GIANT:
                 length = self._giant(one, offset)
-            data = self.disk.read(one.fd, length, offset)
+            data = self.disk.read(self._fd(one), length, offset)
         except OSError as fault:
             if fault.errno == errno.EIO:
                 raise RecordDamaged(f"{one.path} cannot be read at {offset}: {fault.strerror}") from None
@@ -731,10 +713,8 @@ class LogFolder:
         """A log's entries and extras, from its index or else from the log; damaged records too if the index
         lists them."""
         index = self._index_of(one)
-        if one.fd is None:
-            one.fd = self.disk.open(one.path)
         if index is not None and index.sealed == one.end:
-            return index.entries(), dict(index.extras())
+            return index.entries, index.extras
         kept, self.findings = self.findings, Findings()
         try:
             entries, _, extras, _ = self._scanned(one, one.end, index, last=False)
@@ -754,11 +734,7 @@ class LogFolder:
         with suppress(OSError):
             one.index_fd = self.disk.open(one.index_path, write=True)
             one.index_end = self.disk.size(one.index_fd)
-            self._extend_index(one, [], b"", segment.DIRTY)
-            if one.index_fd is not None:
-                self.disk.sync(one.index_fd)
-                os.close(one.index_fd)
-                one.index_fd = None
+            self._end_index(one, segment.DIRTY)
 
     def size(self, place: int) -> int:
         """Bytes of the record at ``place``; 0 for a missing or damaged one."""
@@ -771,9 +747,7 @@ class LogFolder:
 
     def _giant(self, one: Log, offset: int) -> int:
         """The bytes of a record that is too long for its place to tell."""
-        if one.fd is None:
-            one.fd = self.disk.open(one.path)
-        head = self.disk.read(one.fd, 16, offset)
+        head = self.disk.read(self._fd(one), 16, offset)
         length = int.from_bytes(head[12:16], "little") if len(head) == 16 else 0
         return min(segment.padded(length), max(0, one.end - offset))
 
@@ -782,32 +756,22 @@ class LogFolder:
         """Bytes of all logs and indexes."""
         return sum(one.end + one.index_end for one in self.logs.values())
 
-    def _reading(self, path: Path) -> _Reading:
-        return _Reading(self.disk, path)
+    def _fd(self, one: Log) -> int:
+        """The descriptor of a log's file, opened if it is not."""
+        if one.fd is None:
+            one.fd = self.disk.open(one.path)
+        return one.fd
+
+    def _close_index(self, one: Log) -> None:
+        if one.index_fd is not None:
+            os.close(one.index_fd)
+            one.index_fd = None
 
     def _close_files(self, one: Log) -> None:
-        for fd in (one.fd, one.index_fd):
-            if fd is not None:
-                os.close(fd)
-        one.fd = one.index_fd = None
-
-
-class _Reading:
-    """Opens a file for a block; None if there is none, or it is a folder."""
-
-    def __init__(self, disk: Disk, path: Path) -> None:
-        self._disk, self._path = disk, path
-        self._fd: int | None = None
-
-    def __enter__(self) -> int | None:
-        if self._path.is_file():
-            with suppress(FileNotFoundError):
-                self._fd = self._disk.open(self._path)
-        return self._fd
-
-    def __exit__(self, *_: object) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
+        self._close_index(one)
+        if one.fd is not None:
+            os.close(one.fd)
+            one.fd = None
 
 
 def _new_header(model: bytes) -> SegmentHeader:
@@ -821,32 +785,19 @@ def _new_header(model: bytes) -> SegmentHeader:
     )
 
 
-def _taken_over(header: SegmentHeader | None) -> bool:
-    """Whether a compaction made the log: nothing is appended to it."""
-    return header is not None and bool(header.replaces)
-
-
 def _extra(record: Found) -> bytes:
     return record.payload if record.word & LOST else extra_of(record.kind, record.payload)
 
 
 def _entry(record: Found) -> tuple[int, int, int, int, int, int, int]:
     """The record's entry in an index."""
-    extra = len(_extra(record))
-    return (
-        record.sequence,
-        record.session,
-        record.word,
-        record.time,
-        record.offset,
-        len(record.payload),
-        extra,
-    )
+    length, extra = len(record.payload), len(_extra(record))
+    return record.sequence, record.session, record.word, record.time, record.offset, length, extra
 
 
 def _padded_lengths(entries: Any) -> Any:
     """Bytes that the records of the entries take, as an array."""
-    return segment.RECORD_BYTES + (entries["length"].astype("<u8") + 7 & ~np.uint64(7))
+    return segment.RECORD_BYTES + (entries["length"].astype("<u8") + 7 >> 3 << 3)
 
 
 def _committed(records: Sequence[Found], listed: set[int], cut: int) -> list[Found]:

@@ -118,7 +118,7 @@ def _begun(folder: Path, model: bytes, settings: JournalSettings) -> JournalStor
         if line := unreadable or store.mismatch(known):
             store.mismatches.append(f"{folder}: {line}")
             log.warning("%s", store.mismatches[-1])
-        store.begin(max(store.generation, 0 if known is None else known.generation) + 1)
+        store.begin(max(store.logs.generation, 0 if known is None else known.generation) + 1)
     return store
 
 

@@ -1,4 +1,4 @@
-"""What the journal holds: operations on a session, records about it, and the changes that write them.
+"""What the journal holds: operations on a session and records about it; and the log that takes them.
 
 Each record is one MessagePack map, so that a version with more fields, which have defaults, reads older
 records. Knows nothing of files.
@@ -7,11 +7,8 @@ records. Knows nothing of files.
 from __future__ import annotations
 
 import asyncio
-import struct
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -19,7 +16,7 @@ from ...runtime.link.messages import TokenLogprob
 from ..errors import StorageUnavailable
 from ..items import Item, Preamble, Role
 from ..turn.events import EndReason, ReplyStatus, TurnUsage
-from .segment import Kind
+from .segment import Fresh, Kind
 
 NOWHERE = -1
 """As the number of the session that one was forked from: none."""
@@ -211,12 +208,6 @@ AnyOperation: TypeAlias = (
     | Branched
     | SessionSnapshot
 )
-Record: TypeAlias = Callable[[AnyOperation], None]
-"""A function that takes the operations to be journaled."""
-
-
-def forget(operation: AnyOperation) -> None:
-    """Drop the operation: for sessions without a journal."""
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,13 +234,6 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     parent: str = ""
     root: str = ""
-
-
-class HandleRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The session that a handle opens, and its owner. Only the handle's digest is kept."""
-
-    session: int
-    owner: bytes
 
 
 class Keyring(msgspec.Struct, frozen=True, kw_only=True):
@@ -302,109 +286,56 @@ def session_extra(record: SessionRecord) -> bytes:
 # --- what is written ---
 
 
-class Table(StrEnum):
-    """What a `Put` writes: a session's record, its keyring, or a handle."""
-
-    SESSIONS = "sessions"
-    KEYRINGS = "keyrings"
-    HANDLES = "handles"
-
-
-def key_of(number: int) -> bytes:
-    """The key of a session in a table."""
-    return struct.pack(">Q", number)
+def put(number: int, record: SessionRecord | Keyring) -> Fresh:
+    """Write a session's record or its keyring; it replaces the one before. Raises what encoding raises."""
+    payload = msgspec.msgpack.encode(record)
+    if isinstance(record, Keyring):
+        return Fresh(number, 0, Kind.KEYRING, payload, b"".join(record.digests()))
+    return Fresh(number, 0, Kind.SESSION, payload, session_extra(record))
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
-    """Write one record; None removes it. A handle is in its session's keyring and writes nothing more."""
-
-    table: Table
-    key: bytes
-    record: object | None
+def append(number: int, index: int, operation: AnyOperation) -> Fresh:
+    """Write a session's operation at ``index``; a snapshot replaces all before it too. Raises what encoding
+    raises."""
+    kind = Kind.SNAPSHOT if isinstance(operation, SessionSnapshot) else Kind.OPERATION
+    return Fresh(number, index, kind, msgspec.msgpack.encode(operation))
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Write a session's next operation."""
-
-    number: int
-    index: int
-    operation: AnyOperation
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
+def drop(number: int) -> Fresh:
     """Forget a session: its record, its handles, its operations.
 
     Operations that its forks need stay until the last of these is forgotten.
     """
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Condensed:
-    """Replace a session's operations up to ``index`` by ``snapshot``."""
-
-    number: int
-    index: int
-    snapshot: AnyOperation
+    return Fresh(number, 0, Kind.DROP, b"")
 
 
-Change: TypeAlias = Put | Append | Drop | Condensed
+class SessionLog:
+    """A session's log: it takes the session's operations. This one keeps nothing: for a session without a
+    journal. ``durable``: what it takes outlives the process."""
 
-
-class SessionLog(Protocol):
-    """A session's log: it takes the session's operations. ``durable``: they outlive the process."""
-
-    durable: bool
+    durable = False
 
     def append(self, operation: AnyOperation) -> None:
         """Append an operation."""
 
-    def keep_handles(self, keyring: Keyring, owner: bytes, dropped: Iterable[bytes] = ()) -> None:
-        """Replace the keyring. The last of its fresh handles is new; ``dropped`` are valid no more."""
+    def keep_handles(self, keyring: Keyring) -> None:
+        """Replace the keyring."""
 
     def rewrite(self, record: SessionRecord) -> None:
         """Replace the session's record."""
 
     def sync(self) -> asyncio.Future[None] | None:
         """A future that is done when everything appended so far is durable; None without a journal."""
+        return None
 
     @property
     def fault(self) -> StorageUnavailable | None:
         """Why no new turn may begin; None if one may."""
+        return None
 
     def position(self) -> Origin | None:
         """The origin of a session that is forked now; None without a journal."""
+        return None
 
     def close(self) -> None:
         """Take no more; what was appended is still written."""
-
-
-class EphemeralLog:
-    """The log of a session without a journal: it keeps nothing."""
-
-    durable = False
-    fault: StorageUnavailable | None = None
-
-    def append(self, operation: AnyOperation) -> None:
-        """Do nothing."""
-
-    def keep_handles(self, keyring: Keyring, owner: bytes, dropped: Iterable[bytes] = ()) -> None:
-        """Do nothing."""
-
-    def rewrite(self, record: SessionRecord) -> None:
-        """Do nothing."""
-
-    def sync(self) -> asyncio.Future[None] | None:
-        """Nothing to wait for."""
-        return None
-
-    def position(self) -> Origin | None:
-        """No origin."""
-        return None
-
-    def close(self) -> None:
-        """Do nothing."""

@@ -18,7 +18,7 @@ import msgspec
 from ...runtime.link.messages import Sampling, TokenLogprob
 from .. import errors
 from ..errors import RecordDamaged, SessionError
-from ..history import History, HistoryState, Placed
+from ..history import History, Placed
 from ..items import Item, derived_id
 from ..text.language import Language
 from ..text.text_buffer import TextBuffer
@@ -168,9 +168,8 @@ def _begin_from(replayed: Replayed, snapshot: SessionSnapshot) -> None:
     if (typed := snapshot.typed) is not None:
         replayed.typed = TextBuffer(typed.text, typed.role, typed.item, typed.call)
     if (last := snapshot.last) is not None:
-        nowhere = Placed(
-            None, Script(snapshot.preamble, ()), aside=False
-        )  # it has ended: its place is the reply's
+        # it has ended: its place is the reply's
+        nowhere = Placed(None, Script(snapshot.preamble, ()), aside=False)
         replayed.last = Past(last.response, request_from(last.request), last.note, nowhere)
         replayed.last.said += snapshot.said
         replayed.last.logprobs += snapshot.logprobs
@@ -259,9 +258,8 @@ def error_of(fault: Fault | None) -> SessionError:
     """The error of a journaled fault; ``TurnFailed`` for an unknown code, or none."""
     if fault is None:
         return errors.TurnFailed("The response was cut off")
-    known = [kind for kind in vars(errors).values() if isinstance(kind, type)]
-    kinds = {kind.code: kind for kind in known if issubclass(kind, SessionError)}
-    return kinds.get(fault.code, errors.TurnFailed)(fault.message, param=fault.param)
+    kind = SessionError.by_code.get(fault.code, errors.TurnFailed)
+    return kind(fault.message, param=fault.param)
 
 
 def reader_of(
@@ -350,9 +348,10 @@ class _Places:
 
 def snapshot_of(replayed: Replayed) -> SessionSnapshot:
     """One record of the whole session."""
-    state, places = replayed.history.state(), _Places()
-    entries = tuple(places.of(segment) for segment in state.entries)
-    path = () if state.head is None else tuple(state.head.ancestry())[::-1]
+    history, places = replayed.history, _Places()
+    assert not history.busy, "a turn runs"
+    entries = tuple(places.of(segment) for segment in history.segments())
+    path = () if history.head is None else tuple(history.head.ancestry())[::-1]
     nodes = tuple(
         KeptNode(
             node=node.id,
@@ -364,9 +363,12 @@ def snapshot_of(replayed: Replayed) -> SessionSnapshot:
         for node in path
     )
     last, typed = replayed.last, replayed.typed
+    begun = None
+    if last is not None:
+        begun = Begun(response=last.id, request=request_form(last.request), note=last.note)
     return SessionSnapshot(
-        preamble=state.preamble,
-        rendered=state.rendered,
+        preamble=history.preamble,
+        rendered=history.rendered,
         items=tuple(places.items),
         replies=tuple(
             KeptReply(items=reply.items, ids=bytes_of(reply.ids), ended=reply.ended)
@@ -378,7 +380,7 @@ def snapshot_of(replayed: Replayed) -> SessionSnapshot:
         heard=tuple(replayed.heard),
         typed=Typed(start=0, text=typed.text, role=typed.role, item=typed.id, call=typed.call_id),
         responses=replayed.responses,
-        last=None if last is None else _begun(last),
+        last=begun,
         said=b"" if last is None else bytes(last.said),
         logprobs=() if last is None else tuple(last.logprobs),
         ended=None if last is None else last.ended,
@@ -393,18 +395,9 @@ def restore(history: History, snapshot: SessionSnapshot) -> None:
     for kept in snapshot.nodes:
         inputs = tuple(snapshot.items[place] for place in kept.inputs)
         head = TurnNode(head, inputs, kept.keep, ids_from(kept.prompt), replies[kept.reply], kept.node)
-    entries = tuple(_segments(snapshot.entries, snapshot.items, replies))
-    history.restore(HistoryState(snapshot.preamble, snapshot.rendered, entries, head))
-
-
-def _segments(
-    places: Iterable[int], items: Sequence[Item], replies: Sequence[TurnReply]
-) -> Iterable[Segment]:
-    return (items[place] if place >= 0 else replies[-1 - place] for place in places)
-
-
-def _begun(past: Past) -> Begun:
-    return Begun(response=past.id, request=request_form(past.request), note=past.note)
+    items = snapshot.items
+    entries = [items[place] if place >= 0 else replies[-1 - place] for place in snapshot.entries]
+    history.restore(snapshot.preamble, snapshot.rendered, entries, head)
 
 
 # --- requests ---

@@ -37,52 +37,27 @@ class _TenantHolding:
                 yield number
 
 
-@dataclass(frozen=True, slots=True)
-class Born:
-    """A new session of the tenant ``salt``; its record takes ``size`` bytes."""
-
-    number: int
-    salt: bytes
-    size: int
-
-
 class TenantShares:
     """The tenants that have a share of the journal, by salt; others are not counted."""
 
     def __init__(self, shares: Mapping[bytes, JournalShare]) -> None:
         self._held = {salt: _TenantHolding(share) for salt, share in shares.items()}
-        self._salts: dict[int, bytes] = {}
-        self._records: dict[int, int] = {}
         self._changed: set[bytes] = set()
         self._over: set[bytes] = set()
 
-    def __bool__(self) -> bool:
-        return bool(self._held)
-
-    def enter(self, born: Iterable[Born]) -> None:
-        """Count new sessions: their records were written."""
-        for one in born:
-            if one.salt in self._held:
-                self._salts[one.number], self._records[one.number] = one.salt, one.size
-
-    def used(self, sizes: Mapping[int, int]) -> None:
-        """These sessions were written to: their operations take so many bytes now."""
-        for number, size in sizes.items():
-            held = self._of(number)
-            if held is not None:
-                self._resize(held, number, size + self._records[number])
-                held.kept[number] = None
-                held.kept.move_to_end(number)
-
-    def forgotten(self, number: int, erased: Iterable[int]) -> None:
-        """A session was forgotten; no record of the ``erased`` sessions is left."""
-        held = self._of(number)
-        if held is not None:
-            held.kept.pop(number, None)
-        for gone in erased:
-            if (of_gone := self._of(gone)) is not None:
-                self._resize(of_gone, gone, 0)
-                del of_gone.sizes[gone], self._salts[gone], self._records[gone]
+    def count(self, state: SessionState, size: int) -> None:
+        """A session was written to, or forgotten: its records take ``size`` bytes now."""
+        held = self._held.get(state.salt)
+        if held is None:
+            return
+        held.bytes += size - held.sizes.pop(state.number, 0)
+        if size:
+            held.sizes[state.number] = size
+        held.kept.pop(state.number, None)
+        if state.kept:
+            held.kept[state.number] = None
+        self._changed.add(state.salt)
+        (self._over.add if held.bytes > held.share.bytes else self._over.discard)(state.salt)
 
     def look_again(self, salt: bytes) -> None:
         """A session of this tenant was closed, and may be forgotten now."""
@@ -106,17 +81,6 @@ class TenantShares:
         """A tenant's kept sessions and bytes; empty if it has no share."""
         held = self._held.get(salt)
         return {} if held is None else {"kept": float(len(held.kept)), "journal": float(held.bytes)}
-
-    def _of(self, number: int) -> _TenantHolding | None:
-        salt = self._salts.get(number)
-        return None if salt is None else self._held[salt]
-
-    def _resize(self, held: _TenantHolding, number: int, size: int) -> None:
-        held.bytes += size - held.sizes.get(number, 0)
-        held.sizes[number] = size
-        salt = self._salts[number]
-        self._changed.add(salt)
-        (self._over.add if held.bytes > held.share.bytes else self._over.discard)(salt)
 
 
 def surplus(states: Iterable[SessionState], count: int, weigh: Callable[[SessionState], int]) -> list[int]:

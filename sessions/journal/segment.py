@@ -23,7 +23,7 @@ lost index is made again from the log.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -237,77 +237,65 @@ def encoded_chunk(
     return b"".join((_CHECK.pack(check), fixed, body))
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A whole chunk, as read."""
-
-    entries: Any
-    extras: bytes
-    end: int
-    flags: int
-
-
 @dataclass(slots=True)
 class Index:
-    """The index of a log, as read. ``whole``: no part of it is damaged."""
+    """The index of a log, as read: its entries, and the extra bytes of some by their records' offsets.
 
-    chunks: list[Chunk] = field(default_factory=list)
-    whole: bool = True
+    ``whole``: no part of it is damaged. ``sealed``: the log's length, if the index is complete and no damage
+    is known; else None.
+    """
 
-    @property
-    def sealed(self) -> int | None:
-        """The log's length, if the index is complete and no damage is known; else None."""
-        if not self.whole or not self.chunks or any(chunk.flags & DIRTY for chunk in self.chunks):
-            return None
-        last = self.chunks[-1]
-        return last.end if last.flags & SEALED else None
-
-    def entries(self) -> Any:
-        """All entries, in one array."""
-        return np.concatenate([np.empty(0, ENTRY), *(chunk.entries for chunk in self.chunks)])
-
-    def extras(self) -> Iterator[tuple[int, bytes]]:
-        """Pairs of a record's offset in the log and its extra bytes."""
-        for chunk in self.chunks:
-            at = 0
-            for place in np.flatnonzero(chunk.entries["extra"]).tolist():
-                length = int(chunk.entries["extra"][place])
-                yield int(chunk.entries["offset"][place]), chunk.extras[at : at + length]
-                at += length
+    entries: Any
+    extras: dict[int, bytes]
+    whole: bool
+    sealed: int | None
 
 
 def read_index(data: bytes, sync: bytes, seed: int) -> Index:
     """The whole chunks of an index."""
-    found, at = Index(), HEADER_BYTES
+    parts, extras, at = [np.empty(0, ENTRY)], dict[int, bytes](), HEADER_BYTES
+    whole, dirty, sealed = True, False, None
     while at < len(data):
-        chunk, length = _chunk_at(data, at, sync, seed)
-        if chunk is not None:
-            found.chunks.append(chunk)
-            at += length
+        chunk = _chunk_at(data, at, sync, seed)
+        if chunk is None:
+            whole = False
+            at = data.find(sync, at + 9) - 8
+            if at < 0:
+                break
             continue
-        found.whole = False
-        place = data.find(sync, at + 9)
-        if place < 0:
-            break
-        at = place - 8
-    return found
+        entries, extra, end, flags = chunk
+        parts.append(entries)
+        begin = 0
+        for place in np.flatnonzero(entries["extra"]).tolist():
+            length = int(entries["extra"][place])
+            extras[int(entries["offset"][place])] = extra[begin : begin + length]
+            begin += length
+        dirty |= bool(flags & DIRTY)
+        sealed = end if flags & SEALED else None
+        at += CHUNK_BYTES + entries.nbytes + len(extra)
+    return Index(np.concatenate(parts), extras, whole, sealed if whole and not dirty else None)
 
 
-def _chunk_at(data: bytes, at: int, sync: bytes, seed: int) -> tuple[Chunk | None, int]:
+def _chunk_at(data: bytes, at: int, sync: bytes, seed: int) -> tuple[Any, bytes, int, int] | None:
+    """A chunk's entries, its extra bytes, the log's end and the flags; None if it is damaged."""
     if at + CHUNK_BYTES > len(data):
-        return None, 0
+        return None
     (check,) = _CHECK.unpack_from(data, at)
     word, count, extra, flags, end = _CHUNK.unpack_from(data, at + 8)
     length = CHUNK_BYTES + count * ENTRY.itemsize + extra
     if word != sync or at + length > len(data):
-        return None, 0
+        return None
     if xxh3_64_intdigest(memoryview(data)[at + 8 : at + length], ~seed + at & WRAP) != check:
-        return None, 0
+        return None
     entries = np.frombuffer(data, ENTRY, count, at + CHUNK_BYTES)
-    extras = data[at + length - extra : at + length]
     if int(entries["extra"].sum()) != extra:
-        return None, 0
-    return Chunk(entries, extras, end, flags), length
+        return None
+    return entries, data[at + length - extra : at + length], end, flags
+
+
+def kinds_of(entries: Any) -> Any:
+    """The kinds of the entries' records, as an array."""
+    return entries["word"] >> 8 & 0xFF
 
 
 @dataclass(slots=True)
@@ -332,7 +320,6 @@ LENGTH_BITS, OFFSET_BITS = 21, 27
 SLOT_SHIFT = LENGTH_BITS + OFFSET_BITS
 GIANT = (1 << LENGTH_BITS) - 1
 MOST_SLOTS = 1 << 64 - SLOT_SHIFT
-_PLAIN, _EIGHT = np.uint64(GIANT), np.uint64(3)
 
 
 def place_of(slot: int, offset: int, length: int) -> int:
@@ -342,8 +329,7 @@ def place_of(slot: int, offset: int, length: int) -> int:
 
 def places_of(slot: int, offsets: Any, lengths: Any) -> Any:
     """The places of many records of one log; arrays of ``<u8``."""
-    places = (offsets >> _EIGHT) << np.uint64(LENGTH_BITS) | np.minimum(lengths >> _EIGHT, _PLAIN)
-    return places | np.uint64(slot << SLOT_SHIFT)
+    return slot << SLOT_SHIFT | offsets >> 3 << LENGTH_BITS | np.minimum(lengths >> 3, GIANT)
 
 
 def bytes_at(place: int) -> int:
@@ -353,7 +339,7 @@ def bytes_at(place: int) -> int:
 
 def all_bytes_at(places: Any) -> Any:
     """`bytes_at` of many places, in an array."""
-    return (places & _PLAIN) << _EIGHT
+    return (places & GIANT) << 3
 
 
 def slot_of(place: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -16,11 +17,12 @@ import numpy as np
 
 from ..errors import RecordDamaged
 from .records import NOWHERE
-from .segment import ENTRY, HIT, MISSING, Kind, LoadedLog, all_bytes_at
+from .segment import ENTRY, HIT, MISSING, Fresh, Kind, LoadedLog, all_bytes_at, kinds_of
 
 DIGEST_BYTES = 32
 
 
+@dataclass(slots=True, eq=False)
 class SessionState:
     """One session. ``operations``: the places of its operations from index ``first`` on.
 
@@ -30,35 +32,20 @@ class SessionState:
     number ``last``.
     """
 
-    __slots__ = (
-        "base",
-        "digests",
-        "first",
-        "grown",
-        "kept",
-        "last",
-        "number",
-        "operations",
-        "origin",
-        "record",
-        "ring",
-        "salt",
-        "snapshot",
-        "used",
-    )
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.kept = True
-        self.record = self.ring = MISSING
-        self.first = 0
-        self.operations: array[int] = array("Q")
-        self.snapshot = False
-        self.base = self.grown = 0
-        self.used = self.last = 0
-        self.origin: tuple[int, int] | None = None
-        self.salt = b""
-        self.digests = b""
+    number: int
+    kept: bool = True
+    record: int = MISSING
+    ring: int = MISSING
+    first: int = 0
+    operations: array[int] = field(default_factory=lambda: array("Q"))
+    snapshot: bool = False
+    base: int = 0
+    grown: int = 0
+    used: int = 0
+    last: int = 0
+    origin: tuple[int, int] | None = None
+    salt: bytes = b""
+    digests: bytes = b""
 
     @property
     def count(self) -> int:
@@ -69,6 +56,10 @@ class SessionState:
     def is_unopened_fork(self) -> bool:
         """Whether it is a fork that was never opened: it has only the handle that was issued with it."""
         return self.origin is not None and len(self.digests) == DIGEST_BYTES
+
+    def kind_at(self, index: int) -> Kind:
+        """Whether the operation at ``index`` is a snapshot."""
+        return Kind.SNAPSHOT if self.snapshot and index == self.first else Kind.OPERATION
 
     def places(self) -> Iterator[int]:
         """The places of all its records."""
@@ -96,41 +87,44 @@ class Sessions:
 
     # --- one record -----------------------------------------------------------------------------------------
 
-    def apply(self, kind: int, number: int, index: int, place: int, extra: bytes) -> list[int]:
+    def apply(self, record: Fresh, place: int, sequence: int, moment: int) -> list[SessionState]:
         """Take in a record that was written. Returns the sessions of which no record is needed any more."""
-        if kind == Kind.DROP:
-            return self._forget(number)
-        self._apply(kind, number, index, place, extra)
-        state = self.states.get(number)
-        if kind == Kind.SESSION and state is not None and state.origin is not None:
-            self.forks.setdefault(state.origin[0], set()).add(number)
+        if record.kind == Kind.DROP:
+            state = self.states.get(record.session)
+            if state is None:
+                return []
+            self._kill(state.ring)
+            self._end(state)
+            return self._erase(record.session)
+        state = self._apply(record.kind, record.session, record.index, place, record.extra)
+        if record.kind == Kind.SESSION and state.origin is not None:
+            self.forks.setdefault(state.origin[0], set()).add(state.number)
+        if record.kind != Kind.KEYRING:  # resuming a session alone does not count as use
+            state.last, state.used = sequence, moment
         return []
 
-    def touched(self, number: int, sequence: int, moment: int) -> None:
-        """Note the session's last record, and when it was written."""
-        state = self.states.get(number)
-        if state is not None:
-            state.last, state.used = sequence, moment
-
-    def _apply(self, kind: int, number: int, index: int, place: int, extra: bytes) -> None:
-        state = self.states.get(number)
-        if state is None:
-            state = self.states[number] = SessionState(number)
+    def _apply(self, kind: int, number: int, index: int, place: int, extra: bytes) -> SessionState:
+        state = self._state(number)
         match kind:
             case Kind.OPERATION:
                 self._operation(state, index, place)
             case Kind.SNAPSHOT:
                 self._snapshot(state, index, place)
             case Kind.SESSION:
-                self._born(state, place, extra)
+                state = self._born(state, place, extra)
             case Kind.KEYRING:
                 self._kill(state.ring)
-                for digest in state.handles():
-                    if self.handles.get(digest) == number:
-                        del self.handles[digest]
+                self._end_handles(state)
                 state.ring, state.digests = place, extra
                 if state.kept:
                     self.handles.update((digest, number) for digest in state.handles())
+        return state
+
+    def _state(self, number: int) -> SessionState:
+        state = self.states.get(number)
+        if state is None:
+            state = self.states[number] = SessionState(number)
+        return state
 
     def _operation(self, state: SessionState, index: int, place: int) -> None:
         at, operations = index - state.first, state.operations
@@ -155,14 +149,10 @@ class Sessions:
             self._kill(gone)
         state.operations = array("Q", [place]) + state.operations[behind:]
         state.first, state.snapshot = index, True
-        self._measure(state)
+        state.base = self._size(place)
+        state.grown = sum(map(self._size, state.operations[1:]))
 
-    def _measure(self, state: SessionState) -> None:
-        sizes = [self._size(place) for place in state.operations]
-        state.base = sizes.pop(0) if state.snapshot and sizes else 0
-        state.grown = sum(sizes)
-
-    def _born(self, state: SessionState, place: int, extra: bytes) -> None:
+    def _born(self, state: SessionState, place: int, extra: bytes) -> SessionState:
         if not state.kept:  # the number is another session's now
             for gone in state.places():
                 self._kill(gone)
@@ -173,25 +163,25 @@ class Sessions:
             salt, session, operations = msgspec.msgpack.decode(extra)
             state.salt = self._salts.setdefault(salt, salt)
             state.origin = None if session == NOWHERE else (session, operations)
+        return state
 
     def _kill(self, place: int) -> None:
         if place not in (MISSING, HIT):
             self._died(place)
 
-    def _forget(self, number: int) -> list[int]:
-        state = self.states.get(number)
-        if state is None:
-            return []
-        for digest in state.handles():
-            if self.handles.get(digest) == number:
-                del self.handles[digest]
-        self._kill(state.ring)
+    def _end(self, state: SessionState) -> None:
+        """Mark a session as forgotten."""
+        self._end_handles(state)
         state.ring, state.digests, state.kept = MISSING, b"", False
-        return self._erase(number)
 
-    def _erase(self, number: int) -> list[int]:
+    def _end_handles(self, state: SessionState) -> None:
+        for digest in state.handles():
+            if self.handles.get(digest) == state.number:
+                del self.handles[digest]
+
+    def _erase(self, number: int) -> list[SessionState]:
         """Erase a forgotten session if no fork needs it, then its forgotten ancestors. Returns those erased."""
-        erased: list[int] = []
+        erased: list[SessionState] = []
         # No recursion: a chain of forks may be longer than the stack is deep.
         while not self.forked(number):
             state = self.states.get(number)
@@ -200,7 +190,7 @@ class Sessions:
             for place in state.places():
                 self._kill(place)
             del self.states[number]
-            erased.append(number)
+            erased.append(state)
             if state.origin is None:
                 break
             forks = self.forks.get(state.origin[0], set())
@@ -220,9 +210,9 @@ class Sessions:
         extras = dict(zip(np.flatnonzero(entries["extra"]).tolist(), listed, strict=True))
         del listed
         parts.clear()  # there may be millions: do not keep them twice
-        starts = entries["word"][_kinds(entries) == Kind.START] >> np.uint64(16)
+        starts = entries["word"][kinds_of(entries) == Kind.START] >> 16
         order = np.lexsort((entries["sequence"], entries["session"]))
-        order = order[_kinds(entries)[order] != Kind.START]
+        order = order[kinds_of(entries)[order] != Kind.START]
         if len(order):
             self._fill(entries, places, extras, order)
         del entries, places, extras, order
@@ -235,7 +225,7 @@ class Sessions:
 
     def _fill(self, entries: Any, places: Any, extras: dict[int, bytes], order: Any) -> None:
         words = entries["word"][order]
-        kinds, indexes = words >> np.uint64(8) & np.uint64(0xFF), words >> np.uint64(16)
+        kinds, indexes = words >> 8 & 0xFF, words >> 16
         sessions = entries["session"][order]
         placed, sequences, times = places[order], entries["sequence"][order], entries["time"][order]
         # A record may be in two logs: its group was written again after a failed sync, or was compacted.
@@ -243,7 +233,7 @@ class Sessions:
         again[1:] = (sequences[1:] == sequences[:-1]) & (sessions[1:] == sessions[:-1])
         joined = np.zeros(len(order), bool)
         joined[1:] = (sessions[1:] == sessions[:-1]) & (kinds[1:] == Kind.OPERATION)
-        joined[1:] &= (kinds[:-1] == Kind.OPERATION) & (indexes[1:] == indexes[:-1] + np.uint64(1))
+        joined[1:] &= (kinds[:-1] == Kind.OPERATION) & (indexes[1:] == indexes[:-1] + 1)
         joined[1:] &= ~again[1:] & ~again[:-1]
         begins = np.flatnonzero(~joined)
         ends = np.append(begins[1:], len(order))
@@ -265,30 +255,24 @@ class Sessions:
             if repeated and place == HIT:
                 continue  # its other copy is whole, or as damaged
             if kind == Kind.DROP:
-                state = self.states.setdefault(number, SessionState(number))
-                for digest in state.handles():
-                    if self.handles.get(digest) == number:
-                        del self.handles[digest]
-                state.ring, state.digests, state.kept = MISSING, b"", False
+                self._end(self._state(number))
                 continue
             if kind == Kind.OPERATION:
-                self._run(number, index, placed[begin:end])
+                state = self._run(number, index, placed[begin:end])
             else:
-                self._apply(kind, number, index, place, extras.get(row, b""))
+                state = self._apply(kind, number, index, place, extras.get(row, b""))
             if kind != Kind.KEYRING:
-                state = self.states[number]
                 state.last, state.used = last, moment
 
-    def _run(self, number: int, index: int, places: Any) -> None:
-        state = self.states.get(number)
-        if state is None:
-            state = self.states[number] = SessionState(number)
+    def _run(self, number: int, index: int, places: Any) -> SessionState:
+        state = self._state(number)
         if index == state.count:
             state.operations.frombytes(places.tobytes())
             state.grown += int(all_bytes_at(places).sum())
-            return
+            return state
         for at, place in enumerate(places.tolist(), index):
             self._operation(state, at, place)
+        return state
 
     def live(self) -> Iterator[Any]:
         """The places of all needed records, in arrays."""
@@ -306,19 +290,22 @@ class Sessions:
         """Whether the session has forks."""
         return bool(self.forks.get(number))
 
+    def descendants(self, *numbers: int) -> set[int]:
+        """The forks of these sessions, their forks, and so on."""
+        found: set[int] = set()
+        waiting = list(numbers)
+        while waiting:
+            fresh = self.forks.get(waiting.pop(), set()) - found
+            found |= fresh
+            waiting += fresh
+        return found & self.states.keys()
+
     def fork_tree(self, number: int) -> list[int]:
         """The numbers of all kept sessions of this one's fork tree."""
         while (state := self.states.get(number)) is not None and state.origin is not None:
             number = state.origin[0]
-        found: list[int] = []
-        waiting = [number]
-        while waiting:
-            number = waiting.pop()
-            state = self.states.get(number)
-            if state is not None and state.kept:
-                found.append(number)
-            waiting += self.forks.get(number, ())
-        return sorted(found)
+        found = {number} & self.states.keys() | self.descendants(number)
+        return sorted(one for one in found if self.states[one].kept)
 
     def _known(self, number: int) -> SessionState:
         state = self.states.get(number)
@@ -326,26 +313,26 @@ class Sessions:
             raise RecordDamaged(f"the record of session {number} is missing")
         return state
 
-    def needed(self, number: int) -> Iterator[tuple[int, int, int]]:
-        """The operations that a session needs, its ancestors' first: (session, index, place) of each.
+    def needed(self, number: int) -> Iterator[tuple[SessionState, int, int]]:
+        """The operations that a session needs, its ancestors' first: session, index and place of each.
 
         Raises ``RecordDamaged``.
         """
-        pieces = [self._own(number, None)]
         state = self._known(number)
+        pieces = [self._own(state, state.count)]
         while state.origin is not None and not state.snapshot:
             number, operations = state.origin
             state = self._known(number)
-            pieces.append(self._own(number, operations))
+            if operations > state.count or (operations <= state.first and (operations or state.first)):
+                raise RecordDamaged(f"session {number} lacks some of its first {operations} operations")
+            pieces.append(self._own(state, operations))
         for piece in reversed(pieces):
             yield from piece
 
-    def _own(self, number: int, until: int | None) -> list[tuple[int, int, int]]:
-        state = self.states[number]
-        if until is not None and (until > state.count or (until <= state.first and (until or state.first))):
-            raise RecordDamaged(f"session {number} lacks some of its first {until} operations")
-        places = state.operations if until is None else state.operations[: until - state.first]
-        return [(number, state.first + at, place) for at, place in enumerate(places)]
+    @staticmethod
+    def _own(state: SessionState, until: int) -> Iterator[tuple[SessionState, int, int]]:
+        places = state.operations[: until - state.first]
+        return ((state, index, place) for index, place in enumerate(places, state.first))
 
     def damaged(self) -> list[int]:
         """The sessions that are known to be damaged, and their forks that need the damaged operations."""
@@ -358,16 +345,8 @@ class Sessions:
             or MISSING in state.operations
         }
         found = {number for number in hit if self.states[number].kept}
-        waiting = [child for number in hit for child in self.forks.get(number, ())]
-        seen: set[int] = set()
-        while waiting:
-            child = waiting.pop()
-            if child in seen or child not in self.states:
-                continue
-            seen.add(child)
-            waiting += self.forks.get(child, ())
-            if self.states[child].kept and not self._whole(child):
-                found.add(child)
+        forks = self.descendants(*hit)
+        found |= {child for child in forks if self.states[child].kept and not self._whole(child)}
         return sorted(found)
 
     def _whole(self, number: int) -> bool:
@@ -376,18 +355,18 @@ class Sessions:
         except RecordDamaged:
             return False
 
-    def strike(self, number: int, kind: int, index: int) -> None:
-        """Mark a record as damaged."""
+    def set_place(self, number: int, kind: int, index: int, place: int) -> None:
+        """A record was copied to another place, or was found damaged (`HIT`)."""
         state = self.states.get(number)
         if state is None:
             return
         match kind:
             case Kind.SESSION:
-                state.record = HIT
+                state.record = place
             case Kind.KEYRING:
-                state.ring = HIT
+                state.ring = place
             case _ if 0 <= index - state.first < len(state.operations):
-                state.operations[index - state.first] = HIT
+                state.operations[index - state.first] = place
 
     def place(self, number: int, kind: int, index: int) -> int:
         """The place of the valid record of this kind and index."""
@@ -399,28 +378,10 @@ class Sessions:
                 return state.record
             case Kind.KEYRING:
                 return state.ring
-            case Kind.SNAPSHOT if not state.snapshot or index != state.first:
-                return MISSING
-            case Kind.OPERATION if state.snapshot and index == state.first:
-                return MISSING
-            case Kind.OPERATION | Kind.SNAPSHOT if 0 <= index - state.first < len(state.operations):
-                return state.operations[index - state.first]
+            case Kind.OPERATION | Kind.SNAPSHOT if kind == state.kind_at(index):
+                at = index - state.first
+                return state.operations[at] if 0 <= at < len(state.operations) else MISSING
         return MISSING
-
-    def move(self, number: int, kind: int, index: int, place: int) -> None:
-        """A valid record was copied: set its new place."""
-        state = self.states[number]
-        match kind:
-            case Kind.SESSION:
-                state.record = place
-            case Kind.KEYRING:
-                state.ring = place
-            case _:
-                state.operations[index - state.first] = place
-
-
-def _kinds(entries: Any) -> Any:
-    return entries["word"] >> np.uint64(8) & np.uint64(0xFF)
 
 
 def _in_order(part: LoadedLog) -> Iterator[bytes]:

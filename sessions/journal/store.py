@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-import struct
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,18 +27,12 @@ from .folder import FOLDER, IDENTITY, Disk, Identity, mismatch, write_identity
 from .logs import Log, LogFolder, named
 from .records import (
     AnyOperation,
-    Append,
-    Change,
-    Condensed,
-    Drop,
-    HandleRecord,
     Keyring,
-    Put,
     SessionRecord,
-    Table,
-    session_extra,
+    append,
+    drop,
 )
-from .retention import Born, TenantShares, surplus
+from .retention import TenantShares, surplus
 from .segment import HIT, LOG_START, MISSING, SLOT_SHIFT, Fresh, Kind, all_bytes_at, slot_of
 from .state import Sessions, SessionState
 
@@ -87,8 +80,7 @@ class JournalStore:
         self.shares = TenantShares(settings.tenants)
         self.mismatches: list[str] = []
         """How the journal differs from that of the last start, one sentence each."""
-        self.fresh = logs.made
-        """Whether there was no journal before `open`."""
+        self._fresh = logs.made  # there was no journal before
         self._settings = settings
         self._writes = True
         self._declined: dict[int, int] = {}  # sessions that could not be condensed, and their operations then
@@ -142,7 +134,7 @@ class JournalStore:
 
     def close(self) -> None:
         """Close the files."""
-        if self.generation and self._writes:
+        if self.logs.generation and self._writes:
             self.note()
         if self._compaction is not None:
             self._compaction.abandon()
@@ -151,14 +143,12 @@ class JournalStore:
 
     # --- writing --------------------------------------------------------------------------------------------
 
-    def write(self, changes: Iterable[Change]) -> None:
-        """Write all changes in one group and sync it. Raises ``StorageUnavailable``: then none is written."""
-        changes = list(changes)
+    def write(self, records: Sequence[Fresh]) -> None:
+        """Write all records in one group and sync it. Raises ``StorageUnavailable``: then none is written."""
         self.full = False
-        records = self._encoded(changes)
         if not records:
             return
-        if not all(isinstance(change, Drop) for change in changes):
+        if any(one.kind != Kind.DROP for one in records):
             self._check_room(sum(segment.padded(len(one.payload)) for one in records))
         try:
             written = self.logs.append(records)
@@ -167,7 +157,7 @@ class JournalStore:
                 raise
             written = self.logs.append(records)
         self._apply(records, *written)
-        if self.logs.unnoted and self.generation:
+        if self.logs.unnoted and self.logs.generation:
             self.note()
 
     def begin(self, generation: int) -> None:
@@ -179,88 +169,51 @@ class JournalStore:
     def note(self, without: Sequence[Log] = ()) -> None:
         """Write `identity`, as if the logs ``without`` were removed already. If that fails it is tried again
         later."""
-        found = self.identity()
-        gone = {one.number for one in without}
-        found = msgspec.structs.replace(found, logs=tuple(one for one in found.logs if one not in gone))
         try:
-            write_identity(self.folder, found, self.logs.disk)
+            write_identity(self.folder, self.logs.identity(without), self.logs.disk)
         except OSError as fault:
             log.warning("%s cannot be written: %s", self.folder / IDENTITY, fault.strerror)
         else:
             self.logs.unnoted = False
 
-    def identity(self) -> Identity:
-        """The identity of the store as it is now."""
-        numbers = [one.number for one in self.logs.logs.values()]
-        return Identity.of(self.logs.header, self.generation, self.logs.next_sequence, numbers)
-
     def mismatch(self, known: Identity | None) -> str:
         """How the journal differs from the identity ``known``; "" if it does not."""
-        return mismatch(known, self.identity(), fresh=self.fresh, absent=self.logs.explained)
-
-    @property
-    def generation(self) -> int:
-        """How many servers have started with this store."""
-        return self.logs.generation
+        return mismatch(known, self.logs.identity(), fresh=self._fresh, absent=self.logs.explained)
 
     def erase(self, numbers: Sequence[int]) -> None:
         """Forget these sessions. Raises ``StorageUnavailable``."""
         for at in range(0, len(numbers), SWEEP_SESSIONS):
-            self.write([Drop(number) for number in numbers[at : at + SWEEP_SESSIONS]])
-
-    def _encoded(self, changes: Sequence[Change]) -> list[Fresh]:
-        """The changes as records. Raises what encoding raises."""
-        records: list[Fresh] = []
-        for change in changes:
-            match change:
-                case Append(number=number, index=index, operation=operation):
-                    records.append(Fresh(number, index, Kind.OPERATION, msgspec.msgpack.encode(operation)))
-                case Condensed(number=number, index=index, snapshot=snapshot):
-                    records.append(Fresh(number, index, Kind.SNAPSHOT, msgspec.msgpack.encode(snapshot)))
-                case Drop(number=number):
-                    records.append(Fresh(number, 0, Kind.DROP, b""))
-                case Put(table=Table.HANDLES):
-                    pass  # it is in the keyring
-                case Put(key=key, record=SessionRecord() as record):
-                    payload, extra = msgspec.msgpack.encode(record), session_extra(record)
-                    records.append(Fresh(_number(key), 0, Kind.SESSION, payload, extra))
-                case Put(key=key, record=Keyring() as ring):
-                    payload, extra = msgspec.msgpack.encode(ring), b"".join(ring.digests())
-                    records.append(Fresh(_number(key), 0, Kind.KEYRING, payload, extra))
-                case _:
-                    raise TypeError(f"the journal keeps no such record: {change!r}")
-        return records
+            self.write([drop(number) for number in numbers[at : at + SWEEP_SESSIONS]])
 
     def _apply(self, records: Sequence[Fresh], places: Sequence[int], first: int, moment: int) -> None:
         """Update the index and the counts with what was written."""
-        sessions, logs = self.sessions, self.logs.logs
-        forgotten: dict[int, list[int]] = {}
-        born: list[Born] = []
-        written: dict[int, None] = {}
-        for at, (one, place) in enumerate(zip(records, places, strict=True)):
+        states, logs = self.sessions.states, self.logs.logs
+        changed: dict[int, SessionState] = {}
+        erased: list[SessionState] = []
+        for sequence, (one, place) in enumerate(zip(records, places, strict=True), first):
             number = one.session
             if one.kind == Kind.DROP:
-                forgotten[number] = sessions.apply(one.kind, number, 0, place, b"")
-                written.pop(number, None)
+                changed.pop(number, None)
+                if number in states:
+                    changed[number] = states[number]
                 self._damaged.discard(number)
-                continue
-            logs[slot_of(place)].live += segment.padded(len(one.payload))
-            sessions.apply(one.kind, number, one.index, place, one.extra)
-            if one.kind == Kind.KEYRING:
-                continue  # resuming a session alone does not count as use
-            sessions.touched(number, first + at, moment)
-            written[number] = None
-            if one.kind == Kind.SESSION:
-                state = sessions.states[number]
-                born.append(Born(number, state.salt, segment.padded(len(one.payload))))
-        states = [sessions.states[number] for number in written]
-        self.long.update(state.number for state in states if self._is_long(state))
-        self.long.difference_update(number for number in forgotten if number not in written)
-        self.shares.enter(born)
-        self.shares.used({state.number: state.base + state.grown for state in states})
-        for number, erased in forgotten.items():
-            self.shares.forgotten(number, erased)
-            self._declined.pop(number, None)
+                self._declined.pop(number, None)
+                self.long.discard(number)
+            else:
+                logs[slot_of(place)].live += segment.padded(len(one.payload))
+            erased += self.sessions.apply(one, place, sequence, moment)
+            if one.kind not in (Kind.DROP, Kind.KEYRING):
+                changed[number] = states[number]
+        for state in changed.values():
+            self.shares.count(state, self._size(state))
+            if state.kept and self._is_long(state):
+                self.long.add(state.number)
+        for state in erased:
+            self.shares.count(state, 0)
+
+    def _size(self, state: SessionState) -> int:
+        """Bytes of a session's operations and of its record."""
+        return self.logs.size(state.record) + state.base + state.grown
 
     def _died(self, place: int) -> None:
         """No session needs the record there any more."""
@@ -292,7 +245,7 @@ class JournalStore:
         if snapshot is None or count <= inherited:
             return False
         del self._declined[number]
-        self.write([Condensed(number, state.first + count - inherited - 1, snapshot)])
+        self.write([append(number, state.first + count - inherited - 1, snapshot)])
         return True
 
     def free_bytes(self) -> int | None:
@@ -316,7 +269,7 @@ class JournalStore:
         closed = [state for state in states if state.kept and state.number not in keep]
         gone = surplus(closed, SWEEP_SESSIONS, lambda state: max(1, state.base + state.grown))
         if gone:
-            self.write([Drop(number) for number in gone])
+            self.write([drop(number) for number in gone])
         return bool(gone)
 
     def keep_shares(self, live: Container[int]) -> frozenset[bytes]:
@@ -326,7 +279,7 @@ class JournalStore:
         Raises ``StorageUnavailable``.
         """
         while gone := self.shares.surplus(live, SWEEP_SESSIONS):
-            self.write([Drop(number) for number in gone])
+            self.write([drop(number) for number in gone])
         return self.shares.full()
 
     # --- room -----------------------------------------------------------------------------------------------
@@ -351,7 +304,14 @@ class JournalStore:
                 self.remove_dead()
             before = self.logs.bytes
             victims = self._victims(least=0.1)
-            if not victims or not self._compact_whole(victims) or self.logs.bytes >= before:
+            if not victims:
+                return
+            try:
+                self._compact_whole(victims)
+            except StorageUnavailable as fault:
+                self._rest(fault)
+                return
+            if self.logs.bytes >= before:
                 return
 
     def remove_dead(self) -> int:
@@ -369,7 +329,7 @@ class JournalStore:
     def _remove(self, gone: Sequence[Log]) -> bool:
         """Remove these logs; whether all could be removed. `identity` is written first: a log that it lists and
         that is absent counts as lost."""
-        if self.generation:
+        if self.logs.generation:
             self.note(without=gone)
         removed = True
         for one in gone:
@@ -379,11 +339,19 @@ class JournalStore:
                 removed = False
         return removed
 
-    def _compact_whole(self, victims: list[Log]) -> bool:
-        if self._begin_compaction(victims):
-            while self.compact():
+    def _compact_whole(self, victims: list[Log]) -> None:
+        """Compact these logs at once. Raises ``StorageUnavailable``."""
+        try:
+            work = Compaction(self.logs, self.sessions, victims)
+        except ValueError as fault:
+            raise StorageUnavailable(str(fault)) from None
+        try:
+            while not work.step():
                 pass
-        return self._resting == 0.0
+        except (OSError, StorageUnavailable) as fault:
+            work.abandon()
+            raise StorageUnavailable(str(fault)) from None
+        self._remove(victims)
 
     @property
     def wants_compaction(self) -> bool:
@@ -394,31 +362,24 @@ class JournalStore:
 
     def compact(self) -> bool:
         """Do one slice of a compaction; whether there is more to do."""
-        if self._compaction is None and not self._begin_compaction(self._victims()):
-            return False
-        assert self._compaction is not None
         try:
+            if self._compaction is None:
+                if not (victims := self._victims()):
+                    return False
+                self._compaction = Compaction(self.logs, self.sessions, victims)
             if not self._compaction.step():
                 return True
             self._remove(self._compaction.victims)
-        except (OSError, StorageUnavailable) as fault:
-            log.warning("the journal's logs were not compacted: %s", fault)
-            self._compaction.abandon()
-            self._resting = time.monotonic() + REST_SECONDS
+        except (OSError, StorageUnavailable, ValueError) as fault:
+            if self._compaction is not None:
+                self._compaction.abandon()
+            self._rest(fault)
         self._compaction = None
         return False
 
-    def _begin_compaction(self, victims: list[Log]) -> bool:
-        self._resting = 0.0
-        if not victims:
-            return False
-        try:
-            self._compaction = Compaction(self.logs, self.sessions, victims)
-        except (StorageUnavailable, ValueError) as fault:
-            log.warning("the journal's logs were not compacted: %s", fault)
-            self._resting = time.monotonic() + REST_SECONDS
-            return False
-        return True
+    def _rest(self, fault: Exception) -> None:
+        log.warning("the journal's logs were not compacted: %s", fault)
+        self._resting = time.monotonic() + REST_SECONDS
 
     def _victims(self, least: float = DEAD_SHARE) -> list[Log]:
         """Logs to rewrite into one: those that are mostly dead, or many small ones."""
@@ -447,32 +408,19 @@ class JournalStore:
             batch = [waiting.pop()]
             while waiting and sum(one.live for one in batch) + waiting[-1].live <= self.logs.segment_bytes:
                 batch.append(waiting.pop())
-            work = Compaction(self.logs, self.sessions, batch)
-            try:
-                while not work.step():
-                    pass
-            except OSError as fault:
-                work.abandon()
-                raise StorageUnavailable(f"{fault}") from None
-            self._remove(batch)
+            self._compact_whole(batch)
         self.remove_dead()
         self.note()
 
     # --- reading --------------------------------------------------------------------------------------------
 
-    def next_number(self) -> int:
-        """The next number for a session."""
-        return self.logs.next_session
-
-    def handle(self, digest: bytes) -> HandleRecord | None:
-        """The session that a handle opens; None for an unknown handle.
+    def handle(self, digest: bytes) -> tuple[int, bytes] | None:
+        """The number and the owner of the session that a handle opens; None for an unknown handle.
 
         Raises ``RecordDamaged``, ``StorageUnavailable``.
         """
         number = self.sessions.handles.get(digest)
-        if number is None:
-            return None
-        return HandleRecord(session=number, owner=self._record(number).owner)
+        return None if number is None else (number, self._record(number).owner)
 
     def session(self, number: int) -> StoredSession:
         """A session with all its operations. Raises ``RecordDamaged``, ``StorageUnavailable``."""
@@ -529,7 +477,7 @@ class JournalStore:
         for one in self.logs.logs.values():
             one.live = 0
         for places in self.sessions.live():
-            slots = (places >> np.uint64(SLOT_SHIFT)).astype(np.int64)
+            slots = (places >> SLOT_SHIFT).astype(np.int64)
             sizes = np.bincount(slots, weights=all_bytes_at(places).astype(float))
             for slot in np.flatnonzero(sizes).tolist():
                 if slot in self.logs.logs:
@@ -554,10 +502,9 @@ class JournalStore:
     def _operations(self, state: SessionState) -> tuple[AnyOperation, ...]:
         """All operations that a session needs. Raises ``RecordDamaged``, ``StorageUnavailable``."""
         found: list[AnyOperation] = []
-        for number, index, place in self.sessions.needed(state.number):
-            owner = self.sessions.states[number]
-            kind = Kind.SNAPSHOT if owner.snapshot and index == owner.first else Kind.OPERATION
-            found.append(self._read(number, kind, index, place, AnyOperation, state.number))
+        for owner, index, place in self.sessions.needed(state.number):
+            kind = owner.kind_at(index)
+            found.append(self._read(owner.number, kind, index, place, AnyOperation, state.number))
         return tuple(found)
 
     def _read(self, number: int, kind: Kind, index: int, place: int, form: Any, needed_by: int) -> Any:
@@ -568,7 +515,7 @@ class JournalStore:
         except RecordDamaged as fault:
             if place not in (HIT, MISSING):
                 self.logs.mark_dirty(place)
-            self.sessions.strike(number, kind, index)
+            self.sessions.set_place(number, kind, index, HIT)
             states = self.sessions.states
             hit = {one for one in (number, needed_by) if one in states and states[one].kept}
             fresh = hit - self._damaged
@@ -594,16 +541,9 @@ class JournalStore:
 
     def _count(self) -> None:
         """Count what the tenants with shares hold, also what forks need of forgotten sessions."""
-        if not self.shares:
-            return
-        states = sorted(self.sessions.states.values(), key=lambda state: state.last if state.kept else 0)
-        self.shares.enter(
-            Born(state.number, state.salt, self.logs.size(state.record)) for state in states if state.record
-        )
-        for state in states:
-            self.shares.used({state.number: state.base + state.grown})
-            if not state.kept:
-                self.shares.forgotten(state.number, [])
+        for state in sorted(self.sessions.states.values(), key=lambda state: state.last if state.kept else 0):
+            if state.record:
+                self.shares.count(state, self._size(state))
 
     def _past(self, keep: frozenset[int], *, aged: bool) -> list[int]:
         """The sessions to forget: those unused for too long, and those beyond the number that is kept."""
@@ -613,8 +553,3 @@ class JournalStore:
         left = [state for state in kept if state.used >= oldest]
         past += surplus(left, len(left) - self._settings.max_sessions, lambda state: 1)
         return [number for number in past if number not in keep]
-
-
-def _number(key: bytes) -> int:
-    found: int = struct.unpack(">Q", key)[0]
-    return found

@@ -1,7 +1,7 @@
-"""Renders the model's chat template as transformers does, replies as opaque sentinels, the clock frozen.
+"""Renders a conversation with the model's chat template, as transformers does, at a fixed time.
 
-A sentinel stands where the model's own words stand: the text around it is the template's, the ids in its
-place are those the model sampled. Knows nothing of ids.
+A sentinel stands for each reply of the model. The text around it is the template's; the renderer puts the ids
+that the model sampled in its place.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from ..errors import TemplateFailed
-from ..items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool
+from ..items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
 from ..tree import Segment, TurnReply
 from .template_sandbox import compiled
 from .tokenizer import ChatTokenizer
 
 MAX_DEPTH = 64
-"""Levels of a call's arguments that are given as an object."""
+"""A call's arguments are given to a template as an object up to this many levels, as text beyond."""
 _NONCE = secrets.token_hex(8)
-"""Makes sentinels that nobody outside this process can write."""
-_SENTINEL = re.compile(f"\U000f0002{_NONCE}\\.([0-9]+)\U000f0003")
+"""Random, so that text from outside holds no sentinels."""
+_OPEN = "\U000f0002"
+_SENTINEL = re.compile(f"{_OPEN}{_NONCE}\\.([0-9]+)\U000f0003")
 
 
 JOINT = "\n\n"
-"""Between two messages that are given to a template as one."""
+"""Joins two messages that a template gets as one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleRules:
-    """Which orders of roles a template takes. Mistral's and Gemma's refuse two users in a row, for one.
+    """Which orders of roles a template accepts. Mistral's and Gemma's, for example, refuse two users in a row.
 
-    ``users``, ``assistants``: two of them in a row. ``assistant_first``: a reply before anything was said to
-    the model. ``system``: instructions; ``system_later``: a system message behind others. ``tools``: what a
-    tool answered, and whatever may follow on that.
+    ``users``, ``assistants``: two of that role in a row. ``assistant_first``: a reply as the first message.
+    ``system``: a system message at the beginning; ``system_later``: one after other messages. ``tools``: tool
+    calls and their outputs.
     """
 
     users: bool = True
@@ -51,39 +52,36 @@ class RoleRules:
 
 
 class _Talk:
-    """Messages in an order that a template takes. Neighbours that it would refuse become one message; where a
-    user has to have spoken an empty message says so. Nobody changes a message that is in here: it is replaced.
+    """Messages in an order that the template accepts. Neighbours that it would refuse become one message; an
+    empty user message is put where it needs one. A message in here is replaced, never changed.
     """
 
     def __init__(self, rules: RoleRules, messages: Sequence[dict[str, Any]]) -> None:
         self._rules = rules
         self._messages = list(messages)
-        self._joined: list[str] = []  # what the last message's content is joined of, where it is
+        self._joined: list[str] = []  # the contents that the last message joins, if it joins any
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """All of them."""
+        """All messages."""
         if self._joined:
             self._replace_last(content=JOINT.join(filter(None, self._joined)))
             self._joined = []
         return self._messages
 
     def add(self, message: dict[str, Any]) -> None:
-        """Something that was said, called or answered, behind all that is there."""
+        """Append a message, or join it with the last one."""
         message = self._taken(message)
         if self._is_joined(message):
             self._joined = self._joined or [self._last["content"]]
             self._joined.append(message["content"])
         else:
-            self._append(message)
-
-    def _append(self, message: dict[str, Any]) -> None:
-        if message["role"] == "assistant":
-            self.open_reply()
-        self.messages.append(message)
+            if message["role"] == "assistant":
+                self.open_reply()
+            self.messages.append(message)
 
     def _taken(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The message in a role that the template knows."""
+        """The message in a role that the template accepts."""
         rules, role = self._rules, message["role"]
         system = rules.system_later if self._messages else rules.system
         if (role == "tool" and not rules.tools) or (role == "system" and not system):
@@ -94,16 +92,15 @@ class _Talk:
         return message
 
     def add_call(self, call: dict[str, Any]) -> None:
-        """A call that stands for itself: it belongs to what the assistant has just said in words."""
+        """Append a call that a client inserted; it joins the client's assistant message before it."""
         last = self._last
-        words = last.get("role") == "assistant" and not str(last["content"]).startswith("\U000f0002")
-        if words and self._rules.tools:
+        if last.get("role") == "assistant" and not _is_sentinel(last) and self._rules.tools:
             self._replace_last(tool_calls=[*last.get("tool_calls", ()), call])
         else:
             self.add({"role": "assistant", "content": "", "tool_calls": [call]})
 
     def open_reply(self) -> None:
-        """The assistant speaks next."""
+        """Put an empty user message before the assistant's next one, if the template needs it."""
         if not self._may_reply():
             self.messages.append({"role": "user", "content": ""})
 
@@ -112,16 +109,14 @@ class _Talk:
         return self._messages[-1] if self._messages else {}
 
     def _is_joined(self, message: dict[str, Any]) -> bool:
-        """Whether it becomes part of the last message. What the model said itself does not: it came after what
-        stood there, which a reply opens anew."""
+        """Whether the message joins the last one. A reply of the model never does."""
         last, role = self._last, message["role"]
         if last.get("role") != role:
             return False
         if role == "user":
             return not self._rules.users or (len(self._messages) == 1 and not self._rules.system)
         words = not ("tool_calls" in message or "tool_calls" in last)
-        own = str(message["content"]).startswith("\U000f0002")
-        return role == "assistant" and not self._rules.assistants and words and not own
+        return role == "assistant" and not self._rules.assistants and words and not _is_sentinel(message)
 
     def _may_reply(self) -> bool:
         last = self._last
@@ -135,9 +130,9 @@ class _Talk:
 
 @dataclass(frozen=True, slots=True)
 class _Messages:
-    """What a template is given of a preamble and of segments; ``names``: those of the tools, by call.
+    """The arguments of a template for a preamble and segments. ``names``: of the called tools, by call id.
 
-    Nobody changes a message that is in here.
+    A message in here is never changed.
     """
 
     preamble: Preamble
@@ -149,17 +144,16 @@ class _Messages:
 
 
 class ChatTemplate:
-    """One model's chat template. ``now`` is what it takes for the present, for as long as this lives;
-    ``rules``: what it was found to take.
+    """One model's chat template. ``now``: the time it gets. ``rules``: the orders of roles it accepts.
 
-    Most scripts are the one before and a few segments more: what was made of that is kept.
+    It caches the messages of the last conversation, because most extend the one before.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, now: datetime, rules: RoleRules | None = None) -> None:
         self._tokenizer = tokenizer
         self._now = now
         self._rules = rules or RoleRules()
-        self._kept = _Messages(Preamble(), None)
+        self._cached = _Messages(Preamble(), None)
         try:
             self._template = compiled(tokenizer.template)
         except (TemplateError, RecursionError, MemoryError) as fault:
@@ -168,15 +162,15 @@ class ChatTemplate:
     def pieces(
         self, preamble: Preamble, segments: Sequence[Segment], *, open_reply: bool = True
     ) -> list[str]:
-        """The rendered text before, between and after the replies: one piece more than there are replies.
+        """The rendered text before, between and behind the replies: one piece more than there are replies.
 
-        Control tokens in what came from outside are marked (``ChatTokenizer.mark``). ``open_reply``: end
-        with what stands before the next reply. Raises ``TemplateFailed``.
+        Control tokens in text from outside are marked (``ChatTokenizer.mark``). ``open_reply``: end with what
+        the template writes before a reply. Raises ``TemplateFailed``.
         """
         try:
             said = self._messages(preamble, tuple(segments))
             text = self._render(said, open_reply)
-        except Exception as fault:  # a template is code from outside: whatever it raises is its refusal
+        except Exception as fault:  # a template is code from outside and may raise anything
             raise TemplateFailed(f"The chat template refused the conversation: {fault}") from fault
         # [text, number, text, number, ..., text]
         parts = _SENTINEL.split(text)
@@ -198,13 +192,13 @@ class ChatTemplate:
         )
 
     def _messages(self, preamble: Preamble, segments: tuple[Segment, ...]) -> _Messages:
-        """All of it; what comes before the last segment is kept, since that one may still grow."""
-        known = self._kept
+        """The template's arguments. All but the last segment, which may still grow, are cached."""
+        known = self._cached
         if known.preamble != preamble or known.segments != segments[: len(known.segments)]:
             known = self._opened(preamble)
         before = max(len(known.segments), len(segments) - 1)
-        self._kept = known = self._and(known, segments[len(known.segments) : before])
-        return self._and(known, segments[before:])
+        self._cached = known = self._extended(known, segments[len(known.segments) : before])
+        return self._extended(known, segments[before:])
 
     def _opened(self, preamble: Preamble) -> _Messages:
         mark = self._tokenizer.mark
@@ -214,19 +208,17 @@ class ChatTemplate:
             talk.add({"role": "system", "content": mark(preamble.instructions)})
         return _Messages(preamble, tools, messages=tuple(talk.messages))
 
-    def _and(self, known: _Messages, segments: tuple[Segment, ...]) -> _Messages:
-        """What is known, and ``segments`` after it."""
+    def _extended(self, known: _Messages, segments: tuple[Segment, ...]) -> _Messages:
         if not segments:
             return known
         mark = self._tokenizer.mark
         talk, names, replies = _Talk(self._rules, known.messages), dict(known.names), known.replies
         for segment in segments:
-            names.update(
-                (item.call_id, item.name) for item in _items(segment) if isinstance(item, FunctionCall)
-            )
+            items = segment.items if isinstance(segment, TurnReply) else (segment,)
+            names.update((item.call_id, item.name) for item in items if isinstance(item, FunctionCall))
             match segment:
                 case TurnReply():
-                    talk.add({"role": "assistant", "content": _sentinel(replies)})
+                    talk.add({"role": "assistant", "content": f"{_OPEN}{_NONCE}.{replies}\U000f0003"})
                     replies += 1
                 case FunctionCall():
                     talk.add_call(mark(_call_form(segment)))
@@ -236,12 +228,8 @@ class ChatTemplate:
         return _Messages(known.preamble, known.tools, together, tuple(talk.messages), names, replies)
 
 
-def _sentinel(number: int) -> str:
-    return f"\U000f0002{_NONCE}.{number}\U000f0003"
-
-
-def _items(segment: Segment) -> tuple[Item, ...]:
-    return segment.items if isinstance(segment, TurnReply) else (segment,)
+def _is_sentinel(message: dict[str, Any]) -> bool:
+    return str(message["content"]).startswith(_OPEN)
 
 
 def _message_form(item: Message | FunctionCallOutput, names: dict[str, str]) -> dict[str, Any]:
@@ -254,7 +242,7 @@ def _message_form(item: Message | FunctionCallOutput, names: dict[str, str]) -> 
 
 
 def _call_form(call: FunctionCall) -> dict[str, Any]:
-    """A call as templates take it: arguments as an object where they are one that can be written."""
+    """A call as templates get it: with its arguments as an object, or as text if they are not valid JSON."""
     try:
         arguments = json.loads(call.arguments)
         json.dumps(arguments, ensure_ascii=False).encode()  # no character is a lone surrogate
@@ -266,7 +254,7 @@ def _call_form(call: FunctionCall) -> dict[str, Any]:
 
 
 def _too_deep(value: Any) -> bool:
-    """Whether it nests deeper than a template, which writes it by calling itself, may be trusted to go."""
+    """Whether the value has more than `MAX_DEPTH` levels: a template may write it with a recursive macro."""
     level = [value]
     for _ in range(MAX_DEPTH):
         inner = [

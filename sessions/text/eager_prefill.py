@@ -1,8 +1,7 @@
-"""Prefills what is being said before it has been said: the settled beginning of text that still comes, be it a
-user's or a tool's.
+"""Prefills streamed input text while it comes: the stable prefix of a user's message or a tool's output.
 
-What it hands to the engine is a guess that costs nothing later: the turn brings the sequence to its own
-tokens, whatever is there. While a reply runs it waits. Knows nothing of frames.
+The prefilled tokens are a guess. The turn brings the engine's sequence to its own tokens in any case, so a
+wrong guess costs nothing but the work. While a reply runs, nothing is prefilled.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from ..tree import Script
 from ..turn.branch import Branch
 
 BURST_SECONDS = 0.005
-"""What comes in one go, its commit with it, is mostly a turn's in its own step."""
+"""The first text waits this long, because its commit often comes with it; then the turn computes all."""
 
 OUTPUT_SECONDS = 0.01
-"""After a tool's output the turn is mostly asked for at once, and computes what is left in its own step."""
+"""The rest of a tool's output waits this long, because the turn often begins at once and computes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefilledInput:
-    """Tokens of a committed text and of what the template puts around it.
+    """The tokens of a committed text and of what the template writes around it.
 
-    ``prefilled``: handed to the engine before the commit. ``left``: the others, the reply's opening included;
-    at least so many where the text is too long for the model's context.
+    ``prefilled``: those sent to the engine before the commit. ``left``: the others, with the reply's opening; a
+    lower bound if the text is too long for the model's context.
     """
 
     prefilled: int
@@ -38,7 +37,7 @@ class PrefilledInput:
 
 
 class EagerPrefill:
-    """One session's. ``expect`` may be called as often as text comes: the latest counts."""
+    """The eager prefill of one session."""
 
     def __init__(self, branch: Branch) -> None:
         self._branch = branch
@@ -46,25 +45,28 @@ class EagerPrefill:
         self._done: Growing | None = None
         self._task: asyncio.Task[None] | None = None
         self._rest: asyncio.Task[None] | None = None
-        self._came = 0.0  # when the first of what is not prefilled did, by the event loop's clock
-        self._last = 0.0  # when some was prefilled
+        self._came = 0.0  # when the first text came that is not prefilled, in the event loop's seconds
+        self._last = 0.0  # when the last prefill began
 
     def expect(self, item: Growing | None) -> None:
-        """This much of the next item has come; None: it was taken back, or is one now."""
+        """Prefill ``item``, the next item as far as it has come. None: it was taken back or committed.
+
+        A later call replaces an earlier one.
+        """
         if self._wanted is None or self._wanted is self._done:
             self._came = _now()
         self._wanted = item
         self.resume()
 
     def resume(self) -> None:
-        """Go on, if there is something to do; called when a reply has ended too."""
+        """Go on if there is text to prefill. Call it when a reply has ended."""
         if self._due and self._task is None:
-            self._task = asyncio.create_task(self._follow(), name="holdfast-anticipation")
+            self._task = asyncio.create_task(self._follow(), name="holdfast-eager-prefill")
 
     async def prefilled_input(self) -> PrefilledInput:
-        """What was prefilled of the history's end as it stands now. Raises ``TemplateFailed``.
+        """How much of the input at the history's end was prefilled. Raises ``TemplateFailed``.
 
-        The rest is prefilled from now on: text that was committed will be answered.
+        Begins to prefill the rest, because committed text will be answered.
         """
         script = self._branch.history.script()
         try:
@@ -75,11 +77,11 @@ class EagerPrefill:
         held = max(0, common_prefix(self._branch.sequence.sent, whole) - draft.keep)
         if held and self._fits(whole) and (self._rest is None or self._rest.done()):
             wait = OUTPUT_SECONDS if isinstance(script.segments[-1], FunctionCallOutput) else 0.0
-            self._rest = asyncio.create_task(self._complete(whole, wait), name="holdfast-anticipation-rest")
+            self._rest = asyncio.create_task(self._complete(whole, wait), name="holdfast-eager-prefill-rest")
         return PrefilledInput(held, len(whole) - draft.keep - held)
 
     async def aclose(self) -> None:
-        """Stop; what the engine was given stays with its sequence."""
+        """Stop prefilling. The engine's sequence keeps its tokens."""
         self._wanted = None
         tasks = [task for task in (self._task, self._rest) if task is not None]
         for task in tasks:
@@ -104,8 +106,10 @@ class EagerPrefill:
             self._task = None
 
     async def _pause(self) -> None:
-        """Until what has come is to be prefilled. The more parts wait already for a step to end, as they do
-        where steps are long, the later comes the next one; or else when that step is over.
+        """Wait until the next prefill is due.
+
+        If the engine has not answered earlier ones, because its steps are long, wait until it has; at most
+        ``debounce_seconds`` more for each of them.
         """
         sequence, apart = self._branch.sequence, self._branch.settings.debounce_seconds
         begin = max(self._came + BURST_SECONDS, self._last + apart)
@@ -120,14 +124,13 @@ class EagerPrefill:
         script = history.script()
         if self._branch.least(item) >= self._branch.link.hello.max_context:
             return
-        grown = (*script.segments, item)
-        ids = await self._settled(replace(script, segments=grown))
+        ids = await self._stable_tokens(replace(script, segments=(*script.segments, item)))
         if len(ids) and self._fits(ids):
             await self._branch.sequence.prefill(ids, unless=lambda: history.busy)
 
     def _fits(self, ids: Ids) -> bool:
-        """Whether a turn can be made of them. More than that an engine refuses, and what it held, and the
-        lease of it, would be let go."""
+        """Whether they leave room for a reply. The engine refuses more, and the sequence and its lease would
+        go."""
         return len(ids) < self._branch.link.hello.max_context
 
     async def _complete(self, ids: Ids, wait: float) -> None:
@@ -138,7 +141,7 @@ class EagerPrefill:
                 ids, unless=lambda: history.busy or self._wanted is not None, turn_expected=True
             )
 
-    async def _settled(self, script: Script) -> Ids:
+    async def _stable_tokens(self, script: Script) -> Ids:
         renderer = self._branch.renderer
         if script.characters() < self._branch.settings.aside_characters:
             return renderer.stable_tokens(script)

@@ -1,7 +1,6 @@
-"""What a session has to know to write for one model: its tokenizer, its chat template and its forms.
+"""The language of one model: its tokenizer, its chat template and its forms of calls and reasoning.
 
-The chat template is classified once, at load, by rendering small conversations with it. ``doctor`` shows the
-result. One `Language` serves all sessions.
+The chat template is classified once, at load, by rendering small conversations. ``doctor`` shows the result.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ..tools.formats import HERMES, CallForm, Forms, ReasoningForm, find_forms
 from ..tree import Segment, TurnReply
 from .chat_template import ChatTemplate, RoleRules
 from .stable_prefix import StablePrefixRule
-from .template_sandbox import SandboxCheck
+from .template_sandbox import broken_limit
 from .tokenizer import ChatTokenizer, template_file
 
 _NOON = datetime(2025, 1, 1, 12)
@@ -29,21 +28,20 @@ _THOUGHT = "zqthoughtqz"
 
 
 class TemplateClass(StrEnum):
-    """What a template does to turns it has written before, once another is added."""
+    """How a template changes its rendering of earlier turns when a turn is added."""
 
     APPEND_ONLY = "append-only"
     REWRITES_REASONING = "rewrites reasoning"
-    """Only the reasoning of earlier replies goes, or the empty one that a generation prompt opens."""
+    """It drops only the reasoning of earlier replies, or the empty reasoning that it opens before a reply."""
     REWRITES_MORE = "rewrites more"
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateReport:
-    """What trying a template showed.
+    """The result of trying a template.
 
-    ``tools``: it renders a call of a tool and its output. ``closing``: the special token that ends an
-    assistant's turn, if one does: an end of generation, whatever the model's configuration says. ``opening``:
-    what it writes before a reply.
+    ``tools``: it renders a tool call and its output. ``closing``: the special token that it writes behind each
+    reply, if there is one; it also ends generation. ``opening``: the text that it writes before a reply.
     """
 
     kind: TemplateClass
@@ -55,7 +53,7 @@ class TemplateReport:
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """What a session needs to know to speak with one model."""
+    """All that sessions need to know to write for one model. One object serves all sessions."""
 
     tokenizer: ChatTokenizer
     report: TemplateReport
@@ -66,9 +64,9 @@ class Language:
     def load(
         cls, folder: Path, calls: CallForm | None = None, reasoning: ReasoningForm | None = None
     ) -> Language:
-        """From a model folder; forms that are not given are found out. Blocks for a moment.
+        """Load it from a model folder, and try its template in another process, which takes a moment.
 
-        Raises ``TokenizerUnreadable`` or ``TemplateFailed``.
+        Forms that are not given are detected. Raises ``TokenizerUnreadable`` or ``TemplateFailed``.
         """
         tokenizer = ChatTokenizer.load(folder)
         try:
@@ -81,19 +79,19 @@ class Language:
     def of(
         cls, tokenizer: ChatTokenizer, calls: CallForm | None = None, reasoning: ReasoningForm | None = None
     ) -> Language:
-        """With a tokenizer that is loaded already. Raises ``TemplateFailed``."""
+        """Make it from a loaded tokenizer. Raises ``TemplateFailed``."""
         report = classify_template(tokenizer)
         found = find_forms(tokenizer.template, report.opening, tokenizer.response_template)
         forms = Forms(calls or found.calls, reasoning or found.reasoning)
         return cls(tokenizer, report, StablePrefixRule(tokenizer), forms)
 
     def digest(self) -> bytes:
-        """Of tokenizer and template: token ids mean the same only where these are the same."""
+        """A digest of tokenizer and template: token ids have the same meaning only if it is equal. 16 bytes."""
         text = self.tokenizer.backend.to_str() + "\0" + self.tokenizer.template
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
     def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
-        """What ends a reply: the model's end tokens, and the one its template closes a turn with."""
+        """The ids that end a reply: the model's end tokens, and the template's closing token."""
         return frozenset(eos_ids) | (
             {self.report.closing} if self.report.closing is not None else frozenset()
         )
@@ -101,8 +99,8 @@ class Language:
 
 @lru_cache(maxsize=64)
 def _try(template: str, named: tuple[tuple[str, str], ...]) -> None:
-    """Try a template where it can harm nobody, once for each. Raises ``TemplateFailed``."""
-    broken = SandboxCheck(template, dict(named)).violation()
+    """Try each template once, in a process of its own. Raises ``TemplateFailed``."""
+    broken = broken_limit(template, dict(named))
     if broken:
         raise TemplateFailed(f"The chat template was refused: {broken}")
 
@@ -111,7 +109,7 @@ def _try(template: str, named: tuple[tuple[str, str], ...]) -> None:
 
 
 def classify_template(tokenizer: ChatTokenizer) -> TemplateReport:
-    """Tries the template. Raises ``TemplateFailed`` if it cannot render two plain turns."""
+    """Try the template. Raises ``TemplateFailed`` if it cannot render two plain turns."""
     rules = _rules(tokenizer)
     template = ChatTemplate(tokenizer, _NOON, rules)
     plain = Preamble(instructions="zq")
@@ -125,8 +123,7 @@ def classify_template(tokenizer: ChatTokenizer) -> TemplateReport:
 
 
 def _rules(tokenizer: ChatTokenizer) -> RoleRules:
-    """Tries the orders of roles that a conversation may come to: after failed turns and replies that were cut
-    before their first word, items put in and taken out. Whatever is refused is put otherwise from then on."""
+    """Try the orders of roles that conversations may have after failed turns, cut replies and edits."""
     none, one, two, reply = Preamble(), _user(1), _user(2), _reply(1)
     told = Message(id="told", role="assistant", text="zq")
     system = Message(id="system", role="system", text="zq")
@@ -152,7 +149,7 @@ def _rules(tokenizer: ChatTokenizer) -> RoleRules:
 
 
 def _kind(template: ChatTemplate, preamble: Preamble, talk: list[Segment]) -> TemplateClass:
-    """Compares the rendering of each beginning of the talk with that of the whole."""
+    """Compare the rendering of each beginning of the conversation with that of the whole."""
     whole = template.pieces(preamble, talk)
     kind = TemplateClass.APPEND_ONLY
     turns = [at for at, segment in enumerate(talk) if isinstance(segment, TurnReply)]
@@ -167,7 +164,7 @@ def _kind(template: ChatTemplate, preamble: Preamble, talk: list[Segment]) -> Te
 
 
 def _reasoning(template: ChatTemplate) -> TemplateClass:
-    """Whether a reply given with its reasoning keeps it once a later turn has come."""
+    """Whether a reply keeps the reasoning in its text when a later turn is added."""
     said = Message(id="said", role="assistant", text=f"<think>\n{_THOUGHT}\n</think>\n\nzq")
     text = "".join(template.pieces(Preamble(), [_user(1), said, _user(2)]))
     return TemplateClass.APPEND_ONLY if _THOUGHT in text else TemplateClass.REWRITES_REASONING
@@ -177,7 +174,7 @@ def _closing(
     tokenizer: ChatTokenizer, template: ChatTemplate, preamble: Preamble, talk: list[Segment]
 ) -> int | None:
     ids = tokenizer.encode(template.pieces(preamble, talk)[-1], leads=False)
-    return ids[0] if ids and ids[0] in tokenizer.specials else None
+    return ids[0] if ids and ids[0] in tokenizer.special_ids.values() else None
 
 
 def _user(number: int) -> Message:
@@ -193,7 +190,7 @@ def _tooled() -> Preamble:
 
 
 def _tool_talk() -> list[Segment]:
-    call_id = "call_0123456789abcdef01234567"  # as long as those are that a reply's calls get
+    call_id = "call_0123456789abcdef01234567"  # as long as the ids of real calls
     call = FunctionCall(id="call", call_id=call_id, name="zq", arguments="{}")
     output = FunctionCallOutput(id="output", call_id=call_id, output="zq")
     return [_user(1), TurnReply((call,), ids_of([0]), ended=True), output, _reply(1), _user(2)]

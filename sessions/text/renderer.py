@@ -1,15 +1,15 @@
-"""From a script to the ids the model sees: only what is new is tokenized.
+"""Turns a script into the token ids that the model sees, and tokenizes only what is new.
 
-The whole conversation is rendered, replies as sentinels; of the text only what follows the last kept turn
-becomes ids, and the replies' own ids are spliced in. So a kept turn stays what the model really saw, even
-where the template would now write it otherwise. Knows nothing of the engine.
+The template renders the whole conversation, with a sentinel for each reply. Only the text behind the last
+kept turn is tokenized; the replies' own ids are put in. So a kept turn stays what the model saw, even if the
+template would now write it differently.
 """
 
 from __future__ import annotations
 
 import secrets
 from datetime import datetime
-from itertools import takewhile
+from os.path import commonprefix
 
 import msgspec
 
@@ -23,14 +23,14 @@ from .stable_prefix import GrowingPrefix, StablePrefixRule
 from .tokenizer import ChatTokenizer
 
 _END = f"\U000f0004{secrets.token_hex(8)}\U000f0005"
-"""Marks where text that is still being written ends; nobody outside this process can write it."""
+"""Marks the end of text that is still being written. Random, so that text from outside does not hold it."""
 
 
 class Renderer:
-    """Makes drafts for one session: its clock stands still, so that a new day does not change the head.
+    """Makes drafts for one session. The time ``now`` is fixed, so that a new day does not change the first
+    tokens.
 
-    ``prefix_rule`` is the tokenizer's; it looks through the whole vocabulary once, for all sessions.
-    ``rules``: the orders of roles that the template takes.
+    ``rules``: the orders of roles that the template accepts.
     """
 
     def __init__(
@@ -47,13 +47,14 @@ class Renderer:
         self._paths = Paths()
 
     def draft(self, script: Script, most: int | None = None, stopped: Stopped = bool) -> Draft:
-        """The script in tokens. Raises ``TemplateFailed``.
+        """The script in tokens.
 
-        Turns after ``script.base`` are rendered anew, each keeping its reply's ids. A prompt of ``most`` tokens
-        or more is refused with ``PromptTooLong``: at once where the length of its text shows that it is one, or
-        when there are as many. Once it is ``stopped`` it goes no further, and returns what there is then.
+        Turns behind ``script.base`` are rendered again, and each keeps its reply's ids. When ``stopped``
+        turns true, the draft so far is returned. Raises ``TemplateFailed``, and ``PromptTooLong`` for a
+        prompt of much more than ``most`` tokens: before tokenizing if the text is too long, or when so many
+        tokens are made.
         """
-        self._growing = GrowingPrefix(self._rule)  # what grew is whole now, and takes no more room
+        self._growing = GrowingPrefix(self._rule)  # the text that grew is complete: free its memory
         pieces = self._template.pieces(script.preamble, script.segments)
         kept = _turns_on(script.base)
         turns = list(turns_of(script.segments))
@@ -66,11 +67,11 @@ class Renderer:
         raise AssertionError("the last turn of a script has no reply")
 
     def stable_tokens(self, script: Script) -> Ids:
-        """The tokens from the root that nothing said later can change; the last item still grows.
+        """The prompt's tokens that later text cannot change, from the root on; the script's last item still
+        grows.
 
-        No tokens where a turn before it would have to be rendered anew, or the template does not write the
-        item's text so that more of it is more of the same: it may escape characters, as JSON does, one by one.
-        Raises ``TemplateFailed``.
+        No tokens if a turn before that item must be rendered again, or if the template does not write the
+        item's text in one piece. Raises ``TemplateFailed``.
         """
         *before, last = script.segments
         assert isinstance(last, Growing), "an item that is being written"
@@ -81,17 +82,21 @@ class Renderer:
         return self._joined(script.base, (), ids, script).tokens() if len(ids) else NONE
 
     def _before_end(self, script: Script, before: list[Segment], last: Growing) -> str:
-        """The text after the last reply, up to where ``last`` still grows; empty where that is not known.
+        """The rendered text behind the last reply, up to the end of ``last``, which grows; empty if it is
+        unknown.
 
-        What may yet be stripped, or turn out to be a control token, is held back before the template sees it:
-        one that escapes text makes it into something else. Where nothing is left the template may do without
-        what it writes around text: what it writes both ways stands.
+        An end that may be stripped or become a control token is held back before the template sees it,
+        because the template may escape it. If no text is left, the template may write other things around an
+        empty text: only what it writes in both cases counts.
         """
         said = self._rule.stable_text(_text_of(last))
         text, *rest = self._last_piece(script, before, _with_text(last, said + _END)).split(_END)
         if len(rest) != 1:
             return ""
-        return text if said else _shared(text, self._last_piece(script, before, _with_text(last, "")))
+        if said:
+            return text
+        empty = self._last_piece(script, before, _with_text(last, ""))
+        return commonprefix([text, empty])  # noqa: RUF071 - by characters is what is wanted
 
     def _last_piece(self, script: Script, before: list[Segment], last: Growing) -> str:
         return self._template.pieces(script.preamble, (*before, last))[-1]
@@ -105,23 +110,23 @@ class Renderer:
         most: int | None,
         stopped: Stopped,
     ) -> Draft:
-        """The piece after ``parent``'s reply. The end of that reply is written once.
-
-        The end token the model sampled is kept if the template begins with the same; another one gives
-        way to the template's (it is the pending token: no KV is lost); a reply that was cut is closed by
-        the template.
-        """
+        """The draft of one turn: ``piece`` in tokens, behind ``parent``'s reply."""
         kept = 0 if parent is None else parent.length
         least = kept + self._tokenizer.least(piece)
         if most is not None and least > most:
             raise _too_long(least, most)
-        room = None if most is None else most - kept + 2  # the end of a reply may be written twice
+        room = None if most is None else most - kept + 2  # the end token of a reply may be in both
         ids = self._rule.encode(piece, leads=parent is None, most=room, stopped=stopped)
         if room is not None and len(ids) >= room:
             raise _too_long(kept + len(ids) - 1, most)
         return self._joined(parent, inputs, ids, script)
 
     def _joined(self, parent: TurnNode | None, inputs: tuple[Item, ...], ids: Ids, script: Script) -> Draft:
+        """Put ``ids`` behind ``parent``'s reply, so that the reply ends with one end token.
+
+        The sampled end token stays if the template writes the same. Otherwise the template's replaces it; no
+        KV is lost, because the last sampled token has none. The template also closes a reply that was cut.
+        """
         keep = 0 if parent is None else parent.length
         if parent is not None and parent.reply.ended:
             if len(ids) and ids[0] == parent.reply.ids[-1]:
@@ -143,12 +148,6 @@ def _text_of(item: Growing) -> str:
 def _with_text(item: Growing, text: str) -> Growing:
     named = {"output": text} if isinstance(item, FunctionCallOutput) else {"text": text}
     return msgspec.structs.replace(item, **named)
-
-
-def _shared(one: str, other: str) -> str:
-    """What both begin with."""
-    alike = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    return one[: sum(1 for _ in alike)]
 
 
 def _turns_on(node: TurnNode | None) -> int:

@@ -1,12 +1,12 @@
-"""Stop strings in streamed text: what could still begin one is held back.
+"""Stop strings in streamed text: what may begin one is held back.
 
-The match that ends first counts; of those that end together, the one that begins first. So the result
-does not depend on how the text was cut into pieces. Knows nothing of tokens.
+The match that ends first counts; of those that end together, the one that begins first. So the result does not
+depend on how the text was cut into pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 class StopMatcher:
@@ -14,13 +14,11 @@ class StopMatcher:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._longest = max((len(stop) for stop in stops), default=0)
-        self._firsts = frozenset(stop[0] for stop in stops)
         self._held = ""
         self.matched = False
 
     def feed(self, text: str) -> str:
-        """The text that may be delivered now; after a match nothing more ever is."""
+        """The text that may be delivered now; nothing after a match."""
         if self.matched:
             return ""
         if not self._stops:
@@ -31,7 +29,7 @@ class StopMatcher:
             self.matched = True
             self._held = ""
             return text[: min(found)[1]]
-        free = len(text) - self._overlap(text)
+        free = len(text) - overlap(text, self._stops)
         self._held = text[free:]
         return text[:free]
 
@@ -40,9 +38,12 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _overlap(self, text: str) -> int:
-        """Length of the longest end of ``text`` that begins a stop string."""
-        for length in range(min(len(text), self._longest - 1), 0, -1):
-            if text[-length] in self._firsts and any(stop.startswith(text[-length:]) for stop in self._stops):
-                return length
-        return 0
+
+def overlap(text: str, tags: Collection[str]) -> int:
+    """Length of the longest end of ``text`` that is a beginning of one of ``tags``, and not all of it."""
+    firsts = {tag[:1] for tag in tags}
+    for length in range(min(len(text), max(map(len, tags), default=1) - 1), 0, -1):
+        end = text[-length:]
+        if end[0] in firsts and any(len(tag) > length and tag.startswith(end) for tag in tags):
+            return length
+    return 0

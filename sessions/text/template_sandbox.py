@@ -1,10 +1,10 @@
-"""Runs chat templates, which are code from outside: the environment of transformers' own, with bounds.
+"""Runs chat templates, which are code from outside, in the environment that transformers uses, with limits.
 
-Nothing is computed while a template is compiled. A value, and the whole output, has at most `CHARACTERS`; a
-loop ends when a rendering has used its seconds of processor time. These bounds are checked by the operations
-that make large values and by loops; what else takes long or much, as a filter over a text of many megabytes,
-a thread cannot be stopped in. So a template is tried in a process of its own first (`trial`), under limits of
-memory and time that the kernel keeps. Imports nothing but jinja2: that process has to start fast.
+Nothing is computed while a template is compiled. A value, and the whole output, has at most `CHARACTERS`, and a
+loop ends when a rendering has used its processor time. Operations that make large values check the first, loops
+the second. Other work, such as a filter over many megabytes, cannot be stopped in a thread. So `broken_limit`
+first tries a template in a process of its own, under the kernel's limits of memory and time. This file imports
+nothing but jinja2, because that process has to start fast.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 CHARACTERS = 1 << 26
-"""The most that one value, or the output, may have: more than any context holds."""
+"""The most that one value, or the output, may have: more than a model's context holds."""
 NUMBER = 1_000_000
-"""The largest width, count or size that a filter or a method of a string may be given."""
+"""The largest width, count or size that a filter or a string method may get as an argument."""
 SECONDS = 2.0
-"""Of processor time for a rendering, and `MESSAGE_SECONDS` more for each message."""
+"""Processor time of a rendering; each message adds `MESSAGE_SECONDS`."""
 MESSAGE_SECONDS = 0.001
 TICKS = 16
 """Iterations of loops between two looks at the clock."""
 
 CHECK_BYTES = 1 << 30
+"""Memory of the process that tries a template."""
 CHECK_SECONDS = 10
-"""Of processor time; `WAIT_SECONDS` by the clock, on a machine that is busy."""
+"""Processor time of that process."""
 WAIT_SECONDS = 120.0
+"""Seconds by the clock that the caller waits for that process, on a busy machine."""
 
 _WIDE = re.compile(r"[0-9]{7}|%[^a-zA-Z%]*\*")
-"""A width or a precision in a format string that is too large, or is given as an argument."""
+"""A width or a precision in a format string that is too large, or comes from an argument."""
 _SIZED = frozenset(
     {"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "batch", "slice", "wordwrap", "truncate"}
 )
@@ -59,7 +61,7 @@ class _Budget(threading.local):
     ticks = 0
 
     def tick(self) -> None:
-        """One more iteration."""
+        """Count an iteration. Raises ``SecurityError`` when the time is used up."""
         self.ticks += 1
         if self.ticks % TICKS == 0 and time.thread_time() > self.until:
             raise SecurityError("it takes more processor time than a rendering may")
@@ -78,7 +80,7 @@ def _size(value: Any) -> int:
 
 
 def _joined(pieces: Iterable[Any]) -> str:
-    """The pieces in one, if they are not too many."""
+    """All pieces in one string. Raises ``SecurityError`` when it gets too long."""
     found: list[str] = []
     total = 0
     for piece in pieces:
@@ -90,7 +92,7 @@ def _joined(pieces: Iterable[Any]) -> str:
 
 
 def _ticking(values: Iterable[Any]) -> Iterator[Any]:
-    """What a loop goes through."""
+    """The values of a loop; each counts as an iteration."""
     for value in values:
         _budget.tick()
         yield value
@@ -102,17 +104,6 @@ def _check_sizes(arguments: Iterable[Any]) -> None:
             raise SecurityError(f"it asks for {value}, more than {NUMBER}")
 
 
-def _sized(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose arguments say how large its result is."""
-
-    @functools.wraps(real)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        _check_sizes([*args, *kwargs.values()])
-        return real(*args, **kwargs)
-
-    return checked
-
-
 def _check_replacement(text: Any, old: Any, new: Any) -> None:
     if all(isinstance(one, str) for one in (text, old, new)):
         times = text.count(old) if old else len(text) + 1
@@ -120,18 +111,18 @@ def _check_replacement(text: Any, old: Any, new: Any) -> None:
 
 
 class _Generation(Extension):
-    """The tag around what a model said, which training looks for: here it is a block and nothing else."""
+    """The tag ``generation`` around a reply, which training uses; here it only makes a block."""
 
     tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Its body."""
+        """The tag's body."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class _Unfolded(CodeGenerator):
-    """Leaves what is constant in a template to its rendering."""
+    """Computes a template's constants when it is rendered, and not when it is compiled."""
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
         if not isinstance(node, nodes.TemplateData):
@@ -140,18 +131,18 @@ class _Unfolded(CodeGenerator):
 
 
 class _Dict:
-    """``dict`` without its class behind it."""
+    """``dict`` for templates, which cannot reach the class through it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """As of a dict."""
+        """Like ``dict.fromkeys``."""
         return dict.fromkeys(*args)
 
 
 class _Namespace(Namespace):
-    """One whose names begin with no underscore."""
+    """jinja2's ``namespace``; it refuses names that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *rest = args
@@ -161,7 +152,7 @@ class _Namespace(Namespace):
         Namespace.__init__(self, found)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _Namespace._check_name(name)  # an attribute of itself is one of the template's
+        _Namespace._check_name(name)  # the base class keeps its own data in such attributes
         super().__setitem__(name, value)
 
     @staticmethod
@@ -171,7 +162,7 @@ class _Namespace(Namespace):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """What chat templates are rendered in."""
+    """The jinja2 environment of all chat templates."""
 
     code_generator_class = _Unfolded
     intercepted_binops = frozenset({"*", "+", "%", "**"})
@@ -182,11 +173,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols]
         )
         for name in _SIZED & self.filters.keys():
-            self.filters[name] = _sized(self.filters[name])
-        replace, formatted, join = (self.filters[name] for name in ("replace", "format", "join"))
-        self.filters["replace"] = _before(replace, lambda args: _check_replacement(*args[1:4]))
-        self.filters["format"] = _before(formatted, lambda args: _check_format(args[0]))
-        self.filters["join"] = _before(join, lambda args: _check_join(args[1], args[2:3]))
+            self._check_before(name, lambda *args, **named: _check_sizes([*args, *named.values()]))
+        self._check_before("replace", lambda _, *args, **named: _check_replacement(*args[:3]))
+        self._check_before("format", lambda text, *args, **named: _check_format(text))
+        self._check_before("join", lambda _, values, *args, **named: _check_join(values, args[:1]))
         self.filters["tojson"] = _tojson
         self.filters |= {"_ticking": _ticking, "_joined": _joined}
         del self.globals["lipsum"]
@@ -197,8 +187,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "namespace": _Namespace,
         }
 
+    def _check_before(self, name: str, check: Callable[..., None]) -> None:
+        """Let the filter ``name`` call ``check`` with its arguments first."""
+        real = self.filters[name]
+
+        @functools.wraps(real)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            check(*args, **kwargs)
+            return real(*args, **kwargs)
+
+        self.filters[name] = checked
+
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """The tree, with loops that are counted and concatenations that are measured."""
+        """The syntax tree, in which loops count their iterations and concatenations check their length."""
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(nodes.For)):
             loop.iter = nodes.Filter(loop.iter, "_ticking", [], [], None, None, lineno=loop.lineno)
@@ -207,7 +208,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return tree
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """The operation, where its result is not too large."""
+        """Compute a binary operation. Raises ``SecurityError`` if its result would be too large."""
         if operator == "+":
             _check(_size(left) + _size(right))
         elif operator == "*":
@@ -222,7 +223,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as there
-        """Call what a template calls; a method of a string where its result is not too large."""
+        """Call a function. Raises ``SecurityError`` if it is a string method with too large a result."""
         name = getattr(__obj, "__name__", "")
         text = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         if isinstance(text, str):
@@ -236,15 +237,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 args = (list(args[0]), *args[1:])
                 _check_join(args[0], [text])
         return super().call(__context, __obj, *args, **kwargs)
-
-
-def _before(real: Callable[..., Any], check: Callable[[tuple[Any, ...]], None]) -> Callable[..., Any]:
-    @functools.wraps(real)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        check(args)
-        return real(*args, **kwargs)
-
-    return checked
 
 
 def _check_format(text: Any) -> None:
@@ -264,7 +256,7 @@ def _check_bits(left: Any, right: Any, bits: Callable[[int, int], int]) -> None:
 
 
 def _measure(tree: nodes.Node) -> None:
-    """Let each ``a ~ b`` of the tree be joined by a filter that measures."""
+    """Replace each ``a ~ b`` of the tree by a filter that checks the length while it joins."""
     for name, value in tree.iter_fields():
         children = value if isinstance(value, list) else [value]
         for at, child in enumerate(children):
@@ -291,7 +283,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON whose characters are not escaped for HTML."""
+    """The filter ``tojson`` of transformers, which does not escape characters for HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -303,13 +295,13 @@ def _environment() -> Environment:
 
 
 class SandboxedTemplate:
-    """One chat template. Raises ``TemplateError`` where it does not compile."""
+    """One chat template. Raises ``TemplateError`` if it does not compile."""
 
     def __init__(self, text: str) -> None:
         self._template = _environment().from_string(text)
 
     def render(self, messages: list[dict[str, Any]], **names: Any) -> str:
-        """The text. Raises whatever a template raises, and ``SecurityError`` beyond its bounds."""
+        """The text. Raises what the template raises, and ``SecurityError`` beyond its limits."""
         before = _budget.until
         _budget.until = time.thread_time() + SECONDS + MESSAGE_SECONDS * len(messages)
         try:
@@ -320,45 +312,35 @@ class SandboxedTemplate:
 
 @functools.lru_cache(maxsize=64)
 def compiled(text: str) -> SandboxedTemplate:
-    """A template, compiled once for all sessions. Raises ``TemplateError``."""
+    """A template that is compiled once for all sessions. Raises ``TemplateError``."""
     return SandboxedTemplate(text)
 
 
 # --- a process to try a template in -----------------------------------------------------------------------
 
 
-class SandboxCheck:
-    """A template that is tried in a process of its own, from now on; what it raises is no matter here, but
-    what it takes."""
+def broken_limit(template: str, named: Mapping[str, str], seconds: int = CHECK_SECONDS) -> str:
+    """Try a template in a process of its own. Returns the limit that it breaks, in words; empty if none.
 
-    def __init__(self, template: str, named: Mapping[str, str], seconds: int = CHECK_SECONDS) -> None:
-        self._asked = json.dumps({"template": template, "named": dict(named), "seconds": seconds})
-        self._seconds = seconds
-        self._child = subprocess.Popen(
+    What the template raises there does not matter. Blocks until the process ends.
+    """
+    asked = json.dumps({"template": template, "named": dict(named), "seconds": seconds})
+    try:
+        child = subprocess.run(
             [sys.executable, "-I", __file__],
-            stdin=subprocess.PIPE,
+            input=asked,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            text=True,
             encoding="utf-8",
+            timeout=WAIT_SECONDS,
         )
-
-    def violation(self) -> str:
-        """Which limit it broke, in words; empty where it kept them. Blocks until that is known."""
-        with self._child as child:
-            try:
-                told, _ = child.communicate(self._asked, timeout=WAIT_SECONDS)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                return f"it was not rendered within {WAIT_SECONDS:g} s"
-            except BaseException:
-                child.kill()
-                raise
-        if child.returncode == -signal.SIGXCPU:
-            return f"rendering it takes more than {self._seconds} s of processor time"
-        if child.returncode != 0:
-            return f"the process that tried it ended with {child.returncode}"
-        return "" if told.strip() == "kept" else f"rendering it takes more than {CHECK_BYTES >> 20} MiB"
+    except subprocess.TimeoutExpired:
+        return f"it was not rendered within {WAIT_SECONDS:g} s"
+    if child.returncode == -signal.SIGXCPU:
+        return f"rendering it takes more than {seconds} s of processor time"
+    if child.returncode != 0:
+        return f"the process that tried it ended with {child.returncode}"
+    return "" if child.stdout.strip() == "kept" else f"rendering it takes more than {CHECK_BYTES >> 20} MiB"
 
 
 _TALKS = (
@@ -369,7 +351,7 @@ _TALKS = (
 
 
 def _try() -> None:
-    """Compile and render what stdin has, within limits."""
+    """In the process of `broken_limit`: compile the template that stdin holds and render it, within limits."""
     resource.setrlimit(resource.RLIMIT_AS, (CHECK_BYTES, CHECK_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     asked = json.load(sys.stdin)
@@ -389,7 +371,7 @@ def _try() -> None:
                 )
             except MemoryError:
                 told = "memory"
-            except (Exception, RecursionError):  # it refuses this talk: so it may
+            except (Exception, RecursionError):  # a template may refuse a conversation
                 continue
     print(told)
 

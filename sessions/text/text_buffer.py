@@ -1,6 +1,5 @@
-"""Text on its way: typed, recognised from speech, or told by a tool, before it becomes an item. Pure; knows no
-tokens, nor which calls there are.
-"""
+"""Input text that is streamed in, before it becomes an item: typed, recognised from speech, or a tool's.
+Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ MAX_CHARACTERS = 1 << 22
 
 @dataclass(slots=True)
 class TextBuffer:
-    """What has come since the last commit. ``role`` or ``call_id`` is said with the first piece: the one who
-    speaks, or the call that the text answers. ``id`` becomes the item's."""
+    """The text since the last commit. The first piece sets ``role``, or the ``call_id`` that the text answers.
+    ``id`` becomes the item's."""
 
     text: str = ""
     role: Role | None = None
@@ -24,11 +23,11 @@ class TextBuffer:
 
     @property
     def begun(self) -> bool:
-        """Whether it is known whose text it is."""
+        """Whether the role or the call is known."""
         return self.role is not None or self.call_id is not None
 
     def check(self, role: Role | None = None, call_id: str | None = None) -> None:
-        """Whether text of that kind may come now. Raises ``InputInvalid``: both, or another than before."""
+        """Raises ``InputInvalid`` if both are given, or another role or call than before."""
         if role is not None and call_id is not None:
             raise InputInvalid("Text has a role, or is the output of a call, not both", param="call_id")
         if not self.begun:
@@ -40,7 +39,7 @@ class TextBuffer:
             raise InputInvalid(f"The buffer holds {held}, not that of the call {call_id!r}", param="call_id")
 
     def append(self, text: str, role: Role | None = None, call_id: str | None = None) -> None:
-        """Put ``text`` behind what has come. Raises ``InputInvalid``: as ``check``, or too long."""
+        """Append ``text``. Raises ``InputInvalid`` as ``check``, or if the text gets too long."""
         self.check(role, call_id)
         self._fill(self.text + text)
         if not self.begun:
@@ -48,7 +47,7 @@ class TextBuffer:
         self.id = self.id or new_id("item")
 
     def replace(self, start: int, text: str) -> None:
-        """Take back everything from character ``start`` on and put ``text`` there. Raises ``InputInvalid``."""
+        """Replace everything from character ``start`` on by ``text``. Raises ``InputInvalid``."""
         if start > len(self.text):
             raise InputInvalid(
                 f"The buffer holds {len(self.text)} uncommitted characters, none at {start}", param="from"
@@ -59,11 +58,11 @@ class TextBuffer:
             self.append(text)
 
     def clear(self) -> None:
-        """Forget what has come."""
+        """Empty the buffer."""
         self.text, self.role, self.id, self.call_id = "", None, "", None
 
     def item(self) -> Growing | None:
-        """What has come, as the item it would become; None while there is nothing. A tool may say nothing."""
+        """The text as an item; None while there is none. A tool's output may be empty."""
         if self.call_id is not None:
             return FunctionCallOutput(id=self.id, call_id=self.call_id, output=self.text)
         if self.role is None or not self.text:
@@ -71,14 +70,14 @@ class TextBuffer:
         return Message(id=self.id, role=self.role, text=self.text)
 
     def whole(self) -> Growing:
-        """The item that it becomes. Raises ``InputInvalid`` where there is no text."""
+        """The text as an item. Raises ``InputInvalid`` if there is none."""
         item = self.item()
         if item is None:
             raise InputInvalid("The buffer holds no text")
         return item
 
     def commit(self) -> Growing:
-        """The item; the buffer is empty again. Raises ``InputInvalid`` where there is no text."""
+        """Empty the buffer and return its item. Raises ``InputInvalid`` if there is no text."""
         item = self.whole()
         self.clear()
         return item

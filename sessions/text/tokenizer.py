@@ -1,9 +1,8 @@
-"""The model's tokenizer and chat template, as a model folder has them; text to ids.
+"""The model's tokenizer and chat template, as a model folder has them; rendered text to token ids.
 
-Loads with the tokenizers library alone: the gateway's process needs no torch. What a user typed never
-becomes a control token: strings from outside are marked before the template sees them, and what is marked
-is tokenized as plain text. That is what transformers'
-``apply_chat_template(sanitize_control_tokens=True)`` does, id for id. Knows nothing of conversations.
+Uses the tokenizers library alone: the gateway's process needs no torch. A user's text never becomes a control
+token: control tokens in text from outside are marked before the template sees them, and marked ones are
+tokenized as plain text. transformers' ``apply_chat_template(sanitize_control_tokens=True)`` gives the same ids.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,54 +18,47 @@ from tokenizers import Encoding, Tokenizer, models, pre_tokenizers
 from ..errors import TemplateFailed, TokenizerUnreadable
 
 OPEN_MARK, CLOSE_MARK = "\U000f0000", "\U000f0001"
-"""Put around control tokens in strings from outside (transformers' own choice of private-use characters)."""
+"""Stand around control tokens in text from outside (transformers' choice of private-use characters)."""
 
 PROBES = ("a", "A", "é", "中", "1", "<", ".")
-"""Beginnings of text: a tokenizer that writes all of these the same inside a prompt does so with any."""
+"""First characters of text: a tokenizer that has the same ids for all of these at the beginning of a prompt and
+inside it has the same for all text."""
 COMPOSED = 4
-"""Bytes of text that normalization form C makes one of, or more: 7 become 2 at most."""
+"""Normalization form C may turn this many bytes of text into one, or a few more: 7 become 2 at most."""
 LONG = 8192
-"""Characters of a text that must not keep other threads from running: 2 ms of tokenizing, or more."""
+"""Longer texts, in characters, are tokenized as a batch, which leaves the interpreter to other threads; this
+many take 2 ms."""
 TEMPLATE = "chat_template.jinja"
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-@dataclass(frozen=True, slots=True)
 class TokenizedText:
-    """A text in tokens, ``[tokens]`` each: their ids, their words (pre-tokens), where they end in the text."""
+    """A text's token ids, ``[tokens]``, and for each token its word (pre-token) and where it ends in the text.
 
-    ids: list[int]
-    words: list[int | None]
-    ends: list[int]
-
-
-class TokenizedPart:
-    """A text in tokens, of which a few are looked at: as `TokenizedText`, without lists of them all."""
+    ``before`` tokens and ``shift`` characters at the beginning of ``whole`` are not the text's.
+    """
 
     def __init__(self, whole: Encoding, before: int = 0, shift: int = 0) -> None:
         self.ids: list[int] = whole.ids[before:]
         self._whole = whole
         self._before, self._shift = before, shift
 
-    def follows(self, ids: list[int]) -> bool:
-        """Whether these are what stands before it."""
-        return list(self._whole.ids[: self._before]) == ids
-
     def word(self, at: int) -> int | None:
-        """Of one token."""
+        """The number of the word that token ``at`` belongs to; None if it is in no word."""
         word: int | None = self._whole.token_to_word(at + self._before)
         return word
 
     def end(self, at: int) -> int:
-        """Where one token ends in the text."""
+        """The character behind token ``at``."""
         found = self._whole.token_to_chars(at + self._before)
         return 0 if found is None else int(found[1]) - self._shift
 
 
 class ChatTokenizer:
-    """Text to ids for one model. ``named``: what its template may call ``bos_token``, ``eos_token``….
+    """Text to ids for one model.
 
-    ``response_template``: transformers' description of how the model writes its replies, where there is one.
+    ``named``: the special tokens that its template may use as ``bos_token``, ``eos_token``….
+    ``response_template``: transformers' description of how the model writes replies, if the folder has one.
     """
 
     def __init__(
@@ -81,20 +72,17 @@ class ChatTokenizer:
         self.template = template
         self.response_template = response_template
         self.named = dict(named or {})
-        self._newline = self._parse("\n")  # what stands before text that does not lead
-        self._leading = any(self._parse(word) != self._after_newline(word) for word in PROBES)
+        self._newline: list[int] = self._encoded("\n").ids  # stands before text that does not lead
+        self._leading = any(self._differs_inside(word) for word in PROBES)
         added = backend.get_added_tokens_decoder()
         self.added = frozenset(added)
-        """Ids of all tokens that stand for themselves, whatever is around them."""
-        self._spelled: dict[str, list[int]] = {}
-        self.specials = frozenset(token for token, known in added.items() if known.special)
-        """Ids of the special tokens, which delivered text leaves out."""
+        """Ids of the added tokens: they are matched as a whole, before any other text is tokenized."""
         self.special_ids = {known.content: token for token, known in added.items() if known.special}
-        control, probe = next(iter(self.special_ids), ""), PROBES[0]
-        self._anew = self._leading and self._parse(control + probe) == [
-            *self._parse(control),
-            *self._parse(probe),
-        ]
+        """Ids of the special tokens, which decoded replies leave out, by their text."""
+        self._spelled: dict[str, list[int]] = {}
+        control = next(iter(self.special_ids), "")
+        both = [token for text in (control, PROBES[0]) for token in self._encoded(text).ids]
+        self._anew = self._leading and self._encoded(control + PROBES[0]).ids == both
         controls = [
             known.content
             for known in added.values()
@@ -109,11 +97,11 @@ class ChatTokenizer:
         self._control = re.compile(f"[{OPEN_MARK}{CLOSE_MARK}]|(?:{greedy})\\s*|{others}")
         self._takes_space = any(known.lstrip or known.rstrip for known in added.values())
         self.longest = _longest(backend)
-        """Bytes that one token can stand for, at most; None where there may be no such bound."""
+        """Bytes of text that one token can stand for, at most; None without a bound."""
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
-        """From ``tokenizer.json``, ``tokenizer_config.json`` and, where it is, ``chat_template.jinja``.
+        """Read ``tokenizer.json``, ``tokenizer_config.json`` and, if there is one, ``chat_template.jinja``.
 
         Raises ``TokenizerUnreadable`` naming the file.
         """
@@ -129,7 +117,7 @@ class ChatTokenizer:
         return cls(backend, _template(folder, config), _named(config), response_template)
 
     def mark(self, value: Any) -> Any:
-        """The JSON-like value with the control tokens in its strings marked as what somebody typed."""
+        """The JSON-like value with marks around the control tokens in its strings."""
         if isinstance(value, str):
             bare = value.replace(OPEN_MARK, "").replace(CLOSE_MARK, "")
             if not any(first in bare for first in self._firsts):
@@ -142,117 +130,90 @@ class ChatTokenizer:
         return value
 
     def encode(self, text: str, *, leads: bool) -> list[int]:
-        """Ids of rendered text whose marked tokens stay text. ``leads``: it begins the prompt."""
+        """Ids of rendered text; marked tokens stay text. ``leads``: the text begins the prompt."""
+        ids: list[int] = []
         # [text, marked token, text, marked token, ..., text], with None for the token of a lone mark
-        pieces = self._marked.split(text)
-        ids = self._parse(pieces[0]) if leads else self._parse_inside(pieces[0])
-        for at, piece in enumerate(pieces[1:], start=1):
+        for at, piece in enumerate(self._marked.split(text)):
             if piece:
-                ids += self.spell(piece) if at % 2 else self._parse_inside(piece)
+                ids += self.spell(piece) if at % 2 else self.split(piece, leads=leads and not at).ids
         return ids
 
+    def split(self, text: str, *, leads: bool) -> TokenizedText:
+        """The tokens and words of text without marks. ``leads``: it begins the prompt.
+
+        Some tokenizers put a space before text only at its beginning. So text from inside a prompt is tokenized
+        after a newline, unless it shares a token with that.
+        """
+        inside = None if leads or not self._leading else self._after_newline(text)
+        return TokenizedText(self._encoded(text)) if inside is None else inside
+
     def least(self, text: str) -> int:
-        """So many tokens the rendered text has at least; quick, whatever it is. 0 where nothing can be said."""
+        """A lower bound of the tokens that rendered text has, without tokenizing it. 0 without a bound."""
         if self.longest is None:
             return 0
         marks = text.count(OPEN_MARK) + text.count(CLOSE_MARK)
-        if self._takes_space:  # a control token takes it in, however much it is
+        if self._takes_space:  # a control token may take in any amount of it
             text = "".join(text.split())
         size = len(text) if text.isascii() else len(text.encode())
         return -(-(size - marks * len(OPEN_MARK.encode())) // self.longest)
 
     def most_characters(self, tokens: int) -> int | None:
-        """Characters that so many tokens can stand for, at most; None where there is no such bound."""
+        """The most characters that ``tokens`` tokens can stand for; None without a bound."""
         return None if self.longest is None or self._takes_space else self.longest * tokens
 
     def marked(self, text: str, start: int = 0) -> Iterator[tuple[int, int, str | None]]:
-        """Where marks in rendered text begin and end, with the token that they are around, if it is one."""
+        """Begin and end of each mark in rendered text, with the token inside; None for a lone mark."""
         for found in self._marked.finditer(text, start):
             yield found.start(), found.end(), found[1]
 
     def spell(self, token: str) -> list[int]:
-        """Ids of an added token's text as mere text. Raises ``TemplateFailed`` where that cannot be."""
+        """Ids of an added token's text as plain text. Raises ``TemplateFailed`` if there are none."""
         if token not in self._spelled:
-            self._spelled[token] = self._spell(token)
+            newline = self._plain("\n")
+            ids = self._plain("\n" + token)
+            ids = ids[len(newline) :] if ids[: len(newline)] == newline else self._plain(token)
+            if self.backend.token_to_id(token) in ids:
+                raise TemplateFailed(f"The tokenizer cannot write {token!r} as plain text")
+            self._spelled[token] = ids
         return self._spelled[token]
 
-    def cut(self, text: str, *, leads: bool) -> TokenizedPart:
-        """Text without marks, to look at its words. Raises ``ValueError`` where `encode` has other ids."""
-        if leads or not self._leading:
-            return TokenizedPart(self._batched(text))
-        newline = self._newline
-        cut = TokenizedPart(self._batched("\n" + text), len(newline), 1)
-        if not cut.follows(newline):
-            raise ValueError("it shares a token with what stands before it")
-        return cut
-
     def last_control(self, text: str) -> int:
-        """Where the last control token or mark of rendered text ends, with the white space that it takes; 0
-        where there is none."""
-        end = 0
-        for found in self._control.finditer(text):
-            end = found.end()
-        return end
+        """The end of the last control token or mark in rendered text, with the white space that the token takes
+        in; 0 if there is none."""
+        return max((found.end() for found in self._control.finditer(text)), default=0)
 
     def leads(self, before: str) -> bool:
-        """Whether what follows on the control token or mark that ``before`` ends with is written like the
+        """Whether text after ``before``, which ends with a control token or mark, is tokenized like the
         beginning of a prompt."""
         return self._anew and before[-1] not in (OPEN_MARK, CLOSE_MARK)
 
-    def words(self, text: str, *, leads: bool) -> TokenizedText:
-        """Rendered text without control tokens, word by word."""
-        if leads or not self._leading:
-            whole = self._encoded(text)
-            return TokenizedText(list(whole.ids), list(whole.word_ids), [end for _, end in whole.offsets])
-        newline = self._newline
-        before, whole = len(newline), self._encoded("\n" + text)
-        if list(whole.ids[:before]) == newline:
-            ends = [end - 1 for _, end in whole.offsets[before:]]
-            return TokenizedText(list(whole.ids[before:]), list(whole.word_ids[before:]), ends)
-        return self.words(text, leads=True)
-
     def text_of(self, token: int) -> str:
-        """What one token decodes to alone, special ones too."""
+        """What one token decodes to alone; a special token to its own text."""
         text: str = self.backend.decode([token], skip_special_tokens=False)
         return text
 
     def spellings(self, word: str) -> set[tuple[int, ...]]:
-        """How the word is tokenized at the beginning of text and after a space; never empty tuples."""
-        return {tuple(ids) for ids in (self._parse(word), self._parse_inside(" " + word)) if ids}
+        """The word's ids at the beginning of text and after a space; without empty tuples."""
+        found = self.split(word, leads=True).ids, self.split(" " + word, leads=False).ids
+        return {tuple(ids) for ids in found if ids}
 
     def _encoded(self, text: str) -> Encoding:
-        """Of what the library can tokenize, only a batch leaves the interpreter to other threads meanwhile."""
         if len(text) < LONG:
             return self.backend.encode(text, add_special_tokens=False)
-        return self._batched(text)
-
-    def _batched(self, text: str) -> Encoding:
         (whole,) = self.backend.encode_batch([text], add_special_tokens=False)
         return whole
 
-    def _parse(self, text: str) -> list[int]:
-        return list(self._encoded(text).ids)
+    def _after_newline(self, text: str) -> TokenizedText | None:
+        """Text as it is tokenized after a newline; None where it shares a token with the newline."""
+        whole, before = self._encoded("\n" + text), len(self._newline)
+        return TokenizedText(whole, before, 1) if whole.ids[:before] == self._newline else None
 
-    def _parse_inside(self, text: str) -> list[int]:
-        """Ids of text from within a prompt: tokenizers that prefix a space do so only at the beginning."""
-        inside = self._after_newline(text) if text and self._leading else None
-        return self._parse(text) if inside is None else inside
-
-    def _after_newline(self, text: str) -> list[int] | None:
-        """Ids of text that follows on a line's end; None where it shares a token with that."""
-        newline = self._newline
-        ids = self._parse("\n" + text)
-        return ids[len(newline) :] if ids[: len(newline)] == newline else None
-
-    def _spell(self, token: str) -> list[int]:
-        newline = self._plain("\n")
-        ids = self._plain("\n" + token)
-        ids = ids[len(newline) :] if ids[: len(newline)] == newline else self._plain(token)
-        if self.backend.token_to_id(token) in ids:
-            raise TemplateFailed(f"The tokenizer cannot write {token!r} as plain text")
-        return ids
+    def _differs_inside(self, word: str) -> bool:
+        inside = self._after_newline(word)
+        return inside is None or inside.ids != self._encoded(word).ids
 
     def _plain(self, text: str) -> list[int]:
+        """Ids of text in which the backend looks for no added tokens."""
         backend = self.backend
         if backend.normalizer is not None:
             text = backend.normalizer.normalize_str(text)
@@ -263,8 +224,10 @@ class ChatTokenizer:
 
 
 def _any_of(tokens: Iterable[str]) -> str:
-    """An expression for any of these, the longest that fits. What several begin with is looked at once, so that
-    text full of such beginnings takes no longer where there are hundreds of them."""
+    """A regular expression for any of these tokens, the longest that fits.
+
+    Common beginnings are matched once, so hundreds of tokens cost no more time than a few.
+    """
     tree: dict[str, Any] = {}
     for token in tokens:
         node = tree
@@ -276,6 +239,7 @@ def _any_of(tokens: Iterable[str]) -> str:
 
 
 def _branches(tree: dict[str, Any]) -> str:
+    """The expression for a tree of characters, in which "" marks the end of a token."""
     lines = []
     for character, below in tree.items():
         line = re.escape(character)
@@ -292,7 +256,10 @@ def _branches(tree: dict[str, Any]) -> str:
 
 
 def _longest(backend: Tokenizer) -> int | None:
-    """Where every byte of a text is in a token, and none in two: bytes of the longest token."""
+    """The most bytes of text that one token stands for.
+
+    None unless every byte of a text is in exactly one token, as in byte-level BPE.
+    """
     model = backend.model
     if not isinstance(model, models.BPE) or model.continuing_subword_prefix or model.end_of_word_suffix:
         return None
@@ -309,22 +276,16 @@ def _longest(backend: Tokenizer) -> int | None:
     return max(most, *added, 1) * (COMPOSED if "NFC" in rewrites else 1)
 
 
-_SPLITS = {
-    "Sequence",
-    "Split",
-    "ByteLevel",
-    "Digits",
-    "Metaspace",
-    "Isolated",
-    "MergedWithNext",
-    "Contiguous",
-}
-_SPLITS |= {"MergedWithPrevious", "Regex", "String"}
+_SPLITS = {"Sequence", "Split", "ByteLevel", "Digits", "Metaspace", "Isolated", "MergedWithNext"}
+_SPLITS |= {"Contiguous", "MergedWithPrevious", "Regex", "String"}
+"""Pre-tokenizers, with their behaviours, that drop no text."""
 _REWRITES = {"Sequence", "Prepend", "Replace", "String", "NFC"}
+"""Normalizers that drop no text, but for a `Replace` that shortens."""
 
 
 def _parts_of(step: Any) -> set[str]:
-    """Types and behaviours in a pre-tokenizer's or normalizer's description."""
+    """The types and behaviours that a pre-tokenizer or normalizer consists of; and ``shortens`` for a `Replace`
+    that makes text shorter."""
     if step is None:
         return set()
     found: set[str] = set()
@@ -342,7 +303,7 @@ def _parts_of(step: Any) -> set[str]:
 
 
 def _pattern(node: dict[str, Any]) -> bytes:
-    """What a normalizer replaces; longer than all things where that is an expression."""
+    """The text that a `Replace` replaces; 64 KiB for a regular expression, which may match any length."""
     literal = node["pattern"].get("String")
     return bytes(1 << 16) if literal is None else str(literal).encode()
 
@@ -382,7 +343,7 @@ def _template(folder: Path, config: dict[str, Any]) -> str:
 
 
 def _named(config: dict[str, Any]) -> dict[str, str]:
-    """The special tokens that have a name; older files write them as objects."""
+    """The special tokens by their names in the configuration; older files write them as objects."""
     found = {name: config.get(name) for name in _NAMED}
     flat = {name: token["content"] if isinstance(token, dict) else token for name, token in found.items()}
     return {name: token for name, token in flat.items() if isinstance(token, str)}

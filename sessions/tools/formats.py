@@ -1,8 +1,8 @@
-"""How each model writes calls and reasoning: the tables of the forms, chosen by name or by its templates.
+"""How models write tool calls and reasoning: the tables of the forms, and which form a model uses.
 
-A form of calls is a `CallFormat` in `FORMATS`, and a `CallSyntax` in `SYNTAXES` where grammars can write it;
-calls in Python have a parser of their own. Which form a model uses is told by the response template that
-transformers has for it (``response_template`` in its tokenizer's configuration), or else by its chat template.
+A form of calls is a `CallFormat` in `FORMATS`, and a `CallSyntax` in `SYNTAXES` if grammars can be made for
+it. Calls in Python have a parser of their own. A model's form is found by signs in transformers' response
+template for it (``response_template`` in its tokenizer's configuration), or else in its chat template.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CallForm(StrEnum):
     """``<tool_call>{"name": "f", "arguments": {…}}</tool_call>``: Qwen2.5, Qwen3, Hermes, the pocket model. One
     tag may hold several objects, or a list of them."""
     LLAMA3_JSON = "llama3-json"
-    """``{"name": "f", "parameters": {…}}; {"name": "g", …}``, which is the whole reply."""
+    """``{"name": "f", "parameters": {…}}; {"name": "g", …}``, as the whole reply."""
     MISTRAL = "mistral"
     """``[TOOL_CALLS] [{"name": "f", "arguments": {…}}, …]`` or ``[TOOL_CALLS]f[ARGS]{…}[TOOL_CALLS]g…``."""
     PYTHONIC = "pythonic"
@@ -45,7 +45,7 @@ class ReasoningForm(StrEnum):
     NONE = "none"
     THINK = "think"
     OPENED = "think-opened"
-    """The template writes the tag that opens it."""
+    """The template writes the opening tag, so the reply begins with reasoning."""
 
 
 _OBJECT = re.compile(
@@ -73,13 +73,13 @@ FORMATS = {
         marks=(TOOL_CALLS, "[ARGS]", "[CALL_ID]"),
     ),
 }
-"""The forms whose arguments are JSON."""
+"""The forms with JSON arguments."""
 
 SYNTAXES = {
     CallForm.HERMES: CallSyntax(OPEN, '\n{"name": ', ', "arguments": ', "}\n", CLOSE, "\n"),
     CallForm.LLAMA3_JSON: CallSyntax('{"name": ', "", ', "parameters": ', "}", "", "; "),
 }
-"""The forms that a grammar can hold a model to: JSON arguments, behind what tells a call from text."""
+"""The forms that grammars can be made for."""
 
 _SIGNS = (
     (OPEN, CallForm.HERMES),
@@ -90,7 +90,7 @@ _SIGNS = (
     ("<|start_header_id|>ipython", CallForm.LLAMA3_JSON),
     ('"parameters": dictionary', CallForm.LLAMA3_JSON),
 )
-"""What tells a form where it stands in a template; the first that is found counts."""
+"""Texts in a template that show its form; the first one found counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +112,12 @@ class Forms:
         return ReasoningSplitter(opened=self.reasoning is ReasoningForm.OPENED)
 
     def without_reasoning(self) -> Forms:
-        """For a reply that a grammar binds from its first token on, which leaves no room for reasoning."""
+        """The forms for a reply that a grammar constrains from its first token on."""
         return replace(self, reasoning=ReasoningForm.NONE)
 
     def marks(self, specials: Mapping[str, int]) -> dict[int, str]:
-        """The special tokens of the form, whose text detokenizing leaves out, by id; ``specials``: all ids."""
+        """The texts of the form's special tokens, by id. The detokenizer leaves these out. ``specials``: ids
+        by text."""
         form = FORMATS.get(self.calls)
         return {} if form is None else {specials[text]: text for text in form.marks if text in specials}
 
@@ -125,29 +126,18 @@ HERMES = Forms()
 
 
 def find_forms(template: str, opening: str, response_template: Any = None) -> Forms:
-    """The forms that a model's templates tell. ``opening``: what the chat template writes before a reply."""
-    return Forms(
-        _call_form(template, response_template), _reasoning_form(template, opening, response_template)
-    )
-
-
-def _call_form(template: str, response_template: Any) -> CallForm:
-    for text in (_openings(response_template, "tool_calls"), template):
-        for sign, form in _SIGNS:
-            if sign in text:
-                return form
-    return CallForm.HERMES
-
-
-def _reasoning_form(template: str, opening: str, response_template: Any) -> ReasoningForm:
-    if opening.rstrip().endswith(BEGIN):
-        return ReasoningForm.OPENED
+    """The forms that a model's templates show. ``opening``: what the chat template writes before a reply."""
+    texts = _openings(response_template, "tool_calls"), template
+    found = (form for text in texts for sign, form in _SIGNS if sign in text)
+    calls = next(found, CallForm.HERMES)
     openings = _openings(response_template, "thinking") + _openings(response_template, "reasoning")
-    return ReasoningForm.THINK if BEGIN in openings or END in template else ReasoningForm.NONE
+    if opening.rstrip().endswith(BEGIN):
+        return Forms(calls, ReasoningForm.OPENED)
+    return Forms(calls, ReasoningForm.THINK if BEGIN in openings or END in template else ReasoningForm.NONE)
 
 
 def _openings(response_template: Any, name: str) -> str:
-    """What a response template's fields of this name begin with, as text to search for signs."""
+    """The openings of a response template's fields with this name, as one text."""
     fields = response_template.get("fields") if isinstance(response_template, dict) else None
     if not isinstance(fields, dict):
         return ""

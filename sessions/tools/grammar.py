@@ -1,7 +1,6 @@
-"""What a reply may say, as one grammar for the engine: a text format, calls to be made, strict arguments.
+"""Makes the grammar that a reply has to follow: a text format, required tool calls, or strict arguments.
 
-Holds how models write calls (`SYNTAXES`); a schema's bounds are the engine's. Knows tools and tags; no tokens
-but the tags that are one, and nothing of how a grammar is compiled.
+The engine compiles the grammar. It also enforces the limits of a schema.
 """
 
 from __future__ import annotations
@@ -22,17 +21,20 @@ if TYPE_CHECKING:
 
 MAX_GRAMMAR_BYTES = 128 << 10
 MAX_CALLS = 16
-"""That one reply may be forced to make."""
+"""The most calls that a reply with required calls may make."""
+
+_CALLS = f"call (between call){{0,{MAX_CALLS - 1}}}"
 
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Arguments as templates write them."""
+"""Separators of JSON arguments, as templates write them."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """How a model writes a call: ``opening head NAME middle ARGUMENTS tail closing``, NAME as a JSON string.
+    """How a model writes a call: ``opening head NAME middle ARGUMENTS tail closing``, with NAME as a JSON
+    string.
 
-    ``between``: what stands between two calls.
+    ``between`` separates two calls.
     """
 
     opening: str
@@ -47,7 +49,7 @@ class CallSyntax:
 
 
 def json_format(schema: dict[str, Any], *, strict: bool, param: str) -> Grammar:
-    """JSON that fits ``schema``; not ``strict``: keywords that cannot be followed are passed over.
+    """The grammar of JSON that fits ``schema``. Unless ``strict``, unsupported keywords are ignored.
 
     Raises ``GrammarInvalid``.
     """
@@ -57,10 +59,14 @@ def json_format(schema: dict[str, Any], *, strict: bool, param: str) -> Grammar:
 
 
 def checked_grammar(grammar: Grammar, param: str) -> Grammar:
-    """The grammar, if an engine may be given it. Raises ``GrammarInvalid``."""
+    """Return the grammar if it is within bounds. Raises ``GrammarInvalid``."""
     if not grammar.text:
         raise GrammarInvalid("A grammar must not be empty", param=param)
-    if len(grammar.text) > MAX_GRAMMAR_BYTES or len(_utf8(grammar.text, param)) > MAX_GRAMMAR_BYTES:
+    try:
+        size = len(grammar.text.encode())
+    except UnicodeEncodeError:
+        raise GrammarInvalid("A grammar holds a lone surrogate, which is no character", param=param) from None
+    if size > MAX_GRAMMAR_BYTES:
         raise GrammarInvalid(f"A grammar has at most {MAX_GRAMMAR_BYTES} bytes", param=param)
     if grammar.kind is GrammarKind.LARK and "%json" in grammar.text:
         raise GrammarInvalid("A lark grammar has no %json here: use a json_schema format", param=param)
@@ -68,7 +74,7 @@ def checked_grammar(grammar: Grammar, param: str) -> Grammar:
 
 
 def check_schema(schema: Any, param: str) -> None:
-    """Raises ``GrammarInvalid`` for what would take long to compile: depth, size, multiples."""
+    """Raises ``GrammarInvalid`` if the schema would take too long to compile."""
     bound = excess(schema)
     if bound is not None:
         raise GrammarInvalid(f"A schema to be followed has {bound}", param=param)
@@ -78,7 +84,7 @@ def check_schema(schema: Any, param: str) -> None:
 
 
 def check_tool(tool: Tool, param: str) -> None:
-    """Raises ``GrammarInvalid`` where the tool's arguments cannot be followed: too large, or no object."""
+    """Raises ``GrammarInvalid`` if the schema of the tool's arguments is too large, or not of an object."""
     check_schema(tool.parameters, param)
     if tool.parameters.get("type", "object") != "object":
         raise GrammarInvalid(f"The parameters of tool {tool.name!r} are no object", param=param)
@@ -86,28 +92,27 @@ def check_tool(tool: Tool, param: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CallWriter:
-    """Grammars of replies that call tools, in one model's form."""
+    """Makes grammars of replies with tool calls in one form."""
 
     form: CallSyntax
     tokenizer: ChatTokenizer
 
     def forced(self, tools: Sequence[Tool], *, one: bool) -> Grammar:
-        """Nothing but calls, of these tools; ``one``: a single one."""
-        calls = "call" if one else f"call (between call){{0,{MAX_CALLS - 1}}}"
-        return self._grammar(f"start: {calls}", self._call(tools), self._between())
+        """A grammar of only calls of these tools. ``one``: exactly one call."""
+        return self._grammar(f"start: {'call' if one else _CALLS}", self._call(tools), self._between())
 
     def answered(self, answer: Grammar, tools: Sequence[Tool]) -> Grammar:
-        """JSON as in ``answer``, or calls. Raises ``GrammarInvalid`` where a call begins as any JSON does."""
+        """A grammar of either JSON as in ``answer``, or calls. Raises ``GrammarInvalid`` if calls are bare
+        JSON."""
         if self.form.opening.startswith("{"):
             raise GrammarInvalid(
-                "A format cannot go with tools whose calls are bare JSON, too", param="tools"
+                "A format cannot go with tools if their calls are bare JSON, too", param="tools"
             )
-        calls = f"call (between call){{0,{MAX_CALLS - 1}}}"
-        start = f"start: answer | {calls}\nanswer: %json {_styled(json.loads(answer.text))}"
+        start = f"start: answer | {_CALLS}\nanswer: %json {_styled(json.loads(answer.text))}"
         return self._grammar(start, self._call(tools), self._between())
 
     def strict(self, tools: Sequence[Tool]) -> Grammar:
-        """Any text; where a call is opened it is one of these tools', with its arguments."""
+        """A grammar of any text in which each call is of one of these tools and has valid arguments."""
         opening = re.escape(self.form.opening).replace("/", "\\/")
         words = f"WORDS: /(.|\\n)*/ & ~/(.|\\n)*{opening}(.|\\n)*/"
         others = self._others()
@@ -139,12 +144,14 @@ class CallWriter:
         return tag if self._is_token(tag) else _quoted(tag)
 
     def _is_token(self, tag: str) -> bool:
-        """Whether the tag is a token of its own, which no text is: llguidance takes it for one by its look."""
+        """Whether the tag is an added token that looks like ``<…>``: llguidance does not take it for text
+        then."""
         known = self.tokenizer.backend.get_added_tokens_decoder().values()
         return tag.startswith("<") and tag.endswith(">") and any(token.content == tag for token in known)
 
     def _others(self) -> list[int]:
-        """Added tokens that are no text to llguidance and yet are the model's to say, as ``<think>`` is."""
+        """Other added tokens that llguidance does not take for text and the model may write, such as
+        ``<think>``."""
         known = self.tokenizer.backend.get_added_tokens_decoder().items()
         tags = (self.form.opening, self.form.closing)
         return sorted(
@@ -160,9 +167,9 @@ def _arguments(tool: Tool) -> str:
 
 
 def closed(schema: Any) -> Any:
-    """The schema with every object that names its properties closed to others, where it says nothing of them.
+    """The schema in which an object with ``properties`` allows no other ones, unless it says that it does.
 
-    What a tool was never told of is no argument of it.
+    So the model cannot invent arguments.
     """
     if isinstance(schema, list):
         return [closed(inner) for inner in schema]
@@ -195,12 +202,5 @@ def _json(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As a literal of Lark; of nothing, nothing."""
+    """A literal of Lark; empty for an empty text."""
     return json.dumps(text, ensure_ascii=False) if text else ""
-
-
-def _utf8(text: str, param: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise GrammarInvalid("A grammar holds a lone surrogate, which is no character", param=param) from None

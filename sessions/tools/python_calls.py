@@ -1,7 +1,7 @@
 """Tool calls in Python, ``[get_weather(city="Oslo"), add(a=1, b=2)]``, read from streamed text.
 
-A call is told when its parenthesis closes. Its arguments are Python literals, given by name, and become JSON.
-Nothing is evaluated.
+A call is delivered when its parenthesis closes. Its arguments are Python literals, given by name, and become
+JSON. Nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class _ListState(Enum):
     BEGINNING = auto()
     CALLS = auto()
     TEXT = auto()
-    END = auto()  # behind the list: the rest is dropped
+    END = auto()  # the list is over: the rest is dropped
 
 
 class _ParenthesisScanner:
-    """Finds where a call ends: at its parenthesis, past all brackets and strings within."""
+    """Finds the parenthesis that closes a call, past the brackets and strings inside."""
 
     def __init__(self) -> None:
         self._opened: list[str] = []
@@ -50,7 +50,7 @@ class _ParenthesisScanner:
 
     @property
     def between_arguments(self) -> bool:
-        """Whether the next text is the call's own, in no string and no inner bracket."""
+        """Whether the next text is in no string and no inner bracket."""
         return not self._quote and self._opened == ["("]
 
     def feed(self, text: str) -> bool:
@@ -75,7 +75,7 @@ class _ParenthesisScanner:
         return False
 
     def _quotes(self, text: str) -> int | None:
-        """Characters here that open or close a string, or are in it; None: more text is needed to tell."""
+        """How many characters from a quote mark on belong together; None if more text is needed."""
         mark, three = text[self.read], text[self.read : self.read + 3]
         if self._quote and mark != self._quote[0]:
             return 1
@@ -100,12 +100,12 @@ class _ParenthesisScanner:
 
 
 class PythonCallParser:
-    """Splits one reply, which is a list of calls from its beginning on, or else all text."""
+    """Splits one reply: it is a list of calls from its beginning on, or it is text."""
 
     def __init__(self) -> None:
         self._state = _ListState.BEGINNING
         self._held = ""
-        self._told = False  # a call was told
+        self._called = False  # a call was delivered
         self._scanner = _ParenthesisScanner()
 
     def feed(self, text: str) -> Iterator[Piece]:
@@ -118,15 +118,16 @@ class PythonCallParser:
             self._scanner = _ParenthesisScanner()
             yield from self._call(written)
         if self._state is _ListState.CALLS and len(self._held) > MAX_CALL:
-            self._state = _ListState.END if self._told else _ListState.TEXT
+            self._state = _ListState.END if self._called else _ListState.TEXT
         if self._state is _ListState.TEXT:
             yield from self._text()
         elif self._state is _ListState.END:
             self._held = ""
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """The rest. ``cut``: the reply did not end by itself, so a call that has only begun is left out."""
-        unknown = self._state is _ListState.CALLS and not self._told and not cut
+        """The remaining pieces. ``cut``: the reply was ended from outside; then an incomplete call is
+        dropped."""
+        unknown = self._state is _ListState.CALLS and not self._called and not cut
         if unknown or self._state is _ListState.BEGINNING:
             yield from self._text()
         self._state, self._held = _ListState.END, ""
@@ -139,7 +140,7 @@ class PythonCallParser:
 
     def _ends(self) -> bool:
         """Whether the list is over."""
-        if self._told and self._held.lstrip().startswith("]"):
+        if self._called and self._held.lstrip().startswith("]"):
             self._state = _ListState.END
         return self._state is _ListState.END
 
@@ -152,11 +153,11 @@ class PythonCallParser:
         name = _NAME.match(written)
         arguments = None if name is None else _arguments(written[name.start(1) :])
         if name is not None and arguments is not None and len(name[1]) <= MAX_NAME:
-            self._told = True
+            self._called = True
             yield CallOpened(name[1])
             yield CallArguments(arguments)
             yield CallClosed(complete=True)
-        elif not self._told:
+        elif not self._called:
             self._state, self._held = _ListState.TEXT, written + self._held
         elif name is not None and len(name[1]) <= MAX_NAME:
             yield CallOpened(name[1])
@@ -166,7 +167,7 @@ class PythonCallParser:
 def _parsed(written: str) -> ast.expr:
     """The call's syntax tree. Raises what `ast.parse` raises."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the model's text is to raise no warning here
+        warnings.simplefilter("ignore")  # the parser warns of odd escapes in the model's text
         try:
             return ast.parse(written, mode="eval").body
         except SyntaxError:
@@ -174,7 +175,7 @@ def _parsed(written: str) -> ast.expr:
 
 
 def _escaped_keywords(written: str) -> str:
-    """The call with arguments named like Python's keywords renamed, so that it parses."""
+    """The call with a prefix on arguments that are named like Python's keywords, so that it parses."""
     kept, at, scanner = list[str](), 0, _ParenthesisScanner()
     for found in _KEYWORD.finditer(written):
         scanner.feed(written[: found.start("name")])
@@ -185,7 +186,7 @@ def _escaped_keywords(written: str) -> str:
 
 
 class _JSONWords(ast.NodeTransformer):
-    """Makes Python's constants of JSON's ``true``, ``false`` and ``null``, which models mix in."""
+    """Replaces JSON's ``true``, ``false`` and ``null``, which models mix in, by Python's constants."""
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         """Replace one name."""
@@ -193,7 +194,7 @@ class _JSONWords(ast.NodeTransformer):
 
 
 def _arguments(written: str) -> str | None:
-    """A call's arguments as JSON text; None where they are not literals that are all given by name."""
+    """A call's arguments as JSON text; None unless all are literals and given by name."""
     if len(written) > MAX_CALL:
         return None
     try:

@@ -1,11 +1,13 @@
 """Splits reasoning from a reply: what stands between ``<think>`` and ``</think>`` at its beginning.
 
-How the text was cut into pieces changes no result.
+How the text was cut into pieces does not change the result.
 """
 
 from __future__ import annotations
 
 from enum import Enum, auto
+
+from ..text.stop_strings import overlap
 
 BEGIN, END = "<think>", "</think>"
 
@@ -19,15 +21,16 @@ class _SplitState(Enum):
 
 
 class ReasoningSplitter:
-    """Reads one reply. ``opened``: the template wrote the opening tag, so the reply begins inside."""
+    """Splits one reply into reasoning and answer. ``opened``: the template wrote ``<think>``, so the reply
+    begins with reasoning."""
 
     def __init__(self, *, opened: bool = False) -> None:
         self._state = _SplitState.REASONING if opened else _SplitState.BEGINNING
         self._held = ""
-        self._lead = True  # white space at the beginning of either part is the template's
+        self._lead = True  # drop white space: it is at the beginning of a part
 
     def feed(self, text: str) -> tuple[str, str]:
-        """The reasoning and the answer that are certain now."""
+        """More of the reasoning and of the answer: the text that is certain now."""
         self._held += text
         if self._state is _SplitState.BEGINNING:
             self._begin()
@@ -38,7 +41,7 @@ class ReasoningSplitter:
         return reasoning, answer
 
     def finish(self) -> tuple[str, str]:
-        """The rest of both."""
+        """The rest of the reasoning and of the answer."""
         held, self._held = self._held, ""
         if self._state is _SplitState.REASONING:
             return self._trimmed(held.rstrip()), ""
@@ -58,8 +61,7 @@ class ReasoningSplitter:
             trimmed = self._trimmed(reasoning.rstrip())
             self._lead = True
             return trimmed
-        begun = next((n for n in range(len(END) - 1, 0, -1) if reasoning.endswith(END[:n])), 0)
-        free = len(reasoning[: len(reasoning) - begun].rstrip())
+        free = len(reasoning[: len(reasoning) - overlap(reasoning, [END])].rstrip())
         self._held = reasoning[free:]
         return self._trimmed(reasoning[:free])
 

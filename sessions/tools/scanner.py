@@ -1,12 +1,10 @@
-"""Tool calls with JSON arguments, read from streamed text: one incremental scanner, and a table for each form.
+"""Tool calls with JSON arguments, read from streamed text: one incremental scanner, and a table for each
+form.
 
-`CallFormat` says how a form writes calls: how a call opens, where its name and its arguments stand, how it
-closes. `CallScanner` splits a reply into text and calls by such a table; `formats` holds the tables. A call's
-name is told as soon as it is known and its arguments while they come. What only looks like a call is delivered
-as text. A call that breaks after its name was told closes as not complete. How the text was cut into pieces
-changes no result.
-
-`ObjectScanner` finds where a JSON object ends. It builds no values and keeps only the nesting (RFC 8259).
+`CallFormat` says how a form writes calls; `formats` holds the tables. `CallScanner` splits a reply into text
+and calls by such a table. A call's name is delivered as soon as it is known, its arguments while they come.
+Text that only looks like a call is delivered as text. A call that breaks after its name closes as not
+complete. How the text was cut into pieces does not change the result.
 """
 
 from __future__ import annotations
@@ -21,12 +19,13 @@ import msgspec
 import regex
 
 from ..items import MAX_NAME
+from ..text.stop_strings import overlap
 
 SPACE = " \t\n\r"
-"""All the white space that JSON has."""
+"""The white space of JSON."""
 
 _LITERAL = re.compile(r"true|false|null|-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # in a string: neither its end nor an escape, and allowed there
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # characters of a string that neither end it nor begin an escape
 _HEX = frozenset("0123456789abcdefABCDEF")
 _FIRST_KEY = re.compile(r'\{\s*"([^"\\]*)"')
 _CALL_KEYS = frozenset({"name", "type", "id", "arguments", "parameters"})
@@ -52,14 +51,14 @@ class CallOpened:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of its arguments: JSON text."""
+    """More of the call's arguments: JSON text."""
 
     delta: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallClosed:
-    """The call ended; ``complete``: its arguments are a JSON object."""
+    """The call ended. ``complete``: its arguments are a whole JSON object."""
 
     complete: bool
 
@@ -68,13 +67,14 @@ Piece: TypeAlias = PlainText | CallOpened | CallArguments | CallClosed
 
 
 class CallParser(Protocol):
-    """Splits one reply's text into text and calls."""
+    """Splits the text of one reply into plain text and calls."""
 
     def feed(self, text: str) -> Iterator[Piece]:
         """The pieces that are certain now."""
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """The rest. ``cut``: the reply did not end by itself, so a call that has only begun is left out."""
+        """The remaining pieces. ``cut``: the reply was ended from outside; then a call without a name is
+        dropped."""
 
 
 # --- calls ------------------------------------------------------------------------------------------------
@@ -82,15 +82,16 @@ class CallParser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """How one form writes calls whose arguments are JSON objects.
+    """How one form writes calls with JSON arguments.
 
-    ``head`` matches a call's object up to the ``{`` of its arguments; its group ``name`` is a JSON string.
-    ``opening`` stands before calls; without it the reply itself is calls or is text. ``closing`` stands behind
-    calls; without it a call ends with its arguments. ``optional``: a token that may stand before calls without
-    ``opening``. ``listed``: a JSON list of calls may follow ``opening``. ``named`` matches a call that is no
-    object: a bare ``name``, up to the ``{`` of its arguments. ``no_arguments``: the arguments of an object
-    that has a name alone; empty: that object is no call. ``marks``: special tokens of the form, which
-    detokenizing leaves out.
+    ``head``: matches a call's object up to the ``{`` of its arguments; group ``name`` is a JSON string.
+    ``opening``: the tag before calls; if empty, a reply is either only calls or only text.
+    ``closing``: the tag behind calls; if empty, a call ends with its arguments.
+    ``optional``: a token that may stand before calls that have no ``opening``.
+    ``listed``: a JSON list of calls may follow ``opening``.
+    ``named``: matches a call that is not an object, a bare ``name``, up to the ``{`` of its arguments.
+    ``no_arguments``: the arguments of an object with only a name; if empty, that object is not a call.
+    ``marks``: special tokens of the form, which the detokenizer would leave out.
     """
 
     head: re.Pattern[str]
@@ -107,30 +108,30 @@ class _ScanState(Enum):
     """Where in a reply the next text is."""
 
     TEXT = auto()
-    HEAD = auto()  # a call is expected, its name not known yet
+    HEAD = auto()  # a call may begin; its name is not known yet
     ARGUMENTS = auto()
     BEHIND = auto()  # after a call's arguments, until text or another call may follow
 
 
 class CallScanner:
-    """Splits one reply's text by the table of its form.
+    """Splits one reply by the table of its form.
 
-    Where a tag closes calls, all between the tags is calls, or all of it is text. Elsewhere text that begins
-    like a call is one until it breaks, and what stands behind a call is only searched for more calls.
+    If a tag closes calls, everything between the tags is calls, or everything is text. In other forms, text
+    that begins like a call is one until it breaks, and text behind a call is dropped, except for more calls.
     """
 
     def __init__(self, form: CallFormat) -> None:
         self._form = form
         self._state = _ScanState.TEXT if form.opening else _ScanState.HEAD
-        self._held = ""
-        self._before = ""  # what was taken of a head, the space before it too: text, if there is no call
-        self._listed = False  # the head is of a list's element
-        self._told = False  # a call was told; where a tag closes calls: since the last tag
-        self._object = ObjectScanner()  # the object that is read: a head's, or arguments
-        self._scanned = 0  # characters of `_held` that were read of a head's object
-        self._around = ObjectScanner()  # the object that holds the arguments, from their end on
-        self._lost = False  # what stands behind a call is no list of calls: skip all up to a tag
-        self._trim = False  # directly behind a closing tag, white space is the template's
+        self._held = ""  # text that is not decided yet
+        self._before = ""  # text before `_held` that is delivered if no call follows
+        self._listed = False  # the head is an element of a list
+        self._called = False  # a call was delivered; in forms with a closing tag: since the last tag
+        self._object = ObjectScanner()  # the object that is being read: a call or its arguments
+        self._scanned = 0  # how many characters of `_held` `_object` has read in the state HEAD
+        self._around = ObjectScanner()  # the call's object, read on behind its arguments
+        self._lost = False  # no list of calls follows: skip everything up to a tag
+        self._trim = False  # drop white space, because the text is directly behind a closing tag
 
     def feed(self, text: str) -> Iterator[Piece]:
         """The pieces that are certain now."""
@@ -142,7 +143,7 @@ class CallScanner:
                 case _ScanState.TEXT:
                     yield from self._in_text()
                 case _ScanState.HEAD if self._form.closing:
-                    yield from self._in_another() if self._told else self._in_first()
+                    yield from self._in_another() if self._called else self._in_first()
                 case _ScanState.HEAD:
                     yield from self._in_head()
                 case _ScanState.ARGUMENTS:
@@ -153,13 +154,14 @@ class CallScanner:
                     self._behind()
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """The rest. ``cut``: the reply did not end by itself, so a call that has only begun is left out."""
+        """The remaining pieces. ``cut``: the reply was ended from outside; then a call without a name is
+        dropped."""
         held, self._held = self._held, ""
         if self._state is _ScanState.ARGUMENTS:
             yield CallClosed(complete=False)
         elif self._state is _ScanState.TEXT:
             yield from self._text(held)
-        elif self._state is _ScanState.HEAD and not self._told and not cut:
+        elif self._state is _ScanState.HEAD and not self._called and not cut:
             yield from self._judge(held, "") if self._form.closing else self._text(self._before + held)
         self._state = _ScanState.BEHIND
 
@@ -168,10 +170,10 @@ class CallScanner:
         before, tag, after = self._held.partition(opening) if opening else (self._held, "", "")
         if tag:
             words = before.rstrip()
-            self._told = False
+            self._called = False
             self._expect(after, before[len(words) :] + tag)
         else:
-            free = len(_without_begun(before, opening).rstrip()) if opening else len(before)
+            free = len(_without_partial(before, opening).rstrip()) if opening else len(before)
             words, self._held = before[:free], before[free:]
         yield from self._text(words)
 
@@ -185,19 +187,19 @@ class CallScanner:
             yield CallClosed(self._object.done)
 
     def _expect(self, held: str, before: str = "", *, listed: bool = False) -> None:
-        """A call may begin in ``held``."""
+        """Go to HEAD: a call may begin in ``held``; ``before`` is delivered as text if it does not."""
         self._state, self._held, self._before, self._listed = _ScanState.HEAD, held, before, listed
         self._object, self._scanned = ObjectScanner(), 0
 
     def _open(self, name: str, held: str) -> Iterator[Piece]:
-        """A call's name is known; ``held`` begins with its arguments."""
-        self._state, self._held, self._told = _ScanState.ARGUMENTS, held, True
+        """Go to ARGUMENTS: the call's name is known, and ``held`` begins with its arguments."""
+        self._state, self._held, self._called = _ScanState.ARGUMENTS, held, True
         self._object, self._around, self._lost = ObjectScanner(), ObjectScanner(), False
         self._around.feed(_ARGUMENTS_READ)
         yield CallOpened(name)
 
     def _opened(self, end: int) -> tuple[str, str] | None:
-        """Name of the object's call and its arguments on, where its head stands before ``end``."""
+        """The call's name and the text from its arguments on; None unless its head ends before ``end``."""
         head = self._form.head.match(self._held, 0, end)
         name = None if head is None else _name_in(head["name"])
         return None if head is None or name is None else (name, self._held[head.end() - 1 :])
@@ -209,7 +211,7 @@ class CallScanner:
             self._trim = False
             yield PlainText(words)
 
-    # --- where no tag closes calls ---
+    # --- forms without a closing tag ---
 
     def _in_head(self) -> Iterator[Piece]:
         form, bare = self._form, self._held.lstrip()
@@ -217,7 +219,7 @@ class CallScanner:
         self._held = bare
         if not bare:
             return
-        if form.optional and not self._told and form.optional.startswith(bare[: len(form.optional)]):
+        if form.optional and not self._called and form.optional.startswith(bare[: len(form.optional)]):
             if len(bare) >= len(form.optional):
                 self._expect(bare[len(form.optional) :])
         elif form.listed and not self._listed and bare[0] == "[":
@@ -230,7 +232,8 @@ class CallScanner:
             yield from self._no_call()
 
     def _in_object(self) -> Iterator[Piece]:
-        """A whole object may be a call written otherwise; one with another first key is no call."""
+        """Read an object. If its head does not match, it may still be a call, if its first key is one
+        of a call's."""
         opened = self._opened(len(self._held))
         if opened is not None:
             yield from self._open(*opened)
@@ -243,7 +246,7 @@ class CallScanner:
             body = self._held[: self._scanned]
             call = _whole_call(body, self._form.no_arguments) if self._object.done else None
             if call is not None:
-                self._state, self._held, self._told = _ScanState.BEHIND, self._held[self._scanned :], True
+                self._state, self._held, self._called = _ScanState.BEHIND, self._held[self._scanned :], True
                 yield from _pieces_of(call)
                 return
         yield from self._no_call()
@@ -256,15 +259,15 @@ class CallScanner:
             yield from self._no_call()
 
     def _no_call(self) -> Iterator[Piece]:
-        """What is held is text; behind a call it is nothing that the model meant to say."""
-        if self._told:
+        """No call begins here. Deliver the text, or drop it if it is behind a call."""
+        if self._called:
             self._state, self._held = _ScanState.BEHIND, self._held[1:]
         else:
             self._state = _ScanState.TEXT
             yield from self._text(self._before)
 
     def _behind(self) -> None:
-        """Search for the next call."""
+        """Skip to the next call."""
         opening = self._form.opening
         tagged = self._held.find(opening) if opening else -1
         begun = self._held.find("{") if not opening or self._listed else -1
@@ -273,12 +276,12 @@ class CallScanner:
         elif tagged >= 0:
             self._expect(self._held[tagged + len(opening) :])
         else:
-            self._held = self._held[len(_without_begun(self._held, opening)) :]
+            self._held = self._held[len(_without_partial(self._held, opening)) :]
 
-    # --- where a tag closes calls ---
+    # --- forms with a closing tag ---
 
     def _in_first(self) -> Iterator[Piece]:
-        """The first object behind an opening tag: told while it comes, or judged at the closing tag."""
+        """Read the first object behind an opening tag. If its head does not match, wait for the closing tag."""
         closing = self._form.closing
         cut = self._held.find(closing)
         opened = self._opened(len(self._held) if cut < 0 else cut)
@@ -290,7 +293,8 @@ class CallScanner:
             yield from self._judge(body, closing)
 
     def _in_another(self) -> Iterator[Piece]:
-        """An object behind a call: told while it comes, or when it is whole. It is never text."""
+        """Read an object behind a call. If its head does not match, wait until it is whole. It
+        is never text."""
         end, tag = self._next_tag()
         opened = self._opened(end)
         if opened is not None:
@@ -314,20 +318,20 @@ class CallScanner:
             return
         self._held = self._held[end + len(tag) :]
         if tag:
-            self._told, self._trim = False, True
+            self._called, self._trim = False, True
             if tag == self._form.opening:
                 self._expect(self._held, tag)
             else:
                 self._state = _ScanState.TEXT
 
     def _next_tag(self) -> tuple[int, str]:
-        """The first tag in what is held, and where; without one, where one may yet begin."""
+        """Where the first tag stands in `_held`, and the tag; or where a tag may begin at the end, and ""."""
         tags = (self._form.closing, self._form.opening)
         found = [(at, tag) for tag in tags if (at := self._held.find(tag)) >= 0]
-        return min(found) if found else (len(_without_begun(self._held, *tags)), "")
+        return min(found) if found else (len(_without_partial(self._held, *tags)), "")
 
     def _next_object(self, inside: str) -> int | None:
-        """Where another object begins in ``inside``, which stands behind a call and before a tag."""
+        """Where another object begins in ``inside``, the text behind a call and before a tag; None: nowhere."""
         if self._lost or self._object.broken:
             return None
         read = self._around.feed(inside)
@@ -336,7 +340,7 @@ class CallScanner:
         return len(inside) - len(bare) if bare and not self._lost else None
 
     def _judge(self, body: str, closing: str) -> Iterator[Piece]:
-        """All that stands between two tags: calls, or else text."""
+        """Deliver everything between two tags: as calls if it is only calls, otherwise as text."""
         calls = _whole_calls(body, self._form.no_arguments)
         if not calls:
             yield from self._text(self._before + body + closing)
@@ -352,13 +356,9 @@ class _Call(msgspec.Struct):
     parameters: msgspec.Raw = msgspec.Raw(b"")
 
 
-def _without_begun(text: str, *tags: str) -> str:
-    """The text without its longest end that begins one of the tags."""
-    longest = max(map(len, tags), default=0)
-    for length in range(min(len(text), longest - 1), 0, -1):
-        if any(tag.startswith(text[-length:]) for tag in tags):
-            return text[:-length]
-    return text
+def _without_partial(text: str, *tags: str) -> str:
+    """The text without an end that may become one of the tags."""
+    return text[: len(text) - overlap(text, tags)]
 
 
 def _pieces_of(call: tuple[str, str]) -> Iterator[Piece]:
@@ -368,7 +368,7 @@ def _pieces_of(call: tuple[str, str]) -> Iterator[Piece]:
 
 
 def _whole_calls(body: str, no_arguments: bytes) -> list[tuple[str, str]]:
-    """The calls of a body that is nothing else: objects one after another, or a list; else none."""
+    """The calls of a body that is only calls: objects one after another, or a list. Otherwise none."""
     calls, left = [], body.strip(SPACE)
     if left.startswith("[") and left.endswith("]"):
         left = left[1:-1]
@@ -384,7 +384,7 @@ def _whole_calls(body: str, no_arguments: bytes) -> list[tuple[str, str]]:
 
 
 def _name_in(literal: str) -> str | None:
-    """The name that a JSON string says; None where it is not allowed as a tool's name."""
+    """The tool's name in a JSON string; None if it is no valid name."""
     try:
         name = msgspec.json.decode(literal, type=str)
     except ValueError:
@@ -393,9 +393,9 @@ def _name_in(literal: str) -> str | None:
 
 
 def _whole_call(body: str, no_arguments: bytes) -> tuple[str, str] | None:
-    """Name and arguments of a call that is one whole object; None where it is no call.
+    """The name and the arguments of one whole object; None if it is not a call.
 
-    Arguments may be an object or, as some models write them, a string that holds one.
+    Some models write the arguments as a string that holds an object.
     """
     try:
         call = msgspec.json.decode(body, type=_Call)
@@ -412,6 +412,8 @@ def _whole_call(body: str, no_arguments: bytes) -> tuple[str, str] | None:
 
 
 class _Expect(Enum):
+    """What may come next in an object, outside strings and literals."""
+
     VALUE = auto()
     VALUE_OR_END = auto()
     KEY = auto()
@@ -420,8 +422,16 @@ class _Expect(Enum):
     COMMA_OR_END = auto()
 
 
+_KEYS = (_Expect.KEY, _Expect.KEY_OR_END)
+_VALUES = (_Expect.VALUE, _Expect.VALUE_OR_END)
+_ENDS = (_Expect.COMMA_OR_END, _Expect.KEY_OR_END, _Expect.VALUE_OR_END)
+
+
 class ObjectScanner:
-    """Reads one JSON object from its ``{`` on. ``done``: it is whole; ``broken``: it never will be."""
+    """Finds the end of one JSON object (RFC 8259); keeps only the nesting.
+
+    ``done``: the object is whole. ``broken``: the text is not an object.
+    """
 
     def __init__(self) -> None:
         self.done = False
@@ -432,92 +442,66 @@ class ObjectScanner:
         self._literal = ""
 
     def feed(self, text: str) -> int:
-        """Reads until the object is done or broken, or the text ends; how many characters belong to it."""
+        """Read until the object is done or broken, or the text ends. Returns how many
+        characters are its own."""
         at = 0
-        while at < len(text):
-            if self.done or self.broken:
-                return at
+        while at < len(text) and not (self.done or self.broken):
             if self._string == "" and (plain := _PLAIN.match(text, at)):
                 at = plain.end()
-            elif self._accepts(text[at]):
-                at += 1
             else:
-                return at
+                self._read(text[at])
+                at += not self.broken
         return at
 
-    def _accepts(self, character: str) -> bool:
+    def _read(self, character: str) -> None:
         if self._string is not None:
-            self._in_string(character)
+            self._in_string(character, self._string)
         elif self._literal and character not in ",]}" + SPACE:
             self._literal += character
         else:
-            if self._literal:
-                self._end_literal()
+            self.broken = bool(self._literal) and _LITERAL.fullmatch(self._literal) is None
+            self._literal = ""
             if not self.broken and character not in SPACE:
                 self._token(character)
-        return not self.broken
 
-    def _in_string(self, character: str) -> None:
-        escape = self._string
+    def _in_string(self, character: str, escape: str) -> None:
         if escape == "":
-            if character == '"':
-                self._string = None
-                self._end_string()
-            elif character == "\\":
-                self._string = "\\"
-            else:
-                self.broken = character < " "
+            self.broken = character < " "
+            self._string = {'"': None, "\\": "\\"}.get(character, "")
         elif escape == "\\":
             self.broken = character not in '"\\/bfnrtu'
             self._string = "u" if character == "u" else ""
         else:
             self.broken = character not in _HEX
-            self._string = "" if len(escape or "") == 4 else f"{escape}{character}"
+            self._string = "" if len(escape) == 4 else escape + character
 
     def _token(self, character: str) -> None:
+        """Read the first character of a string or literal, or one of ``{}[]:,``."""
         expect = self._expect
         if not self._open and character != "{":
             self.broken = True
-        elif character == '"' and expect is not _Expect.COLON and expect is not _Expect.COMMA_OR_END:
+        elif character == '"' and expect in _KEYS + _VALUES:
             self._string = ""
-        elif expect is _Expect.COLON and character == ":":
+            self._expect = _Expect.COLON if expect in _KEYS else _Expect.COMMA_OR_END
+        elif character == ":" and expect is _Expect.COLON:
             self._expect = _Expect.VALUE
-        elif expect is _Expect.COMMA_OR_END and character == ",":
+        elif character == "," and expect is _Expect.COMMA_OR_END:
             self._expect = _Expect.KEY if self._open[-1] == "{" else _Expect.VALUE
         elif character in "]}":
-            self._close(character)
-        elif expect in (_Expect.VALUE, _Expect.VALUE_OR_END):
-            self._value(character)
-        else:
-            self.broken = True
-
-    def _value(self, character: str) -> None:
-        if character in "{[":
+            self.broken = expect not in _ENDS or self._open.pop() + character not in ("{}", "[]")
+            self._expect = _Expect.COMMA_OR_END
+            self.done = not self.broken and not self._open
+        elif character in "{[" and expect in _VALUES:
             self._open.append(character)
             self._expect = _Expect.KEY_OR_END if character == "{" else _Expect.VALUE_OR_END
+        elif expect in _VALUES:
+            self._literal, self._expect = character, _Expect.COMMA_OR_END
         else:
-            self._literal = character
-
-    def _close(self, character: str) -> None:
-        may_end = self._expect in (_Expect.COMMA_OR_END, _Expect.KEY_OR_END, _Expect.VALUE_OR_END)
-        if not may_end or self._open.pop() + character not in ("{}", "[]"):
             self.broken = True
-            return
-        self._expect = _Expect.COMMA_OR_END
-        self.done = not self._open
-
-    def _end_string(self) -> None:
-        is_key = self._expect in (_Expect.KEY, _Expect.KEY_OR_END)
-        self._expect = _Expect.COLON if is_key else _Expect.COMMA_OR_END
-
-    def _end_literal(self) -> None:
-        self.broken = _LITERAL.fullmatch(self._literal) is None
-        self._literal = ""
-        self._expect = _Expect.COMMA_OR_END
 
 
 def is_object(text: str) -> bool:
-    """Whether the text is one JSON object and nothing else but space around it."""
+    """Whether the text is one JSON object, apart from white space around it."""
     scanner = ObjectScanner()
     stripped = text.strip(SPACE)
     return scanner.feed(stripped) == len(stripped) and scanner.done

@@ -1,4 +1,5 @@
-"""What a turn works on: a branch of a session, how its text is written, and the engine's copy of it."""
+"""The branch of a session that a turn extends: its history, how its text is written, the
+engine's copy of it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from ..workers import Stopped, WorkerSlot
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """What a turn works on: a history, how to write it, what binds replies, and the engine's copy of it."""
+    """All that the turns and the eager prefill of one session share. ``sequence``: the engine's copy."""
 
     history: History
     renderer: Renderer
@@ -28,12 +29,12 @@ class Branch:
     slot: WorkerSlot
 
     def least(self, item: Growing) -> int:
-        """So many tokens an item has at least."""
+        """A lower bound of the item's tokens."""
         text = item.output if isinstance(item, FunctionCallOutput) else item.text
         return self.language.tokenizer.least(text)
 
     async def draft(self, script: Script, most: int | None = None, stopped: Stopped = bool) -> Draft:
-        """The script in tokens; a long one on a thread. As `Renderer.draft`."""
+        """The script in tokens, as `Renderer.draft`; a long one is rendered on a worker thread."""
         if script.characters() < self.settings.aside_characters:
             return self.renderer.draft(script, most, stopped)
         return await self.slot.run(

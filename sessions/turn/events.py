@@ -1,8 +1,7 @@
-"""What a turn tells while it runs: ``ReplyEvent``, from ``ReplyStarted`` to exactly one ``ReplyDone``.
+"""The events of a turn: ``ReplyEvent``, from ``ReplyStarted`` to exactly one ``ReplyDone``.
 
-An item begins with its first ``ReplyTextDelta`` or with ``ReplyCallStarted``, and ends when an event of another
-item or ``ReplyDone`` comes; ``ReplyDone.items`` holds precisely the items that began. Knows nothing of
-frames.
+An item begins with its first ``ReplyTextDelta`` or with ``ReplyCallStarted``. It ends when an event of another
+item or ``ReplyDone`` comes. ``ReplyDone.items`` holds exactly the items that began.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class ReplyStatus(StrEnum):
 
 
 class EndReason(StrEnum):
-    """Why, where the status leaves it open."""
+    """Why a reply ended."""
 
     STOP = "stop"
     """The model ended its turn, or a stop string matched."""
@@ -33,14 +32,14 @@ class EndReason(StrEnum):
     MAX_OUTPUT_TOKENS = "max_output_tokens"
     """The turn's limit, or the end of the model's context."""
     SERVER_LEAVING = "server_leaving"
-    """The server goes away and could not wait any longer."""
+    """The server shuts down and could not wait any longer."""
     STEERED = "steered"
-    """The client said something else meanwhile: the next turn answers that."""
+    """The client added input during the reply; the next turn answers it."""
     ERROR = "error"
 
 
 class MissReason(StrEnum):
-    """Why a turn computed more than its truly new tokens."""
+    """Why a turn computed more tokens than its new ones."""
 
     INSTRUCTIONS_CHANGED = "instructions_changed"
     TOOLS_CHANGED = "tools_changed"
@@ -50,20 +49,21 @@ class MissReason(StrEnum):
     ENGINE_RESTARTED = "engine_restarted"
     EVICTED = "evicted"
     INPUT_RETRACTED = "input_retracted"
-    """Text was computed while it came, and taken back."""
+    """Streamed input was prefilled and then taken back."""
     CHEAPER_TO_COMPUTE = "cheaper_to_compute"
-    """A tier below held it; by what was measured here computing it took less time than bringing it up."""
+    """The KV was on the host or disk tier, but by measured costs computing it again was faster than a
+    restore."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnUsage:
     """What a turn cost, in tokens.
 
-    ``input_tokens``: the whole prompt; ``cached_tokens``: of these, found computed; ``new_tokens``: truly
-    new, that is appended + written by the template + the pending last token of the reply before;
-    ``prefilled_tokens``: computed for the first time; ``recomputed_tokens``: again after a preemption;
-    ``host_tokens``, ``disk_tokens``: of the cached ones, brought up from that tier; ``restore_ms``:
-    milliseconds it waited for the disk.
+    ``input_tokens``: the whole prompt. ``cached_tokens``: those of it that had KV already; ``host_tokens``
+    and ``disk_tokens`` of these were restored from that tier. ``new_tokens``: those that no turn computed
+    before: appended ones, those that the template writes, and the last token of the reply before, which has
+    no KV. ``prefilled_tokens``: computed for the first time; ``recomputed_tokens``: computed again after a
+    preemption. ``restore_ms``: milliseconds that the turn waited for the disk.
     """
 
     input_tokens: int = 0
@@ -80,16 +80,16 @@ class TurnUsage:
 
 @dataclass(frozen=True, slots=True)
 class ReplyStarted:
-    """The prompt is fit to run; ``input_tokens`` is its length."""
+    """The prompt was accepted; ``input_tokens`` is its length."""
 
     input_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """A token of the reply and its log probability; ``top``: the likeliest in its place, the best first.
+    """A token of the reply and its log probability. ``top``: the most likely tokens at its place, best first.
 
-    ``text`` is what the token alone decodes to: U+FFFD where it is a piece of a character.
+    ``text``: what the token decodes to alone; U+FFFD for a part of a character.
     """
 
     token: int
@@ -102,7 +102,7 @@ class TokenScore:
 class ReplyTextDelta:
     """More text of the message ``item_id``; never empty, always whole characters.
 
-    ``scores``, where they were asked for, are of the tokens read since the message's last delta.
+    ``scores``: if requested, those of the tokens since the message's last delta.
     """
 
     item_id: str
@@ -112,14 +112,14 @@ class ReplyTextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReplyReasoningDelta:
-    """More of what the model thinks before it speaks; it is part of no item."""
+    """More reasoning before the answer. It is not part of an item."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyCallStarted:
-    """The model calls a tool."""
+    """The model begins a tool call."""
 
     item_id: str
     call_id: str
@@ -128,7 +128,7 @@ class ReplyCallStarted:
 
 @dataclass(frozen=True, slots=True)
 class ReplyArgumentsDelta:
-    """More of a call's arguments: JSON text."""
+    """More of a tool call's arguments: JSON text."""
 
     item_id: str
     call_id: str
@@ -137,7 +137,7 @@ class ReplyArgumentsDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReplyCallDone:
-    """A call ended. Not ``complete``: it was cut or broke, ``arguments`` is a prefix; do not run it."""
+    """A tool call ended. If not ``complete``, ``arguments`` are cut off or broken: do not run it."""
 
     item_id: str
     call_id: str
@@ -148,10 +148,10 @@ class ReplyCallDone:
 
 @dataclass(frozen=True, slots=True)
 class ReplyDone:
-    """The turn ended. ``items`` are now part of the conversation, unless it failed or was out-of-band.
+    """The turn ended. ``items`` are now part of the conversation, unless the turn failed or was out-of-band.
 
-    On ``failed`` the turn was rolled back: ``items`` are those that had begun, not complete, to close
-    them on the wire, and ``error`` says what went wrong.
+    If it failed, the turn was rolled back: ``items`` are those that had begun, so that a client can close them,
+    and ``error`` says what went wrong.
     """
 
     status: ReplyStatus

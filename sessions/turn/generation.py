@@ -1,10 +1,10 @@
-"""One reply for one turn: the prompt's ids down, events up, and how it ended; over as many engines as it takes.
+"""Generates the reply of one turn: the prompt's ids go to the engine, events come back.
 
-When the engine dies the run waits for the next one, opens its sequence there with the prompt and all that was
-said, and goes on: same sampling, same seed, the position decides the draw, so nothing is repeated or missing.
+If the engine dies, the run waits for the next one, opens a sequence there with the prompt and the ids sampled
+so far, and goes on. Sampling depends only on seed and position, so no token is repeated or missing.
 
-Driven step by step from outside (``advance``), so that whoever drives may leave at any point and still
-settle it by ``cancel``. Knows nothing of the history.
+The caller drives the run with ``advance``. It may stop between any two calls, if it then calls ``cancel`` and
+``advance`` until the run has ended.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .request import TurnRequest
 
 @dataclass(frozen=True, slots=True)
 class ReplyEnd:
-    """How a run ended, and what it cost as far as the engine told."""
+    """How a run ended, and what it cost as far as the engine reported it."""
 
     status: ReplyStatus
     reason: EndReason
@@ -48,11 +48,11 @@ class ReplyEnd:
 
 
 class ReplyRun:
-    """Runs one prompt on one sequence. ``ending`` is set once it is over.
+    """Generates one reply on the engine's copy of a branch. ``ending`` is set when it is over.
 
-    ``said``: what the reply has said already, before this process or this engine, with its ``logprobs``; it is
-    told again, and the generation goes on from there. ``gather``: rows of fewer tokens than that, but for the
-    last, the engine keeps until there are more.
+    ``said``: ids that the reply has already, from an earlier process, with their ``logprobs``; their events
+    come first, and the generation goes on behind them. ``gather``: the engine sends up so many tokens
+    together. ``recovery_seconds``: how long to wait for another engine.
     """
 
     def __init__(
@@ -83,20 +83,20 @@ class ReplyRun:
         self._resident = 0
         self._recovery_seconds = recovery_seconds
         self._lost: Work | None = None  # what engines that died had done for the reply
-        self._leaving = asyncio.Event()
-        self._cut_for = EndReason.CLIENT_CANCELLED
+        self._cancelled = asyncio.Event()
+        self._reason = EndReason.CLIENT_CANCELLED
 
     @property
     def recovered(self) -> bool:
-        """Whether an engine died under it."""
+        """Whether an engine died during the reply, or the reply comes from an earlier process."""
         return self._lost is not None
 
     async def advance(self) -> list[ReplyEvent]:
-        """The next events, possibly none; once ``ending`` is set there are no more."""
+        """The next events, possibly none. Do not call it when ``ending`` is set."""
         try:
             if not self._retold:
                 return self._retell()
-            if self._generation is None and not self._cancelled:
+            if self._generation is None and not self._cancelled.is_set():
                 await self._start()
                 return []
             return await self._read()
@@ -106,27 +106,24 @@ class ReplyRun:
             return await self._outlive(fault)
 
     async def cancel(self, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
-        """End it as soon as possible; what was said stays. The next ``advance`` settles it."""
-        if not self._cancelled:
-            self._cut_for = reason
-        self._leaving.set()
+        """End the reply as soon as possible. What was read stays; the next ``advance`` sets ``ending``."""
+        if not self._cancelled.is_set():
+            self._reason = reason
+        self._cancelled.set()
         if self._generation is not None and self.ending is None and self._stopping is None:
-            # nothing more is read: the engine keeps what was, in the same verb
+            # nothing more is read, so one verb both stops and tells the engine what to keep
             self._stopping = self._generation.leave(len(self._prompt) + len(self.reader.ids))
 
     async def give_up(self, error: TurnFailed, fault: BaseException) -> None:
-        """End it as failed where `advance` broke off: what the sequence holds is in doubt."""
+        """End the reply as failed after `advance` raised ``fault``. The sequence is closed: its tokens are
+        unknown."""
         error.__cause__ = fault
         self._end(ReplyStatus.FAILED, EndReason.ERROR, None, error)
         with suppress(RuntimeFault):
             await self._sequence.close(keep_kv=False)
 
-    @property
-    def _cancelled(self) -> bool:
-        return self._leaving.is_set()
-
     def _retell(self) -> list[ReplyEvent]:
-        """What was said already; it may have been the whole reply."""
+        """The events of the ids that the reply has already; they may be the whole reply."""
         self._retold = True
         self._lost = Work(0, 0, 0, len(self._said))
         events = self.reader.feed(self._said.tolist(), self._logprobs)
@@ -143,18 +140,18 @@ class ReplyRun:
         self._resident = self._sequence.cached
 
     async def _outlive(self, fault: RuntimeFault) -> list[ReplyEvent]:
-        """The engine is gone: go on with the next one, unless none comes in time or nobody waits."""
+        """The engine is gone: wait for the next one, until the time is over or the reply is cancelled."""
         self._generation = None
         self._lost = self._work()
         waiting = asyncio.ensure_future(self._sequence.recover())
-        leaving = asyncio.ensure_future(self._leaving.wait())
+        leaving = asyncio.ensure_future(self._cancelled.wait())
         try:
             await asyncio.wait(
                 {waiting, leaving}, timeout=self._recovery_seconds, return_when="FIRST_COMPLETED"
             )
             if waiting.done():
                 waiting.result()
-            elif not self._cancelled:
+            elif not self._cancelled.is_set():
                 return await self._fail(_failure(fault))
         except EngineGone as final:
             return await self._fail(_failure(final))
@@ -167,10 +164,10 @@ class ReplyRun:
 
     async def _read(self) -> list[ReplyEvent]:
         row = None
-        if self._generation is not None and not self._cancelled:
+        if self._generation is not None and not self._cancelled.is_set():
             row = await anext(self._generation, None)
-        if row is None or self._cancelled:
-            return await self._cut(_STATUS[self._cut_for], self._cut_for)
+        if row is None or self._cancelled.is_set():
+            return await self._cut(_STATUS[self._reason], self._reason)
         if row.finish is Finish.ERROR:
             why = row.error or "the engine gave up this sequence"
             return await self._fail(_failure(fault_of(row.code, why)) if row.code else TurnFailed(why))
@@ -194,16 +191,16 @@ class ReplyRun:
     async def _cut(
         self, status: ReplyStatus, reason: EndReason, work: Work | None = None
     ) -> list[ReplyEvent]:
-        """End the generation where the reader stands: the engine keeps what was read, no more."""
+        """End the generation. The engine keeps the ids that were read and drops later ones."""
         if self._generation is not None:
             await self._sequence.stop(self._all(), self._stopping)
         self._end(status, reason, work)
         return self.reader.finish(cut=status is not ReplyStatus.COMPLETED)
 
     async def _fail(self, error: TurnFailed) -> list[ReplyEvent]:
-        """Give the sequence up: what it holds is in doubt, and the tree's tokens can open another.
+        """End the reply as failed and close the sequence, because its tokens are unknown.
 
-        Not so where the request was the fault.
+        If only the request was at fault, the sequence is kept.
         """
         if isinstance(error, _REQUESTED):
             await self._sequence.stop(self._all())
@@ -218,10 +215,10 @@ class ReplyRun:
         self.ending = ReplyEnd(status, reason, self._work(work), error)
 
     def _work(self, work: Work | None = None) -> Work:
-        """What the reply cost on all engines; ``work`` is what the last one says, if it does.
+        """What the reply cost on all engines. ``work``: the last engine's report.
 
-        Of one that says nothing: what was not resident was computed, if anything was sampled. Prompt tokens
-        computed on a later engine were computed again, but for the last one said, which had no KV before.
+        Without a report, all tokens that were not resident count as computed, if anything was sampled. Tokens
+        that a later engine prefilled count as recomputed, but for the last one, which had no KV before.
         """
         said, lost = len(self.reader.ids), self._lost
         fresh = said - (lost.decoded if lost else 0)
@@ -243,6 +240,7 @@ class ReplyRun:
         )
 
     def _all(self) -> Ids:
+        """The prompt and the reply so far."""
         return frozen(np.concatenate([self._prompt, ids_of(self.reader.ids)]))
 
 
@@ -254,21 +252,20 @@ _STATUS = {
 
 
 _REQUESTED = (GrammarRefused, GrammarStuck, GrammarUnavailable)
+"""Failures that are the request's, not the sequence's."""
+
+_FAILURES: tuple[tuple[type[RuntimeFault], type[TurnFailed]], ...] = (
+    (EngineOverloaded, EngineFull),
+    (EngineGone, EngineUnavailable),
+    (runtime.GrammarUnavailable, GrammarUnavailable),
+    (runtime.GrammarStuck, GrammarStuck),
+    (runtime.GrammarFault, GrammarRefused),
+    (RuntimeFault, TurnFailed),
+)
+"""The runtime's errors and the turn's; the first that fits counts."""
 
 
 def _failure(fault: RuntimeFault) -> TurnFailed:
-    error: TurnFailed
-    if isinstance(fault, EngineOverloaded):
-        error = EngineFull(fault.message)
-    elif isinstance(fault, EngineGone):
-        error = EngineUnavailable(fault.message)
-    elif isinstance(fault, runtime.GrammarUnavailable):
-        error = GrammarUnavailable(fault.message)
-    elif isinstance(fault, runtime.GrammarStuck):
-        error = GrammarStuck(fault.message)
-    elif isinstance(fault, runtime.GrammarFault):
-        error = GrammarRefused(fault.message)
-    else:
-        error = TurnFailed(fault.message)
+    error = next(ours for theirs, ours in _FAILURES if isinstance(fault, theirs))(fault.message)
     error.__cause__ = fault
     return error

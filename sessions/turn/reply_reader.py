@@ -1,7 +1,6 @@
-"""One reply as it comes: ids in, events out; at the end its items. Pure.
+"""Reads one reply while it is generated: token ids in, events out, and its items at the end. Pure.
 
-ids → text (whole characters) → stop strings → words and tool calls. Knows nothing of links, loops or the
-history.
+ids → text (whole characters) → stop strings → reasoning → words and tool calls.
 """
 
 from __future__ import annotations
@@ -28,15 +27,17 @@ from .events import (
 
 
 class ReplyReader:
-    """Reads a reply's ids.
+    """Reads one reply.
 
-    ``ids``: those that belong to the reply so far, the end token included when the model sampled it
-    (``ended``); ``logprobs``: where they were asked for, one for each of them. ``matched``: a stop string was
-    found; the last of ``ids`` completes it, and later ones were not taken. ``halted``: the last of ``ids`` is
-    one of ``stop_ids``, which has no text. Stop strings are looked for from ``min_tokens`` ids on. ``new_id``
-    names what is begun; ``forms``: how calls and reasoning are written. ``whole_calls``: a call's arguments are
-    told when it is over, and not while they come. ``together``: the text of ids that come at once is looked
-    at once, as nothing but calls is expected; stop strings need it piece by piece.
+    ``end_ids``: the model's end tokens. ``stops``: stop strings, which count after ``min_tokens`` ids.
+    ``stop_ids``: ids that end the reply and have no text. ``new_id`` makes the ids of items and calls.
+    ``forms``: how the model writes calls and reasoning. ``whole_calls``: a call's arguments come with its end
+    only. ``together``: decode all ids of one `feed` at once, which is faster. It cannot find the id that
+    completes a stop string, so it is for replies that are only calls.
+
+    ``ids``: the reply so far, with the end token (then ``ended``) or stop id (then ``halted``) that ends it.
+    If a stop string ``matched``, the last id completes it and later ids are dropped. ``logprobs``: one for
+    each id, if they were requested.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class ReplyReader:
         whole_calls: bool = False,
         together: bool = False,
     ) -> None:
-        assert not (together and stops), "the id that completes a stop string is to be known"
+        assert not (together and stops), "the id that completes a stop string must be known"
         self._new_id = new_id
         self._whole_calls = whole_calls
         self._together = together
@@ -65,15 +66,15 @@ class ReplyReader:
         self._stop_ids = frozenset(stop_ids)
         self._min_tokens = min_tokens
         self._tokenizer = tokenizer
-        self._scores: list[TokenScore] = []  # of tokens whose text was not delivered
+        self._scores: list[TokenScore] = []  # of tokens without delivered text
         self._detokenizer = Detokenizer(tokenizer.backend)
         self._stops = StopMatcher(stops)
         self._calls = forms.call_parser() if parse_calls else None
         self._marks = forms.marks(tokenizer.special_ids) if parse_calls else {}
-        self._thoughts = forms.splitter()
+        self._reasoning = forms.splitter()
         self._items: list[Item] = []
-        self._text: tuple[str, list[str]] | None = None  # the message that is being said: id, deltas
-        self._call: tuple[ReplyCallStarted, list[str]] | None = None
+        self._text: tuple[str, list[str]] | None = None  # the open message: id, deltas
+        self._call: tuple[ReplyCallStarted, list[str]] | None = None  # the open call
 
     @property
     def matched(self) -> bool:
@@ -81,11 +82,10 @@ class ReplyReader:
         return self._stops.matched
 
     def feed(self, ids: Iterable[int], logprobs: Iterable[TokenLogprob] | None = None) -> list[ReplyEvent]:
-        """The events these ids make certain. Ids after an end token, a stop id or a match are left out."""
+        """The events that are certain with these ids. Ids after an end token, stop id or match are dropped."""
         if self._together and not logprobs:
-            return self._deliver(self._taken_together(list(ids)))
+            return self._deliver(self._decode_together(list(ids)))
         events: list[ReplyEvent] = []
-        held = ""
         for token, logprob in zip_longest(ids, logprobs or ()):
             if self.ended or self.halted or self.matched:
                 break
@@ -99,14 +99,14 @@ class ReplyReader:
             else:
                 if logprob is not None:
                     self._scores.append(self._score(token, logprob))
-                held += self._marks.get(token, "") + self._detokenizer.step(token)
-                if held and not self._together:
-                    events += self._deliver(self._unstopped(held))
-                    held = ""
-        return events + self._deliver(held)
+                text = self._marks.get(token, "") + self._detokenizer.step(token)
+                if len(self.ids) >= self._min_tokens:
+                    text = self._stops.feed(text)
+                events += self._deliver(text)
+        return events
 
-    def _taken_together(self, ids: list[int]) -> str:
-        """The text of ids of which nobody is told before the last of them."""
+    def _decode_together(self, ids: list[int]) -> str:
+        """Take in the ids up to one that ends the reply, and return their text."""
         if self.ended or self.halted:
             return ""
         ends = (at for at, token in enumerate(ids) if token in self._end_ids or token in self._stop_ids)
@@ -115,37 +115,34 @@ class ReplyReader:
             self.ended = ids[end] in self._end_ids
             self.halted = not self.ended
         self.ids += ids if end is None else ids[: end + 1]
-        said, begun = "", 0
+        text, begin = "", 0
         for at, token in enumerate(ids[:end]):
             if token in self._marks:
-                said += "".join(map(self._detokenizer.step, ids[begun:at])) + self._marks[token]
-                begun = at
-        return said + self._detokenizer.steps(ids[begun:end])
+                text += "".join(map(self._detokenizer.step, ids[begin:at])) + self._marks[token]
+                begin = at
+        return text + self._detokenizer.steps(ids[begin:end])
 
     def finish(self, *, cut: bool) -> list[ReplyEvent]:
-        """The rest of the events. ``cut``: the reply did not end by itself."""
+        """The remaining events. ``cut``: the reply was ended from outside."""
         events = [] if self.matched else self._deliver(self._stops.feed(self._detokenizer.flush()))
         events += self._deliver(self._stops.flush())
-        if self._thoughts is not None:
-            events += self._split(*self._thoughts.finish())
+        if self._reasoning is not None:
+            events += self._split(*self._reasoning.finish())
         if self._calls is not None:
             events += self._events(self._calls.finish(cut=cut))
         self._end_message(complete=not cut)
         return events
 
     def said_of(self, item_id: str) -> str | None:
-        """The text so far of a message that has begun; None for one that has not."""
+        """The text so far of the message ``item_id``; None if it has not begun."""
         if self._text is not None and self._text[0] == item_id:
             return "".join(self._text[1])
         found = (item for item in self._items if isinstance(item, Message) and item.id == item_id)
         return next((item.text for item in found), None)
 
     def items(self) -> tuple[Item, ...]:
-        """The items that began, in order; after ``finish``."""
+        """The items that began, in order. Call it after ``finish``."""
         return tuple(self._items)
-
-    def _unstopped(self, text: str) -> str:
-        return text if len(self.ids) < self._min_tokens else self._stops.feed(text)
 
     def _score(self, token: int, logprob: TokenLogprob) -> TokenScore:
         text = self._tokenizer.text_of
@@ -155,24 +152,26 @@ class ReplyReader:
     def _deliver(self, text: str) -> list[ReplyEvent]:
         if not text:
             return []
-        return list(
-            self._split("", text) if self._thoughts is None else self._split(*self._thoughts.feed(text))
-        )
+        return list(self._split(*(("", text) if self._reasoning is None else self._reasoning.feed(text))))
 
-    def _split(self, thought: str, said: str) -> Iterator[ReplyEvent]:
-        """What was thought, and then what was said."""
-        if thought:
+    def _split(self, reasoning: str, answer: str) -> Iterator[ReplyEvent]:
+        if reasoning:
             self._scores.clear()
-            yield ReplyReasoningDelta(thought)
-        if said:
-            pieces: Iterable[Piece] = [PlainText(said)] if self._calls is None else self._calls.feed(said)
+            yield ReplyReasoningDelta(reasoning)
+        if answer:
+            pieces: Iterable[Piece] = [PlainText(answer)] if self._calls is None else self._calls.feed(answer)
             yield from self._events(pieces)
 
     def _events(self, pieces: Iterable[Piece]) -> Iterator[ReplyEvent]:
         for piece in pieces:
             match piece:
                 case PlainText():
-                    yield self._say(piece.text)
+                    if self._text is None:
+                        self._text = (self._new_id("item"), [])
+                    self._text[1].append(piece.text)
+                    scores = tuple(self._scores)
+                    self._scores.clear()
+                    yield ReplyTextDelta(self._text[0], piece.text, scores)
                 case CallOpened():
                     self._end_message(complete=True)
                     self._scores.clear()  # these tokens are the call's
@@ -180,22 +179,13 @@ class ReplyReader:
                     self._call = (started, [])
                     yield started
                 case CallArguments():
-                    started, deltas = self._begun_call()
+                    started, deltas = self._open_call()
                     deltas.append(piece.delta)
                     if not self._whole_calls:
                         yield ReplyArgumentsDelta(started.item_id, started.call_id, piece.delta)
                 case CallClosed():
                     self._scores.clear()
                     yield self._end_call(piece.complete)
-
-    def _say(self, text: str) -> ReplyTextDelta:
-        if self._text is None:
-            self._text = (self._new_id("item"), [])
-        item_id, deltas = self._text
-        deltas.append(text)
-        scores = tuple(self._scores)
-        self._scores.clear()
-        return ReplyTextDelta(item_id, text, scores)
 
     def _end_message(self, *, complete: bool) -> None:
         if self._text is not None:
@@ -204,21 +194,21 @@ class ReplyReader:
             self._items.append(Message(id=item_id, role="assistant", text=text, complete=complete))
             self._text = None
 
-    def _begun_call(self) -> tuple[ReplyCallStarted, list[str]]:
-        assert self._call is not None, "arguments follow a call's name"
+    def _open_call(self) -> tuple[ReplyCallStarted, list[str]]:
+        assert self._call is not None, "a call opens with its name"
         return self._call
 
     def _end_call(self, complete: bool) -> ReplyCallDone:
-        started, deltas = self._begun_call()
+        started, deltas = self._open_call()
         self._call = None
-        arguments = "".join(deltas)
+        done = ReplyCallDone(started.item_id, started.call_id, started.name, "".join(deltas), complete)
         self._items.append(
             FunctionCall(
-                id=started.item_id,
-                call_id=started.call_id,
-                name=started.name,
-                arguments=arguments,
+                id=done.item_id,
+                call_id=done.call_id,
+                name=done.name,
+                arguments=done.arguments,
                 complete=complete,
             )
         )
-        return ReplyCallDone(started.item_id, started.call_id, started.name, arguments, complete)
+        return done

@@ -1,6 +1,6 @@
-"""What a client may ask of a turn: ``TurnRequest``, checked once at birth and trusted below.
+"""What a client may ask of a turn: ``TurnRequest``. It is checked when it is made and trusted afterwards.
 
-Knows nothing of frames; the gateway makes one from ``response.create`` and the session's defaults.
+The gateway makes it from ``response.create`` and the session's defaults.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ MAX_STOP_IDS = 64
 
 
 class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn. Make it with ``checked``.
+    """The request for one turn. Make it with ``checked``.
 
-    ``max_output_tokens`` None: as many as the context holds. Before ``min_output_tokens`` no end token, stop
-    id or stop string ends it. ``stop_ids`` end it besides the model's own end tokens. ``banned``: bad words
-    that are text still; `Language.spelled` makes token ids of them. ``input``, ``instructions`` and ``tools``
-    override the conversation's for this turn alone when they are not None. An ``out_of_band`` turn leaves
-    the conversation as it was and may run beside others. Without ``parse_calls`` a call is delivered as
-    text. ``format``: what its text must be. ``tool_choice`` is auto, none or required: then the reply is
-    calls, of ``tool`` alone where it is named.
+    ``max_output_tokens``: None for as many as the context holds.
+    ``min_output_tokens``: no end token, stop id or stop string ends the reply before.
+    ``stop_ids``: ids that end the reply, besides the model's end tokens.
+    ``banned``: bad words that are still text; `TurnGrammar.spell` makes token ids of them.
+    ``input``, ``instructions``, ``tools``: if not None, they replace the conversation's in this turn only.
+    ``out_of_band``: the reply does not join the conversation, and may run beside other turns.
+    ``parse_calls``: if false, tool calls are delivered as text.
+    ``format``: the grammar of the reply's text.
+    ``tool_choice``: auto, none or required; with required the reply is only calls, of ``tool`` if that is set.
     """
 
     sampling: Sampling = Sampling()
@@ -76,11 +78,10 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
         offered: Sequence[Tool] = (),
         **draw: Any,
     ) -> TurnRequest:
-        """A request within bounds. ``draw`` is what `checked_sampling` takes: temperature, seed, penalties…
+        """Make a request and check its bounds. ``draw``: the parameters of `checked_sampling`.
 
-        ``offered``: the conversation's tools, where ``tools`` does not override them.
-        Raises ``SamplingInvalid``, ``ItemInvalid``, ``ToolInvalid`` or ``GrammarInvalid``; ``param`` names the
-        field.
+        ``offered``: the conversation's tools, which count if ``tools`` is None. Raises ``SamplingInvalid``,
+        ``ItemInvalid``, ``ToolInvalid`` or ``GrammarInvalid``; ``param`` names the field.
         """
         if max_output_tokens is not None:
             integer("max_output_tokens", max_output_tokens, 1, MAX_INTEGER)
@@ -102,7 +103,8 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
             input=None if input is None else tuple(checked_item(item) for item in input),
             instructions=instructions,
             tools=None if tools is None else preamble.tools,
-            parse_calls=tool_choice != "none" and (format is None or _joins(format, callable_tools)),
+            parse_calls=tool_choice != "none"
+            and (format is None or (bool(callable_tools) and format.kind is GrammarKind.JSON)),
             min_output_tokens=min_output_tokens,
             stop_ids=_stop_ids(stop_token_ids, vocab_size),
             banned=texts,
@@ -113,23 +115,18 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bound(self) -> bool:
-        """Whether a grammar says all of its reply from the first token on, which leaves no room to think."""
+        """Whether the reply follows a grammar from its first token on, so that it has no reasoning."""
         return self.format is not None or self.tool_choice == "required"
 
     @property
     def one_call(self) -> bool:
-        """Whether its reply is one call and nothing else, which nothing but its grammar or its length ends."""
+        """Whether the reply is exactly one call, which only its grammar or its length ends."""
         return self.tool is not None and not self.stop and not self.stop_ids
 
     def preamble(self, default: Preamble) -> Preamble:
         """The session's preamble with this turn's overrides."""
         instructions = default.instructions if self.instructions is None else self.instructions
         return Preamble(instructions=instructions, tools=default.tools if self.tools is None else self.tools)
-
-
-def _joins(format: Grammar, tools: Sequence[Tool]) -> bool:  # noqa: A002 - the standard's word
-    """Whether calls may come in place of text in this format."""
-    return bool(tools) and format.kind is GrammarKind.JSON
 
 
 def _check_choice(
@@ -167,7 +164,7 @@ def _stop_ids(ids: Sequence[int], vocab_size: int | None) -> tuple[int, ...]:
 
 
 def _words(words: Sequence[str | Sequence[int]]) -> tuple[tuple[str, ...], list[Sequence[int]]]:
-    """Bad words given as text, and those given as token ids."""
+    """The bad words that are text, and those that are token ids."""
     if len(words) > MAX_BAD_WORDS:
         raise SamplingInvalid(f"At most {MAX_BAD_WORDS} bad words", param="bad_words")
     texts = tuple(word for word in words if isinstance(word, str))
@@ -195,8 +192,9 @@ def checked_sampling(
     top_logprobs: int | None = None,
     vocab_size: int | None = None,
 ) -> Sampling:
-    """How to draw; ``seed`` None draws one. ``vocab_size`` None: the engine alone looks at the largest ids.
+    """Make sampling parameters and check their bounds.
 
+    ``seed``: None for a random one. ``vocab_size``: None leaves it to the engine to check the largest ids.
     Raises ``SamplingInvalid``; ``param`` names the field.
     """
     if seed is not None:
@@ -221,7 +219,7 @@ def checked_sampling(
 
 
 def number(name: str, value: Any, least: float, most: float) -> float:
-    """``value`` as a float. Raises ``SamplingInvalid`` where it is no number, or not within the bounds."""
+    """``value`` as a float. Raises ``SamplingInvalid`` unless it is a number from ``least`` to ``most``."""
     real = isinstance(value, int | float) and not isinstance(value, bool)
     if not real or not least <= value <= most or not math.isfinite(value):
         raise SamplingInvalid(f"`{name}` must be a number from {least:g} to {most:g}", param=name)
@@ -229,14 +227,14 @@ def number(name: str, value: Any, least: float, most: float) -> float:
 
 
 def integer(name: str, value: Any, least: int, most: int) -> int:
-    """``value``. Raises ``SamplingInvalid`` where it is no whole number, or not within the bounds."""
+    """``value``. Raises ``SamplingInvalid`` unless it is a whole number from ``least`` to ``most``."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise SamplingInvalid(f"`{name}` must be an integer from {least} to {most}", param=name)
     return value
 
 
 def token_ids(name: str, ids: Any, vocab_size: int | None) -> tuple[int, ...]:
-    """``ids``, each in the vocabulary. Raises ``SamplingInvalid``."""
+    """``ids`` as a tuple. Raises ``SamplingInvalid`` unless all are in the vocabulary."""
     most = MAX_INTEGER if vocab_size is None else vocab_size - 1
     if not isinstance(ids, Iterable) or isinstance(ids, str | bytes):
         raise SamplingInvalid(f"`{name}` must hold token ids", param=name)

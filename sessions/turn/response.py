@@ -1,7 +1,6 @@
 """One turn of a session, from the request to ``ReplyDone``, as an async iterator of events.
 
-Whoever asks reads; nothing runs ahead of the reader but the engine. Knows the history, the renderer and one
-sequence; not the link's verbs, nor frames.
+The turn advances only when its reader asks for the next event; only the engine runs ahead.
 """
 
 from __future__ import annotations
@@ -32,20 +31,21 @@ log = logging.getLogger(__name__)
 
 
 GATHERED = 64
-"""Tokens of a call that is told when it is over come up together: so many may be lost with an engine."""
+"""Tokens of a call without streamed arguments come up together, so many at a time. An engine's death may lose
+them, and the next engine samples them again."""
 
 
 class TurnResponse:
-    """Read it to its end, or use it as ``async with``: a reader that leaves cancels it.
+    """The events of one turn. Read them all, or use it as ``async with``: leaving the block cancels the turn.
 
-    It owns the turn that ``placed`` began, and ends it on every path: by a commit, or by taking it back.
-    ``request`` has its grammar already. Reading may raise ``PromptTooLong``, ``TemplateFailed`` or
-    ``EngineUnavailable`` in place of the first event: then nothing has changed. After ``ReplyStarted`` whatever
-    happens ends in a ``ReplyDone``. For one reader.
+    It owns the turn that ``placed`` began, and commits it or takes it back on every path. Reading may raise
+    ``PromptTooLong``, ``TemplateFailed`` or ``EngineUnavailable`` before the first event; then nothing has
+    changed. After ``ReplyStarted`` every outcome is a ``ReplyDone``. It has one reader.
 
-    One that was interrupted goes on from the ids it had ``said``, with their ``logprobs`` where
-    it tells them, and tells all again; its items' ids follow from its own, so that they stay the same.
-    ``whole_calls``: a call's arguments are told when it is over, and not while they come.
+    ``request``: with its grammar. ``ended`` is called when the turn is over. A response that was interrupted
+    goes on from the ids ``said``, with their ``logprobs``, and repeats the events of these; its items keep
+    their ids. ``cut``: the message that ends the reply, and its number of characters. ``whole_calls``: the
+    arguments of a call come with its end, not while they are sampled.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TurnResponse:
         self._request = request
         self._sequence = branch.sequence.child() if self._aside else branch.sequence
         self._said, self._logprobs = said, logprobs
-        self._cut = cut  # the message that it ends with, and after how many characters
+        self._cut = cut
         self._recorded = len(said)
         self._draft: Draft | None = None
         self._end_ids: frozenset[int] = frozenset()
@@ -93,28 +93,36 @@ class TurnResponse:
         return self._over
 
     def withdraw(self) -> None:
-        """It never began: nobody counts it, and its turn is not its own to end."""
+        """Count as over. The caller takes the turn back."""
         self._over = True
 
-    def refuse(self, fault: BaseException) -> None:
-        """Take the turn back where nobody will read it; harmless once it is over."""
-        self._roll_back(fault)
+    def refuse(self, fault: BaseException | None = None) -> None:
+        """Take the turn back, because of ``fault``. Does nothing once the turn is over."""
+        if self._over:
+            return
+        self._over = True
+        try:
+            if self._turn is not None:
+                self._branch.history.abort_turn(self._turn)
+            self._branch.history.record(refused(self.id, fault))
+        finally:
+            self._ended()
 
     async def cancel(self, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
-        """End the reply as soon as possible; what was said stays, KV and all. The reader gets the rest."""
+        """End the reply as soon as possible. What was said stays, with its KV; the reader gets the last
+        events."""
         self._cancelled = self._cancelled or reason
         if self._run is not None:
             await self._run.cancel(reason)
 
     def says(self, item_id: str) -> bool:
-        """Whether this message of the conversation is its, and has begun."""
+        """Whether the reply joins the conversation and has begun this message."""
         return self.writes and self._run is not None and self._run.reader.said_of(item_id) is not None
 
     def cut(self, item_id: str, end: int) -> None:
-        """It is to end after ``end`` characters of its message: what it says beyond is taken back when it is
-        over. Whoever asks cancels it then.
+        """Let the reply end after ``end`` characters of its message; more text is taken back when it is over.
 
-        Raises ``ItemUnknown`` or ``CutInvalid``.
+        The caller also calls `cancel`. Raises ``ItemUnknown`` or ``CutInvalid``.
         """
         said = None if self._run is None else self._run.reader.said_of(item_id)
         if said is None:
@@ -124,11 +132,11 @@ class TurnResponse:
         self._branch.history.record(Interrupted(response=self.id, item=item_id, end=end))
 
     def so_far(self) -> tuple[History, Ended]:
-        """A branch of the history in which it has ended here, and how the journal tells that."""
+        """A branch of the history in which the reply ends here, and the journal's operation for that."""
         history, turn, language = self._branch.history.branch(), self._turn, self._branch.language
-        assert turn is not None, "it writes the conversation"
+        assert turn is not None, "only a reply that joins the conversation"
         said = NONE if self._run is None else ids_of(self._run.reader.ids)
-        if self._recorded > len(said):  # it is told again
+        if self._recorded > len(said):  # it goes on after an interruption and was not read so far yet
             said = self._said
         said = said[: self._recorded]
         if self._draft is None or not len(said):
@@ -143,27 +151,29 @@ class TurnResponse:
         return history, ended(self.id, done, spans_of(turn.script, node), reader.ended)
 
     async def aclose(self) -> None:
-        """Leave: what runs is cancelled and concluded, what was not read is dropped.
+        """Cancel the reply and end the turn; events that were not read are dropped.
 
-        It is done whole: a caller that is cancelled leaves it to end by itself.
+        A caller that is cancelled meanwhile leaves this to finish by itself.
         """
-        if self._leaving is None and not self._over:
-            self._leaving = asyncio.ensure_future(self._left(drop=True))
-        if self._leaving is not None:
-            await asyncio.shield(self._leaving)
+        if self._leaving is not None or not self._over:
+            await self._leave(drop=True)
 
     async def leave(self) -> None:
-        """End it, read or not: a reader in another task does so, and one that comes later has the rest."""
+        """Cancel the reply and end the turn; a reader can still read the events that are left."""
         if self._reading:
             await self.cancel()
         elif not self._over and self._leaving is None:
-            self._leaving = asyncio.ensure_future(self._left(drop=False))
-            await asyncio.shield(self._leaving)
+            await self._leave(drop=False)
+
+    async def _leave(self, *, drop: bool) -> None:
+        if self._leaving is None:
+            self._leaving = asyncio.ensure_future(self._left(drop=drop))
+        await asyncio.shield(self._leaving)
 
     async def _left(self, *, drop: bool) -> None:
         run = self._run
         if not self._over and run is None:
-            self._roll_back()
+            self.refuse()
         elif not self._over and run is not None:
             await run.cancel()
             while (ending := run.ending) is None:
@@ -187,9 +197,7 @@ class TurnResponse:
                     raise StopAsyncIteration
                 await self._proceed()
         except asyncio.CancelledError:
-            if self._leaving is None:
-                self._leaving = asyncio.ensure_future(self._left(drop=True))
-            await asyncio.shield(self._leaving)
+            await self._leave(drop=True)
             raise
         finally:
             self._reading = False
@@ -208,20 +216,21 @@ class TurnResponse:
             try:
                 run = await self._begin()
             except BaseException as fault:
-                self._roll_back(fault)
+                self.refuse(fault)
                 raise
-            if not self._over:  # nobody closed it meanwhile
+            if not self._over:  # it was not closed meanwhile
                 self._run = run
                 self._events.append(ReplyStarted(self._prompt_tokens))
         elif self._run.ending is None:
             self._events += await self._advanced(self._run)
-            if self._cut is not None and self._reaches(self._run, *self._cut):
+            said = None if self._cut is None else self._run.reader.said_of(self._cut[0])
+            if self._cut is not None and said is not None and len(said) >= self._cut[1]:
                 await self.cancel()
-        else:  # all deltas were read: now the reply becomes history
+        else:  # the reader has all deltas, so the reply may join the history
             await self._conclude(self._run, self._run.ending)
 
     async def _advanced(self, run: ReplyRun) -> list[ReplyEvent]:
-        """The run's next events. A defect, as in the reader of its text, fails this turn and no more."""
+        """The run's next events. An error of our own, in reading the text for one, fails only this turn."""
         try:
             events = await run.advance()
             self._record_said(run)
@@ -232,7 +241,7 @@ class TurnResponse:
         return events
 
     async def _begin(self) -> ReplyRun:
-        """Render, check, prepare the run; nothing is sent yet. A turn aside is drafted for the branch too."""
+        """Render the prompt, check its length and prepare the run; nothing is sent yet."""
         branch = self._branch
         try:
             hello = branch.link.hello
@@ -251,7 +260,7 @@ class TurnResponse:
                 fault.message, param=None if self._request.input is None else "input"
             ) from None
         self._draft = said
-        if self._turn is not None and self._aside:
+        if self._turn is not None and self._aside:  # the reply joins a history without the overrides
             self._draft = await branch.draft(self._turn.script, stopped=self._given_up)
         self._prompt_tokens = len(prompt)
         await branch.sequence.wait_stopped()
@@ -278,11 +287,11 @@ class TurnResponse:
         return run
 
     def _given_up(self) -> bool:
-        """Whether it will say nothing, so that its prompt need not be whole."""
+        """Whether the reply is cancelled with nothing said, so that its prompt need not be complete."""
         return self._cancelled is not None and not len(self._said)
 
     def _pending(self, draft: Draft) -> int:
-        """Kept tokens of the reply before without KV: the last sampled, or those that a cut spelled anew."""
+        """How many kept tokens of the reply before have no KV: the last ones sampled, or tokenized by a cut."""
         if draft.parent is None or draft.keep < draft.parent.length:
             return 0
         return draft.parent.reply.respelled or self._branch.sequence.without_kv(draft.keep)
@@ -294,7 +303,7 @@ class TurnResponse:
             reply = TurnReply(run.reader.items(), ids_of(run.reader.ids), run.reader.ended)
             done, kept = self._recorded_end(run, ending, reply)
         except BaseException as fault:
-            self._roll_back(fault)
+            self.refuse(fault)
             raise
         self._over = True
         try:
@@ -307,8 +316,11 @@ class TurnResponse:
                 await self._sequence.close()
 
     def _recorded_end(self, run: ReplyRun, ending: ReplyEnd, reply: TurnReply) -> tuple[ReplyDone, bool]:
-        """Make the turn part of the history, or take it back; and whether it was kept. The journal has it
-        first: where that refuses the record, nothing has changed."""
+        """Commit the turn to the history, or take it back. Returns the last event, and whether it was
+        committed.
+
+        The journal comes first: if it refuses the record, nothing has changed.
+        """
         self._record_said(run)
         history, turn, draft = self._branch.history, self._turn, self._draft
         spans: tuple[Span, ...] = ()
@@ -326,13 +338,8 @@ class TurnResponse:
             history.abort_turn(turn)
         return done, node is not None
 
-    @staticmethod
-    def _reaches(run: ReplyRun, item_id: str, end: int) -> bool:
-        said = run.reader.said_of(item_id)
-        return said is not None and len(said) >= end
-
     def _record_said(self, run: ReplyRun) -> None:
-        """The durable cursor follows the reader."""
+        """Give the journal the ids that were read since the last call."""
         new = run.reader.ids[self._recorded :]
         if new and self._turn is not None:
             told = run.reader.logprobs if len(run.reader.logprobs) == len(run.reader.ids) else []
@@ -340,17 +347,6 @@ class TurnResponse:
             self._recorded += len(new)
             said = Emitted(response=self.id, ids=bytes_of(ids_of(new)), logprobs=logprobs)
             self._branch.history.record(said)
-
-    def _roll_back(self, fault: BaseException | None = None) -> None:
-        if self._over:
-            return
-        self._over = True
-        try:
-            if self._turn is not None:
-                self._branch.history.abort_turn(self._turn)
-            self._branch.history.record(refused(self.id, fault))
-        finally:
-            self._ended()
 
     def _usage(self, ending: ReplyEnd, said: int) -> TurnUsage:
         work = ending.work
@@ -375,5 +371,5 @@ class TurnResponse:
 
 
 def _is_kept(ending: ReplyEnd, reply: TurnReply) -> bool:
-    """Whether the turn joins the history: one that failed, or said nothing, is as if it had not begun."""
+    """Whether the turn joins the history. One that failed or sampled nothing does not."""
     return ending.status is not ReplyStatus.FAILED and len(reply.ids) > 0

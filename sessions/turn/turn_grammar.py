@@ -1,4 +1,5 @@
-"""Prepares a request for the engine: its bad words as token ids, and the grammar that binds its reply."""
+"""Prepares a request for the engine: its bad words as token ids, and the grammar that its reply has to
+follow."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from .request import TurnRequest
 
 
 class TurnGrammar:
-    """One session's. Most turns are bound like the one before, so the last grammar is kept."""
+    """The grammars of one session's turns. It caches the last one, because most turns need the same again."""
 
     def __init__(self, language: Language) -> None:
         self._language = language
@@ -26,7 +27,8 @@ class TurnGrammar:
         self._grammar: Grammar | None = None
 
     def prepare(self, request: TurnRequest, tools: Sequence[Tool]) -> TurnRequest:
-        """The request with its bad words as token ids and its reply's grammar; ``tools``: those of the turn.
+        """The request with its bad words as token ids and the grammar of its reply. ``tools``: those of the
+        turn.
 
         Raises ``GrammarInvalid``.
         """
@@ -41,7 +43,7 @@ class TurnGrammar:
         return msgspec.structs.replace(request, sampling=sampling)
 
     def spell(self, request: TurnRequest) -> TurnRequest:
-        """The request with the bad words that are text as token ids: each as the tokenizer spells it.
+        """The request with its bad words as the tokenizer writes them.
 
         The model may still write such a word with other tokens, as in other engines.
         """
@@ -53,7 +55,7 @@ class TurnGrammar:
         return msgspec.structs.replace(request, sampling=sampling, banned=())
 
     def grammar(self, request: TurnRequest, tools: Sequence[Tool]) -> Grammar | None:
-        """The grammar that the reply has to follow, if any. Raises ``GrammarInvalid``."""
+        """The grammar that the reply has to follow; None: it is free. Raises ``GrammarInvalid``."""
         if request.tool_choice == "required":
             named = [tool for tool in tools if request.tool in (None, tool.name)]
             return self._calls.forced(named, one=request.tool is not None)
@@ -66,7 +68,7 @@ class TurnGrammar:
 
     @property
     def _calls(self) -> CallWriter:
-        """Writes grammars of calls in the model's form. Raises ``GrammarInvalid`` where it has none."""
+        """Writes grammars of calls in the model's form. Raises ``GrammarInvalid`` if there are none for it."""
         form = self._language.forms.calls
         syntax = SYNTAXES.get(form)
         if syntax is None:

@@ -36,7 +36,7 @@ def test_tokens_that_do_not_add_up_are_noticed(response: Finished, wrong: bool) 
 @pytest.mark.parametrize(("faults", "code"), [([], 0), (["turn 8: the reply lacks 'Marisol'"], 1)])
 def test_a_fault_is_printed_and_is_exit_1(faults: list[str], code: int) -> None:
     console = Console(record=True, width=200)
-    assert demo._verdict(faults, console) == code
+    assert demo.verdict(faults, console) == code
     shown = console.export_text()
     assert all(fault in shown for fault in faults)
 

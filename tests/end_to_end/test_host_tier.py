@@ -76,10 +76,10 @@ async def died(engine: ChildEngine) -> None:
     """Kill it once what the last turn left has gone down, and wait until the link knows."""
     for _ in range(2):  # whatever was to be done when the first was answered is done before the second
         await engine.link.statistics()
-    wire = engine.link._wire
-    assert wire is not None
+    end = engine.link._end
+    assert end is not None
     engine.kill()
-    await wire.lost.wait()
+    await end.lost.wait()
 
 
 def flip_every_slot(memory: int) -> None:

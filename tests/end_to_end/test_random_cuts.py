@@ -62,14 +62,14 @@ async def continued(session: Session, text: str) -> list[int]:
             assert event.usage.prefilled_tokens <= event.usage.new_tokens, (
                 "what was heard is not computed again"
             )
-    head = session.history.tree.head
+    head = session.history.head
     assert head is not None
     return head.reply.ids.tolist()
 
 
 async def fresh(link: EngineLink, language: Language, session: Session, number: int) -> list[int]:
     """What a sequence with the last turn's prompt says that shares no cache with any other."""
-    head = session.history.tree.head
+    head = session.history.head
     assert head is not None
     prompt = head.tokens()[: head.start].tolist()
     state = await link.open(prompt, salt=b"fresh %d" % number)

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from holdfast.gateway.cli import voice_demo
+from holdfast.benchmarks import voice_demo
 
 SPOKEN = "one two three four five six seven eight nine ten"
 

@@ -350,7 +350,7 @@ async def test_limits_that_change_set_other_places_aside() -> None:
     sessions = LiveSessions(book, ClientLimits())
     face = RealtimeFace(sessions, link, "scripted", ClientLimits())
     sessions.open(face, Socket(), KNOWN, KNOWN)
-    book.change_limits({KNOWN: TenantLimits(), PROMISED: TenantLimits(sessions=4)})
+    book.tenants.change({KNOWN: TenantLimits(), PROMISED: TenantLimits(sessions=4)})
     sessions.open(face, Socket(), KNOWN, KNOWN)
     with pytest.raises(SessionLimit):
         sessions.open(face, Socket(), KNOWN, KNOWN)

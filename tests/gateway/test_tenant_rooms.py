@@ -103,7 +103,7 @@ async def test_without_a_journal_a_client_that_may_come_back_keeps_its_place() -
             assert again.session.id == left.session.id
 
 
-async def test_a_tenant_whose_share_is_full_may_still_prune(tmp_path: Path) -> None:
+async def test_a_tenant_with_a_full_share_may_still_prune(tmp_path: Path) -> None:
     async with scripted(tmp_path, SessionSettings(), bytes_=12_000) as client, client.session() as chat:
         await chat.say("begin").text()
         (fork,) = await chat.fork()

@@ -276,7 +276,7 @@ class JoinedLives(Lives):
         super().let_go(life, blocks, True)
 
     @invariant()
-    def who_is_found_is_found_from_the_beginning(self) -> None:
+    def what_is_found_is_found_from_the_beginning(self) -> None:
         assert all(len(key) == 1 or key[:-1] in self.block_of for key in self.block_of)
 
 

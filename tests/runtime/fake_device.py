@@ -101,7 +101,7 @@ class FakeEvent:
 
 
 class FakeDevice:
-    """Implements `kernels.device.Device`. ``chance``: who runs when; ``late``: nothing runs before it must."""
+    """Implements `kernels.device.Device`. ``chance``: what runs when; ``late``: nothing runs before it must."""
 
     overlaps = True
 
@@ -216,7 +216,7 @@ def _meta(values: Any) -> Any:
 
 
 class DigestDecoder:
-    """A decoder whose KV and tokens are those of `fakes.FakeRunner`; its own kernels, too.
+    """A decoder with the KV and the tokens of `fakes.FakeRunner`; its own kernels, too.
 
     ``poison``: tokens that make the logits of their row NaN.
     """

@@ -97,7 +97,7 @@ class Shadow:
 
 @dataclass(eq=False)
 class _Task:
-    """What a step does at some moment. ``after``: what must be done before. ``seq``: whose row it is."""
+    """What a step does at some moment. ``after``: what must be done before. ``seq``: its row's sequence."""
 
     act: Callable[[], None]
     after: list[_Task]
@@ -216,7 +216,7 @@ class FakeRunner:
     # --- the moments ------------------------------------------------------------------------------------
 
     def _add_tasks(self, step: _Launched) -> None:
-        """Whoever reads a block waits for its loads, whoever writes it for its saves."""
+        """A read of a block waits for its loads, a write for its saves."""
         plan = step.plan
         earlier = [task for launched in self._in_flight for task in launched.tasks]
         moved = [task for task in earlier if task.moves]
@@ -300,7 +300,7 @@ class FakeRunner:
         assert self._ledger.setdefault(self.memory.entry(slot).key, seen) == seen, "other bytes under a key"
 
     def write(self, block: int, payload: bytes | memoryview, key: bytes, tokens: int) -> None:
-        """Bring bytes into a block beside all plans; what stands there nobody may want."""
+        """Bring bytes into a block beside all plans; what stands there is not needed any more."""
         assert not self._in_flight, "a step may read or write the block"
         self.moves += 1
         self._positions[block], self._digests[block] = self._halves(payload)

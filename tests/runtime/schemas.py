@@ -1,4 +1,4 @@
-"""Random JSON schemas whose every document is finite, for hypothesis."""
+"""Random JSON schemas with finite documents only, for hypothesis."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ BLOCKS, BLOCK, SLOTS, VOCAB = 8, 4, 6, 200
 
 
 class Parts:
-    """A device on which nothing runs before somebody waits for it, and a runner over it."""
+    """A device on which nothing runs before it is waited for, and a runner over it."""
 
     def __init__(self) -> None:
         self.device = FakeDevice(late=True)
@@ -55,7 +55,7 @@ def parts() -> Parts:
 
 
 def test_a_step_of_loads_alone_is_over_when_the_copies_are(parts: Parts) -> None:
-    """Then its slots are free: whoever fills them next must not reach what is copied."""
+    """Then its slots are free: filling them again must not reach what is copied."""
     payload = bytes(range(1, 1 + parts.memory.block_bytes))
     parts.memory.payload(3)[:] = payload
     assert parts.run(loads=(BlockLoad(3, 5),)) == []

@@ -34,8 +34,8 @@ def test_it_is_a_list(moves: list[tuple[list[int], int]]) -> None:
 )
 def test_copies_share_and_do_not_disturb_each_other(moves: list[tuple[int, str, int]]) -> None:
     lists, plains, next_id = [TokenList()], [list[int]()], 0
-    for who, what, number in moves:
-        tokens, plain = lists[who % len(lists)], plains[who % len(lists)]
+    for which, what, number in moves:
+        tokens, plain = lists[which % len(lists)], plains[which % len(lists)]
         new = list(range(next_id, next_id + (1 if what == "append" else number)))
         if what == "append":
             tokens.append(next_id)

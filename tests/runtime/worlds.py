@@ -130,7 +130,7 @@ class World:
         self.policy = policy_named(self.settings.policy, self.settings.patience)  # asked for its bound alone
         self._planned = 0  # steps planned when the order of turns was looked at last
         self.numbers: set[int] = set()
-        self.gave: set[int] = set()  # who gave blocks in this step, and may have found them again
+        self.gave: set[int] = set()  # sequences that gave blocks in this step, and may have found them again
         self.following: dict[int, int] = {}  # requests that are answered later
         self.steps = self.isolations = 0
         self.engine, self.device = self.make(
@@ -312,7 +312,7 @@ class World:
             del self.beings[seq]
 
     def evict(self, seq: int) -> None:
-        """Forced preemption: who must compute again, and who waits for it, may take longer."""
+        """Forced preemption: what must be computed again, and what waits for it, may take longer."""
         self.scheduler.evict(seq)
         being = self.beings[seq]
         if being.turn is not None and seq in self.turns:
@@ -392,7 +392,7 @@ class World:
         assert not any(len(other.table) for other in self._queues.restoring.values()), "and one that comes up"
 
     def _let_in(self, waited: list[int]) -> None:
-        """Turns whose KV has come from disk, or will not, are as old as that."""
+        """Turns with KV that has come from disk, or will not, are as old as that."""
         order = self._order()
         arrived = [seq for seq in waited if seq not in self._queues.restoring]
         arrived.sort(key=lambda seq: order.index(seq) if seq in order else -1)  # else it is over already
@@ -423,7 +423,7 @@ class World:
         assert number == place[1] and number not in self.numbers
         self.numbers.add(number)
         being.turn.place = place
-        for other in self.turns:  # a suspect goes before those that are older, and nobody beside it
+        for other in self.turns:  # a suspect goes before those that are older, and none beside it
             theirs = self.beings[other].turn
             assert theirs is not None
             if being.alone:
@@ -483,7 +483,7 @@ class World:
     def _check_leases(self, before: tuple[dict[int, int], dict[int, tuple[int, float]]]) -> None:
         """A leased idle sequence lost its KV: then no unleased one kept its own, nor one that returns later.
 
-        One that gave its own first may have found it again since, where nobody has written to the blocks yet.
+        One that gave its own first may have found it again since, where nothing was written to the blocks yet.
         """
         free, leased = self._idle_holders()
         robbed = [seq for seq in before[1] if seq in self.beings and not len(self._queues[seq].table)]

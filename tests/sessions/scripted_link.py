@@ -82,8 +82,8 @@ class ScriptedLink:
     """Stands in for ``EngineLink``.
 
     ``logprobs``: rows have them, a number made of the token. ``slow``: extensions are answered after some time,
-    those in ``unanswered`` by whoever wants. ``cut_off`` verbs do not answer before ``freed``, and no rows
-    come unless ``flowing``; ``stuck`` is set when somebody waits. ``chosen``: tokens that each turn computes
+    those in ``unanswered`` by any test. ``cut_off`` verbs do not answer before ``freed``, and no rows
+    come unless ``flowing``; ``stuck`` is set when a verb waits. ``chosen``: tokens that each turn computes
     though they are kept.
     """
 
@@ -216,8 +216,8 @@ class ScriptedLink:
         generated_from: int = 0,
         tokens: Sequence[int] = (),
     ) -> Generation:
-        whose = opening.salt if opening.parent is None else (opening.parent, opening.at)
-        await self._verb("begin", whose, list(tokens), limits, generated_from, opening.isolated)
+        origin = opening.salt if opening.parent is None else (opening.parent, opening.at)
+        await self._verb("begin", origin, list(tokens), limits, generated_from, opening.isolated)
         begun = Held([])
         if opening.parent is not None:
             parent = self._known(opening.parent)

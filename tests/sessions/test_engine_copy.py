@@ -135,7 +135,7 @@ async def test_what_takes_a_refused_verb_for_granted_is_refused_too_and_all_begi
     sequence = EngineCopy(link)
     await brought(sequence, span(1, 5))
     (held,) = link.held.values()
-    held.tokens.append(77)  # nobody knows of it
+    held.tokens.append(77)  # the engine does not know of it
     link.slow = True
     await brought(sequence, span(1, 7))
     await brought(sequence, span(1, 9))

@@ -11,7 +11,7 @@ from holdfast.sessions import fork_tree as fork_tree
 from holdfast.sessions.errors import HandleUnknown, MemberUnknown, NameInvalid, PruneInvalid, SessionUnknown
 from holdfast.sessions.fork_tree import MAX_NAME, Member
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.records import Drop
+from holdfast.sessions.journal.records import drop
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
 
@@ -35,7 +35,7 @@ async def grown(registry: SessionRegistry) -> list[Session]:
 
 async def prune(registry: SessionRegistry, asking: Session, target: str) -> None:
     """As the registry does it."""
-    opened = {member.id for member in await registry.fork_tree(asking.id) if member.open}
+    opened = {member.id for member in (await registry.fork_tree(asking.id)).members if member.open}
     place = await registry.check_pruned(asking.id, target)
     if target in opened:
         await registry.close(target)
@@ -49,7 +49,7 @@ async def test_a_tree_is_listed_parents_first_with_names_and_sizes() -> None:
     stranger = registry.create(owner=b"me")
     await registry.name(left.id, "left")
     for asked in (first, leaf):
-        members = await registry.fork_tree(asked.id)
+        members = (await registry.fork_tree(asked.id)).members
         assert shape(members) == [
             (first.id, None, ""),
             (left.id, first.id, "left"),
@@ -58,7 +58,7 @@ async def test_a_tree_is_listed_parents_first_with_names_and_sizes() -> None:
         ]
         assert [member.items for member in members] == [2, 4, 2, 4]
         assert all(member.open and member.tokens for member in members)
-    assert [member.id for member in await registry.fork_tree(stranger.id)] == [stranger.id]
+    assert [member.id for member in (await registry.fork_tree(stranger.id)).members] == [stranger.id]
 
 
 @run
@@ -67,7 +67,7 @@ async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     first, left, right, _ = await grown(registry)
     stranger = registry.create(owner=b"me")
     await registry.name(left.id, "left")
-    before = shape(await registry.fork_tree(first.id))
+    before = shape((await registry.fork_tree(first.id)).members)
     for name in ("left", "x" * (MAX_NAME + 1)):
         with pytest.raises(NameInvalid):
             await registry.name(right.id, name)
@@ -76,7 +76,7 @@ async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
             await registry.check_pruned(first.id, target)
     with pytest.raises(PruneInvalid):
         await registry.check_pruned(first.id, first.id)
-    assert shape(await registry.fork_tree(first.id)) == before
+    assert shape((await registry.fork_tree(first.id)).members) == before
     await registry.name(left.id, "left")
     await registry.name(left.id, "")
     await registry.name(right.id, "left")
@@ -96,7 +96,7 @@ async def test_a_tree_costs_nothing_for_the_sessions_of_others(monkeypatch: pyte
         return statistics(session)
 
     monkeypatch.setattr(Session, "statistics", told)
-    assert len(await registry.fork_tree(first.id)) == 4
+    assert len((await registry.fork_tree(first.id)).members) == 4
 
 
 @run
@@ -106,7 +106,7 @@ async def test_names_that_are_the_same_text_are_the_same_name() -> None:
     first, left, right, _ = await grown(registry)
     composed, taken_apart = "caf\N{LATIN SMALL LETTER E WITH ACUTE}", "cafe\N{COMBINING ACUTE ACCENT}"
     assert await registry.name(left.id, taken_apart) == composed
-    assert [member.name for member in await registry.fork_tree(first.id)] == ["", composed, "", ""]
+    assert [member.name for member in (await registry.fork_tree(first.id)).members] == ["", composed, "", ""]
     for name in (composed, taken_apart):
         with pytest.raises(NameInvalid):
             await registry.name(right.id, name)
@@ -120,11 +120,15 @@ async def test_a_pruned_branch_leaves_its_children_where_they_were() -> None:
     registry = SessionRegistry(reciting("one", "two", "three"), LANGUAGE)
     first, left, right, leaf = await grown(registry)
     await prune(registry, first, left.id)
-    assert shape(await registry.fork_tree(first.id)) == [
+    assert shape((await registry.fork_tree(first.id)).members) == [
         (first.id, None, ""),
         (right.id, first.id, ""),
         (leaf.id, left.id, ""),
-    ] or {member.id for member in await registry.fork_tree(first.id)} == {first.id, right.id, leaf.id}
+    ] or {member.id for member in (await registry.fork_tree(first.id)).members} == {
+        first.id,
+        right.id,
+        leaf.id,
+    }
     await ask(leaf, "c")
     assert [item.text for item in leaf.history.items()] == ["a", "one", "b", "two", "c", "three"]
 
@@ -142,7 +146,11 @@ async def test_a_session_that_is_being_pruned_is_in_the_tree_no_more() -> None:
                 await registry.check_pruned(left.id, right.id)
             with pytest.raises(HandleUnknown):
                 await registry.resume(handle, b"me")
-            assert [member.id for member in await registry.fork_tree(left.id)] == [first.id, left.id, leaf.id]
+            assert [member.id for member in (await registry.fork_tree(left.id)).members] == [
+                first.id,
+                left.id,
+                leaf.id,
+            ]
             await registry.forget(right.id, place)
             with pytest.raises(MemberUnknown):
                 await registry.check_pruned(left.id, right.id)
@@ -172,7 +180,7 @@ async def test_names_and_prunings_outlive_the_server() -> None:
                 await registry.resume(handles[right.id], b"me")
             again = await registry.resume(handles[leaf.id], b"me")
             assert isinstance(again, Reopened)
-            members = await registry.fork_tree(leaf.id)
+            members = (await registry.fork_tree(leaf.id)).members
             assert shape(members) == [
                 (first.id, None, ""),
                 (left.id, first.id, "left"),
@@ -181,7 +189,7 @@ async def test_names_and_prunings_outlive_the_server() -> None:
             assert [member.open for member in members] == [False, False, True]
             await prune(registry, again.session, left.id)
             await prune(registry, again.session, first.id)
-            assert shape(await registry.fork_tree(leaf.id)) == [(leaf.id, left.id, "leaf")]
+            assert shape((await registry.fork_tree(leaf.id)).members) == [(leaf.id, left.id, "leaf")]
             await ask(again.session, "c")
             assert [item.text for item in again.session.history.items()][-2:] == ["c", "three"]
             kept = again.session.handles.current
@@ -237,7 +245,7 @@ async def test_a_session_pruned_while_it_closes_leaves_nothing_behind_its_end() 
 async def pages(registry: SessionRegistry, session: Session, limit: int) -> list[list[str]]:
     found, after = [], None
     while True:
-        page = await registry.fork_tree_page(session.id, limit, after)
+        page = await registry.fork_tree(session.id, limit, after)
         found.append([member.id for member in page.members])
         after = page.after
         if after is None:
@@ -263,7 +271,7 @@ async def test_a_tree_is_told_in_pages_that_cost_what_they_hold(
         statistics, read = Session.statistics, Journal.read
         monkeypatch.setattr(Session, "statistics", lambda one: told.append(one) or statistics(one))
         monkeypatch.setattr(Journal, "read", lambda one, job: reads.append(job) or read(one, job))
-        page = await registry.fork_tree_page(first.id, 5, whole[10])
+        page = await registry.fork_tree(first.id, 5, whole[10])
         assert [member.id for member in page.members] == whole[11:16] and page.after == whole[15]
         assert len(told) <= 5 and not reads, "no work for what is not on the page"
         await registry.aclose()
@@ -275,14 +283,14 @@ async def test_a_tree_is_told_in_pages_that_cost_what_they_hold(
 async def test_a_page_goes_on_where_the_one_before_ended_though_that_session_is_pruned() -> None:
     registry = SessionRegistry(reciting("one", "two"), LANGUAGE)
     first, left, right, leaf = await grown(registry)
-    page = await registry.fork_tree_page(first.id, 2)
+    page = await registry.fork_tree(first.id, 2)
     assert page.after == left.id
     await prune(registry, first, left.id)
     (fork,) = await registry.fork(first.id, [b""])
-    rest = await registry.fork_tree_page(first.id, 9, page.after)
+    rest = await registry.fork_tree(first.id, 9, page.after)
     assert [member.id for member in rest.members] == [right.id, leaf.id, fork.id] and rest.after is None
     with pytest.raises(MemberUnknown) as unknown:
-        await registry.fork_tree_page(first.id, 9, "sess_none")
+        await registry.fork_tree(first.id, 9, "sess_none")
     assert unknown.value.param == "after"
 
 
@@ -295,13 +303,13 @@ async def test_what_retention_forgot_leaves_the_tree_and_its_name_is_free(
             first, left, right, leaf = await grown(registry)
             await registry.name(left.id, "left")
             await registry.close(left.id)
-            assert len(await registry.fork_tree(first.id)) == 4
+            assert len((await registry.fork_tree(first.id)).members) == 4
             with pytest.raises(NameInvalid):
                 await registry.name(right.id, "left")
             assert registry.journal is not None
-            registry.journal.put([Drop(left.log.number)])
+            registry.journal.put([drop(left.log.number)])
             monkeypatch.setattr(fork_tree, "FRESH_SECONDS", -1.0)
-            assert [member.id for member in await registry.fork_tree(first.id)] == [
+            assert [member.id for member in (await registry.fork_tree(first.id)).members] == [
                 first.id,
                 right.id,
                 leaf.id,
@@ -320,5 +328,5 @@ async def test_a_tree_that_grows_while_the_journal_is_asked_is_whole() -> None:
             await registry.close(late.id)
             await registry.check_pruned(first.id, right.id)
             await listing
-            found = [member.id for member in await registry.fork_tree(first.id)]
+            found = [member.id for member in (await registry.fork_tree(first.id)).members]
             assert found == [first.id, left.id, leaf.id, late.id]

@@ -91,7 +91,7 @@ def test_appending_keeps_the_head_as_base() -> None:
     take_turn(history, "b")
     history.insert(user("c"))
     script = history.script()
-    assert script.base is history.tree.head
+    assert script.base is history.head
     assert script.miss is None
 
 
@@ -110,7 +110,7 @@ def test_an_aborted_turn_leaves_no_trace() -> None:
     before = history.script()
     history.abort_turn(history.begin_turn())
     assert history.script() == before
-    assert history.tree.head is None
+    assert history.head is None
 
 
 @pytest.mark.parametrize(
@@ -128,14 +128,14 @@ def test_an_edit_keeps_the_turns_before_it(edit, kept: int) -> None:
     for asked, answer in (("a", "b"), ("c", "d"), ("e", "f")):
         history.insert(user(asked))
         take_turn(history, answer)
-    path = history.tree.path()
+    path = tuple(history.head.ancestry())[::-1]
     edit(history)
     script = history.script()
     assert script.base is (path[kept - 1] if kept else None)
     assert script.miss is MissReason.HISTORY_EDITED
     take_turn(history, "g")
     assert history.script().miss is None
-    assert history.tree.path()[:kept] == path[:kept]
+    assert tuple(history.head.ancestry())[::-1][:kept] == path[:kept]
     assert path[-1].tokens().size > 0  # the old branch is as it was
 
 
@@ -146,7 +146,7 @@ def test_a_preamble_that_comes_back_costs_nothing() -> None:
     history.preamble = Preamble(instructions="other")
     assert history.script().miss is MissReason.INSTRUCTIONS_CHANGED
     history.preamble = Preamble()
-    assert history.script().base is history.tree.head
+    assert history.script().base is history.head
 
 
 def test_editing_within_a_reply_gives_up_its_ids_and_keeps_its_other_items() -> None:
@@ -197,7 +197,7 @@ class Editing(RuleBasedStateMachine):
     def commit(self, items: int) -> None:
         made = [new_id("item") for _ in range(items)]
         node = self.history.commit_turn(self.turn, drafted(self.turn), said(*made))
-        assert self.history.tree.head is node
+        assert self.history.head is node
         at = self.shadow.index("*")
         self.shadow[at : at + 1] = made
         self.turn = None

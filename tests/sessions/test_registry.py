@@ -27,7 +27,7 @@ def test_sessions_are_found_counted_and_closed() -> None:
         assert [entry[1] for entry in link.log if entry[0] == "begin"] == [b"tenant"]
         assert registry.statistics()["sessions"] == 2
         assert registry.statistics()["session_items"] == 2
-        assert registry.statistics()["session_tokens"] == other.history.tree.head.length
+        assert registry.statistics()["session_tokens"] == other.history.head.length
         await registry.close(other.id)
         with pytest.raises(SessionUnknown):
             registry.get(other.id)

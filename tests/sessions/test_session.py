@@ -70,7 +70,7 @@ async def test_deltas_add_up_to_the_item_and_leave_out_the_end_token() -> None:
     events, done = await read(session)
     assert text_of(events) == done.items[0].text == "Привет 🎉 there"
     assert {event.item_id for event in events if isinstance(event, ReplyTextDelta)} == {done.items[0].id}
-    assert session.history.tree.head.reply.ids.tolist() == [*toks("Привет 🎉 there"), END]
+    assert session.history.head.reply.ids.tolist() == [*toks("Привет 🎉 there"), END]
 
 
 @run

@@ -40,7 +40,7 @@ async def test_a_stop_string_cuts_the_text_and_keeps_the_token_that_completes_it
     events, done = await read(session, TurnRequest.checked(stop=["ee fo", "zzz"]))
     assert (done.status, done.reason) == (ReplyStatus.COMPLETED, EndReason.STOP)
     assert text_of(events) == done.items[0].text == "one two thr"
-    kept = session.history.tree.head.reply.ids.tolist()
+    kept = session.history.head.reply.ids.tolist()
     assert kept == toks(said)[: len(kept)]
     assert "ee fo" in ours(NAME).backend.decode(kept)
     assert "ee fo" not in ours(NAME).backend.decode(kept[:-1])
@@ -101,7 +101,7 @@ async def test_cancel_keeps_what_was_said_and_its_kv(ahead: int) -> None:
     events += [event async for event in response]
     done = events[-1]
     assert (done.status, done.reason) == (ReplyStatus.CANCELLED, EndReason.CLIENT_CANCELLED)
-    kept = session.history.tree.head.reply.ids.tolist()
+    kept = session.history.head.reply.ids.tolist()
     assert kept == toks(said)[: len(kept)]
     assert text_of(events) == done.items[0].text == ours(NAME).backend.decode(kept)
     assert not done.items[0].complete
@@ -160,7 +160,7 @@ async def test_a_reader_that_leaves_cancels() -> None:
                 break
     assert not session.history.busy
     assert "one two".startswith(session.history.items()[-1].text)
-    kept = session.history.tree.head.reply.ids.tolist()
+    kept = session.history.head.reply.ids.tolist()
     await session._sequence.wait_stopped()
     assert [held.tokens for held in link.held.values()] == [prompts(link)[0] + kept]
 
@@ -187,7 +187,7 @@ async def test_a_cut_is_told_at_once_and_the_turn_behind_it_waits_for_the_engine
     link.freed.set()
     done = await following
     assert (done.status, done.items[0].text) == (ReplyStatus.COMPLETED, "ok")
-    kept = prompts(link)[0] + session.history.tree.head.parent.reply.ids.tolist()
+    kept = prompts(link)[0] + session.history.head.parent.reply.ids.tolist()
     assert prompts(link)[1][: len(kept)] == kept and done.usage.miss_reason is None
 
 

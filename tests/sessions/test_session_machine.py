@@ -62,7 +62,7 @@ def test_whatever_happens_the_engine_holds_what_the_tree_says(
                         break
             assert not session.history.busy
             await session._sequence.wait_stopped()
-            head = session.history.tree.head
+            head = session.history.head
             if (
                 head is not None
                 and action not in ("error", "aside")

@@ -256,7 +256,7 @@ def test_deaths_at_any_moments_change_no_word(deaths: list[int], ahead: int, per
 
 
 @run
-async def test_who_was_there_at_two_deaths_goes_on_alone_and_is_cleared_by_a_token() -> None:
+async def test_a_sequence_of_two_deaths_goes_on_alone_and_is_cleared_by_a_token() -> None:
     link = telling(flowing=False)
     session = session_on(link)
     say(session, "Tell me.")
@@ -296,7 +296,7 @@ async def test_an_engine_that_dies_of_one_alone_fails_it_and_tries_it_alone_at_o
 
 
 @run
-async def test_engines_killed_by_others_accuse_nobody_but_not_without_end() -> None:
+async def test_engines_killed_by_others_accuse_no_sequence_but_not_without_end() -> None:
     link = telling(flowing=False)
     session = session_on(link)
     say(session, "Tell me.")
@@ -310,7 +310,7 @@ async def test_engines_killed_by_others_accuse_nobody_but_not_without_end() -> N
 
 
 @run
-async def test_who_was_not_in_the_step_is_not_accused() -> None:
+async def test_a_sequence_outside_the_step_is_not_accused() -> None:
     link = reciting("Hello", "Fine")
     session = session_on(link)
     await ask(session, "Hi")

@@ -18,19 +18,16 @@ from holdfast.sessions.items import Preamble
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.records import (
     AnyOperation,
-    Append,
     Branched,
-    Drop,
     EventReceived,
-    Keyring,
     Origin,
-    Put,
     SessionRecord,
     SessionSnapshot,
-    Table,
-    key_of,
+    append,
+    drop,
+    put,
 )
-from holdfast.sessions.journal.segment import padded
+from holdfast.sessions.journal.segment import Fresh, Kind, padded
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
@@ -306,10 +303,10 @@ def test_what_is_counted_is_what_is_there(data: st.DataObject) -> None:
             at = data.draw(st.sampled_from([0, *lengths]))
             match data.draw(st.sampled_from(["born", "born", "fork", "more", "more", "drop", "short"])):
                 case "more" if at:
-                    store.write([Append(at, lengths[at], data.draw(HEARD))])
+                    store.write([append(at, lengths[at], data.draw(HEARD))])
                     lengths[at] += 1
                 case "drop" if at:
-                    store.write([Drop(at)])
+                    store.write([drop(at)])
                     del lengths[at]
                 case "short" if at and lengths[at]:
                     store.condense(
@@ -341,11 +338,11 @@ def test_what_is_counted_is_what_is_there(data: st.DataObject) -> None:
         store.close()
 
 
-def born(number: int, salt: bytes, origin: Origin | None) -> list[Put | Append]:
+def born(number: int, salt: bytes, origin: Origin | None) -> list[Fresh]:
     record = SessionRecord(id=f"sess_{number}", owner=b"me", salt=salt, clock="", origin=origin)
     others = birth(number)[1:]
-    assert isinstance(others[-1], Put) and isinstance(others[-1].record, Keyring)
-    return [Put(Table.SESSIONS, key_of(number), record), *others, Append(number, 0, Branched())]  # type: ignore[list-item]
+    assert others[-1].kind == Kind.KEYRING
+    return [put(number, record), *others, append(number, 0, Branched())]
 
 
 def counted(store: JournalStore, salt: bytes) -> dict[str, float]:

@@ -14,7 +14,7 @@ from holdfast.sessions.errors import (
     SessionLimit,
     SessionUnknown,
 )
-from holdfast.sessions.journal.records import Drop, SessionSnapshot
+from holdfast.sessions.journal.records import SessionSnapshot, drop
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
@@ -31,7 +31,7 @@ def texts(session: Session) -> list[str]:
 
 
 def tokens(session: Session) -> list[int]:
-    head = session.history.tree.head
+    head = session.history.head
     return [] if head is None else head.tokens().tolist()
 
 
@@ -126,8 +126,8 @@ async def test_the_parent_of_a_fork_can_be_forgotten_first() -> None:
             handles = [one.handles.current for one in (session, child, grandchild)]
             wanted = texts(grandchild)
         with store_in(path) as store:
-            store.write([Drop(1)])
-            store.write([Drop(2)])
+            store.write([drop(1)])
+            store.write([drop(2)])
             with pytest.raises(RecordDamaged):
                 store.session(1)
         async with registry_in(path, reciting()) as registry:
@@ -136,7 +136,7 @@ async def test_the_parent_of_a_fork_can_be_forgotten_first() -> None:
                     await registry.resume(handle, b"me")
             assert texts((await back(registry, handles[2])).session) == wanted
         with store_in(path) as store:
-            store.write([Drop(3)])
+            store.write([drop(3)])
             assert entries(store) == 0
 
 

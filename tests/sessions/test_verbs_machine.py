@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 
 from holdfast.sessions.errors import ConversationBusy, CutInvalid, ItemUnknown
 from holdfast.sessions.items import Message
-from holdfast.sessions.journal.records import AnyOperation, EphemeralLog
+from holdfast.sessions.journal.records import AnyOperation, SessionLog
 from holdfast.sessions.journal.replay import replay
 from holdfast.sessions.session import Session
 from holdfast.sessions.turn.events import EndReason, ReplyDone, ReplyTextDelta
@@ -135,7 +135,7 @@ def cut_ids(reply: list[int], end: int) -> list[int]:
     return kept
 
 
-class Kept(EphemeralLog):
+class Kept(SessionLog):
     """A journal in memory."""
 
     def __init__(self, operations: list[AnyOperation]) -> None:
@@ -214,7 +214,7 @@ class VerbsMachine(RuleBasedStateMachine):
         return True
 
     def agree(self, session: Session, shadow: Shadow, *, engine: bool) -> None:
-        head = session.history.tree.head
+        head = session.history.head
         assert ([] if head is None else head.tokens().tolist()) == shadow.tokens()
         if engine and shadow.turns:
             assert session._sequence.held.tolist() == shadow.tokens()
@@ -319,7 +319,7 @@ class VerbsMachine(RuleBasedStateMachine):
         child = await self.opened(
             [*session.log.operations, *operations], history=history.branch(), sequence=session.heir()
         )
-        await session.lend([child._sequence], history.tree.head)
+        await session.lend([child._sequence], history.head)
         if response is not None:
             with pytest.raises(ConversationBusy):
                 session.rewind("root")
@@ -390,14 +390,14 @@ class VerbsMachine(RuleBasedStateMachine):
     def plain(self, at: int) -> bool:
         """Whether no turn waits for being written anew."""
         history = self.sessions[at].history
-        return history.told is not None or history.tree.head is None
+        return history.told is not None or history.head is None
 
     @invariant()
     def the_items_are_those_of_the_lists(self) -> None:
         for at, (session, shadow) in enumerate(zip(self.sessions, self.shadows, strict=True)):
             told = [(item.id, item.text) for item in session.history.items()]
             assert told == shadow.items()
-            if self.plain(at) and session.history.tree.head is not None:
+            if self.plain(at) and session.history.head is not None:
                 self.agree(session, shadow, engine=False)
 
 

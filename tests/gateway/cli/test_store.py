@@ -10,15 +10,7 @@ from typer.testing import CliRunner
 from holdfast.gateway.auth import salt_of
 from holdfast.gateway.cli.main import app
 from holdfast.sessions.journal.opening import open_for
-from holdfast.sessions.journal.records import (
-    Append,
-    EventReceived,
-    Keyring,
-    Put,
-    SessionRecord,
-    Table,
-    key_of,
-)
+from holdfast.sessions.journal.records import EventReceived, Keyring, SessionRecord, append, put
 from holdfast.sessions.journal.segment import Kind, offset_of, slot_of
 from holdfast.sessions.settings import JournalSettings
 
@@ -38,9 +30,9 @@ def root(tmp_path: Path) -> Path:
         record = SessionRecord(id=f"sess_{number}", owner=b"", salt=salt_of(name), clock="2025-03-01")
         store.write(
             [
-                Put(Table.SESSIONS, key_of(number), record),
-                Put(Table.KEYRINGS, key_of(number), Keyring(fresh=(bytes([number]) * 32,))),
-                Append(number, 0, EventReceived(event=f"<{name}>" * 20)),
+                put(number, record),
+                put(number, Keyring(fresh=(bytes([number]) * 32,))),
+                append(number, 0, EventReceived(event=f"<{name}>" * 20)),
             ]
         )
     store.close()

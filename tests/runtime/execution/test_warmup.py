@@ -1,4 +1,4 @@
-"""The rehearsal: two steps that nobody asked for, after which the time of a step is known."""
+"""The warm-up: two steps of no request, after which the time of a step is known."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_what_fails_is_left_to_the_first_sequence_unless_the_device_is_gone() ->
         rehearse(Broken(EngineDied("the device is gone")), 16, 64)
 
 
-def test_nobody_is_suspected_for_it_and_the_steps_behind_it_run() -> None:
+def test_no_sequence_is_suspected_for_it_and_the_steps_behind_it_run() -> None:
     """The crash report holds no row of the warm-up, as the ids of sequences are not negative."""
     report = CrashReport.new()
     runner = WatchedRunner(FakeRunner(4, 16), Liveness(record=report.record))

@@ -111,7 +111,7 @@ def plan_for(step: int, *sequences: int) -> Plan:
     return Plan(step, tuple(PlanRow(seq, 1, 0, 1, none, none.astype(np.int32)) for seq in sequences))
 
 
-def test_who_is_on_the_device_is_known_before_each_launch_and_written_only_when_it_changes() -> None:
+def test_what_is_on_the_device_is_known_before_each_launch_and_written_only_when_it_changes() -> None:
     written: list[set[int]] = []
     liveness = Liveness(record=lambda sequences: written.append(set(sequences)))
     runner = WatchedRunner(Slow(Clock()), liveness)

@@ -310,7 +310,7 @@ BOMBS = [
 
 
 @pytest.mark.parametrize("bomb", BOMBS, ids=range(len(BOMBS)))
-def test_a_bomb_ends_its_own_turn_and_nobody_elses(
+def test_a_bomb_ends_its_own_turn_and_no_other(
     talker: Talker, bomb: Grammar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "COMPILE_SECONDS", 0.5)

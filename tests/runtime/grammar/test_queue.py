@@ -124,7 +124,7 @@ def test_what_must_come_last_is_computed_with_what_comes_next(depth: int) -> Non
 
 @DEPTHS
 @pytest.mark.parametrize(("gather", "told"), [(1, 9), (5, 2), (9, 1), (100, 1)])
-def test_tokens_that_nobody_reads_one_by_one_are_told_together(depth: int, gather: int, told: int) -> None:
+def test_tokens_that_are_not_read_one_by_one_are_told_together(depth: int, gather: int, told: int) -> None:
     here, plain = Stage(depth), Stage(depth)
     for stage, together in ((plain, 1), (here, gather)):
         stage.begin(0, "5 20", most=9, gather=together)

@@ -1,4 +1,4 @@
-"""Who loses KV first among those without a lease: against all of them looked at one by one."""
+"""Which session without a lease loses KV first: against a search over all of them."""
 
 from __future__ import annotations
 

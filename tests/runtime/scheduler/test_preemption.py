@@ -1,4 +1,4 @@
-"""Too few blocks: who waits, who gives way, and that every turn ends within the stated number of steps."""
+"""Too few blocks: which turn waits or yields, and that every turn ends within the stated number of steps."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_new_turn_leaves_the_watermark_free() -> None:
 
 @pytest.mark.parametrize("seed", [25, 26, 30, 38])
 def test_a_turn_that_is_brought_up_is_not_kept_waiting_by_prefill_of_idle_sequences(seed: int) -> None:
-    """The blocks that it waits for behind the fence are its own: what nobody waits for took them one by one,
+    """The blocks that it waits for behind the fence are its own: sequences with no claim took them one by one,
     step by step. The world asserts each turn's bound."""
     chance = Random(seed)
     here = world(blocks=40, slots=60)

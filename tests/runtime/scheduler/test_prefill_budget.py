@@ -66,7 +66,7 @@ def test_where_no_turn_runs_a_step_ends_soon() -> None:
     assert PrefillBudget(1.5).limit(500, [], WAITING) == 500, "before anything is measured"
 
 
-def test_where_nobody_else_is_there_it_may_take_longer() -> None:
+def test_where_no_other_sequence_runs_it_may_take_longer() -> None:
     limit = measured().limit(500, [], WAITING, others=False)
     assert limit == pytest.approx(SOON_ENOUGH / TOKEN, abs=1)
     assert measured().limit(500, [decode()], WAITING, others=False) < limit
@@ -194,7 +194,7 @@ def test_input_that_comes_beside_a_reply_is_computed_in_pieces_and_all_of_it() -
     here.reply(1, 2)
 
 
-def test_input_whose_turn_is_due_is_computed_at_once_and_before_others() -> None:
+def test_input_of_a_turn_that_is_due_is_computed_at_once_and_before_others() -> None:
     here = world(depth=1, max_step_tokens=64, max_sequences=4, idle_stretch=1.5)
     here.open(0, [1, 2, 3])
     here.generate(0, 30)

@@ -1,4 +1,4 @@
-"""The order of turns: by place, whoever was preempted in between."""
+"""The order of turns: by place, also after preemptions in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine refuses of sampling and limits, whoever asks; and the makers' defaults it reads."""
+"""The sampling and limits that the engine refuses, and the makers' defaults that it reads."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.memory is not None and self.world.memory.slots)
     @rule(number=NUMBERS)
     def flip(self, number) -> None:
-        """A bit of a record that nobody is filling or reading."""
+        """A bit of a record that is not being filled or read."""
         memory = self.world.memory
         slot = number % memory.slots
         if memory.entry(slot).state is SlotState.READY:

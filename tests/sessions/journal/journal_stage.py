@@ -12,16 +12,8 @@ from pathlib import Path
 from msgspec.structs import replace as replaced
 
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.records import (
-    Change,
-    HandleRecord,
-    Keyring,
-    Origin,
-    Put,
-    SessionRecord,
-    Table,
-    key_of,
-)
+from holdfast.sessions.journal.records import Keyring, Origin, SessionRecord, put
+from holdfast.sessions.journal.segment import Fresh
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import JournalSettings
@@ -52,14 +44,13 @@ def store_in(path: Path, settings: JournalSettings = SMALL, model: bytes = MODEL
 
 def birth(
     number: int, owner: bytes = b"me", *, salt: bytes = b"", origin: Origin | None = None
-) -> list[Change]:
+) -> list[Fresh]:
     """What makes a session known."""
     record = replaced(record_of(number), salt=salt, origin=origin)
     digest = bytes([number % 256]) * 32
     return [
-        Put(Table.SESSIONS, key_of(number), record),
-        Put(Table.HANDLES, digest, HandleRecord(session=number, owner=owner)),
-        Put(Table.KEYRINGS, key_of(number), Keyring(fresh=(digest,))),
+        put(number, record),
+        put(number, Keyring(fresh=(digest,))),
     ]
 
 

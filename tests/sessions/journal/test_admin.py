@@ -18,8 +18,8 @@ from holdfast.sessions.journal import admin
 from holdfast.sessions.journal.folder import StoreLock
 from holdfast.sessions.journal.legacy import KEPT, migrate
 from holdfast.sessions.journal.opening import open_for
-from holdfast.sessions.journal.records import Append, Change, Drop, EventReceived, Origin, Put, Table, key_of
-from holdfast.sessions.journal.segment import Kind, offset_of, slot_of
+from holdfast.sessions.journal.records import EventReceived, Origin, append, drop, put
+from holdfast.sessions.journal.segment import Fresh, Kind, offset_of, slot_of
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened
 
@@ -30,10 +30,10 @@ from .test_migration import STORES, kept, said, wanted
 COUNT = 5
 
 
-def begun(number: int, salt: bytes = b"", origin: Origin | None = None) -> list[Change]:
+def begun(number: int, salt: bytes = b"", origin: Origin | None = None) -> list[Fresh]:
     record = replaced(record_of(number), salt=salt, origin=origin)
-    heard = [Append(number, at, EventReceived(event=f"<{number}-{at}>")) for at in range(COUNT)]
-    return [Put(Table.SESSIONS, key_of(number), record), *birth(number)[1:], *heard]
+    heard = [append(number, at, EventReceived(event=f"<{number}-{at}>")) for at in range(COUNT)]
+    return [put(number, record), *birth(number)[1:], *heard]
 
 
 def lived(path: Path, count: int = 6) -> None:
@@ -115,11 +115,11 @@ def test_a_damaged_journal_is_repaired_and_kept_aside() -> None:
             whole(5),
             whole(6),
         ]
-        assert store.handle(digest).session == 5 and store.session(5).keyring.digests() == (digest,)
+        assert store.handle(digest)[0] == 5 and store.session(5).keyring.digests() == (digest,)
         for number in (3, 4):
             with pytest.raises(RecordDamaged, match="missing"):
                 store.session(number)
-        assert store.next_number() == 7 and store.generation == 2
+        assert store.logs.next_session == 7 and store.logs.generation == 2
         store.write(begun(7))
         store.close()
         damage: list[str] = []
@@ -138,7 +138,7 @@ def test_forks_are_repaired_with_what_they_follow_on() -> None:
         store.write(begun(4, origin=Origin(session=2, operations=5)))
         store.write(begun(5))
         store.write(begun(6, origin=Origin(session=5, operations=3)))
-        store.write([Drop(1), Drop(5)])
+        store.write([drop(1), drop(5)])
         store.close()
         strike(path, 1, Kind.OPERATION, 2)
         lines = list(admin.repair(path))
@@ -178,7 +178,7 @@ def test_a_copy_beside_a_server_that_writes_and_compacts_is_whole() -> None:
                     store.write(begun(number))
                     written[0] = number
                     if number > 40:
-                        store.write([Drop(number - 40)])
+                        store.write([drop(number - 40)])
                     while store.wants_compaction and store.compact():
                         pass
             except BaseException as fault:
@@ -213,9 +213,9 @@ def test_a_tenant_is_erased_from_every_file_and_the_others_stay() -> None:
     with folder() as path:
         lzma_file = lzma.decompress((STORES / "format_2_many.mdb.xz").read_bytes())
         (path / "data.mdb").write_bytes(lzma_file)
-        assert migrate(path, MODEL, SMALL) is not None
+        assert migrate(path, MODEL, SMALL)
         store = open_for(path, MODEL, SMALL)
-        store.write([Drop(3)])  # of the tenant, and forgotten already
+        store.write([drop(3)])  # of the tenant, and forgotten already
         store.close()
         theirs = [number for number in kept() if number % 2]
         assert any(b"<21-" in data for data in contents(path))
@@ -251,13 +251,13 @@ def test_what_a_migration_left_and_what_is_dead_goes() -> None:
         lived(path)
         (path / KEPT).write_bytes(b"old")
         store = open_for(path, MODEL, SMALL)
-        store.write([Drop(number) for number in range(1, 6)])
+        store.write([drop(number) for number in range(1, 6)])
         store.close()
         lines = list(admin.gc(path))
         assert KEPT in lines[0] and not (path / KEPT).exists() and "1 sessions" in lines[1]
         assert not any(b"<3-" in data for data in contents(path))
         store = open_for(path, MODEL, SMALL)
-        assert events(store, 6) == whole(6) and not store.mismatches and store.next_number() == 7
+        assert events(store, 6) == whole(6) and not store.mismatches and store.logs.next_session == 7
         store.close()
 
 

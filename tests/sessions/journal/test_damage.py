@@ -16,16 +16,7 @@ from msgspec.structs import replace as replaced
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged
 from holdfast.sessions.items import Message
 from holdfast.sessions.journal import segment
-from holdfast.sessions.journal.records import (
-    Append,
-    Drop,
-    EventReceived,
-    Inserted,
-    Origin,
-    Put,
-    Table,
-    key_of,
-)
+from holdfast.sessions.journal.records import EventReceived, Inserted, Origin, append, drop, put
 from holdfast.sessions.journal.segment import LOG_START, Kind, offset_of, slot_of
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened
@@ -50,11 +41,11 @@ def filled(path: Path) -> None:
         for number in range(1, SESSIONS + 1):
             origin = Origin(session=number - 1, operations=0) if number % 8 == 0 else None
             record = replaced(record_of(number), origin=origin)
-            store.write([Put(Table.SESSIONS, key_of(number), record), *birth(number)[1:]])
+            store.write([put(number, record), *birth(number)[1:]])
         for at in range(ROUNDS):
             for number in range(1, SESSIONS + 1):
-                store.write([Append(number, at, EventReceived(event=word(number, at)))])
-        store.write([Drop(5), Drop(13)])
+                store.write([append(number, at, EventReceived(event=word(number, at)))])
+        store.write([drop(5), drop(13)])
 
 
 def there() -> list[int]:
@@ -133,9 +124,9 @@ def test_damage_costs_the_sessions_that_have_records_there(down: bool, damage: D
                 assert named <= set(store.damaged()), "their sessions are known"
                 if damage is not cut:
                     assert named == struck
-                store.write([*birth(100), Append(100, 0, EventReceived(event="new"))])
+                store.write([*birth(100), append(100, 0, EventReceived(event="new"))])
                 assert said(store, 100) == ["new"]
-                store.write([Drop(100)])
+                store.write([drop(100)])
                 store.close()
                 store = None
         finally:
@@ -147,8 +138,8 @@ def test_the_last_record_of_a_session_does_not_vanish_in_silence(caplog: pytest.
     with folder() as path:
         with store_in(path) as store:
             for number in (1, 2):
-                store.write([*birth(number), Append(number, 0, EventReceived(event="a"))])
-                store.write([Append(number, 1, EventReceived(event="acknowledged" * 9))])
+                store.write([*birth(number), append(number, 0, EventReceived(event="a"))])
+                store.write([append(number, 1, EventReceived(event="acknowledged" * 9))])
             place = store.sessions.place(2, Kind.OPERATION, 1)
         (log,) = files_of(path)
         data = log.read_bytes()
@@ -200,11 +191,11 @@ def test_damage_to_an_index_costs_nothing(damage: Damage, seed: int) -> None:
 def test_another_times_index_is_believed_only_where_the_log_agrees() -> None:
     with folder() as path:
         with store_in(path) as store:
-            store.write([*birth(1), Append(1, 0, EventReceived(event="a"))])
+            store.write([*birth(1), append(1, 0, EventReceived(event="a"))])
         (log,) = files_of(path)
         old = log.with_suffix(".index").read_bytes()
         with store_in(path) as store:
-            store.write([*birth(2), Append(1, 1, EventReceived(event="b"))])
+            store.write([*birth(2), append(1, 1, EventReceived(event="b"))])
         log.with_suffix(".index").write_bytes(old)
         for _ in range(2):
             with store_in(path) as store:
@@ -215,7 +206,7 @@ def test_text_that_looks_like_a_record_is_never_taken_for_one() -> None:
     """A client knows the format, and even a record of its own with the right checksum of its own place."""
     with folder() as path:
         with store_in(path) as store:
-            store.write([*birth(1), Append(1, 0, EventReceived(event="mine"))])
+            store.write([*birth(1), append(1, 0, EventReceived(event="mine"))])
             place = store.sessions.place(1, Kind.OPERATION, 0)
             log = files_of(path)[0].read_bytes()
             genuine = log[offset_of(place) : offset_of(place) + store.logs.size(place)]
@@ -227,9 +218,9 @@ def test_text_that_looks_like_a_record_is_never_taken_for_one() -> None:
             ids = [(b"x" * shift + forged) for shift in range(8)]
             for at, payload in enumerate([*aligned, *ids]):
                 text = payload.decode("latin-1")
-                store.write([Append(1, 1 + at, Inserted(item=Message(id="i", role="user", text=text)))])
+                store.write([append(1, 1 + at, Inserted(item=Message(id="i", role="user", text=text)))])
                 store.logs.append([segment.Fresh(1, 100 + at, Kind.OPERATION, payload)])
-            store.write([*birth(2), Append(2, 0, EventReceived(event="theirs"))])
+            store.write([*birth(2), append(2, 0, EventReceived(event="theirs"))])
         (file,) = files_of(path)
         data = file.read_bytes()
         for at in range(LOG_START, len(data), 512):
@@ -248,14 +239,14 @@ def test_text_that_looks_like_a_record_is_never_taken_for_one() -> None:
 def test_damage_to_what_forks_share_costs_them_too_and_only_them() -> None:
     with folder() as path:
         with store_in(path) as store:
-            store.write([*birth(1), *(Append(1, at, EventReceived(event=f"{at}")) for at in range(6))])
+            store.write([*birth(1), *(append(1, at, EventReceived(event=f"{at}")) for at in range(6))])
             for number, operations in ((2, 2), (3, 4), (4, 6)):
                 record = replaced(record_of(number), origin=Origin(session=1, operations=operations))
-                store.write([Put(Table.SESSIONS, key_of(number), record), *birth(number)[1:]])
-                store.write([Append(number, 0, EventReceived(event="own"))])
+                store.write([put(number, record), *birth(number)[1:]])
+                store.write([append(number, 0, EventReceived(event="own"))])
             store.write(birth(5))
             place = store.sessions.place(1, Kind.OPERATION, 3)
-            store.write([Drop(1)])
+            store.write([drop(1)])
         (log,) = files_of(path)
         data = bytearray(log.read_bytes())
         data[offset_of(place) + 50] ^= 1
@@ -278,7 +269,7 @@ def test_a_damaged_session_is_left_out_of_the_fork_tree() -> None:
             store.write(birth(1))
             for number in (2, 3):
                 record = replaced(record_of(number), origin=Origin(session=1, operations=0))
-                store.write([Put(Table.SESSIONS, key_of(number), record), *birth(number)[1:]])
+                store.write([put(number, record), *birth(number)[1:]])
             place = store.sessions.place(2, Kind.SESSION, 0)
         (log,) = files_of(path)
         data = bytearray(log.read_bytes())
@@ -297,7 +288,7 @@ def test_damage_is_remembered_when_its_log_is_rewritten() -> None:
         with store_in(path) as store:
             for number in (1, 2):
                 store.write(
-                    [*birth(number), *(Append(number, at, EventReceived(event=f"{at}")) for at in range(3))]
+                    [*birth(number), *(append(number, at, EventReceived(event=f"{at}")) for at in range(3))]
                 )
             place = store.sessions.place(1, Kind.OPERATION, 1)
         (log,) = files_of(path)
@@ -308,11 +299,11 @@ def test_damage_is_remembered_when_its_log_is_rewritten() -> None:
             with store_in(path) as store:
                 assert store.damaged() == [1] and said(store, 2) == ["0", "1", "2"]
                 store.logs.roll()
-                assert store._compact_whole(store._victims(least=-1.0))
+                store._compact_whole(store._victims(least=-1.0))
                 assert store.logs.read(store.sessions.place(1, Kind.OPERATION, 2)).payload
         assert not log.exists()
         with store_in(path) as store:
-            store.write([Drop(1)])
+            store.write([drop(1)])
         with store_in(path) as store:
             assert not store.damaged() and said(store, 2) == ["0", "1", "2"]
 
@@ -326,12 +317,13 @@ def test_a_process_that_dies_between_any_two_writes_of_a_compaction_loses_nothin
             filled(path)
             disk = BadDisk()
             store = JournalStore.open(path, MODEL, NUMBERS, disk=disk)
-            store.write([Drop(3), Drop(21)])
+            store.write([drop(3), drop(21)])
             store.logs.roll()
             disk.arm(at, share=share)
             reached = False
             try:
-                while store._victims(least=0.01) and store._compact_whole(store._victims(least=0.01)):
+                while victims := store._victims(least=0.01):
+                    store._compact_whole(victims)
                     if not any(one.dead for one in store.logs.logs.values() if one is not store.logs.active):
                         break
             except Crash:

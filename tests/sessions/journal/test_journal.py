@@ -259,9 +259,9 @@ async def test_what_a_cache_gives_back_counts_as_free() -> None:
         async with registry_in(path, reciting()) as registry:
             session = registry.create()
             registry.journal.settings = replace(SMALL, reserve_bytes=1 << 60)
-            registry.journal.reclaimable = lambda: 1 << 60
+            registry.journal._reclaimable = lambda: 1 << 60
             assert session.log.fault is None
-            registry.journal.reclaimable = lambda: 0
+            registry.journal._reclaimable = lambda: 0
             assert "bytes left" in session.log.fault.message
 
 
@@ -277,7 +277,7 @@ async def test_a_session_comes_back_with_its_words_its_tokens_and_its_date() -> 
             session.history.preamble = Preamble(instructions="Be brief.", tools=(Tool(name="f"),))
             session.log.append(Configured(preamble=session.history.preamble, config=b"new"))
             await ask(session, "I am Ann.")
-            items, head = session.history.items(), session.history.tree.head
+            items, head = session.history.items(), session.history.head
             handle = await left(session)
         again = ScriptedLink(link.model, END)
         async with registry_in(path, again) as registry:
@@ -285,8 +285,8 @@ async def test_a_session_comes_back_with_its_words_its_tokens_and_its_date() -> 
             session = found.session
             assert session.id == found.record.id and found.record.config == b"c"
             assert found.replayed.config == b"new" and session.history.items() == items
-            assert session.history.tree.head.id == head.id
-            assert session.history.tree.head.tokens().tolist() == head.tokens().tolist()
+            assert session.history.head.id == head.id
+            assert session.history.head.tokens().tolist() == head.tokens().tolist()
             done = await ask(session, "Who am I?")
             assert done.items[0].text == "You are Ann."
             prompt = prompts(again)[-1]
@@ -514,12 +514,12 @@ async def test_a_long_life_costs_its_length_and_not_its_events() -> None:
             stored = await shortened(registry, session)
             assert stored.written > 40 * 50 and most < 400
             assert isinstance(stored.operations[0], SessionSnapshot) and len(stored.operations[0].heard) == 30
-            items, tokens = session.history.items(), session.history.tree.head.tokens().tolist()
+            items, tokens = session.history.items(), session.history.head.tokens().tolist()
             handle = await left(session)
         async with registry_in(path, reciting("Still here.")) as registry:
             found = await resumed(registry, handle)
             assert found.session.history.items() == items
-            assert found.session.history.tree.head.tokens().tolist() == tokens
+            assert found.session.history.head.tokens().tolist() == tokens
             assert found.replayed.responses == 40 and found.replayed.heard[-1] == "39-24"
             done = await ask(found.session, "And now?")
             assert done.items[0].text == "Still here."
@@ -637,7 +637,7 @@ def test_a_session_that_is_opened_again_goes_on_as_one_that_was_not(actions: lis
         say(session, "The last.")
         await read(session)
         texts = [getattr(item, "text", "") for item in session.history.items()]
-        return texts, prompts_of(link)[-1], session.history.tree.head.tokens().tolist()
+        return texts, prompts_of(link)[-1], session.history.head.tokens().tolist()
 
     async def act(session: Session, link: ScriptedLink, action: str, at: int) -> None:
         items = session.history.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -14,23 +14,20 @@ from msgspec.structs import replace as replaced
 
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable
 from holdfast.sessions.items import Message, Preamble
+from holdfast.sessions.journal.compaction import Compaction
 from holdfast.sessions.journal.records import (
     AnyOperation,
-    Append,
-    Change,
-    Condensed,
-    Drop,
     Emitted,
     EventReceived,
-    HandleRecord,
     Inserted,
     Keyring,
     Origin,
-    Put,
     SessionSnapshot,
-    Table,
-    key_of,
+    append,
+    drop,
+    put,
 )
+from holdfast.sessions.journal.segment import Fresh
 from holdfast.sessions.journal.store import JournalStore
 
 from .bad_disks import BadDisk, Crash, killed
@@ -82,53 +79,51 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- what may be written --------------------------------------------------------------------------------
 
-    def begun(self, data: st.DataObject) -> tuple[list[Change], dict[int, Shadow]]:
+    def begun(self, data: st.DataObject) -> tuple[list[Fresh], dict[int, Shadow]]:
         operations = data.draw(st.lists(OPERATIONS, max_size=4))
-        group: list[Change] = []
+        group: list[Fresh] = []
         after = dict(self.shadow)
         for number in range(self.next, self.next + data.draw(st.integers(1, 3))):
             group += birth(number)
-            group += [Append(number, index, op) for index, op in enumerate(operations)]
+            group += [append(number, index, op) for index, op in enumerate(operations)]
             after[number] = Shadow(list(operations), (bytes([number % 256]) * 32,), len(operations))
         self.next = max(after) + 1
         return group, after
 
-    def forked(self, data: st.DataObject) -> tuple[list[Change], dict[int, Shadow]]:
+    def forked(self, data: st.DataObject) -> tuple[list[Fresh], dict[int, Shadow]]:
         origin = self.one_of_them(data)
         past, number = self.shadow[origin], self.next
         self.next += 1
         record = replaced(record_of(number), origin=Origin(session=origin, operations=past.written))
-        group = [Put(Table.SESSIONS, key_of(number), record), *birth(number)[1:]]
+        group = [put(number, record), *birth(number)[1:]]
         handles = (bytes([number % 256]) * 32,)
         child = Shadow(list(past.operations), handles, 0, origin, len(past.operations))
         return group, {**self.shadow, number: child}
 
-    def grown(self, data: st.DataObject) -> tuple[list[Change], dict[int, Shadow]]:
+    def grown(self, data: st.DataObject) -> tuple[list[Fresh], dict[int, Shadow]]:
         number = self.one_of_them(data)
         operations = data.draw(st.lists(OPERATIONS, min_size=1, max_size=6))
         was = self.shadow[number]
-        group: list[Change] = [Append(number, was.written + at, op) for at, op in enumerate(operations)]
+        group: list[Fresh] = [append(number, was.written + at, op) for at, op in enumerate(operations)]
         written = was.written + len(operations)
         now = Shadow([*was.operations, *operations], was.handles, written, was.origin, was.inherited)
         return group, {**self.shadow, number: now}
 
-    def turned(self, data: st.DataObject) -> tuple[list[Change], dict[int, Shadow]]:
+    def turned(self, data: st.DataObject) -> tuple[list[Fresh], dict[int, Shadow]]:
         number, digest = self.one_of_them(data), b"h" + data.draw(st.binary(min_size=31, max_size=31))
         was = self.shadow[number]
         if digest in self.handles() | self.gone:
             return [], self.shadow
-        kept, *dropped = was.handles
-        group: list[Change] = [Put(Table.HANDLES, old, None) for old in dropped]
-        group.append(Put(Table.HANDLES, digest, HandleRecord(session=number, owner=b"me")))
-        group.append(Put(Table.KEYRINGS, key_of(number), Keyring(fresh=(digest,), used=kept)))
+        kept = was.handles[0]
+        group = [put(number, Keyring(fresh=(digest,), used=kept))]
         now = Shadow(was.operations, (digest, kept), was.written, was.origin, was.inherited)
         return group, {**self.shadow, number: now}
 
-    def forgotten(self, data: st.DataObject) -> tuple[list[Change], dict[int, Shadow]]:
+    def forgotten(self, data: st.DataObject) -> tuple[list[Fresh], dict[int, Shadow]]:
         number = self.one_of_them(data)
-        return [Drop(number)], {key: value for key, value in self.shadow.items() if key != number}
+        return [drop(number)], {key: value for key, value in self.shadow.items() if key != number}
 
-    def condensed(self, data: st.DataObject) -> tuple[list[Change], dict[int, Shadow]]:
+    def condensed(self, data: st.DataObject) -> tuple[list[Fresh], dict[int, Shadow]]:
         """The whole session as one record, as long as no fork follows on it."""
         number = self.one_of_them(data)
         was = self.shadow[number]
@@ -136,7 +131,7 @@ class StoreMachine(RuleBasedStateMachine):
             return [], self.shadow
         snapshot = SessionSnapshot(preamble=Preamble(instructions=f"{number}"), rendered=Preamble())
         now = Shadow([snapshot], was.handles, was.written)
-        return [Condensed(number, was.written - 1, snapshot)], {**self.shadow, number: now}
+        return [append(number, was.written - 1, snapshot)], {**self.shadow, number: now}
 
     # --- how it goes ----------------------------------------------------------------------------------------
 
@@ -244,7 +239,7 @@ class StoreMachine(RuleBasedStateMachine):
             stored = self.store.session(number)
             assert list(stored.operations) == wanted.operations and stored.written == wanted.written
             assert stored.keyring.digests() == wanted.handles
-            assert all(self.store.handle(digest).session == number for digest in wanted.handles)
+            assert all(self.store.handle(digest)[0] == number for digest in wanted.handles)
         for number in set(range(1, self.next)) - set(self.shadow):
             with pytest.raises(RecordDamaged, match="missing"):
                 self.store.session(number)
@@ -254,7 +249,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    def drawn(self, data: st.DataObject) -> tuple[list[Change], dict[int, Shadow]]:
+    def drawn(self, data: st.DataObject) -> tuple[list[Fresh], dict[int, Shadow]]:
         kinds = [self.begun]
         if self.shadow:
             kinds += [self.grown, self.grown, self.turned, self.forgotten, self.forked, self.condensed]
@@ -266,8 +261,9 @@ class StoreMachine(RuleBasedStateMachine):
     def squeeze(self) -> None:
         """A slice of compacting whatever is not active."""
         store = self.store
-        if store._compaction is None:
-            store._begin_compaction(store._victims(least=-1.0)[:3])
+        if store._compaction is None and (victims := store._victims(least=-1.0)[:3]):
+            with suppress(StorageUnavailable):
+                store._compaction = Compaction(store.logs, store.sessions, victims)
         if store._compaction is not None:
             store.compact()
 

@@ -29,16 +29,14 @@ from holdfast.sessions.journal.legacy import migrate
 from holdfast.sessions.journal.opening import open_for
 from holdfast.sessions.journal.records import (
     AnyOperation,
-    Append,
-    Drop,
     EventReceived,
     Inserted,
     Keyring,
     Origin,
-    Put,
     SessionSnapshot,
-    Table,
-    key_of,
+    append,
+    drop,
+    put,
 )
 from holdfast.sessions.journal.replay import condensed, replay
 from holdfast.sessions.journal.segment import (
@@ -64,13 +62,13 @@ HELLO = Inserted(item=Message(id="item_1", role="user", text="hello"))
 def test_what_is_written_is_there_after_a_restart() -> None:
     with folder() as path:
         with store_in(path) as store:
-            store.write([*birth(1), Append(1, 0, HELLO), Append(1, 1, EventReceived(event="e"))])
+            store.write([*birth(1), append(1, 0, HELLO), append(1, 1, EventReceived(event="e"))])
         with store_in(path) as store:
             stored = store.session(1)
             assert stored.record == record_of(1) and stored.operations == (HELLO, EventReceived(event="e"))
             found = store.handle(stored.keyring.fresh[0])
-            assert found is not None and found.session == 1
-            assert store.next_number() == 2 and store.handle(b"x" * 32) is None
+            assert found is not None and found[0] == 1
+            assert store.logs.next_session == 2 and store.handle(b"x" * 32) is None
 
 
 @pytest.mark.parametrize("kind", [Kind.OPERATION, Kind.SESSION, Kind.KEYRING])
@@ -78,7 +76,7 @@ def test_what_is_written_is_there_after_a_restart() -> None:
 def test_every_flipped_bit_of_a_record_is_noticed(kind: Kind, index: bool) -> None:
     with folder() as path:
         with store_in(path) as store:
-            store.write([*birth(1), Append(1, 0, HELLO), *birth(2), Append(2, 0, HELLO)])
+            store.write([*birth(1), append(1, 0, HELLO), *birth(2), append(2, 0, HELLO)])
             place = store.sessions.place(1, kind, 0)
             size = RECORD_BYTES + len(store.logs.read(place).payload)
         (log,) = logs_of(path)
@@ -108,7 +106,7 @@ def test_every_flipped_bit_of_a_record_is_noticed(kind: Kind, index: bool) -> No
 def test_a_record_in_anothers_place_or_a_missing_one_is_noticed() -> None:
     with folder() as path:
         with store_in(path) as store:
-            store.write([*birth(1), Append(1, 0, HELLO), Append(1, 1, HELLO), Append(1, 2, HELLO)])
+            store.write([*birth(1), append(1, 0, HELLO), append(1, 1, HELLO), append(1, 2, HELLO)])
             first, second = (store.sessions.place(1, Kind.OPERATION, index) for index in (0, 1))
         (log,) = logs_of(path)
         data = bytearray(log.read_bytes())
@@ -136,7 +134,7 @@ def test_a_damaged_keyring_opens_nothing_and_its_handle_says_so() -> None:
         spoil(log, offset_of(place) + 50)
         with store_in(path) as store:
             found = store.handle(digest)
-            assert found is not None and found.session == 1
+            assert found is not None and found[0] == 1
             with pytest.raises(RecordDamaged):
                 store.session(1)
             assert store.damaged() == [1] and store.handle(other) is not None
@@ -149,12 +147,12 @@ def test_the_journal_grows_until_its_limit_and_then_the_oldest_go() -> None:
         number = 0
         with pytest.raises(StorageUnavailable, match="may have no more"):  # noqa: PT012
             for number in range(1, 30):
-                store.write([*birth(number), Append(number, 0, big)])
+                store.write([*birth(number), append(number, 0, big)])
         assert store.full
         assert number > 4, "it had grown"
         store.session(number - 1)
         assert store.make_room(frozenset({number - 1}))
-        store.write([*birth(number), Append(number, 0, big)])
+        store.write([*birth(number), append(number, 0, big)])
         assert store.session(number).operations == store.session(number - 1).operations == (big,)
         with pytest.raises(RecordDamaged):
             store.session(1)
@@ -163,7 +161,7 @@ def test_the_journal_grows_until_its_limit_and_then_the_oldest_go() -> None:
 def test_retention_lets_the_oldest_go_and_keeps_the_live() -> None:
     with folder() as path, store_in(path, replace(SMALL, max_sessions=3)) as store:
         for number in range(1, 7):
-            store.write([*birth(number), Append(number, 0, HELLO)])
+            store.write([*birth(number), append(number, 0, HELLO)])
         digest = store.session(2).keyring.fresh[0]
         assert store.sweep(frozenset({1})) == 2
         assert store.session(1).operations == (HELLO,)
@@ -181,9 +179,9 @@ def test_retention_lets_the_oldest_go_and_keeps_the_live() -> None:
 def test_a_flood_of_one_tenant_costs_another_none_of_its_sessions() -> None:
     with folder() as path, store_in(path, replace(SMALL, max_sessions=8)) as store:
         for number in (1, 2):
-            store.write([*birth(number, salt=b"quiet"), Append(number, 0, HELLO)])
+            store.write([*birth(number, salt=b"quiet"), append(number, 0, HELLO)])
         for number in range(3, 23):
-            store.write([*birth(number, salt=b"flood"), Append(number, 0, HELLO)])
+            store.write([*birth(number, salt=b"flood"), append(number, 0, HELLO)])
         assert store.sweep(frozenset()) == 14
         assert kept_in(store) == [1, 2, *range(17, 23)]
 
@@ -192,21 +190,21 @@ def test_a_full_journal_makes_room_at_the_tenant_that_holds_most() -> None:
     big = Inserted(item=Message(id="item_1", role="user", text="x" * 2000))
     with folder() as path, store_in(path) as store:
         for number in range(1, 81):
-            store.write([*birth(number, salt=b"quiet"), Append(number, 0, HELLO)])
+            store.write([*birth(number, salt=b"quiet"), append(number, 0, HELLO)])
         for number in range(81, 151):
-            store.write([*birth(number, salt=b"flood"), Append(number, 0, big)])
+            store.write([*birth(number, salt=b"flood"), append(number, 0, big)])
         assert store.make_room(frozenset({81}))
         assert kept_in(store) == [*range(1, 82), *range(146, 151)]
 
 
 def test_forks_that_were_never_opened_are_forgotten_first() -> None:
     with folder() as path, store_in(path, replace(SMALL, max_sessions=4)) as store:
-        store.write([*birth(1), Append(1, 0, HELLO)])
-        store.write([*birth(2), Append(2, 0, HELLO)])
+        store.write([*birth(1), append(1, 0, HELLO)])
+        store.write([*birth(2), append(2, 0, HELLO)])
         for number in range(3, 7):
             store.write(birth(number, origin=Origin(session=1, operations=1)))
         opened = Keyring(fresh=(b"a" * 32,), used=b"b" * 32)
-        store.write([Put(Table.KEYRINGS, key_of(3), opened)])
+        store.write([put(3, opened)])
         assert store.sweep(frozenset()) == 2
         assert kept_in(store) == [1, 2, 3, 6]
         assert store.session(6).operations == (HELLO,)
@@ -219,9 +217,9 @@ def kept_in(store: JournalStore) -> list[int]:
 def test_a_forgotten_session_leaves_nothing() -> None:
     with folder() as path:
         with store_in(path) as store:
-            store.write([*birth(1), Append(1, 0, HELLO), *birth(2), Append(2, 0, HELLO)])
-            store.write([Drop(1)])
-            store.write([Drop(2)])
+            store.write([*birth(1), append(1, 0, HELLO), *birth(2), append(2, 0, HELLO)])
+            store.write([drop(1)])
+            store.write([drop(2)])
             assert not store.sessions.states and not store.sessions.handles
             store.logs.roll()
             while store.remove_dead():
@@ -233,13 +231,13 @@ def test_a_forgotten_session_leaves_nothing() -> None:
 def test_a_forgotten_session_stays_forgotten_while_an_older_log_has_its_records() -> None:
     with folder() as path:
         with store_in(path) as store:
-            store.write([*birth(1), Append(1, 0, HELLO), *birth(2)])
+            store.write([*birth(1), append(1, 0, HELLO), *birth(2)])
             store.logs.roll()
-            store.write([*birth(3), Drop(1)])
+            store.write([*birth(3), drop(1)])
             newer = store.logs.active
             assert newer is not None
             store.logs.roll()
-            assert store._compact_whole([newer])
+            store._compact_whole([newer])
         with store_in(path) as store:
             assert sorted(store.sessions.states) == [2, 3]
             with pytest.raises(RecordDamaged, match="missing"):
@@ -252,10 +250,10 @@ def test_a_line_of_forks_longer_than_a_stack_is_deep_is_forgotten() -> None:
         for number in range(1, length + 1):
             origin = Origin(session=number - 1, operations=1) if number > 1 else None
             record = replaced(record_of(number), origin=origin)
-            store.write([Put(Table.SESSIONS, key_of(number), record), Append(number, 0, HELLO)])
-        store.write([Drop(number) for number in range(1, length)])
+            store.write([put(number, record), append(number, 0, HELLO)])
+        store.write([drop(number) for number in range(1, length)])
         assert store.statistics()["journal_sessions"] == length, "the last one follows on all of them"
-        store.write([Drop(length)])
+        store.write([drop(length)])
         assert store.statistics()["journal_sessions"] == 0
 
 
@@ -276,15 +274,15 @@ def test_another_models_store_is_ignored_with_one_line_and_left_as_it_is(
 ) -> None:
     with folder() as path:
         with store_in(path) as store:
-            store.write([*birth(1), Append(1, 0, HELLO)])
+            store.write([*birth(1), append(1, 0, HELLO)])
         (log,) = logs_of(path)
         before = log.read_bytes()
         for sessions in (0, 1):
             caplog.clear()
             other = open_for(path, b"another", SMALL)
-            assert other.next_number() == 1 + sessions
+            assert other.logs.next_session == 1 + sessions
             if not sessions:
-                other.write([*birth(1), Append(1, 0, EventReceived(event="another's"))])
+                other.write([*birth(1), append(1, 0, EventReceived(event="another's"))])
             assert other.session(1).operations == (EventReceived(event="another's"),)
             other.close()
             (line,) = caplog.messages
@@ -303,12 +301,12 @@ def test_a_later_versions_store_is_ignored_with_one_line_and_left_as_it_is(
 ) -> None:
     with folder() as path:
         with store_in(path) as store:
-            store.write([*birth(1), Append(1, 0, HELLO)])
+            store.write([*birth(1), append(1, 0, HELLO)])
         (log,) = logs_of(path)
         rewrite_header(log, format=FORMAT + 1)
         before = log.read_bytes()
         store = open_for(path, MODEL, SMALL)
-        assert store.next_number() == 1
+        assert store.logs.next_session == 1
         store.close()
         (line,) = caplog.messages
         assert f"format {FORMAT + 1}" in line and "ignored" in line
@@ -320,7 +318,7 @@ def test_a_log_that_was_cut_short_is_the_log_up_to_there(caplog: pytest.LogCaptu
         with store_in(path) as store:
             ends = [LOG_START]
             for number in range(1, 9):
-                store.write([*birth(number), Append(number, 0, HELLO)])
+                store.write([*birth(number), append(number, 0, HELLO)])
                 ends.append(store.logs.active.end)
         (log,) = logs_of(path)
         whole, told = log.read_bytes(), log.with_suffix(".index").read_bytes()
@@ -335,7 +333,7 @@ def test_a_log_that_was_cut_short_is_the_log_up_to_there(caplog: pytest.LogCaptu
                 assert sorted(store.sessions.states) == list(range(1, there + 1))
                 assert all(store.session(number).operations == (HELLO,) for number in range(1, there + 1))
                 assert f"{log} lost its end" in caplog.text and not store.damaged()
-                store.write([*birth(20), Append(20, 0, HELLO)])
+                store.write([*birth(20), append(20, 0, HELLO)])
             with store_in(path) as store:
                 assert store.session(20).operations == (HELLO,) and len(store.sessions.states) == there + 1
 
@@ -364,7 +362,7 @@ def test_the_first_formats_store_opens(tmp_path: Path) -> None:
         kinds = [operation.__struct_config__.tag for operation in stored.operations]
         assert kinds == ["heard", "inserted", "heard", "begun", "said", "ended", "configured", "deleted"]
         assert stored.record.id == "sess_1" and store.handle(stored.keyring.fresh[0]) is not None
-        store.write([Append(1, len(stored.operations), HELLO)])
+        store.write([append(1, len(stored.operations), HELLO)])
         assert store.session(1).operations[-1] == HELLO
         assert store.condense(1, partial(condensed, max_items=9)) and isinstance(
             store.session(1).operations[0], SessionSnapshot
@@ -384,13 +382,13 @@ def test_a_session_that_is_not_made_shorter_is_looked_at_again_when_it_has_grown
     with folder() as path, store_in(path, replace(SMALL, snapshot_operations=16)) as store:
         store.write(birth(1))
         for index in range(64):
-            store.write([Append(1, index, HELLO)])
+            store.write([append(1, index, HELLO)])
             for number in list(store.long):
                 assert not store.condense(number, decline)
         assert looks == [16, 20, 25, 32, 40, 50, 63]
-        store.write([Drop(1), *birth(1)])
+        store.write([drop(1), *birth(1)])
         for index in range(16):
-            store.write([Append(1, index, HELLO)])
+            store.write([append(1, index, HELLO)])
         assert store.long == {1}, "what was dropped says nothing of another"
 
 
@@ -405,7 +403,7 @@ def test_a_condensed_session_is_checked_like_any_other(tmp_path: Path) -> None:
         assert (len(stored.operations), stored.written) == (1, count)
         assert replay(stored.operations, max_items=9).history.items() == before.history.items()
         assert not store.condense(1, partial(condensed, max_items=9)), "there is nothing to gain"
-        store.write([Append(1, count, EventReceived(event="e"))])
+        store.write([append(1, count, EventReceived(event="e"))])
         assert len(store.session(1).operations) == 2
         place = store.sessions.place(1, Kind.SNAPSHOT, count - 1)
         size = RECORD_BYTES + len(store.logs.read(place).payload)
@@ -487,5 +485,5 @@ def test_a_group_that_fails_in_the_middle_is_not_there() -> None:
     with folder() as path, store_in(path) as store:
         store.write(birth(1))
         with pytest.raises(TypeError):
-            store.write([Append(1, 0, HELLO), Put(Table.SESSIONS, key_of(2), object())])
+            store.write([append(1, 0, HELLO), put(2, object())])
         assert store.session(1).operations == ()

@@ -78,7 +78,7 @@ STRICT = {
     "gemma-2": Family(_template("gemma2"), TURNS, (), "<end_of_turn>", (("bos_token", "<bos>"),)),
     "gemma-3": Family(_template("gemma3"), TURNS, (), "<end_of_turn>", (("bos_token", "<bos>"),)),
 }
-"""Families whose templates want users and assistants to alternate."""
+"""Families with templates that want users and assistants to alternate."""
 FAMILIES |= STRICT
 
 

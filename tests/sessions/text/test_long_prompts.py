@@ -16,7 +16,7 @@ from holdfast.sessions.text.stable_prefix import StablePrefixRule
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.turn.events import EndReason, ReplyDone, ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
-from holdfast.sessions.workers import Workers
+from holdfast.sessions.workers import Workers, WorkerSlot
 
 from ..scripted_link import ScriptedLink
 from ..session_stage import END, LANGUAGE, ask, one_shot, prompts, read, reciting, run, say, session_on
@@ -31,19 +31,13 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.characters = 0
-        encoded, batched = ChatTokenizer._encoded, ChatTokenizer._batched
+        encoded = ChatTokenizer._encoded
 
-        def one(chat: ChatTokenizer, text: str) -> object:
-            if len(text) < 8192:
-                self.characters += len(text)
+        def counted(chat: ChatTokenizer, text: str) -> object:
+            self.characters += len(text)
             return encoded(chat, text)
 
-        def many(chat: ChatTokenizer, text: str) -> object:
-            self.characters += len(text)
-            return batched(chat, text)
-
-        monkeypatch.setattr(ChatTokenizer, "_encoded", one)
-        monkeypatch.setattr(ChatTokenizer, "_batched", many)
+        monkeypatch.setattr(ChatTokenizer, "_encoded", counted)
 
 
 class Gate:
@@ -170,9 +164,9 @@ async def test_a_reader_that_leaves_gives_the_thread_back(monkeypatch: pytest.Mo
 
 
 @run
-async def test_work_that_fails_after_everybody_left_is_nobody_s() -> None:
+async def test_work_that_fails_after_all_waits_ended_raises_nothing() -> None:
     workers, begun, opened = Workers(), asyncio.Event(), threading.Event()
-    slot, loop = workers.slot(), asyncio.get_running_loop()
+    slot, loop = WorkerSlot(workers), asyncio.get_running_loop()
 
     def work(stopped: object) -> None:
         loop.call_soon_threadsafe(begun.set)

@@ -81,7 +81,7 @@ def renderer_of(template: str) -> Renderer:
 
 
 def called(renderer: Renderer, calls: int) -> History:
-    """A history whose last reply has made so many calls."""
+    """A history with a last reply that has made so many calls."""
     history = History(Preamble(tools=(Tool(name="look"),)))
     history.insert(user("Look!"))
     made = [
@@ -130,7 +130,7 @@ def test_an_output_settles_as_it_grows(style: str) -> None:
         len(renderer.stable_tokens(growing(history, output(1, text))))
         for text in ("", "The weather", 'The weather\nin "Paris" is sunny and warm, and I am fine')
     ]
-    head = history.tree.head
+    head = history.head
     assert head is not None and lengths == sorted(lengths)
     assert lengths[0] > head.length, "the output before it stands"
     assert lengths[2] > lengths[0] + 12

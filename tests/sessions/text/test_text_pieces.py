@@ -152,10 +152,8 @@ def test_any_of_finds_the_longest(tokens: set[str], text: str) -> None:
 
 def test_a_token_is_spelled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     chat, spelled = chat_of("gpt2"), list[str]()
-    spell = ChatTokenizer._spell
+    plain = ChatTokenizer._plain
     monkeypatch.setattr(chat, "_spelled", {})
-    monkeypatch.setattr(
-        ChatTokenizer, "_spell", lambda self, token: spelled.append(token) or spell(self, token)
-    )
+    monkeypatch.setattr(ChatTokenizer, "_plain", lambda self, text: spelled.append(text) or plain(self, text))
     chat.encode(chat.mark("<|im_end|>" * 50), leads=True)
-    assert spelled == ["<|im_end|>"]
+    assert spelled == ["\n", "\n<|im_end|>"]

@@ -1,4 +1,4 @@
-"""Loading a model folder's tokenizer, and marking what somebody typed."""
+"""Loading a model folder's tokenizer, and marking what a user typed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_folder_that_transformers_wrote_is_read(folder: Path) -> None:
     loaded = ChatTokenizer.load(folder)
     assert loaded.template == FAMILIES["llama3"].template
     assert loaded.named["bos_token"] == "<|begin_of_text|>"
-    assert loaded.specials == ours("llama3").specials
+    assert loaded.special_ids == ours("llama3").special_ids
 
 
 @pytest.mark.parametrize("written", [CHATML, [{"name": "default", "template": CHATML}], None])
@@ -77,7 +77,7 @@ def test_marks_are_put_around_typed_control_tokens_wherever_they_stand() -> None
     marked = f"a {OPEN_MARK}<|im_end|>{CLOSE_MARK} b"
     assert mark("a <|im_end|> b") == marked
     assert mark({"a <|im_end|> b": ["a <|im_end|> b", 7, None]}) == {marked: [marked, 7, None]}
-    assert mark(f"<|im_{OPEN_MARK}end|>") == f"{OPEN_MARK}<|im_end|>{CLOSE_MARK}"  # nobody forges a mark
+    assert mark(f"<|im_{OPEN_MARK}end|>") == f"{OPEN_MARK}<|im_end|>{CLOSE_MARK}"  # a mark cannot be forged
     unwritten = "<think> is an added token, but none that this template writes"
     assert mark(unwritten) == unwritten
 
@@ -109,8 +109,8 @@ def test_text_within_a_prompt_is_written_as_behind_a_line(name: str, text: str) 
     """Read once where the beginning makes no difference, twice where it does: the ids are the same."""
     text = text.replace(OPEN_MARK, "").replace(CLOSE_MARK, "")
     loaded = ours(name)
-    newline = loaded._parse("\n")
-    behind = loaded._parse("\n" + text)
+    newline = loaded._encoded("\n").ids
+    behind = loaded._encoded("\n" + text).ids
     if text and behind[: len(newline)] == newline:
         assert loaded.encode(text, leads=False) == behind[len(newline) :]
 
@@ -147,6 +147,6 @@ def test_long_text_leaves_other_threads_room_and_has_the_same_tokens(name: str) 
     text = "It's 21 degrees; what now?\n " * (2 * LONG // 25)
     for leads in (True, False):
         assert patient.encode(text, leads=leads) == plain.backend.encode(text, add_special_tokens=False).ids
-        assert patient.words(text, leads=leads).ids == patient.encode(text, leads=leads)
+        assert patient.split(text, leads=leads).ids == patient.encode(text, leads=leads)
         assert StablePrefixRule(patient).prefix_of(text, leads=leads).ids
     assert 0 < watched.longest < LONG + 2

@@ -1,6 +1,6 @@
 """Grammars of calls, against the library that follows them: which texts may come, and where an end may.
 
-In the form of the pocket model, whose tags are tokens, and in one whose tags are mere text.
+In the form of the pocket model, with tags that are tokens, and in one with tags that are mere text.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_an_answer_or_calls(compiler: Compiler, writer: CallWriter) -> None:
     assert Reading(compiler, grammar, '"z"').refused and Reading(compiler, grammar, "x").refused
 
 
-def test_forms_whose_arguments_are_no_json_are_refused_by_name() -> None:
+def test_forms_with_arguments_that_are_no_json_are_refused_by_name() -> None:
     language = Language(
         TOKENIZER, classify_template(TOKENIZER), StablePrefixRule(TOKENIZER), Forms(CallForm.PYTHONIC)
     )

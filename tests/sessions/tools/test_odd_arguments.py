@@ -1,4 +1,4 @@
-"""Calls whose arguments are odd JSON: templates are given an object where they can write it, else the text."""
+"""Calls with odd JSON as arguments: templates get an object where they can write it, else the text."""
 
 from __future__ import annotations
 

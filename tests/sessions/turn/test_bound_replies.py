@@ -1,4 +1,4 @@
-"""Replies that a grammar binds from their first token, by models whose template opens their reasoning."""
+"""Replies that a grammar binds from their first token, by models with templates that open their reasoning."""
 
 from __future__ import annotations
 

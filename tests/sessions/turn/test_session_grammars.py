@@ -32,7 +32,7 @@ def grammar_of(tools: tuple[Tool, ...] = (), **fields: Any) -> Grammar | None:
     return TurnGrammar(LANGUAGE).grammar(request, tools)
 
 
-def test_nothing_is_bound_that_nobody_asked_to_be() -> None:
+def test_nothing_is_bound_that_was_not_asked_to_be() -> None:
     assert grammar_of() is None and grammar_of((ADD, LOOK)) is None
     assert grammar_of((STRICT,), tool_choice="none") is None
 

@@ -30,7 +30,7 @@ LOOK = Tool(name="look", parameters={"type": "object", "properties": {}})
 
 
 class Planted(Exception):
-    """A defect that nobody foresaw."""
+    """A defect that was not foreseen."""
 
 
 def once(fault: BaseException, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,7 +105,7 @@ async def test_what_raises_before_a_turn_is_owned_leaves_nothing_begun(where: st
     session = session_on(link)
     await ask(session, "Hi")
     say(session, "And?")
-    before, head = session.history.items(), session.history.tree.head
+    before, head = session.history.items(), session.history.head
     with pytest.MonkeyPatch.context() as monkeypatch:
         plant(monkeypatch, *BEFORE_A_TURN[where](session))
         instructions = "Be brief" if aside else None
@@ -113,7 +113,7 @@ async def test_what_raises_before_a_turn_is_owned_leaves_nothing_begun(where: st
             response = session.respond(TurnRequest.checked(instructions=instructions))
             await response.aclose()
     assert not session.history.busy
-    assert (session.history.items(), session.history.tree.head) == (before, head)
+    assert (session.history.items(), session.history.head) == (before, head)
     assert session.statistics()["responses"] == session._tenant.turns == 0
     assert (await ask(session, "Now?")).status is ReplyStatus.COMPLETED
 
@@ -141,7 +141,7 @@ async def test_what_raises_while_a_reply_is_read_ends_that_turn_alone(where: str
     session = session_on(link)
     await ask(session, "Hi")
     say(session, "And?")
-    before, head, last = session.history.items(), session.history.tree.head, None
+    before, head, last = session.history.items(), session.history.head, None
     with pytest.MonkeyPatch.context() as monkeypatch:
         plant(monkeypatch, *WHILE_IT_IS_READ[where](session))
         with suppress(Planted):
@@ -149,7 +149,7 @@ async def test_what_raises_while_a_reply_is_read_ends_that_turn_alone(where: str
                 last = event
     assert not isinstance(last, ReplyDone) or last.status is ReplyStatus.FAILED
     assert not session.history.busy
-    assert (session.history.items(), session.history.tree.head) == (before, head)
+    assert (session.history.items(), session.history.head) == (before, head)
     assert session.statistics()["responses"] == session._tenant.turns == 0
     assert (await ask(session, "Now?")).status is ReplyStatus.COMPLETED
     assert len(link.held) == 1
@@ -199,7 +199,7 @@ async def test_a_response_that_was_never_read_is_ended_with_its_session() -> Non
 
 @run
 async def test_a_reply_that_cannot_go_on_is_refused_and_its_session_lives() -> None:
-    """A session from the journal whose reply was interrupted, where its grammar cannot be written any more."""
+    """A session from the journal with an interrupted reply; its grammar cannot be written any more."""
     with folder() as path:
         async with registry_in(path, reciting("Hello")) as registry:
             session = registry.create(owner=b"me")
@@ -247,7 +247,7 @@ async def test_a_turn_that_the_journal_refused_is_not_in_the_journal() -> None:
 
 
 @run
-async def test_a_fork_that_fails_leaves_no_session_that_nobody_has() -> None:
+async def test_a_fork_that_fails_leaves_no_session_without_a_handle() -> None:
     with folder() as path:
         async with registry_in(path, reciting("Hello")) as registry:
             session = registry.create(owner=b"me")
@@ -259,6 +259,6 @@ async def test_a_fork_that_fails_leaves_no_session_that_nobody_has() -> None:
                         await registry.fork(session.id, [b"", b""])
             await session.log.sync()
             assert registry.statistics()["sessions"] == 1
-            assert registry._tenants[b""].sessions == 1
-            assert len(await registry.fork_tree(session.id)) == 1
+            assert registry.tenants[b""].sessions == 1
+            assert len((await registry.fork_tree(session.id)).members) == 1
             assert len(await registry.fork(session.id, [b"", b""])) == 2

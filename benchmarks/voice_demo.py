@@ -9,7 +9,6 @@ second, a partial result every 200 ms, and one in ten of these is wrong about it
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,15 +18,12 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from ...runtime.errors import RuntimeFault
-from ...runtime.settings import EngineSettings
-from ...sdk.chat import Chat
-from ...sdk.client import connect
-from ...sdk.errors import SDKError
-from ...sdk.text_input import TextInput
-from ...sessions.errors import SessionError
-from ..server import serving
-from ..settings import GatewaySettings
+from holdfast.gateway.cli.demo import MODEL, figures, played, verdict
+from holdfast.gateway.server import serving
+from holdfast.gateway.settings import GatewaySettings
+from holdfast.runtime.settings import EngineSettings
+from holdfast.sdk import Chat, connect
+from holdfast.sdk.text_input import TextInput
 
 WORDS_PER_SECOND = 3.3
 PARTIAL_SECONDS = 0.2
@@ -106,12 +102,7 @@ def run(speed: float = 1.0, lines: int | None = None) -> int:
 
     Returns 0 if all was right, 1 if not, 2 if it could not start.
     """
-    console = Console(highlight=False)
-    try:
-        return asyncio.run(_call(console, speed, SCRIPT[:lines]))
-    except (RuntimeFault, SessionError, SDKError) as error:
-        print(f"holdfast: {error.message}", file=sys.stderr)
-        return 2
+    return played(lambda console: _call(console, speed, SCRIPT[:lines]))
 
 
 async def _call(console: Console, speed: float, script: tuple[SpokenLine, ...]) -> int:
@@ -122,7 +113,7 @@ async def _call(console: Console, speed: float, script: tuple[SpokenLine, ...]) 
     wrong: list[str] = []
     pairs: list[tuple[VoiceReply, VoiceReply]] = []
     async with (
-        serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as running,
+        serving(GatewaySettings(port=0), EngineSettings(model=MODEL)) as running,
         connect(running.url) as client,
         client.session(temperature=0) as streamed,
         client.session(temperature=0) as plain,
@@ -205,15 +196,17 @@ def _faults(line: SpokenLine, streamed: VoiceReply, plain: VoiceReply) -> list[s
 
 
 def _table(script: tuple[SpokenLine, ...], pairs: list[tuple[VoiceReply, VoiceReply]]) -> Table:
-    table = Table(title="From the end of speech to the first word")
-    for heading in ("words", "streamed ms", "not streamed ms", "ahead", "corrected", "in vain", "cut after"):
-        table.add_column(heading, justify="right")
-    for line, (streamed, plain) in zip(script, pairs, strict=True):
-        words, cut = len(line.speak.split()), line.barge_in
-        times = (f"{heard.ttft_ms:.0f}" for heard in (streamed, plain))
-        counts = (str(count) for count in (streamed.ahead, streamed.retracted, streamed.wasted))
-        table.add_row(str(words), *times, *counts, "" if cut is None else str(cut))
-    return table
+    headings = ("words", "streamed ms", "not streamed ms", "ahead", "corrected", "in vain", "cut after")
+    rows = [
+        [
+            len(line.speak.split()),
+            *(f"{heard.ttft_ms:.0f}" for heard in (streamed, plain)),
+            *(streamed.ahead, streamed.retracted, streamed.wasted),
+            "" if line.barge_in is None else line.barge_in,
+        ]
+        for line, (streamed, plain) in zip(script, pairs, strict=True)
+    ]
+    return figures("From the end of speech to the first word", headings, rows)
 
 
 def _verdict(
@@ -232,11 +225,8 @@ def _verdict(
         f" {vain} tokens were computed in vain.",
         soft_wrap=True,
     )
-    for fault in wrong:
-        console.print(f"[red]{fault}[/red]", soft_wrap=True)
-    if not wrong:
-        console.print("Streamed and not, every reply was the same, and what was told was recalled.")
-    return 1 if wrong else 0
+    right = "Streamed and not, every reply was the same, and what was told was recalled."
+    return verdict(wrong, console, [right])
 
 
 def _medians(pairs: list[tuple[VoiceReply, VoiceReply]]) -> str:

@@ -1,5 +1,5 @@
-"""The demo's second and third act: engine and server are killed in the middle of replies, and the session goes
-on; then its KV is sent to disk, and it is asked again.
+"""The second and third act of ``holdfast demo``: engine and server are killed in the middle of replies, and the
+session goes on; then its KV is sent to disk, and it is asked again.
 
 The server is a process of its own with a store of its own. The replies must equal those of an undisturbed
 session. For Linux: the engine's process is found in ``/proc``.
@@ -11,30 +11,27 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from ...sdk.chat import Chat
-from ...sdk.client import connect
-from ..settings import DEFAULT_HOST
+from holdfast.gateway.settings import DEFAULT_HOST
+from holdfast.sdk import Chat, connect
+
+from .faults.server_faults import CODE, address_of
 
 STORY = "Tell me the story of the fox."
 LINES = ("My name is Marisol.", STORY, STORY, "What is my name?")
 LAST = "What is my name?"
 PIECES_BEFORE = 12
 """Pieces of a reply before a process is killed."""
-KILLED = ("the engine was killed", "the server was killed")
-START_SECONDS = 600.0  # the first start on a machine compiles kernels
+KILLED = ("the engine was killed in mid-reply", "the server was killed in mid-reply")
 
 Kill = Callable[[], Awaitable[None]]
 
@@ -52,30 +49,16 @@ class ServerProcess:
 
     def __init__(self, model: str, store: Path) -> None:
         with socket.create_server((DEFAULT_HOST, 0)) as free:
-            self._port = free.getsockname()[1]
-        self.url = f"http://{DEFAULT_HOST}:{self._port}"
-        program = "from holdfast.gateway.cli.main import main; main()"
-        options = ["--port", str(self._port), "--store", str(store / "sessions"), "--dtype", "float32"]
-        self._command = [sys.executable, "-c", program, "serve", model, *options]
-        self._log = store / "server.log"
-        self._process: subprocess.Popen[bytes] | None = None
+            port = free.getsockname()[1]
+        self.url = f"http://{DEFAULT_HOST}:{port}"
+        options = ["--port", str(port), "--store", str(store / "sessions"), "--dtype", "float32"]
+        self._command = [sys.executable, "-c", CODE, "serve", model, *options]
+        self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start it and wait until it is ready. Raises ``RuntimeError`` with its output where it ends first."""
-        process = self._spawn()
-        deadline = time.monotonic() + START_SECONDS
-        while not await asyncio.to_thread(_answers, f"{self.url}/ready"):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the server did not start: {self._printed()}")
-            await asyncio.sleep(0.05)
-
-    def _printed(self) -> str:
-        return self._log.read_text()[-2000:]
-
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        return self._process
+        """Start it and wait until it is ready."""
+        self._process = await asyncio.create_subprocess_exec(*self._command, stderr=asyncio.subprocess.PIPE)
+        await address_of(self._process)
 
     async def kill_engine(self) -> None:
         """Kill the engine's process; the server starts another."""
@@ -85,38 +68,36 @@ class ServerProcess:
 
     async def kill_and_start(self) -> None:
         """Kill the server, and with it its child processes; then start another one."""
-        self.kill()
+        await self.kill()
         await self.start()
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """Kill the server and wait for its end."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            await self._process.communicate()
 
 
 async def play_crashes(model: str, console: Console) -> list[str]:
     """Play both acts. Returns what went wrong, in lines."""
     # The disk tier's process may write for a moment after its server was killed.
     kept = tempfile.TemporaryDirectory(prefix="holdfast-demo-", ignore_cleanup_errors=True)
-    with kept as folder, _server(model, folder) as server:
-        await server.start()
-        async with connect(server.url) as client:
+    with kept as folder:
+        async with _started(model, folder) as server, connect(server.url) as client:
             async with client.session(temperature=0) as calm:
                 wanted = [await calm.say(line).text() for line in LINES]
                 expected_last = await calm.say(LAST).text()
             async with client.session(temperature=0) as chat:
                 kills: tuple[Kill | None, ...] = (None, server.kill_engine, server.kill_and_start, None)
-                names = ("", "the engine was killed in mid-reply", "the server was killed in mid-reply", "")
                 wrong = []
-                for line, expected, kill, name in zip(LINES, wanted, kills, names, strict=True):
+                for line, expected, kill, name in zip(LINES, wanted, kills, ("", *KILLED, ""), strict=True):
                     told = await _say(chat, line, kill)
                     _show(chat, line, told, name, console)
                     if told.text != expected:
                         wrong.append(f"{name or line}: {told.text!r} is not {expected!r}")
                 console.print("[bold]Third act[/bold]: the session's KV is sent down to disk.\n")
                 wrong += await _use_disk(chat, LAST, expected_last, console)
-        return wrong
+    return wrong
 
 
 async def _use_disk(chat: Chat, line: str, expected: str, console: Console) -> list[str]:
@@ -137,13 +118,14 @@ async def _use_disk(chat: Chat, line: str, expected: str, console: Console) -> l
     return wrong
 
 
-@contextmanager
-def _server(model: str, folder: str) -> Iterator[ServerProcess]:
+@asynccontextmanager
+async def _started(model: str, folder: str) -> AsyncIterator[ServerProcess]:
     server = ServerProcess(model, Path(folder))
     try:
+        await server.start()
         yield server
     finally:
-        server.kill()
+        await server.kill()
 
 
 async def _say(chat: Chat, line: str, kill: Kill | None) -> DisturbedReply:
@@ -162,33 +144,22 @@ async def _say(chat: Chat, line: str, kill: Kill | None) -> DisturbedReply:
 
 
 def _show(chat: Chat, line: str, told: DisturbedReply, name: str, console: Console) -> None:
-    shown = told.text if len(told.text) < 80 else _excerpt(told.text)
     console.print(f"[bold]you[/bold]     {line}")
+    shown = told.text if len(told.text) < 80 else _excerpt(told.text)
     console.print(f"[bold cyan]pocket[/bold cyan]  {shown}", soft_wrap=True)
-    finished, parts = (
-        chat.last,
-        [f"[bold]{name}[/bold]" if name else "", f"longest wait {told.gap * 1000:.0f} ms"],
-    )
-    if name.startswith(KILLED):
-        parts[-1] += " for a new process to start"
-    if finished.ttft_ms is not None:
-        parts.append(f"TTFT {finished.ttft_ms:.0f} ms")
-    if (kv := finished.kv) is not None:
+    parts = [f"[bold]{name}[/bold]"] if name else []
+    cause = " for a new process to start" if name in KILLED else ""
+    parts.append(f"longest wait {told.gap * 1000:.0f} ms{cause}")
+    if chat.last.ttft_ms is not None:
+        parts.append(f"TTFT {chat.last.ttft_ms:.0f} ms")
+    if (kv := chat.last.kv) is not None:
         parts.append(f"restored {kv.host} from host, {kv.disk} from disk · recomputed {kv.recomputed}")
-    console.print(f"[dim]        {' · '.join(part for part in parts if part)}[/dim]\n", soft_wrap=True)
+    console.print(f"[dim]        {' · '.join(parts)}[/dim]\n", soft_wrap=True)
 
 
 def _excerpt(text: str) -> str:
     """Whole words of the beginning and of the end."""
     return f"{text[:60].rsplit(None, 1)[0]} … {text[-16:].split(None, 1)[-1]}"
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def _engines(server: int) -> list[int]:
