@@ -7,7 +7,7 @@ checked by their xxh3 before their first use. One thread uses it; no torch, no c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from math import ceil
 
 import numpy as np
@@ -48,6 +48,7 @@ class HostTier:
         self._order = FairOrder(max(1, memory.slots))  # of slots that are READY
         self._promised: dict[bytes, dict[int, float]] = {}  # key: sequence with a lease: return
         self._covers: dict[int, list[bytes]] = {}
+        self.lease_changes = 0
         self._stamp = 0  # rises with each use
         self._hits = self._misses = self._damaged = self._refused = self._dropped = 0
         self._free = self._adopt()
@@ -142,6 +143,7 @@ class HostTier:
 
         Leased records are evicted after all others, the latest of their ``returns`` (seconds) first.
         """
+        self.lease_changes += 1
         before, now = self._covers.pop(holder, []), list(keys)
         for key in before:
             holders = self._promised[key]
@@ -156,6 +158,11 @@ class HostTier:
             slot = self._slot_of.get(key)
             if slot is not None:
                 self._order.lease(slot, self._return_of(key))
+
+    @property
+    def leased(self) -> Set[bytes]:
+        """Keys that leases cover, here or not."""
+        return self._promised.keys()
 
     def promised(self, key: bytes, besides: int | None = None) -> bool:
         """Whether a lease covers the record, other than that of the sequence ``besides``."""

@@ -92,11 +92,9 @@ class Transfers:
             self.tier.touch(keys)
 
     def lease(self, holder: int, keys: Sequence[bytes], returns: float) -> None:
-        """As `HostTier.lease`, for both tiers."""
+        """As `HostTier.lease`; the disk tier looks there."""
         if self.tier is not None:
             self.tier.lease(holder, keys, returns)
-        if self.disk is not None:
-            self.disk.lease(holder, keys)
 
     def saving(self, key: bytes) -> bool:
         """Whether the record is on its way to the host tier."""
