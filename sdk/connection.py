@@ -233,10 +233,7 @@ class Connection:
         meanwhile: Callable[[ServerEvent], object] | None = None,
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wait until nothing runs or `enough` holds, whether or not another task reads.
-
-        Events that are read here go to `meanwhile`.
-        """
+        """Wait until nothing runs or `enough` holds, also while another task reads; `meanwhile` gets events."""
         while self.responses.busy and not enough():
             if self._reading:
                 await self._other_reader()

@@ -65,10 +65,7 @@ class Finished:
 
 @dataclass(slots=True)
 class Progress:
-    """What has come of one response: `texts` of its messages, by item id.
-
-    It outlives the reader, so that a reply that was left can still be cut.
-    """
+    """What has come of one response, also after its reader has left: `texts` of its messages, by item id."""
 
     response_id: str | None = None
     texts: dict[str, str] = field(default_factory=dict)

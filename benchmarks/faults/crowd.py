@@ -86,8 +86,7 @@ async def begun(client: Client, fields: dict[str, Any]) -> AsyncIterator[Chat]:
 
 async def listen(client: Client, talk: Talk, stirs: Callable[[], None] = lambda: None) -> list[HeardReply]:
     """Hold a whole talk on its own session; it ends at the first reply that fails. ``stirs`` is called per
-    piece.
-    """
+    piece."""
     heard: list[HeardReply] = []
     try:
         async with begun(client, talk.fields) as chat:

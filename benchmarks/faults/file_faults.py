@@ -204,10 +204,10 @@ def kept(folder: Path, count: int = SESSIONS) -> None:
     with opened(folder, SMALL_LOGS) as store:
         groups = [session(number) for number in range(1, count + 1)]
         for group in groups:
-            store.write(group[:3])
+            store.write(group[:2])
         for at in range(WORDS):
             for group in groups:
-                store.write([group[3 + at]])
+                store.write([group[2 + at]])
 
 
 @contextmanager
@@ -428,8 +428,7 @@ def fill(disk: Path, leave: int) -> Path:
 
 
 def full_records(tries: int, seed: int) -> FaultTally:
-    """Fill the disk, with one page more left each time: puts are refused, reads work, and the store
-    recovers."""
+    """Fill the disk, but for one page more each time: puts are refused, reads work, the store recovers."""
     tally = FaultTally("full disk: KV file")
     with small_disk("6m") as disk:
         if disk is None:

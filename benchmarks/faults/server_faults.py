@@ -13,7 +13,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from holdfast.gateway.settings import GatewaySettings
@@ -23,10 +22,10 @@ from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.server import ResponseCreated, ResponseDone, ServerGoingAway
 from holdfast.sdk.reconnect import Patience
 
+from ..harness.servers import PROGRAM, children_of
 from .crowd import STORY, FaultTally
 
 SERVE = ["serve", "pocket", "--dtype", "float32", "--kv-bytes", "16MiB", "--max-context", "2048"]
-CODE = "from holdfast.gateway.cli.main import main; main()"
 ORPHAN_SECONDS = 60.0
 """A child that is still there was left, on a machine of any speed; how long they took is the gap."""
 GOING_AWAY = 1012
@@ -47,7 +46,7 @@ async def command(store: str | None = None) -> AsyncIterator[tuple[asyncio.subpr
 async def launched(store: str, port: int = 0) -> AsyncIterator[asyncio.subprocess.Process]:
     """A server from its start on, listening on ``port``."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", CODE, *SERVE, "--port", str(port), "--store", store),
+        *(sys.executable, "-c", PROGRAM, *SERVE, "--port", str(port), "--store", store),
         stderr=asyncio.subprocess.PIPE,
     )
     try:
@@ -87,10 +86,6 @@ async def orphaned(tries: int, seed: int) -> FaultTally:
             with suppress(ConnectionFailed):  # killed before it answered
                 await speaking
     return tally
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def ended(pidfd: int) -> bool:

@@ -127,11 +127,7 @@ def generate(
 
 
 def rows_of(engine: Engine) -> Iterator[messages.Row]:
-    """The rows of all steps until all sequences end. A failed sequence ends the measurement.
-
-    Raises:
-        SequenceFailed
-    """
+    """The rows of all steps until all sequences end. Raises ``SequenceFailed``."""
     while (step := engine.step()) is not None:
         for row in step.rows:
             if row.finish is messages.Finish.ERROR:

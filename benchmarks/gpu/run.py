@@ -108,8 +108,7 @@ class Results:
 
 @contextmanager
 def importable() -> Iterator[None]:
-    """``holdfast`` as this checkout, whether or not it is installed, and carried wheels, also for child
-    processes."""
+    """``holdfast`` as this checkout, installed or not, and carried wheels, also for child processes."""
     found = find_spec("holdfast")
     ours = found is not None and found.origin is not None and Path(found.origin).resolve().parent == ROOT
     if ours and not WHEELS.is_dir():

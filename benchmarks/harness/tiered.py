@@ -202,8 +202,7 @@ class Tiered(Ours):
             time.sleep(0.01)
 
     def _forget_pages(self) -> None:
-        """Drop the records' file from the page cache, and from the disk process's mapping, which would keep
-        it."""
+        """Drop the records' file from the page cache, and first from the disk process's mapping."""
         assert self._keeper.pid is not None
         for path in self._folder.glob("kv/*/data.mdb"):
             page_out(self._keeper.pid, path)
