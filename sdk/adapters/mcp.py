@@ -1,9 +1,7 @@
 """Tools of an MCP server, for `chat.run` (the extra `mcp`).
 
-    async with stdio_client(parameters) as streams, ClientSession(*streams) as session:
-        await session.initialize()
-        async for event in chat.run("...", await mcp_tools(session)):
-            ...
+    async for event in chat.run("...", await mcp_tools(session)):
+        ...
 
 The session is a `ClientSession` of the `mcp` package, version 1 or 2.
 """

@@ -1,9 +1,5 @@
 """Python callables as tools: their definitions for the model, and running them.
 
-    @tool(timeout=5.0)
-    async def get_weather(city: str) -> dict[str, Any]:
-        \"\"\"The weather in a city.\"\"\"
-
 A sync callable runs in a thread, an async one is awaited; a generator gives its output in pieces. Exceptions
 and timeouts become outputs that the model reads.
 """
