@@ -44,7 +44,7 @@ class ForkStage:
             max_step_tokens=max(8192, 2 * children),
             max_sequences=max(64, children + 1),
         )
-        pool = BlockPool(blocks, BLOCK)
+        pool = BlockPool(blocks)
         self.scheduler = Scheduler(settings, pool, BlockHasher(bytes(16), BLOCK))
         self._numbers = count(1)
         self.parent = next(self._numbers)
@@ -80,7 +80,8 @@ class ForkStage:
 
     @property
     def held(self) -> int:
-        return self.scheduler.pool.statistics().held
+        """Number of held blocks."""
+        return self.scheduler.pool.statistics()["held"]
 
     @property
     def copies(self) -> int:

@@ -20,21 +20,23 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .audit import Books, balance
 from .block_table import BlockArray, BlockIds, as_array
-from .errors import BlockMisused, PoolExhausted, StepOutOfOrder
+from .errors import BlockMisused, LeakFound, PoolExhausted, StepOutOfOrder
 from .eviction import EvictionOrder
 from .prefix_index import PrefixIndex
 
 Owner: TypeAlias = int | str | None
 """A sequence's number, or any other name; None for callers that give none."""
+
+
+SHOWN = 8
+"""Blocks named per complaint of an audit, at most."""
 
 
 class OwnerTags:
@@ -116,9 +118,7 @@ class References:
         return fresh
 
     def give(self, ids: BlockArray) -> list[int]:
-        """Remove one reference from each; all are held, none appears twice. Returns those without references
-        now, the last first.
-        """
+        """Remove one reference from each; none appears twice. Returns those without one now, the last first."""
         counts = self._counts.take(ids)
         self._counts[ids] = counts - 1
         retired: list[int] = ids[counts == 1][::-1].tolist()
@@ -141,28 +141,6 @@ class BlockState(StrEnum):
     UNKNOWN = "not of this pool"
 
 
-@dataclass(frozen=True, slots=True)
-class PoolStatistics:
-    """Blocks by state (``free + held + cached + fenced == blocks``); the last three count since the start.
-
-    ``available``: could be allocated now. ``sealed``: can be found by a key. ``in_flight``: unfinished steps.
-    ``leased``: blocks allocated. ``evicted``: blocks evicted. ``found``: references that ``share`` took on
-    sealed blocks.
-    """
-
-    blocks: int
-    free: int
-    held: int
-    cached: int
-    fenced: int
-    available: int
-    sealed: int
-    in_flight: int
-    leased: int
-    evicted: int
-    found: int
-
-
 class EvictedBlock(NamedTuple):
     """A cached block that was given up for an allocation, and the key under which it was found.
 
@@ -183,16 +161,16 @@ class Allocation(NamedTuple):
 
 
 class BlockPool:
-    """``blocks`` device blocks of ``block_tokens`` tokens, all free at first.
+    """``blocks`` device blocks, all free at first.
 
     Each method does all it is asked, or raises and changes nothing. ``debug``: owners are remembered, and
     ``release`` raises for an owner that does not hold the block.
     """
 
-    def __init__(self, blocks: int, block_tokens: int = 16, *, debug: bool = False) -> None:
+    def __init__(self, blocks: int, *, debug: bool = False) -> None:
         assert blocks > 0, "a pool has blocks"
         self.blocks = blocks
-        self.index = PrefixIndex(block_tokens)
+        self.index = PrefixIndex()
         self.owners = OwnerTags() if debug else None
         # Each block is in exactly one of these four.
         self._free = list(range(blocks - 1, -1, -1))  # last in, first out
@@ -208,6 +186,11 @@ class BlockPool:
     def available(self) -> int:
         """Blocks that `allocate` could hand out now: free and cached ones, not fenced ones."""
         return len(self._free) + len(self._cached)
+
+    @property
+    def fenced(self) -> int:
+        """Blocks that can be allocated when the steps in flight have finished."""
+        return len(self._fenced)
 
     def allocate(self, count: int, owner: Owner = None) -> Allocation:
         """Take ``count`` blocks: free ones, then cached ones in eviction order.
@@ -334,9 +317,7 @@ class BlockPool:
         return first
 
     def evict_first(self, blocks: Iterable[int]) -> None:
-        """Evict the cached ones of these before all others, the last of them first: they are unlikely to be
-        looked for again.
-        """
+        """Evict the cached ones of these before all others, the last first: they are hardly wanted again."""
         for block in blocks:
             if self._cached.remove(block):
                 self._cached.put_first(block)
@@ -404,21 +385,26 @@ class BlockPool:
             return BlockState.CACHED
         return BlockState.FREE if 0 <= block < self.blocks else BlockState.UNKNOWN
 
-    def statistics(self) -> PoolStatistics:
-        """Gauges and counters."""
-        return PoolStatistics(
-            blocks=self.blocks,
-            free=len(self._free),
-            held=len(self._references),
-            cached=len(self._cached),
-            fenced=len(self._fenced),
-            available=self.available,
-            sealed=len(self.index),
-            in_flight=len(self._in_flight),
-            leased=self._leased,
-            evicted=self._evicted,
-            found=self._found,
-        )
+    def statistics(self) -> dict[str, int]:
+        """Blocks by state (``free + held + cached + fenced == blocks``); the last three count since the start.
+
+        ``available``: could be allocated now. ``sealed``: can be found by a key. ``in_flight``: unfinished
+        steps. ``leased``: blocks allocated. ``evicted``: blocks evicted. ``found``: references that ``share``
+        took on sealed blocks.
+        """
+        return {
+            "blocks": self.blocks,
+            "free": len(self._free),
+            "held": len(self._references),
+            "cached": len(self._cached),
+            "fenced": self.fenced,
+            "available": self.available,
+            "sealed": len(self.index),
+            "in_flight": len(self._in_flight),
+            "leased": self._leased,
+            "evicted": self._evicted,
+            "found": self._found,
+        }
 
     def audit(self, held: Mapping[int, int] | None = None) -> None:
         """Check that every block is in one state, and that references are ``held`` (block: count) if given.
@@ -428,19 +414,27 @@ class BlockPool:
         Raises:
             LeakFound: with all that is wrong.
         """
-        balance(self._books(), held)
-
-    def _books(self) -> Books:
-        return Books(
-            blocks=self.blocks,
-            free=self._free,
-            references=self._references.counts(),
-            fenced=list(self._fenced),
-            cached=self._cached.blocks(),
-            sealed=self.index.blocks(),
-            in_flight=bool(self._in_flight),
-            owners=None if self.owners is None else self.owners.of,
-        )
+        references, cached, sealed = self._references.counts(), self._cached.blocks(), self.index.blocks()
+        seen = Counter([*self._free, *references, *self._fenced, *cached])
+        every = set(range(self.blocks))
+        wrong = {
+            "in two states": [block for block, count in seen.items() if count > 1],
+            "in no state": every - seen.keys(),
+            "not of this pool": seen.keys() - every,
+            "fenced with no step in flight": [] if self._in_flight else self._fenced,
+            "held without a reference": [block for block, count in references.items() if count < 1],
+            "cached without a key": set(cached) - sealed,
+            "free with a key": sealed.intersection(self._free),
+        }
+        complaints = [f"{what}: {_some(blocks)}" for what, blocks in wrong.items() if blocks]
+        expected = references if held is None else held
+        for block in sorted(references.keys() | expected.keys()):
+            ours, theirs = references.get(block, 0), expected.get(block, 0)
+            if ours != theirs:
+                tags = f" by {self.owners.of(block)}" if self.owners is not None else ""
+                complaints.append(f"block {block} is held {ours} times{tags}, {theirs} accounted for")
+        if complaints:
+            raise LeakFound("; ".join(complaints))
 
     def _check_found(self, neither: BlockArray) -> None:
         if len(neither):
@@ -483,9 +477,13 @@ class BlockPool:
         self._unwanted.difference_update(blocks)
 
     def _make_available(self, blocks: Sequence[int]) -> None:
-        """Cache the sealed ones of these, free the others. They have no references, no step uses them, and the
-        end of a chain comes first.
-        """
+        """Cache the sealed ones of these, free the others. The end of a chain comes first."""
         sealed = self.index.holds
         self._cached.add(block for block in blocks if sealed(block))
         self._free.extend(block for block in blocks if not sealed(block))
+
+
+def _some(blocks: Iterable[int]) -> str:
+    listed = sorted(blocks)
+    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
+    return ", ".join(map(str, listed[:SHOWN])) + more

@@ -23,7 +23,6 @@ from .execution.runner import TorchRunner
 from .execution.warmup import rehearse
 from .execution.watchdog import WatchedRunner
 from .grammar import llguidance
-from .grammar.matcher import Matchers
 from .kv_placement.costs import CostBook, measure, this_machine
 from .kv_placement.sizing import (
     blocks_of,
@@ -114,14 +113,14 @@ def _engine(
     device = model.decoder.device
     arenas = _arenas(groups, numbers.blocks, device)
     hasher = BlockHasher(settings.secret or os.urandom(SECRET_BYTES), settings.block_tokens)
-    pool = BlockPool(numbers.blocks, settings.block_tokens, debug=settings.debug)
+    pool = BlockPool(numbers.blocks, debug=settings.debug)
     namespace = model.namespace(groups)
     tier = _tier(settings, memory, hasher, namespace, _block_bytes(groups))
     mover = None if tier is None else BlockMover(arenas, tier.memory, model.decoder.kernels.copy_pieces)
     disk = None
     if tier is not None and mover is not None and disk_socket is not None:
         disk = disk_tier(disk_socket, tier, settings, hasher, namespace, mover.reach)
-    matchers = Matchers()
+    matchers = llguidance.Matchers()
     bare = TorchRunner(model.decoder, *arenas, mover=mover, grammars=matchers)
     runner = WatchedRunner(bare, liveness)
     gpu = device.type != "cpu"
@@ -158,12 +157,12 @@ def _processor(device: torch.device) -> str:
     )
 
 
-def _grammar_compiler(model: LoadedModel) -> llguidance.LLGuidance | None:
+def _grammar_compiler(model: LoadedModel) -> llguidance.Compiler | None:
     """The compiler of grammars for the model's tokenizer; None if llguidance is not installed."""
     if not llguidance.available():
         return None
     tokenizer = model.folder / "tokenizer.json"
-    return llguidance.LLGuidance(tokenizer, model.config.vocab_size, model.config.eos_ids)
+    return llguidance.Compiler(tokenizer, model.config.vocab_size, model.config.eos_ids)
 
 
 def _tier(

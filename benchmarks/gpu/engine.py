@@ -143,7 +143,7 @@ def engine_of(model: LoadedModel, step_tokens: int, blocks: int = 512, context: 
     """An engine without tiers over ``blocks`` blocks of 16 tokens."""
     size = 16
     groups = model.kv_groups(size)
-    device, dtype = model.decoder.device, model.decoder.dtype
+    device = model.decoder.device
     settings = SchedulerSettings(
         blocks=blocks,
         vocab_size=model.config.vocab_size,
@@ -152,7 +152,7 @@ def engine_of(model: LoadedModel, step_tokens: int, blocks: int = 512, context: 
         max_sequences=min(64, step_tokens),
         depth=2 if device.type == "cuda" else 1,
     )
-    pool, hasher = BlockPool(blocks, size), BlockHasher(b"0" * 32, size)
+    pool, hasher = BlockPool(blocks), BlockHasher(b"0" * 32, size)
     scheduler = Scheduler(settings, pool, hasher, model.namespace(groups))
-    arenas = [DeviceArena(group, blocks, device, dtype) for group in groups]
+    arenas = [DeviceArena(group, blocks, device) for group in groups]
     return Engine(scheduler, TorchRunner(model.decoder, *arenas))

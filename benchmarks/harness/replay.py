@@ -16,7 +16,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
-from holdfast.kvstore.disk.client import STORES_IN_FLIGHT, STORING_SHARE, DiskStatistics
+from holdfast.kvstore.disk.client import STORES_IN_FLIGHT, STORING_SHARE
 from holdfast.kvstore.disk.payload_offsets import PAGE
 from holdfast.kvstore.disk.store import NewRecord, RecordStore
 from holdfast.kvstore.errors import KVStoreError
@@ -173,8 +173,9 @@ class InlineDisk:
             self._host.filled(slot, tokens=header.tokens, digest=xxh3_64_intdigest(memory.payload(slot)))
         self._fetching.clear()
 
-    def statistics(self) -> DiskStatistics:
-        return DiskStatistics(len(self._store), 0, 0, 0, 0, 0)
+    def statistics(self) -> dict[str, int]:
+        """Number of records."""
+        return {"records": len(self._store)}
 
     def close(self) -> None:
         """Does nothing."""
@@ -196,7 +197,7 @@ def fake_engine(device: int, host: int, disk: int, context: int, clock: Clock) -
     settings = SchedulerSettings(
         blocks=device, vocab_size=VOCABULARY, max_context=context, block_tokens=BLOCK, max_step_tokens=512
     )
-    pool, hasher = BlockPool(device, BLOCK), BlockHasher(SECRET, BLOCK)
+    pool, hasher = BlockPool(device), BlockHasher(SECRET, BLOCK)
     with tempfile.TemporaryDirectory() as folder:
         tier = _tier(host) if host else None
         store = RecordStore(Path(folder) / "kv", bytes(16), SLOT_BYTES, disk * PAGE) if disk else None

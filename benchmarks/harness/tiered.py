@@ -11,7 +11,6 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,7 @@ class Tiered(Ours):
         self._base = len(request["tokens"])
         rest(self._engine)
         self._flush()
-        self._records = self._tier.oldest(len(self._tier))
+        self._records = list(self._tier.in_order())
         return {}
 
     def again(self, request: Json) -> Json:
@@ -119,7 +118,7 @@ class Tiered(Ours):
         pool.distrust(pool.index.blocks())
         if request["host"]:
             self._flush()
-            for key in self._tier.oldest(len(self._tier)):
+            for key in list(self._tier.in_order()):
                 self._tier.drop(key)
         else:
             self._have_above_disk()
@@ -214,7 +213,7 @@ class Tiered(Ours):
     def _shelf_faults(self) -> Json:
         """Major page faults of the disk process so far."""
         words = Path(f"/proc/{self._keeper.pid}/stat").read_text().rpartition(")")[2].split()
-        return {"major_faults": int(words[9]), "disk": asdict(self._disk.statistics())}
+        return {"major_faults": int(words[9]), "disk": self._disk.statistics()}
 
 
 def _touched(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -1,9 +1,9 @@
 """The engine's end of the disk tier: records go between host slots and a disk process that may be slow or dead.
 
-Never waits: requests go into a socket that may be full, and `poll` takes the answers. A request has a
-deadline. Past it, or when the socket ends, the disk process counts as lost, and another is asked for. The
-slots that the lost one had are taken back when the new one is there, which means that the first is dead.
-Knows which keys are on disk. The time is the caller's, except for measuring `read`. One thread uses it.
+Never waits: requests go into a socket that may be full, and `poll` takes the answers. Past a request's
+deadline, or when the socket ends, the disk process counts as lost, and another is asked for. The slots that the
+lost one had are taken back when the new one is there, which means that the first is dead. The time is the
+caller's.
 """
 
 from __future__ import annotations
@@ -62,25 +62,6 @@ log = logging.getLogger(__name__)
 class _Request:
     message: Store | Fetch
     deadline: float
-
-
-@dataclass(frozen=True, slots=True)
-class DiskStatistics:
-    """``records`` and ``waiting`` requests now; the others count.
-
-    ``stored``, ``fetched``, ``failed``: requests by outcome. ``lost``: disk processes. ``read``: records read
-    directly. ``budget``: bytes that records may take now; less than was asked for where the disk is short of
-    space.
-    """
-
-    records: int
-    waiting: int
-    stored: int
-    fetched: int
-    failed: int
-    lost: int
-    read: int = 0
-    budget: int = 0
 
 
 class AnswerDeadline:
@@ -308,24 +289,20 @@ class DiskTier:
         reach = self._blocks
         assert reach is not None, "no blocks within reach"
         began = time.perf_counter()
-        found = self._read_into(keys[: len(blocks)], lambda at: reach(blocks[at]))
-        self.reading_seconds += time.perf_counter() - began
-        return found
-
-    def _read_into(self, keys: Sequence[bytes], parts_of: Callable[[int], Parts]) -> list[int]:
         found: list[int] = []
-        here = self._host.here
+        here, keys = self._host.here, keys[: len(blocks)]
         while len(found) < len(keys):
             at = len(found)
-            above = self._host.find_beginning(takewhile(here.__contains__, keys[at:]))
-            found += self._copy(above, [parts_of(at + each) for each in range(len(above))])
+            above = self._host.find(takewhile(here.__contains__, keys[at:]))
+            found += self._copy(above, [reach(blocks[at + each]) for each in range(len(above))])
             at = len(found)
             below = list(takewhile(lambda key: key not in here, keys[at:]))
-            found += self._reader.read(below, parts_of, at)
+            found += self._reader.read(below, lambda number: reach(blocks[number]), at)
             self._read += len(found) - at
             self.evict_first(below[: len(found) - at])
             if len(found) < at + len(below) or not (above or below):
                 break
+        self.reading_seconds += time.perf_counter() - began
         return found
 
     def supersede(self, key: bytes) -> None:
@@ -378,18 +355,23 @@ class DiskTier:
                 if self._deadline.over(now, deadlines, opening=not self._ready):
                     self._lose("does not answer")
 
-    def statistics(self) -> DiskStatistics:
-        """Gauges and counters."""
-        return DiskStatistics(
-            len(self),
-            len(self._requests),
-            self._stored,
-            self._fetched,
-            self._failed,
-            self._lost,
-            self._read,
-            self._budget,
-        )
+    def statistics(self) -> dict[str, int]:
+        """``records`` and ``waiting`` requests now; the others but the last count since the start.
+
+        ``stored``, ``fetched``, ``failed``: requests by outcome. ``lost``: disk processes. ``read``: records
+        read directly. ``budget``: bytes that records may take now; less than was asked for where the disk is
+        short of space.
+        """
+        return {
+            "records": len(self),
+            "waiting": len(self._requests),
+            "stored": self._stored,
+            "fetched": self._fetched,
+            "failed": self._failed,
+            "lost": self._lost,
+            "read": self._read,
+            "budget": self._budget,
+        }
 
     def close(self) -> None:
         """Close the sockets: the disk process writes what it has, and ends."""

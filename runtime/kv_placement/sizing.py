@@ -1,6 +1,4 @@
-"""How many KV blocks the device gets: as asked, or a share of the free memory. Arithmetic; allocates
-nothing.
-"""
+"""How many KV blocks the device gets: as asked, or a share of the free memory. Allocates nothing."""
 
 from __future__ import annotations
 
@@ -115,7 +113,5 @@ def memory_line(weights: int, blocks: int, block_bytes: int, block_tokens: int) 
 
 
 def refusal(error: BaseException, what: str) -> str | None:
-    """A sentence naming ``what`` and the limit of process or machine behind ``error``; None if there is
-    none.
-    """
+    """A sentence naming ``what`` and the limit of process or machine behind ``error``; None without one."""
     return explained(error, what) if errno_of(error) in NAMED else None

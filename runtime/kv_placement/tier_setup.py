@@ -85,9 +85,7 @@ def kv_folder(settings: EngineSettings) -> Path | None:
 
 
 def disk_floor(settings: EngineSettings, folder: Path) -> int:
-    """Bytes that KV leaves free on the disk of ``folder``: a margin, and the journal's reserve if it is
-    there.
-    """
+    """Bytes that KV leaves free on the disk of ``folder``: a margin, and the reserve of a journal there."""
     margin = settings.disk_reserve // MARGIN_SHARE
     shared = folder.stat().st_dev == folder.parent.stat().st_dev
     return settings.disk_reserve + margin if shared else margin

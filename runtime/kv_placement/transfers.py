@@ -1,16 +1,14 @@
 """Copies between device blocks and the host tier, as data: saves and loads for the plan being made.
 
-A save goes out before its block can be written: allocating a block never waits for a slot, and a save without
-a slot is dropped. Evicted blocks are saved with the plan being made. Blocks that stay on the device may wait:
-where copies take the step's own time, a step that turns wait for carries few of them. A slot that is loaded
-is held from the plan until its commit; a slot that is filled is found after it. Without a tier every method
-does nothing. Knows blocks, slots and keys; no sequences, no tensors.
+Evicted blocks are saved with the plan being made; a save without a slot is dropped. Blocks that stay on the
+device may wait: where copies take the step's own time, a step that turns wait for carries few of them. A slot
+that is loaded is held from the plan until its commit; a slot that is filled is found after it. Without a tier
+every method does nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from itertools import islice, starmap
 
 from ...kvstore.disk.client import DiskTier
@@ -92,7 +90,7 @@ class Transfers:
 
     def checked(self, keys: Iterable[bytes]) -> list[int]:
         """The slots of the longest beginning of ``keys`` that the tier holds, their bytes checked."""
-        return [] if self.tier is None else self.tier.find_beginning(keys)
+        return [] if self.tier is None else self.tier.find(keys)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """A turn used these records, in this order."""
@@ -100,9 +98,7 @@ class Transfers:
             self.tier.touch(keys)
 
     def lease(self, holder: int, keys: Sequence[bytes], returns: float) -> None:
-        """The lease of sequence ``holder`` covers these records from now on, and no others; it is expected
-        back at ``returns`` (seconds).
-        """
+        """As `HostTier.lease`, for both tiers."""
         if self.tier is not None:
             self.tier.lease(holder, keys, returns)
         if self.disk is not None:
@@ -245,7 +241,7 @@ class Transfers:
         """The tier's gauges and counters, and blocks moved; empty without a tier."""
         if self.tier is None:
             return {}
-        tier = {f"host_{name}": value for name, value in asdict(self.tier.statistics()).items()}
+        tier = {f"host_{name}": value for name, value in self.tier.statistics().items()}
         return {**tier, "host_saved": self.saved, "host_loaded": self.loaded}
 
     def audit(self) -> None:

@@ -101,10 +101,10 @@ def build(model: LoadedModel, depth: int, blocks: int = 256) -> Engine:
         depth=depth,
     )
     groups = model.kv_groups(BLOCK)
-    arenas = [DeviceArena(group, blocks, "cpu", torch.float32) for group in groups]
+    arenas = [DeviceArena(group, blocks, "cpu") for group in groups]
     for arena in arenas:
         arena.poison(range(blocks))
-    pool = BlockPool(blocks, BLOCK, debug=True)
+    pool = BlockPool(blocks, debug=True)
     scheduler = Scheduler(settings, pool, BlockHasher(b"0" * 32, BLOCK), model.namespace(groups))
     return Engine(scheduler, TorchRunner(model.decoder, *arenas), debug=True)
 
