@@ -48,10 +48,8 @@ sessions = {PROMISED}
 
 @dataclass(slots=True)
 class Window:
-    """The victim's measurements in one interval. Times in seconds, memory in bytes.
-
-    ``failed``: its refused or lost requests. ``opened``: its number of sessions at the end.
-    """
+    """The victim's measurements in one interval. Times in seconds, memory in bytes. ``failed``: its refused
+    or lost requests. ``opened``: its number of sessions at the end."""
 
     ttft: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)

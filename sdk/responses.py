@@ -107,10 +107,8 @@ class Rounds(list[Finished]):
 
 
 class RunningResponses:
-    """Which responses of a session run or have been asked for, by the events sent and read so far.
-
-    `running`: ids of the responses that ran before this client came.
-    """
+    """Which responses of a session run or have been asked for, by the events sent and read so far. `running`:
+    ids of the responses that ran before this client came."""
 
     def __init__(self, running: Iterable[str] = ()) -> None:
         self.asked: list[str] = []

@@ -113,10 +113,8 @@ async def _type(chat: Chat, line: str) -> None:
 
 
 class Crowd:
-    """Talks that run at once, and their text on an undisturbed server.
-
-    ``stirred`` is set by each piece of text that comes. ``seconds``: how long all talks take at once.
-    """
+    """Talks that run at once, and their text on an undisturbed server. ``stirred`` is set by each piece of
+    text that comes. ``seconds``: how long all talks take at once."""
 
     def __init__(self, client: Client, talks: Iterable[Talk] = TALKS) -> None:
         self._client = client

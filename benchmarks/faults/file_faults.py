@@ -241,10 +241,8 @@ def places(folder: Path) -> dict[int, list[tuple[Path, int, int]]]:
 
 
 def looked_at(store: JournalStore, hit: set[int], tally: FaultTally, *, short: bool = False) -> set[int]:
-    """Check that each session is unchanged, or refused by name because a fault hit it; gives the refused ones.
-
-    ``short``: a log lost its end, so a hit session may have an earlier state.
-    """
+    """Check that each session is unchanged, or refused by name because a fault hit it; gives the refused
+    ones. ``short``: a log lost its end, so a hit session may have an earlier state."""
     refused = set()
     for number in range(1, SESSIONS + 1):
         tally.replies += 1
@@ -285,10 +283,8 @@ def flipped_journal(tries: int, seed: int) -> FaultTally:
 
 
 def damaged_pages(tries: int, seed: int) -> FaultTally:
-    """Zero pages, flip bits, swap pages, cut ends, half of it while the journal is open; then restart.
-
-    Only sessions with a damaged record are lost, and they are named.
-    """
+    """Zero pages, flip bits, swap pages, cut ends, half of it while the journal is open; then restart. Only
+    sessions with a damaged record are lost, and they are named."""
     tally, rng = FaultTally("journal's pages damaged"), Random(seed)
     for attempt in range(tries):
         with memory_folder() as folder:

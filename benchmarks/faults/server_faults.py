@@ -104,10 +104,8 @@ async def ended(pidfd: int) -> bool:
 
 
 async def drained(tries: int, seed: int) -> FaultTally:
-    """SIGTERM while a reply runs: an announcement, the end of the reply, close code 1012, exit code 0.
-
-    A reply that does not end within the drain time is kept for the next server.
-    """
+    """SIGTERM while a reply runs: an announcement, the end of the reply, close code 1012, exit code 0. A
+    reply that does not end within the drain time is kept for the next server."""
     tally, rng = FaultTally("server asked to leave"), random.Random(seed)
     loop, allowed = asyncio.get_running_loop(), GatewaySettings().drain_seconds
     async with command() as (_, url), connect(url) as client, client.session() as chat:
@@ -139,9 +137,7 @@ async def drained(tries: int, seed: int) -> FaultTally:
 @dataclass
 class HeardSocket:
     """What one client received: its reply's start and status, an announcement, its socket's close code.
-
-    ``began`` is set at the latest when the socket closes.
-    """
+    ``began`` is set at the latest when the socket closes."""
 
     began: asyncio.Event = field(default_factory=asyncio.Event)
     status: str | None = None

@@ -95,9 +95,7 @@ class Tiered(Ours):
 
     def again(self, request: Json) -> Json:
         """Cut back to the first tokens, append ``tokens``, take a turn; gives the seconds to the first token.
-
-        The processor's caches are swept first, because other data fills them before a real turn returns.
-        """
+        The processor's caches are swept first, because other data fills them before a real turn returns."""
         assert self._conversation is not None
         _sweep()
         began = time.perf_counter()

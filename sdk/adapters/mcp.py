@@ -34,10 +34,8 @@ class MCPSession(Protocol):
 
 
 async def mcp_tools(session: MCPSession, *, timeout: float | None = None, prefix: str = "") -> list[Tool]:
-    """All tools of the server, their names after `prefix`; `timeout`: seconds for each call.
-
-    Raises `ToolInvalid` for a tool that cannot be offered or too many pages, and what the session raises.
-    """
+    """All tools of the server, their names after `prefix`; `timeout`: seconds for each call. Raises
+    `ToolInvalid` for a tool that cannot be offered or too many pages, and what the session raises."""
     return [_tool(session, listed, timeout, prefix) async for listed in _listed(session)]
 
 

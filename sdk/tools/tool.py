@@ -142,9 +142,7 @@ def tool(
     expected: float | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """A tool from a callable, as a decorator with or without arguments; `timeout` and `expected` in seconds.
-
-    Raises `ToolInvalid`, or `ToolTypeUnsupported` where a parameter's type is no JSON type.
-    """
+    Raises `ToolInvalid`, or `ToolTypeUnsupported` where a parameter's type is no JSON type."""
 
     def made(function: Callable[..., Any]) -> Tool:
         called = called_by(function) if name is None else name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Client, ConnectionLost, ServerError, SessionLost
 from holdfast.sdk.frames.client import SessionFork, SessionPrune
+from holdfast.sessions import registry
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import JournalSettings
@@ -118,7 +121,9 @@ async def test_a_session_pruned_while_it_prunes_completes_its_prune(tmp_path: Pa
                 pass
 
 
-async def test_a_session_pruned_while_it_is_resumed_is_gone(tmp_path: Path) -> None:
+async def test_a_session_pruned_while_it_is_resumed_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with kept(tmp_path) as (client, service, _, book), client.session() as chat:
         await chat.say(LONG).text()
         (fork,) = await chat.fork()
@@ -128,15 +133,15 @@ async def test_a_session_pruned_while_it_is_resumed_is_gone(tmp_path: Path) -> N
             if live.id == name:
                 await service._live._leave(live, interrupt=True)  # type: ignore[union-attr]
         assert len(service.sessions()) == 1
-        reached, opened = anyio.Event(), anyio.Event()
-        again = book._restored
+        loop, reached, opened = asyncio.get_running_loop(), anyio.Event(), threading.Event()
+        replay = registry.replay
 
-        async def slowly(*args: Any) -> Any:
-            reached.set()
-            await opened.wait()
-            return await again(*args)
+        def slowly(*args: Any, **limits: Any) -> Any:
+            loop.call_soon_threadsafe(reached.set)
+            opened.wait(60)
+            return replay(*args, **limits)
 
-        book._restored = slowly  # type: ignore[method-assign]
+        monkeypatch.setattr(registry, "replay", slowly)
         check, checked = book.check_pruned, anyio.Event()
 
         async def told(*args: Any) -> Any:
