@@ -140,7 +140,7 @@ async def test_a_session_pruned_while_it_is_resumed_is_gone(
 
         def slowly(*args: Any, **limits: Any) -> Any:
             loop.call_soon_threadsafe(reached.set)
-            opened.wait()
+            opened.wait(60)
             return replay(*args, **limits)
 
         monkeypatch.setattr(registry, "replay", slowly)
