@@ -57,7 +57,7 @@ PERSON_WORDS = {
     "kvstore": 14,
     "runtime": 77,
     "sessions": 0,
-    "gateway": 59,
+    "gateway": 0,
     "benchmarks": 0,
     "tests": 0,
     "": 0,

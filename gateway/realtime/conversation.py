@@ -21,6 +21,7 @@ from ...sdk.frames.session import SessionResource
 from ...sessions.errors import ConversationBusy, ItemExists, ItemUnknown, SessionError
 from ...sessions.history import ROOT, History
 from ...sessions.items import FunctionCallOutput, Item, checked_item, new_id
+from ...sessions.text.eager_prefill import PrefilledInput
 from ...sessions.turn.events import ReplyEvent
 from ...sessions.turn.request import TurnRequest
 from ..errors import GatewayError, NothingToCancel, TooManyResponses, error_details
@@ -154,7 +155,8 @@ class Conversation:
                 self._session = updated
                 return [Send(server.SessionUpdated(event_id=self.event_id(), session=updated))]
             case client.ItemCreate():
-                return self._create_item(event)
+                item = item_of(event.item, self._ids)
+                return [*self._insert(item, event.previous_item_id), *self.incoming.answered([item])]
             case client.ItemRetrieve(item_id=item_id):
                 found = frame_of(self._history.get(item_id))
                 return [Send(server.ItemRetrieved(event_id=self.event_id(), item=found))]
@@ -173,10 +175,6 @@ class Conversation:
                 return []  # served elsewhere: the session's verbs, and which session a socket is on
 
     # --- items ---
-
-    def _create_item(self, event: client.ItemCreate) -> list[Effect]:
-        item = item_of(event.item, self._ids)
-        return [*self._insert(item, event.previous_item_id), *self.incoming.answered([item])]
 
     def _insert(self, item: Item, asked: str | None) -> tuple[Send, ...]:
         """Put an item into the history. Returns the events that show it."""
@@ -368,11 +366,8 @@ class Conversation:
                 return self._shown_again(item_of(event.item, self._ids).id)
             case client.ResponseCreate(items=items, response=params):
                 ids = [item_of(item, self._ids).id for item in items]
-                return (
-                    []
-                    if _brief(params)
-                    else [event for item_id in ids for event in self._shown_again(item_id)]
-                )
+                shown = [] if _brief(params) else ids
+                return [event for item_id in shown for event in self._shown_again(item_id)]
             case client.ItemDelete(item_id=item_id):
                 return [server.ItemDeleted(event_id=self.event_id(), item_id=item_id)]
             case client.ItemRetrieve(item_id=item_id):
@@ -381,12 +376,10 @@ class Conversation:
             case client.TextClear():
                 return [server.TextCleared(event_id=self.event_id())]
             case client.TextCommit():
-                return self._committed_before(self._ids("item"))
+                item_id = self._ids("item")
+                told = self.incoming.told(self._history.get(item_id), PrefilledInput(0, 0))
+                return [told, *self._shown_again(item_id)]
         return []
-
-    def _committed_before(self, item_id: str) -> list[server.ServerEvent]:
-        told = self.incoming.committed_before(self._history.get(item_id))
-        return [told, *self._shown_again(item_id)]
 
     def _shown_again(self, item_id: str) -> list[server.ServerEvent]:
         item = frame_of(self._history.get(item_id))
