@@ -1,8 +1,5 @@
-"""Edits of a history: cut a reply, rewind to an item or a token.
-
-What is left of a reply keeps its exact ids, so that its KV stays valid. Knows a history and the tokenizer, not
-the engine.
-"""
+"""Edits of a history: cut a reply, rewind to an item or a token. What is left of a reply keeps its exact ids,
+so that its KV stays valid. Knows a history and the tokenizer, not the engine."""
 
 from __future__ import annotations
 

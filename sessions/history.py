@@ -86,8 +86,7 @@ class History:
     def restore(
         self, preamble: Preamble, rendered: Preamble, entries: Sequence[Segment], head: TurnNode | None
     ) -> None:
-        """Take over a whole history between two turns; only in a new one. ``rendered``: the preamble that the
-        path was rendered with."""
+        """Fill a new history. ``rendered``: the preamble that the path was rendered with."""
         assert not self._entries, "it has items already"
         self._preamble, self.rendered = preamble, rendered
         self._heading = size_of(preamble)
@@ -188,8 +187,7 @@ class History:
         self.record(cut)
 
     def rewind(self, item_id: str | None) -> None:
-        """Remove everything behind the item (None: everything), and move the tree's head back. Raises
-        ``ItemUnknown``, and ``ConversationBusy`` while a turn runs."""
+        """Remove all behind the item (None: all). Raises ``ItemUnknown``, ``ConversationBusy``."""
         if self._slot is not None:
             raise ConversationBusy("A response writes this conversation: cancel it before going back")
         place = 0 if item_id is None else self._after(item_id)
@@ -314,8 +312,7 @@ class History:
         return base, None, at
 
     def _found(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, int, bool]:
-        """The last turn that the segments match with its path, how many segments that is, and whether they were
-        edited since the head."""
+        """The last turn on the path that the segments match, how many they are, and whether more was edited."""
         base, at = None, 0
         for node in () if self.head is None else tuple(self.head.ancestry())[::-1]:
             wanted = (*node.inputs, node.reply)

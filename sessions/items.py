@@ -1,7 +1,5 @@
-"""Items: what a conversation consists of, as immutable data that can be journaled.
-
-Knows nothing of frames, which the gateway translates, nor of chat templates.
-"""
+"""Items: what a conversation consists of, as immutable data that can be journaled. Knows nothing of frames,
+which the gateway translates, nor of chat templates."""
 
 from __future__ import annotations
 
@@ -122,8 +120,7 @@ def size_of(preamble: Preamble) -> int:
 
 
 class ToolCalls:
-    """The tool calls of a conversation: which were made, and which are answered. An output may come late or
-    out of order: it stands where it arrives."""
+    """The tool calls of a conversation, and which are answered; an output may come late or out of order."""
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
         self._made: set[str] = set()
@@ -145,8 +142,7 @@ class ToolCalls:
         return other
 
     def check(self, call_id: str, saying: Container[str] = (), *, param: str = "item.call_id") -> None:
-        """Check that an output of the call may come; ``saying``: calls that a running reply has made. Raises
-        ``CallUnknown`` or ``CallAnswered``."""
+        """Raises ``CallUnknown`` or ``CallAnswered``. ``saying``: calls that a running reply has made."""
         if call_id in self._answered:
             raise CallAnswered(f"The call {call_id!r} has been answered", param=param)
         if call_id not in self._made and call_id not in saying:

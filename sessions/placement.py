@@ -110,9 +110,8 @@ def _bounded(value: float) -> float:
 class ReturnHints:
     """Return hints of one session: the engine is told when it is likely to go on.
 
-    A reply that ends in tool calls waits for tools, any other for a person. If the tools have not answered
-    after `PATIENCE`, the engine is told that the session may go on at any moment, and keeps its KV longer than
-    that of a session that waits for a person. A lease with ``returns_in`` replaces the hint.
+    If a reply ends in tool calls, and the tools have not answered after `PATIENCE`, the session may go on at
+    any moment: its KV is kept longer than that of one that waits for a person. ``returns_in`` replaces a hint.
     """
 
     def __init__(self, history: History, sequence: EngineCopy) -> None:

@@ -175,8 +175,7 @@ class SessionRegistry:
             return
 
     async def forget(self, target: str, number: int | None) -> None:
-        """Forget a session that was taken out of its tree, once it has closed. Its handles open nothing then.
-        Forks keep what they share with it."""
+        """Forget a session that was taken out of its tree, once it has closed. Forks keep what they share."""
         try:
             if target in self._closing:
                 await self._closing[target][0].wait()  # it may still write; the drop must be its last record
@@ -230,11 +229,11 @@ class SessionRegistry:
         leave_readers: Callable[[], Awaitable[None]] | None = None,
         interrupt: bool = False,
     ) -> Coroutine[Any, Any, None]:
-        """Close a session; the journal keeps it. Raises ``SessionUnknown``.
+        """Close a session; the journal keeps it. Raises ``SessionUnknown``. Its place is free at once; await
+        the rest.
 
-        Its place is free at once; await the rest. ``leave_readers`` is awaited first: it ends the tasks that
-        read the session's responses. ``interrupt``: the journal records no end for running responses, and they
-        go on when the session is opened again.
+        ``leave_readers``: ends the tasks that read the session's responses; awaited first. ``interrupt``:
+        running responses are not ended in the journal, and go on when the session is opened again.
         """
         session = self.get(session_id)
         self._leave_tree(session)

@@ -1,7 +1,4 @@
-"""Settings of the sessions and of their journal: frozen objects that the gateway makes.
-
-Sizes are in bytes, times in seconds.
-"""
+"""Settings of the sessions and of their journal, which the gateway makes. Sizes in bytes, times in seconds."""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ POLL_SECONDS = 0.05
 
 
 class Disk:
-    """The calls that the journal makes on files. Tests use one that fails on demand. All raise ``OSError``
-    with the path's name."""
+    """The calls that the journal makes on files. All raise ``OSError`` with the path's name."""
 
     def create(self, path: Path) -> int:
         """Create the file, or empty it; returns a descriptor to read and write."""

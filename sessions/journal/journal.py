@@ -88,10 +88,9 @@ class Journal:
         *,
         reclaimable: Callable[[], int] = lambda: 0,
     ) -> Journal:
-        """Open the model's journal in ``folder``, taking its lock unless ``lock`` holds it.
+        """Open the model's journal in ``folder``; take its lock unless given. Raises ``StoreUnusable``.
 
         ``reclaimable`` returns the bytes that a cache on the same disk gives back when the journal needs them.
-        Raises ``StoreUnusable``.
         """
         held = lock
         if held is None:
@@ -113,8 +112,6 @@ class Journal:
         await asyncio.to_thread(self._thread.join)
         self._store.close()
         self._lock.release()
-
-    # --- for sessions ---------------------------------------------------------------------------------------
 
     def put(self, changes: Iterable[Fresh], *, urgent: bool = True) -> None:
         """Queue changes; they are committed together, in order. Those that are not ``urgent`` may wait."""
@@ -215,8 +212,6 @@ class Journal:
             "journal_unavailable": float(self.fault is not None),
         }
 
-    # --- the thread -----------------------------------------------------------------------------------------
-
     def _run(self) -> None:
         swept = time.monotonic()
         while True:
@@ -241,8 +236,7 @@ class Journal:
                     return
 
     def _next(self) -> tuple[list[Fresh], int, list[Any]]:
-        """Wait for work: the queued changes as a group, how many changes that makes in all, and the jobs. An
-        empty group if a compaction can go on."""
+        """Wait for work: the queued group, the number of changes so far, and the jobs; both may be empty."""
         compacting = self._store.wants_compaction
         with self._changed:
             while not (self._urgent or self._jobs or self._closing):
@@ -264,8 +258,7 @@ class Journal:
         self._full = self._store.keep_shares(self.live)
 
     def _relieve(self) -> None:
-        """Admit tenants that fill their shares no more. One that fills it now may still lose closed sessions
-        first, so none is added."""
+        """Admit tenants that fill their shares no more. None is added: it may lose closed sessions first."""
         self._full &= self._store.shares.full()
 
     def _upkeep(self, work: Callable[[], object]) -> None:
@@ -357,8 +350,6 @@ class Journal:
     def _tell(self, heard: Callable[..., None], *words: Any) -> None:
         with suppress(RuntimeError):  # the loop is gone
             self._loop.call_soon_threadsafe(heard, *words)
-
-    # --- on the loop ----------------------------------------------------------------------------------------
 
     def _committed(self, upto: int) -> None:
         self._durable = upto

@@ -150,8 +150,7 @@ def _put_away(folder: Path) -> None:
 
 
 def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSettings) -> tuple[int, list[str]]:
-    """Make a new journal in ``folder``, with everything that can be read. Returns the number of sessions and
-    the names of the damaged ones."""
+    """Copy all that can be read to ``folder``. Returns the number of sessions and the damaged ones' names."""
     shutil.rmtree(folder, ignore_errors=True)
     logs, _ = LogFolder.open(folder, model, settings.log_bytes, _Later())
     moved, damaged = 0, list[str]()
@@ -199,8 +198,7 @@ def _move(
     handles: dict[int, list[bytes]],
     damaged: list[str],
 ) -> bool:
-    """Write one session as one group; whether it is kept. Records that it lacks are marked as lost, and its
-    name goes to ``damaged``."""
+    """Write one session, lost records marked, its name to ``damaged`` then; whether it is kept."""
     record, ring, tail = (table.get(number) for table in (sessions, rings, tails))
     kept = any(number in table for table in (rings, tails, handles))
     if isinstance(record, SessionRecord):
@@ -235,8 +233,7 @@ def _number(key: bytes) -> int:
 
 
 class Reader:
-    """Reads an LMDB journal in a child process, and in another one when it dies. ``unread``: ranges of keys
-    that no child could read."""
+    """Reads an LMDB journal in child processes. ``unread``: ranges of keys that none could read."""
 
     def __init__(self, folder: Path) -> None:
         self.unread = 0
@@ -268,8 +265,7 @@ class Reader:
                 yield key, None
 
     def _all(self, table: str) -> Iterator[tuple[bytes, bytes]]:
-        """Key and value of each entry of a table, in order. Ranges that cannot be read are skipped and
-        counted."""
+        """Key and value of each entry of a table, in order. Ranges that cannot be read are counted."""
         first = b""
         while True:
             for item in self._asked(table, first):
@@ -288,8 +284,7 @@ class Reader:
             first = struct.pack(">Q", beyond)
 
     def _beyond(self, table: str, low: int) -> int | None:
-        """The lowest session number from ``low`` on from which the table can be read; None if there is none.
-        Doubles its steps until a number is found, then halves them."""
+        """The lowest number from ``low`` on where the table can be read, found by doubling, then halving."""
         bad, good, step = low - 1, low, 1
         while not self._reads(table, good):
             bad, good, step = good, low + step, 2 * step

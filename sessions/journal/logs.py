@@ -86,8 +86,7 @@ class Log:
 
 @dataclass(slots=True)
 class Findings:
-    """What was found wrong when the logs were opened: lines for the server's log, ``damaged`` logs, and the
-    number of ``lost`` records of unknown sessions."""
+    """What was wrong at opening: lines to log, ``damaged`` logs, ``lost`` records of unknown sessions."""
 
     lines: list[str] = field(default_factory=list)
     lost: int = 0
@@ -515,8 +514,7 @@ class LogFolder:
         return self.active
 
     def begin(self, replaces: Sequence[int] = (), name: Path | None = None) -> Log:
-        """Begin a new log and sync its header. With ``name`` the file has that name until `adopt`. Raises
-        ``StorageUnavailable``."""
+        """Begin a log, named ``name`` until `adopt` if given. Raises ``StorageUnavailable``."""
         header = changed(
             self.header,
             number=self._next_number,
@@ -663,8 +661,7 @@ class LogFolder:
         return found
 
     def entries_of(self, one: Log) -> tuple[Any, dict[int, bytes]]:
-        """A log's entries and extras, from its index or else from the log; damaged records too if the index
-        lists them."""
+        """A log's entries and extras from its index, or else from the log and what the index lists."""
         index = self._index_of(one)
         if index is not None and index.sealed == one.end:
             return index.entries, index.extras

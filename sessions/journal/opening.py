@@ -1,5 +1,4 @@
-"""Opening a model's store at start: finds its folder, ends a cut-off repair or migration, compares the
-identity."""
+"""Opening a model's store at start: finds its folder, ends a repair or migration, compares the identity."""
 
 from __future__ import annotations
 
@@ -23,10 +22,9 @@ ASIDE = f"{FOLDER}.damaged"
 
 def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
     """Open the store of ``model`` in ``folder``, or in a folder below it if another model or a later version
-    has a store there. Records that a server starts with it.
+    has a store there, which is left as it is. Records that a server starts with it.
 
-    The other store is left as it is, with a warning. A store of an earlier format is migrated. Hold the
-    folder's lock. Raises ``StoreUnusable``.
+    A store of an earlier format is migrated. Hold the folder's lock. Raises ``StoreUnusable``.
     """
     own = folder / f"model-{model.hex()[:16]}"
     places = [folder, own, own.with_name(f"{own.name}-format-{FORMAT}")]
@@ -48,8 +46,7 @@ def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalSt
 
 
 def finish_repair(folder: Path, settings: JournalSettings) -> bool:
-    """Finish a repair that died before the repaired journal was in place; whether there was one. Hold the
-    folder's lock. Raises ``StoreUnusable``."""
+    """Finish a repair that died; whether there was one. Hold the folder's lock. Raises ``StoreUnusable``."""
     if not awaits_repair(folder, settings):
         return False
     try:
@@ -73,11 +70,8 @@ def exchange(folder: Path) -> Path:
 
 
 def awaits_repair(folder: Path, settings: JournalSettings) -> bool:
-    """Whether a repaired journal is whole and not in place yet. Raises ``StoreUnusable``.
-
-    `identity` is that of the repaired journal as soon as this is whole; a server that starts with another
-    journal replaces it.
-    """
+    """Whether a repaired journal is whole and not in place yet: then `identity` is that of the repaired
+    journal. Raises ``StoreUnusable``."""
     if not (folder / REPAIRED).is_dir():
         return False
     try:
@@ -115,8 +109,7 @@ def _begun(folder: Path, model: bytes, settings: JournalSettings) -> JournalStor
 
 
 def _left(folder: Path) -> list[str]:
-    """A line about a file of an earlier version that is not migrated, as a newer journal is in use beside
-    it."""
+    """A line about a file of an earlier version that lies beside a journal in use."""
     old = folder / FILE
     if not old.exists() or not old.stat().st_size:
         return []

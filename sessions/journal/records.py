@@ -82,8 +82,7 @@ class Emitted(Operation, frozen=True, tag="said"):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn node's own tokens: ``prompt`` (little-endian int32) behind the first ``keep`` of its parent's
-    path."""
+    """A turn node's tokens: ``prompt`` (little-endian int32) behind ``keep`` tokens of its parent's path."""
 
     node: str
     keep: int
@@ -263,8 +262,7 @@ def merged(operations: Iterable[AnyOperation]) -> list[AnyOperation]:
 
 
 def extra_of(kind: int, payload: bytes) -> bytes:
-    """What a log's index holds of a record beside its entry: a session's tenant and origin, a keyring's
-    digests."""
+    """What a log's index holds of a record: a session's tenant and origin, or a keyring's digests."""
     try:
         if kind == Kind.SESSION:
             return session_extra(msgspec.msgpack.decode(payload, type=SessionRecord))
@@ -290,15 +288,13 @@ def put(number: int, record: SessionRecord | Keyring) -> Fresh:
 
 
 def append(number: int, index: int, operation: AnyOperation) -> Fresh:
-    """Write a session's operation at ``index``; a snapshot replaces all before it too. Raises what encoding
-    raises."""
+    """Write a session's operation; a snapshot replaces all before it too. Raises what encoding raises."""
     kind = Kind.SNAPSHOT if isinstance(operation, SessionSnapshot) else Kind.OPERATION
     return Fresh(number, index, kind, msgspec.msgpack.encode(operation))
 
 
 def drop(number: int) -> Fresh:
-    """Forget a session: its record, its handles, its operations. Operations that its forks need stay until
-    the last of these is forgotten."""
+    """Forget a session. Operations that its forks need stay until the last of these is forgotten."""
     return Fresh(number, 0, Kind.DROP, b"")
 
 

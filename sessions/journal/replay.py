@@ -91,8 +91,7 @@ def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: in
 def condensed(
     operations: Sequence[AnyOperation], *, max_items: int = MANY_ITEMS, max_events: int = 1024
 ) -> tuple[int, SessionSnapshot] | None:
-    """A snapshot of the first operations, as many as possible: how many, and the snapshot; None for fewer
-    than two. Raises ``RecordDamaged``."""
+    """A snapshot of as many operations as possible, and how many; None for fewer than two."""
     until = quiet(operations)
     if until < 2:
         return None
@@ -244,8 +243,7 @@ def reader_of(
     *,
     whole_calls: bool = False,
 ) -> ReplyReader:
-    """The reader of a response's tokens. The items' ids are the same each time. ``whole_calls`` as in the
-    reader."""
+    """The reader of a response's tokens. It gives the items the same ids each time."""
     begun = 0
 
     def next_id(prefix: str) -> str:

@@ -79,8 +79,7 @@ class SessionState:
 
 
 class Sessions:
-    """All sessions. ``size`` returns the bytes of a record at a place; ``died`` is called with the place of a
-    record that no session needs any more."""
+    """All sessions. ``size`` gives a record's bytes by its place; ``died`` is called when none needs it."""
 
     def __init__(self, size: Callable[[int], int], died: Callable[[int], None]) -> None:
         self.states: dict[int, SessionState] = {}
@@ -89,8 +88,6 @@ class Sessions:
         self._size = size
         self._died = died
         self._salts: dict[bytes, bytes] = {}
-
-    # --- one record -----------------------------------------------------------------------------------------
 
     def apply(self, record: Fresh, place: int, sequence: int, moment: int) -> list[SessionState]:
         """Take in a record that was written. Returns the sessions of which no record is needed any more."""
@@ -205,8 +202,6 @@ class Sessions:
             number = state.origin[0]
         return erased
 
-    # --- all records ----------------------------------------------------------------------------------------
-
     def load(self, parts: list[LoadedLog]) -> None:
         """Build the index from the records of all logs."""
         entries = np.concatenate([np.empty(0, ENTRY), *(part.entries for part in parts)])
@@ -277,8 +272,6 @@ class Sessions:
                 yield np.frombuffer(state.operations, "<u8")
         yield np.frombuffer(few, "<u8")
 
-    # --- forks ----------------------------------------------------------------------------------------------
-
     def forked(self, number: int) -> bool:
         """Whether the session has forks."""
         return bool(self.forks.get(number))
@@ -307,8 +300,7 @@ class Sessions:
         return state
 
     def needed(self, number: int) -> Iterator[tuple[SessionState, int, int]]:
-        """The operations that a session needs, its ancestors' first: session, index and place of each. Raises
-        ``RecordDamaged``."""
+        """Session, index and place of the operations a session needs, in order. Raises ``RecordDamaged``."""
         state = self._known(number)
         pieces = [self._own(state, state.count)]
         while state.origin is not None and not state.snapshot:
@@ -381,9 +373,6 @@ def _in_order(part: LoadedLog) -> Iterator[bytes]:
         yield part.extras.get(int(part.entries["offset"][place]), b"")
 
 
-# --- what is forgotten ---
-
-
 @dataclass(slots=True)
 class _TenantHolding:
     """One tenant's share and what it holds: bytes by session; kept sessions, the longest unused first."""
@@ -451,11 +440,8 @@ class TenantShares:
 
 
 def surplus(states: Iterable[SessionState], count: int, weigh: Callable[[SessionState], int]) -> list[int]:
-    """Up to ``count`` of these sessions to forget.
-
-    Each is taken from the tenant that holds most, by the sum of what ``weigh`` gives: first its forks that were
-    never opened, then the session that it used longest ago.
-    """
+    """Up to ``count`` sessions to forget, each from the tenant that holds most by the sum of ``weigh``: first
+    its forks that were never opened, then the session that it used longest ago."""
     holds: dict[bytes, int] = defaultdict(int)
     queues: dict[bytes, list[SessionState]] = defaultdict(list)
     if count <= 0:

@@ -53,8 +53,7 @@ class StoredSession:
 
 
 Condense: TypeAlias = Callable[[Sequence[AnyOperation]], tuple[int, AnyOperation] | None]
-"""Makes a snapshot of a session's first operations: how many of them, and the snapshot; None if not worth
-it."""
+"""Makes a snapshot of a session's first operations, and says how many; None if not worth it."""
 
 
 class JournalStore:
@@ -158,8 +157,7 @@ class JournalStore:
         self.note()
 
     def note(self, without: Sequence[Log] = ()) -> None:
-        """Write `identity`, as if the logs ``without`` were removed already. If that fails it is tried again
-        later."""
+        """Write `identity`, as if the logs ``without`` were removed; after a failure, again later."""
         try:
             write_identity(self.folder, self.logs.identity(without), self.logs.disk)
         except OSError as fault:
@@ -219,8 +217,7 @@ class JournalStore:
         return behind >= least and state.grown >= state.base
 
     def condense(self, number: int, how: Condense) -> bool:
-        """Replace a session's first operations by a snapshot, unless it has forks; whether that was done.
-        Raises ``StorageUnavailable``, ``RecordDamaged``."""
+        """Replace a session's first operations by a snapshot, unless it has forks; whether that was done."""
         self.long.discard(number)
         state = self.sessions.states.get(number)
         if state is None:
@@ -245,8 +242,7 @@ class JournalStore:
             return None
 
     def sweep(self, keep: frozenset[int], *, aged: bool = True) -> int:
-        """Forget the sessions that retention gives up, none of those in ``keep``; returns how many. If not
-        ``aged``, none is forgotten for its age."""
+        """Forget what retention gives up, none in ``keep``, none for its age if not ``aged``; how many."""
         kept = [state for state in self.sessions.states.values() if state.kept]
         oldest = (time.time() - self._settings.max_age_seconds) * MICROSECONDS if aged else 0.0
         gone = [state.number for state in kept if state.used < oldest]
@@ -492,8 +488,7 @@ class JournalStore:
         return tuple(found)
 
     def _read(self, number: int, kind: Kind, index: int, place: int, form: Any, needed_by: int) -> Any:
-        """Read a record. If it is damaged, its session and the one that needs it count as damaged from now
-        on."""
+        """Read a record. If it is damaged, its session and the one that needs it are damaged from now on."""
         try:
             return self._decoded(place, kind, number, index, form)
         except RecordDamaged as fault:
