@@ -283,7 +283,9 @@ class Chat:
         for fork in forked.sessions:
             own = resumption.another(fork.handle)
             attached = await self._attach(fork, own) if shared else None
-            chat = self._resumed(*(attached or await own.persist()), own, self._max_tool_rounds)
+            if attached is None:
+                attached = await own.patience.retry(own.connect)
+            chat = self._resumed(*attached, own, self._max_tool_rounds)
             chat._tools = self._tools
             self._children.append(chat)
             chats.append(chat)

@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
-import anyio
 import msgspec
 
 from .errors import (
@@ -35,7 +34,7 @@ from .frames import codec
 from .frames.client import ClientEvent, ItemDelete, ItemTruncate, ResponseCancel, TextClear
 from .frames.server import ErrorDetails, ErrorEvent, ItemDeleted, ItemTruncated, ServerEvent, TextCommitted
 from .multiplex import SessionTransport, SharedTransport
-from .reconnect import Resumption, deadline
+from .reconnect import Resumption
 from .responses import RunningResponses
 from .transport import Transport
 
@@ -382,17 +381,12 @@ class Connection:
         resumption = self._resumption
         if resumption is None or self._closed or not resumption.possible(lost):
             raise lost
-        give_up = deadline(resumption.patience)
-        for pause in resumption.patience.pauses():
-            await anyio.sleep(pause)
-            try:
-                self._transport = await self._resumed(resumption)
-                break
-            except SessionLost:
-                raise
-            except (ConnectionFailed, ConnectionLost):
-                if time.monotonic() > give_up:
-                    raise lost from None
+        try:
+            self._transport = await resumption.patience.retry(partial(self._resumed, resumption), pause=True)
+        except SessionLost:
+            raise
+        except (ConnectionFailed, ConnectionLost):
+            raise lost from None
         for sender in self._senders:
             if not sender.done():
                 sender.set_result(None)

@@ -37,7 +37,7 @@ class SharedTransport:
     """One transport under several sessions; ``first`` is the one that it was opened for."""
 
     def __init__(self, transport: Transport, first: str) -> None:
-        self._transport = transport
+        self.transport = transport
         self._first = first
         self._sessions: dict[str, SessionTransport] = {}
         self._attaching: dict[str, str] = {}  # sessions, by the event that attaches them
@@ -55,11 +55,8 @@ class SharedTransport:
         event_id = f"attach_{next(self._numbers)}"
         self._attaching[event_id] = session_id
         session = self.session(session_id)
-        await self._transport.send(msgspec.json.encode(SessionAttach(event_id=event_id, session=handle)))
+        await self.transport.send(msgspec.json.encode(SessionAttach(event_id=event_id, session=handle)))
         return session
-
-    async def send(self, frame: bytes) -> None:
-        await self._transport.send(frame)
 
     def start(self) -> None:
         """Start the receive task where it has not been."""
@@ -69,16 +66,16 @@ class SharedTransport:
     async def leave(self, session_id: str) -> None:
         """Detach a session; the connection ends with the last one."""
         if self._sessions.pop(session_id, None) is not None and self._sessions:
-            await self._transport.send(msgspec.json.encode(SessionDetach(session_id=session_id)))
+            await self.transport.send(msgspec.json.encode(SessionDetach(session_id=session_id)))
         elif not self._sessions:
             if self._task is not None and self._task is not asyncio.current_task():
                 self._task.cancel()
-            await self._transport.aclose()
+            await self.transport.aclose()
 
     async def _receive_all(self) -> None:
         try:
             while True:
-                session = self._session_of(frame := await self._transport.receive())
+                session = self._session_of(frame := await self.transport.receive())
                 if session is not None:
                     await self._put(session, frame)
         except ConnectionLost as lost:
@@ -140,7 +137,7 @@ class SessionTransport:
     async def send(self, frame: bytes) -> None:
         """Send one frame for this session. Raises `ConnectionLost`."""
         self._check()
-        await self.connection.send(b'{"session_id":"%s",' % self.id.encode() + frame[1:])
+        await self.connection.transport.send(b'{"session_id":"%s",' % self.id.encode() + frame[1:])
 
     async def receive(self) -> bytes:
         """The session's next frame. Raises `ConnectionLost`."""

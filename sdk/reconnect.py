@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import anyio
 import msgspec
@@ -24,6 +25,7 @@ FINAL_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010, 4001})
 """Close codes after which the session is not resumed: it would end the same, or another client has it now."""
 MAX_UNSURE = 1024
 """Client events that are kept to be sent again."""
+_Result = TypeVar("_Result")
 
 _GREETING: msgspec.json.Decoder[SessionResumed | ErrorEvent] = msgspec.json.Decoder(
     SessionResumed | ErrorEvent
@@ -48,6 +50,24 @@ class Patience:
         while True:
             yield random.uniform(0, bound)
             bound = min(self.longest, bound * self.factor)
+
+    async def retry(self, attempt: Callable[[], Awaitable[_Result]], *, pause: bool = False) -> _Result:
+        """What ``attempt`` returns, once it succeeds; ``pause``: also before the first try.
+
+        Raises `SessionLost`, and the last `ConnectionFailed` or `ConnectionLost` when ``total`` is over.
+        """
+        give_up, pauses = time.monotonic() + self.total, self.pauses()
+        while True:
+            if pause:
+                await anyio.sleep(next(pauses))
+            try:
+                return await attempt()
+            except SessionLost:
+                raise
+            except (ConnectionFailed, ConnectionLost):
+                if time.monotonic() > give_up:
+                    raise
+            pause = True
 
 
 class _AnyEvent(msgspec.Struct):
@@ -140,20 +160,6 @@ class Resumption:
             await transport.aclose()
             raise
 
-    async def persist(self) -> tuple[Transport, SessionResumed]:
-        """As `connect`, tried again until `patience` ends."""
-        give_up = deadline(self.patience)
-        for pause in self.patience.pauses():
-            try:
-                return await self.connect()
-            except SessionLost:
-                raise
-            except (ConnectionFailed, ConnectionLost):
-                if time.monotonic() > give_up:
-                    raise
-            await anyio.sleep(pause)
-        raise AssertionError("pauses have no end")
-
     async def greeted(self, transport: Transport) -> SessionResumed:
         """The answer to `session.resume` or `session.attach`. Raises ``SessionLost``, ``ProtocolBroken``."""
         try:
@@ -175,8 +181,3 @@ class Resumption:
             raise SessionLost(
                 "The server lacks events that were sent and are not kept here", code="events_expired"
             )
-
-
-def deadline(patience: Patience) -> float:
-    """When to give up, by ``time.monotonic()``."""
-    return time.monotonic() + patience.total

@@ -25,10 +25,8 @@ PAST = 1024
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One session of a tree. ``parent``: the id it was forked from, None for the first; it may be gone by now.
-
-    ``open``: it is in memory. ``items`` and ``tokens`` are known only then.
-    """
+    """One session of a tree. ``parent``: the id it was forked from, None for the first; it may be gone by
+    now. ``open``: it is in memory. ``items`` and ``tokens`` are known only then."""
 
     id: str
     parent: str | None
@@ -122,10 +120,8 @@ class ForkTree:
         return self._places.get(session_id)
 
     def page(self, limit: int | None, after: str | None) -> Page:
-        """At most ``limit`` sessions behind ``after``, none of them marked as open.
-
-        Raises ``MemberUnknown`` if ``after`` was never there, or was removed long ago.
-        """
+        """At most ``limit`` sessions behind ``after``, none of them marked as open. Raises ``MemberUnknown``
+        if ``after`` was never there, or was removed long ago."""
         place = -1
         if after is not None:
             known = self._places.get(after, self._past.get(after))
@@ -138,10 +134,8 @@ class ForkTree:
         return Page(found, found[-1].id if last < len(self._numbers) else None)
 
     def checked_name(self, name: str, session_id: str) -> str:
-        """The name in Unicode's normal form C, so that equal texts are equal names.
-
-        Raises ``NameInvalid`` if it is too long, or another session of the tree has it.
-        """
+        """The name in Unicode's normal form C, so that equal texts are equal names. Raises ``NameInvalid`` if
+        it is too long, or another session of the tree has it."""
         name = normalize("NFC", name)
         if len(name) > MAX_NAME:
             raise NameInvalid(f"A name has at most {MAX_NAME} characters", param="name")

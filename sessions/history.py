@@ -41,9 +41,7 @@ class RunningTurn:
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed:
     """A request with its place in the history. ``turn`` is None if its reply does not join the history.
-
-    ``aside``: it runs on a sequence of its own, as it is out of band or overrides the conversation.
-    """
+    ``aside``: it runs on a sequence of its own, as it is out of band or overrides the conversation."""
 
     turn: RunningTurn | None
     script: Script
@@ -135,10 +133,8 @@ class History:
         return next(item for item in _items_of(self._entry(item_id, "item_id")) if item.id == item_id)
 
     def insert(self, item: Item, previous_item_id: str | None = None) -> None:
-        """Put an item after ``previous_item_id``: None appends, ``"root"`` puts it first.
-
-        Raises ``ItemInvalid``, ``ItemExists``, or ``ItemUnknown`` for the previous id.
-        """
+        """Put an item after ``previous_item_id``: None appends, ``"root"`` puts it first. Raises
+        ``ItemInvalid``, ``ItemExists``, or ``ItemUnknown`` for the previous id."""
         checked_item(item)
         if item.id in self._home or item.id == ROOT:
             raise ItemExists(f"An item with id {item.id!r} is already there", param="item.id")
@@ -192,10 +188,8 @@ class History:
         self.record(cut)
 
     def rewind(self, item_id: str | None) -> None:
-        """Remove everything behind the item (None: everything), and move the tree's head back.
-
-        Raises ``ItemUnknown``, and ``ConversationBusy`` while a turn runs.
-        """
+        """Remove everything behind the item (None: everything), and move the tree's head back. Raises
+        ``ItemUnknown``, and ``ConversationBusy`` while a turn runs."""
         if self._slot is not None:
             raise ConversationBusy("A response writes this conversation: cancel it before going back")
         place = 0 if item_id is None else self._after(item_id)
@@ -252,12 +246,6 @@ class History:
         """Raises ``ConversationBusy`` if the request needs a slot, and another turn has one."""
         if self._slot is not None and not request.out_of_band:
             raise ConversationBusy("A response already writes this conversation")
-
-    def begin_turn(self) -> RunningTurn:
-        """Begin a turn with the history as it is. Raises ``ConversationBusy`` while another one runs."""
-        if self._slot is not None:
-            raise ConversationBusy("A response already writes this conversation")
-        return self._hold(self.script())
 
     def _hold(self, script: Script) -> RunningTurn:
         self._slot, self._appended = ReplySlot(), True

@@ -18,8 +18,7 @@ from .history import History
 from .items import Growing
 from .journal.records import AnyOperation, Begun, Branched, SessionLog
 from .journal.replay import Past, refused, request_form, retold
-from .placement import Placement
-from .return_hints import ReturnHints, Waits
+from .placement import Placement, ReturnHints, Waits
 from .settings import SessionSettings, TenantLimits
 from .tenants import Tenant
 from .text.eager_prefill import EagerPrefill, PrefilledInput
@@ -121,10 +120,8 @@ class Session:
         return response
 
     def go_on(self, past: Past) -> TurnResponse:
-        """Go on with an interrupted response: it repeats its events so far, and then continues.
-
-        If it cannot go on, this ends it, frees the conversation for the next turn, and raises the reason.
-        """
+        """Go on with an interrupted response: it repeats its events so far, and then continues. If it cannot
+        go on, this ends it, frees the conversation for the next turn, and raises the reason."""
         try:
             response = TurnResponse(
                 self._branch,
@@ -157,11 +154,8 @@ class Session:
         return bool(writers)
 
     def cut(self, item_id: str, end: int) -> TurnResponse | None:
-        """Cut a message of the model after ``end`` characters.
-
-        If its response still runs, returns that: cancel it, and it is cut when it ends. Raises ``ItemUnknown``
-        or ``CutInvalid``.
-        """
+        """Cut a message of the model after ``end`` characters. If its response still runs, returns that:
+        cancel it, and it is cut when it ends. Raises ``ItemUnknown`` or ``CutInvalid``."""
         self._check_open()
         response = self.saying(item_id)
         if response is not None:
@@ -189,10 +183,10 @@ class Session:
             rewind(history, at, self._branch.language.tokenizer)
         return history, [*operations, Branched()]
 
-    async def lend(self, children: Sequence[EngineCopy], head: TurnNode | None) -> None:
+    async def lend(self, children: Sequence[Session], head: TurnNode | None) -> None:
         """Let the engine's copies of forked sessions share this one's blocks up to ``head``."""
         if head is not None:
-            await self._sequence.fork(children, head.tokens())
+            await self._sequence.fork([child._sequence for child in children], head.tokens())
 
     def heir(self) -> EngineCopy:
         """The engine's copy of a session that is forked now; it is empty until `lend`."""
@@ -204,9 +198,7 @@ class Session:
 
     def rewind(self, to: str | int) -> None:
         """Remove everything behind an item (``"root"``: everything), or behind the first ``to`` tokens.
-
-        Raises ``ItemUnknown``, ``CutInvalid`` or ``ConversationBusy``.
-        """
+        Raises ``ItemUnknown``, ``CutInvalid`` or ``ConversationBusy``."""
         self._check_open()
         rewind(self.history, to, self._branch.language.tokenizer)
 

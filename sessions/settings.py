@@ -16,9 +16,7 @@ UNLIMITED = 1 << 62
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
     """What one tenant may have at once: open ``sessions`` and running ``turns``. None: no limit of its own.
-
-    The limit of sessions is also a reservation: so many places are set aside for the tenant.
-    """
+    The limit of sessions is also a reservation: so many places are set aside for the tenant."""
 
     sessions: int | None = None
     turns: int | None = None

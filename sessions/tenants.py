@@ -70,9 +70,7 @@ class Tenant:
 
 class OpenTenants:
     """All tenants that have opened sessions, by salt, and the ``places`` that their sessions share.
-
-    ``limits``: those of the known tenants; a known tenant may have no limit.
-    """
+    ``limits``: those of the known tenants; a known tenant may have no limit."""
 
     def __init__(self, limits: Mapping[bytes, TenantLimits], places: int, workers: Workers) -> None:
         self._limits = limits

@@ -102,7 +102,7 @@ INSIDE = {
         ["tree", "tools", "turn.request", "journal.records"],
         ["history", "engine_copy", "tenants", "turn.reply_reader", "turn.cuts"],
         ["text"],
-        ["journal", "edits", "return_hints", "placement"],
+        ["journal", "edits", "placement"],
         ["fork_tree", "handles"],
         ["turn"],
         ["text.eager_prefill"],

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from math import exp, inf, log
 
 from holdfast.sdk.agent.run import HINT_SECONDS
-from holdfast.sessions.return_hints import PATIENCE
+from holdfast.sessions.placement import PATIENCE
 
 SHARED = 15_000
 LONGEST_PAUSE = 3600.0

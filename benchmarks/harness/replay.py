@@ -30,7 +30,7 @@ from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
 
 from .agents import Scale, TraceTurn
-from .talker import Talker
+from .talker import Talker, rest
 
 BLOCK = 16
 SLOT_BYTES = 64
@@ -246,8 +246,7 @@ def _next(engine: Engine, clock: Clock) -> None:
 def _rest(engine: Engine, clock: Clock, until: float) -> None:
     """Run the engine's own work until the next turn begins."""
     while True:
-        while engine.step() is not None:
-            continue
+        rest(engine)
         due = engine.due()
         if due is None or clock.now + due >= until:
             break

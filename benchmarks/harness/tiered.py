@@ -23,16 +23,14 @@ from holdfast.kernels.cpu.cores import bind
 from holdfast.kvstore.disk.client import DiskTier
 from holdfast.kvstore.disk.process import DiskProcess
 from holdfast.kvstore.host.tier import HostTier
-from holdfast.runtime.build import load_engine
-from holdfast.runtime.engine import Engine
 from holdfast.runtime.kv_placement.costs import CostBook
 from holdfast.runtime.kv_placement.tier_setup import host_memory, with_secret
-from holdfast.runtime.link.heartbeat import Liveness
-from holdfast.runtime.link.messages import Extend, Finish, Settle, Truncate, Work
+from holdfast.runtime.link.messages import Extend, Settle, Truncate
 from holdfast.runtime.settings import EngineSettings
 
 from ..peers.worker import answer_all
 from .ours import Ours
+from .talker import apply, loaded, rest, spoken
 
 Json = dict[str, Any]
 HOST_BYTES = 1 << 30
@@ -71,8 +69,7 @@ class Tiered(Ours):
         self._keeper = DiskProcess(memory)
         control = os.dup(self._keeper.theirs.fileno())
         self._keeper.start()
-        engine = load_engine(settings, lambda done, what: None, Liveness(), memory, control).engine
-        assert isinstance(engine, Engine)
+        engine = loaded(settings, memory, control)
         # Restoring is measured: never recompute instead.
         engine.scheduler._restore.costs = CostBook(None)
         self._engine = engine
@@ -91,7 +88,7 @@ class Tiered(Ours):
         self.begin()
         self.turn(request["tokens"], 1)
         self._base = len(request["tokens"])
-        self._rest()
+        rest(self._engine)
         self._flush()
         self._records = list(self._tier.in_order())
         return {}
@@ -102,31 +99,21 @@ class Tiered(Ours):
         The processor's caches are swept first, because other data fills them before a real turn returns.
         """
         assert self._conversation is not None
-        work: Work | None = None
         _sweep()
         began = time.perf_counter()
-        self._apply(Extend(0, self._conversation, request["tokens"]))
+        apply(self._engine, Extend(0, self._conversation, request["tokens"]))
         self._generate(self._conversation, 1)
-        first = 0.0
-        while work is None:
-            step = self._engine.step()
-            if step is None:
-                time.sleep(self._engine.due() or 0.0)
-                continue
-            for row in step.rows:
-                if row.finish is Finish.ERROR:
-                    raise RuntimeError(row.error or "the turn failed")
-                first, work = time.perf_counter() - began, row.work
-        self._rest()
+        first, _, work = spoken(self._engine, lambda: time.sleep(self._engine.due() or 0.0))
+        rest(self._engine)
         self._rewind()
-        return {"seconds": first, "work": msgspec.structs.asdict(work), **self._shelf_faults()}
+        return {"seconds": first - began, "work": msgspec.structs.asdict(work), **self._shelf_faults()}
 
     def lose(self, request: Json) -> Json:
         """Drop the KV on the device, in the host tier if ``host``, and in the page cache if ``cold``."""
         assert self._conversation is not None
         self._flush()
-        self._apply(Settle(0, self._conversation))
-        self._rest()
+        apply(self._engine, Settle(0, self._conversation))
+        rest(self._engine)
         pool = self._engine.scheduler.pool
         pool.distrust(pool.index.blocks())
         if request["host"]:
@@ -186,8 +173,8 @@ class Tiered(Ours):
         """Cut back to the first tokens; the next turn has the same history."""
         assert self._conversation is not None
         epoch = self._engine.scheduler.state(self._conversation).epoch
-        self._apply(Truncate(0, self._conversation, self._base, epoch))
-        self._rest()
+        apply(self._engine, Truncate(0, self._conversation, self._base, epoch))
+        rest(self._engine)
 
     def _flush(self) -> None:
         """Wait until everything in the host tier is on disk."""

@@ -44,9 +44,7 @@ def places(root: Path) -> list[Path]:
 def opened(place: Path, *, write: bool = False, whole: bool = True) -> JournalStore:
     """Open the journal in a folder, of any model. ``whole``: read every log. Raises ``StoreUnusable``."""
     _check_moved(place)
-    known = _known(place)
-    header = None if known is None else known.header()
-    return JournalStore.open(place, b"", SETTINGS, known=header, write=write, whole=whole)
+    return JournalStore.open(place, b"", SETTINGS, known=_known(place), write=write, whole=whole)
 
 
 def _check_moved(place: Path) -> None:
@@ -260,9 +258,7 @@ def _ring(store: JournalStore, state: SessionState) -> Fresh:
 
 def backup(root: Path, target: Path) -> Iterator[str]:
     """Copy the journals to ``target``, a new folder, up to the last whole group; a server may run meanwhile.
-
-    KV is not copied: it is recomputed. Raises ``StoreUnusable``.
-    """
+    KV is not copied: it is recomputed. Raises ``StoreUnusable``."""
     if target.resolve().is_relative_to(root.resolve()):
         raise StoreUnusable(f"{target} is inside the store {root}: choose a folder outside it")
     try:

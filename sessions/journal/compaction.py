@@ -74,10 +74,8 @@ class Compaction:
                         yield copy
 
     def _copy(self, one: Log, row: tuple[int, ...], extra: bytes) -> bytes | None:
-        """The bytes of a record of the log ``one`` in the new log; None if it is not needed.
-
-        ``row`` is its entry in the index.
-        """
+        """The bytes of a record of the log ``one`` in the new log; None if it is not needed. ``row`` is its
+        entry in the index."""
         sequence, session, word, moment, offset, length, _ = row
         kind, index = word >> 8 & 0xFF, word >> 16
         payload, source = b"", place_of(one.slot, offset, segment.padded(length))

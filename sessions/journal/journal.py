@@ -35,6 +35,7 @@ from .records import (
     SessionRecord,
     Typed,
     append,
+    drop,
     merged,
     put,
 )
@@ -108,11 +109,7 @@ class Journal:
         if held is None:
             held = await asyncio.to_thread(StoreLock(folder).acquire, settings.lock_seconds)
         try:
-            store = await asyncio.to_thread(open_for, folder, model, settings)
-            # No client can resume yet, and the clock of a machine that just started may be wrong by months:
-            # sessions are not forgotten for their age now.
-            await asyncio.to_thread(store.sweep, frozenset(), aged=False)
-            await asyncio.to_thread(store.keep_shares, frozenset())
+            store = await asyncio.to_thread(_opened, folder, model, settings)
             journal = cls(store, held, settings, reclaimable)
         except BaseException:
             held.release()
@@ -389,6 +386,15 @@ class Journal:
             watcher(fault)
 
 
+def _opened(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
+    store = open_for(folder, model, settings)
+    # No client can resume yet, and the clock of a machine that just started may be wrong by months: sessions
+    # are not forgotten for their age now.
+    store.sweep(frozenset(), aged=False)
+    store.keep_shares(frozenset())
+    return store
+
+
 def _finish(future: asyncio.Future[Any], found: Any = None, fault: Exception | None = None) -> None:
     if future.done():
         return
@@ -412,7 +418,7 @@ class JournaledLog(SessionLog):
     durable = True
 
     def __init__(self, journal: Journal, number: int, index: int = 0, salt: bytes = b"") -> None:
-        self.number = number
+        super().__init__(number)
         self._salt = salt
         self._journal = journal
         self._index = index
@@ -436,10 +442,8 @@ class JournaledLog(SessionLog):
         return self._journal.fault_of(self._salt)
 
     def append(self, operation: AnyOperation) -> None:
-        """Queue an operation for the journal.
-
-        Raises what encoding it raises: in the journal's thread that would block all sessions.
-        """
+        """Queue an operation for the journal. Raises what encoding it raises: in the journal's thread that
+        would block all sessions."""
         if not self._closed:
             if not isinstance(operation, LAZY):
                 msgspec.msgpack.encode(operation)
@@ -469,6 +473,10 @@ class JournaledLog(SessionLog):
         self._flush()
         self._closed = True
         self._journal.leave(self.number, self._salt)
+
+    def forget(self) -> None:
+        """Forget the session; call it last."""
+        self._journal.put([drop(self.number)])
 
     def _queue(self, record: Fresh) -> None:
         if not self._closed:

@@ -34,8 +34,8 @@ import xxhash
 
 from ..errors import RecordDamaged, StoreForeign, StoreNewer, StoreUnusable
 from ..settings import JournalSettings
-from .folder import FOLDER, IDENTITY, Disk, read_identity
-from .logs import LogFolder, named
+from .folder import FOLDER, IDENTITY, Disk, named, read_identity
+from .logs import LogFolder
 from .records import AnyOperation, Keyring, SessionRecord, append, drop, put, session_extra
 from .segment import LOST, Fresh, Kind, kinds_of
 
@@ -49,15 +49,13 @@ SILENT_SECONDS = 30.0  # without a byte from the child, it is killed
 SALVAGE_SECONDS = 300.0  # for all tries after the first death of a child
 CHECK_BYTES = 8
 END = 0xFFFFFFFF
-ALL, EACH, FIRST = "all", "each", "first"
+ALL, FIRST = "all", "first"
 T = TypeVar("T")
 
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
     """How many operations a session has had, and when the last was written (seconds since the epoch).
-
-    Operations before ``first`` are in the snapshot at ``first``.
-    """
+    Operations before ``first`` are in the snapshot at ``first``."""
 
     operations: int
     used: float
@@ -93,10 +91,8 @@ def unseal(key: bytes, value: bytes, kind: type[T] | Any) -> T:
 
 
 def migrate(folder: Path, model: bytes, settings: JournalSettings) -> bool:
-    """Move the journal in ``folder`` into logs beside it; whether there was one to move.
-
-    Raises ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``; then the old file is unchanged.
-    """
+    """Move the journal in ``folder`` into logs beside it; whether there was one to move. Raises
+    ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``; then the old file is unchanged."""
     old = folder / FILE
     if not old.exists() or old.stat().st_size == 0:
         return False  # left by a server that died before its first commit
@@ -136,10 +132,8 @@ def migrate(folder: Path, model: bytes, settings: JournalSettings) -> bool:
 
 
 def _in_use(folder: Path, settings: JournalSettings) -> bool:
-    """Whether a server has started with the journal in ``folder``. Raises ``StoreUnusable``.
-
-    An identity alone does not prove it: an earlier journal may have left it.
-    """
+    """Whether a server has started with the journal in ``folder``. Raises ``StoreUnusable``. An identity
+    alone does not prove it: an earlier journal may have left it."""
     if not (folder / IDENTITY).exists():
         return False
     logs, parts = LogFolder.open(folder / FOLDER, b"", settings.log_bytes, Disk(), write=False)
@@ -159,10 +153,8 @@ def _put_away(folder: Path) -> None:
 
 
 def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSettings) -> tuple[int, list[str]]:
-    """Make a new journal in ``folder``, with everything that can be read.
-
-    Returns the number of sessions and the names of the damaged ones.
-    """
+    """Make a new journal in ``folder``, with everything that can be read. Returns the number of sessions and
+    the names of the damaged ones."""
     shutil.rmtree(folder, ignore_errors=True)
     logs, _ = LogFolder.open(folder, model, settings.log_bytes, _Later())
     moved, damaged = 0, list[str]()
@@ -210,10 +202,8 @@ def _move(
     handles: dict[int, list[bytes]],
     damaged: list[str],
 ) -> bool:
-    """Write one session as one group; whether it is kept.
-
-    Records that it lacks are marked as lost, and its name goes to ``damaged``.
-    """
+    """Write one session as one group; whether it is kept. Records that it lacks are marked as lost, and its
+    name goes to ``damaged``."""
     record, ring, tail = (table.get(number) for table in (sessions, rings, tails))
     kept = any(number in table for table in (rings, tails, handles))
     group = [_session(number, record)]
@@ -272,14 +262,12 @@ class Reader:
 
     def about(self) -> StoreRecord | None:
         """The store's record; None if it cannot be read."""
-        (item,) = list(self._asked("meta", b"", FIRST)) or (None,)
-        if item is None:
-            return None
-        try:
-            found: StoreRecord = unseal(*item, StoreRecord)
-        except RecordDamaged:
-            return None
-        return found
+        for item in list(self._asked("meta", b"", FIRST)):
+            if item is not None:
+                with suppress(RecordDamaged):
+                    found: StoreRecord = unseal(*item, StoreRecord)
+                    return found
+        return None
 
     def records(self, table: str, kind: Any) -> Iterator[tuple[bytes, Any]]:
         """Key and record of each entry of a table; None for a damaged record."""
@@ -294,20 +282,13 @@ class Reader:
         counted."""
         first = b""
         while True:
-            whole = True
             for item in self._asked(table, first):
                 if item is None:
-                    whole = False
                     break
                 yield item
                 first = item[0]
-            if whole:
+            else:
                 return
-            for item in self._asked(table, first + b"\0" if first else b"", EACH):
-                if item is None:
-                    break
-                yield item
-                first = item[0]
             self.unread += 1
             if self._until is None:
                 self._until = time.monotonic() + SALVAGE_SECONDS
@@ -318,9 +299,7 @@ class Reader:
 
     def _beyond(self, table: str, low: int) -> int | None:
         """The lowest session number from ``low`` on from which the table can be read; None if there is none.
-
-        Doubles its steps until a number is found, then halves them.
-        """
+        Doubles its steps until a number is found, then halves them."""
         bad, good, step = low - 1, low, 1
         while not self._reads(table, good):
             bad, good, step = good, low + step, 2 * step

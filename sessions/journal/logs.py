@@ -53,7 +53,6 @@ NAME = re.compile(r"(\d{8,})\.log")
 INDEX_NAME = re.compile(r"(\d{8,})\.index")
 MOST_AHEAD = 2 << 20  # bytes of zeros behind the active log's end
 PLENTY = 128  # zeros are written ahead if so many times as much is free
-NAMED = 20  # sessions in one line of the log
 
 
 @dataclass(slots=True, eq=False)
@@ -155,14 +154,14 @@ class LogFolder:
         model: bytes,
         segment_bytes: int,
         disk: Disk,
-        known: SegmentHeader | None = None,
+        known: Identity | None = None,
         *,
         write: bool = True,
         whole: bool = False,
     ) -> tuple[LogFolder, list[LoadedLog]]:
         """Open the logs in ``folder``; returns them and their records.
 
-        ``known``: the store's header as `identity` has it. If not ``write``, no file is changed. ``whole``:
+        ``known``: the store's identity. If not ``write``, no file is changed. ``whole``:
         read every log, not only its index. Raises ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``.
         """
         logs = cls(folder, segment_bytes, disk)
@@ -202,7 +201,7 @@ class LogFolder:
             self._close_files(one)
         self.active = None
 
-    def _opened(self, model: bytes, known: SegmentHeader | None, write: bool) -> list[LoadedLog]:
+    def _opened(self, model: bytes, known: Identity | None, write: bool) -> list[LoadedLog]:
         if write:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         numbers = self._listed(write)
@@ -308,14 +307,12 @@ class LogFolder:
             or segment.decoded_header(beside, segment.INDEX_MAGIC)
         )
 
-    def _choose(
-        self, headers: dict[int, SegmentHeader | None], known: SegmentHeader | None, model: bytes
-    ) -> None:
+    def _choose(self, headers: dict[int, SegmentHeader | None], known: Identity | None, model: bytes) -> None:
         """Take the header that most logs have, or ``known`` if none can be read."""
         found = [one for one in headers.values() if one is not None]
         if not found:
             if headers and known is not None and model in (b"", known.model):
-                self.header = known
+                self.header = known.header()
             return
         newer = [one.format for one in found if one.format > segment.FORMAT]
         if newer:
@@ -371,9 +368,7 @@ class LogFolder:
         self, one: Log, size: int, index: segment.Index | None, *, last: bool
     ) -> tuple[Any, Any, dict[int, bytes], bool]:
         """Read a whole log: its entries, which of them are damaged, their extras, and whether all is well.
-
-        ``last``: it is the active log, and may be repaired.
-        """
+        ``last``: it is the active log, and may be repaired."""
         data = self.disk.read(self._fd(one), size, 0)
         found = segment.scan(data, self.header.sync, one.header.file_seed())
         listed, cut = self._listed_entries(one, size, index)
@@ -398,10 +393,8 @@ class LogFolder:
         return np.concatenate([entries, hits]), flags, extras, clean
 
     def _listed_entries(self, one: Log, size: int, index: segment.Index | None) -> tuple[Any, int]:
-        """The entries of a log's index, and where the log's last whole group ends.
-
-        A log that is shorter than its index says has lost its end: it goes on from the last whole group.
-        """
+        """The entries of a log's index, and where the log's last whole group ends. A log that is shorter than
+        its index says has lost its end: it goes on from the last whole group."""
         listed = np.empty(0, ENTRY) if index is None else index.entries
         ends = listed["offset"] + _padded_lengths(listed)
         if not len(listed) or int(ends.max()) <= size:
@@ -428,32 +421,20 @@ class LogFolder:
             one.room = kept
 
     def _unknown(
-        self,
-        one: Log,
-        found: segment.Scan,
-        told: Any,
-        data: bytes,
-        index: segment.Index | None,
+        self, one: Log, found: segment.Scan, listed: Any, data: bytes, index: segment.Index | None
     ) -> int:
         """Count damaged records that the index does not list, and report them."""
         unknown, size = 0, len(data)
-        starts = told["offset"].tolist()
-        by_end = {record.offset: record for record in found.records}
+        starts, lengths = listed["offset"], _padded_lengths(listed)
         for begin, beyond in found.gaps:
-            covered = sum(
-                segment.padded(int(length))
-                for offset, length in zip(starts, told["length"].tolist(), strict=True)
-                if begin <= offset < beyond
-            )
-            if covered < beyond - begin:
-                before = max((o for o in by_end if o < begin), default=None)
-                first = by_end[before].sequence if before is not None else by_end[beyond].sequence - 2
-                count = by_end[beyond].sequence - first - 1
-                count -= sum(begin <= offset < beyond for offset in starts)
-                unknown += max(1, count)
-        tail = sum(offset >= found.end for offset in starts)
+            inside = (starts >= begin) & (starts < beyond)
+            if int(lengths[inside].sum()) < beyond - begin:
+                after = next(record.sequence for record in found.records if record.offset == beyond)
+                before = [record.sequence for record in found.records if record.offset < begin] or [after - 2]
+                unknown += max(1, after - before[-1] - 1 - int(inside.sum()))
         ahead = not any(data[found.end :])  # zeros that were written ahead
-        if size > found.end and not tail and not ahead and (index is None or not index.whole):
+        listed_behind = bool((starts >= found.end).any())
+        if size > found.end and not listed_behind and not ahead and (index is None or not index.whole):
             unknown += 1
             self.findings.report(
                 f"the last {size - found.end} bytes of {one.path} are no record: "
@@ -478,11 +459,8 @@ class LogFolder:
     # --- writing --------------------------------------------------------------------------------------------
 
     def append(self, records: Sequence[Fresh], moment: int | None = None) -> tuple[list[int], int, int]:
-        """Write a group and sync it. Returns the records' places, the first one's sequence number, and the time
-        of the group (microseconds).
-
-        Raises ``StorageUnavailable``: then none of the group is there.
-        """
+        """Write a group and sync it. Returns the records' places, the first one's sequence number, and the
+        time of the group (microseconds). Raises ``StorageUnavailable``: then none of the group is there."""
         total = sum(segment.padded(len(one.payload)) for one in records)
         moment = time.time_ns() // 1000 if moment is None else moment
         first, self.next_sequence = self.next_sequence, self.next_sequence + len(records)
@@ -520,16 +498,17 @@ class LogFolder:
         files, such as KV. So on a disk with plenty of room zeros are written ahead, and later groups overwrite
         them.
         """
-        if end > one.room and self._is_roomy():
+        if end > one.room and self.free_bytes() > PLENTY * self._ahead:
             with suppress(OSError):
                 self.disk.write(self._fd(one), data + bytes(self._ahead), one.end)
                 one.room = end + self._ahead
                 return
         self.disk.write(self._fd(one), data, one.end)
 
-    def _is_roomy(self) -> bool:
+    def free_bytes(self) -> int:
+        """Free bytes on the disk. Raises ``OSError``."""
         found = os.statvfs(self.folder)
-        return found.f_bavail * found.f_frsize > PLENTY * self._ahead
+        return found.f_bavail * found.f_frsize
 
     def roll(self) -> None:
         """Seal the active log; the next group begins another."""
@@ -548,10 +527,8 @@ class LogFolder:
         return self.active
 
     def begin(self, replaces: Sequence[int] = (), name: Path | None = None) -> Log:
-        """Begin a new log and sync its header. With ``name`` the file has that name until `adopt`.
-
-        Raises ``StorageUnavailable``.
-        """
+        """Begin a new log and sync its header. With ``name`` the file has that name until `adopt`. Raises
+        ``StorageUnavailable``."""
         header = changed(
             self.header,
             number=self._next_number,
@@ -649,14 +626,7 @@ class LogFolder:
         chunk = segment.encoded_chunk(
             sync, seed, len(header), [tuple(row) for row in ordered.tolist()], listed, one.end, segment.SEALED
         )
-        fresh = one.index_path.with_suffix(".index.new")
-        fd = self.disk.create(fresh)
-        try:
-            self.disk.write(fd, header + chunk, 0)
-            self.disk.sync(fd)
-        finally:
-            os.close(fd)
-        self.disk.rename(fresh, one.index_path)
+        self.disk.replace(one.index_path, header + chunk)
         one.index_end = len(header) + len(chunk)
 
     def adopt(self, one: Log, entries: Any, extras: dict[int, bytes], fresh: Path) -> None:
@@ -808,9 +778,3 @@ def _committed(records: Sequence[Found], listed: set[int], cut: int) -> list[Fou
         for at, record in enumerate(records)
         if record.offset < cut and (at <= finished or record.offset in listed)
     ]
-
-
-def named(names: Sequence[str]) -> str:
-    """Up to `NAMED` names for a line of the log, and how many more there are."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")

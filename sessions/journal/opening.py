@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import StoreForeign, StoreNewer, StoreUnusable
 from ..settings import JournalSettings
-from .folder import FOLDER, IDENTITY, Disk, Identity, read_identity
+from .folder import FOLDER, IDENTITY, Disk, read_identity
 from .legacy import FILE, migrate
 from .logs import LogFolder
 from .segment import FORMAT
@@ -48,10 +48,8 @@ def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalSt
 
 
 def finish_repair(folder: Path, settings: JournalSettings) -> bool:
-    """Finish a repair that died before the repaired journal was in place; whether there was one.
-
-    Hold the folder's lock. Raises ``StoreUnusable``.
-    """
+    """Finish a repair that died before the repaired journal was in place; whether there was one. Hold the
+    folder's lock. Raises ``StoreUnusable``."""
     if not awaits_repair(folder, settings):
         return False
     try:
@@ -64,9 +62,7 @@ def finish_repair(folder: Path, settings: JournalSettings) -> bool:
 
 def exchange(folder: Path) -> Path:
     """Rename the damaged journal, and put the repaired one in its place. Returns the damaged one's new path.
-
-    Raises ``OSError``.
-    """
+    Raises ``OSError``."""
     names = (ASIDE if number == 1 else f"{ASIDE}-{number}" for number in range(1, 1 << 20))
     aside = next(folder / name for name in names if not (folder / name).exists())
     if (folder / FOLDER).exists():
@@ -100,21 +96,17 @@ def awaits_repair(folder: Path, settings: JournalSettings) -> bool:
 
 def _begun(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
     """Open the store in ``folder``, compare it with its identity, and record that a server starts."""
-    unreadable = ""
-    known: Identity | None = None
+    known, unreadable = None, ""
     try:
         known = read_identity(folder)
     except ValueError as fault:
-        unreadable = (
-            f"{IDENTITY} cannot be read ({fault}): it cannot be checked that this is the journal of the "
-            "last start"
-        )
+        unreadable = f"{IDENTITY} cannot be read ({fault}): "
+        unreadable += "it cannot be checked that this is the journal of the last start"
     if known is not None and known.model != model:
         known = None  # left by another model's journal
-    store = JournalStore.open(folder, model, settings, known=None if known is None else known.header())
+    store = JournalStore.open(folder, model, settings, known=known)
     with store.closed_on_failure():
-        for line in [*store.logs.vanished, *_left(folder)]:
-            store.mismatches.append(line)
+        store.mismatches += [*store.logs.vanished, *_left(folder)]
         if line := unreadable or store.mismatch(known):
             store.mismatches.append(f"{folder}: {line}")
             log.warning("%s", store.mismatches[-1])

@@ -74,9 +74,7 @@ class Begun(Operation, frozen=True, tag="begun"):
 
 class Emitted(Operation, frozen=True, tag="said"):
     """The next token ids of a reply, little-endian int32. The last such record is the durable cursor.
-
-    ``logprobs``: one for each id, if the reply reports them.
-    """
+    ``logprobs``: one for each id, if the reply reports them."""
 
     response: str
     ids: bytes
@@ -302,18 +300,19 @@ def append(number: int, index: int, operation: AnyOperation) -> Fresh:
 
 
 def drop(number: int) -> Fresh:
-    """Forget a session: its record, its handles, its operations.
-
-    Operations that its forks need stay until the last of these is forgotten.
-    """
+    """Forget a session: its record, its handles, its operations. Operations that its forks need stay until
+    the last of these is forgotten."""
     return Fresh(number, 0, Kind.DROP, b"")
 
 
 class SessionLog:
     """A session's log: it takes the session's operations. This one keeps nothing: for a session without a
-    journal. ``durable``: what it takes outlives the process."""
+    journal. ``durable``: what it takes outlives the process. ``number``: the session's."""
 
     durable = False
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
 
     def append(self, operation: AnyOperation) -> None:
         """Append an operation."""
@@ -339,3 +338,6 @@ class SessionLog:
 
     def close(self) -> None:
         """Take no more; what was appended is still written."""
+
+    def forget(self) -> None:
+        """Forget the session; call it last."""

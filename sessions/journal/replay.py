@@ -104,11 +104,8 @@ def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: in
 def condensed(
     operations: Sequence[AnyOperation], *, max_items: int = MANY_ITEMS, max_events: int = 1024
 ) -> tuple[int, SessionSnapshot] | None:
-    """A snapshot of the first operations, as many as possible: how many, and the snapshot; None for fewer than
-    two.
-
-    Raises ``RecordDamaged``.
-    """
+    """A snapshot of the first operations, as many as possible: how many, and the snapshot; None for fewer
+    than two. Raises ``RecordDamaged``."""
     until = quiet(operations)
     if until < 2:
         return None

@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from holdfast.sessions.items import FunctionCallOutput, Preamble, Tool
-from holdfast.sessions.return_hints import PATIENCE, Waits
+from holdfast.sessions.placement import PATIENCE, Waits
 from holdfast.sessions.session import Session
 
 from .session_stage import ask, read, reciting, run, session_on
