@@ -48,7 +48,9 @@ class TokenTally:
 
 
 @dataclass(frozen=True, slots=True)
-class _ReplayedStep:
+class ReplayedStep:
+    """A step on a device that computes nothing."""
+
     plan: Plan
 
     def tokens(self) -> list[Outcome]:
@@ -62,8 +64,8 @@ class _ReplayedStep:
 class _IdleRunner:
     """`plan.Runner` that computes nothing."""
 
-    def launch(self, plan: Plan) -> _ReplayedStep:
-        return _ReplayedStep(plan)
+    def launch(self, plan: Plan) -> ReplayedStep:
+        return ReplayedStep(plan)
 
 
 class InlineDisk:
