@@ -22,8 +22,7 @@ class DeviceArena:
         kv: ``[block, layer, 2, kv_heads, block_tokens, head_dim]``; ``[:, :, 0]`` is K, ``[:, :, 1]`` is V,
             the layer counts within the group. Byte offsets pass 2^31: kernels must count them in int64.
 
-    Raises:
-        GroupInvalid: no blocks.
+    Raises `GroupInvalid`: no blocks.
     """
 
     def __init__(self, group: KVGroup, blocks: int, device: torch.device | str = "cpu") -> None:

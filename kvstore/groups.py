@@ -29,8 +29,7 @@ class KVGroup:
     ``window``: tokens a layer looks back, None for all of them. ``key_scale``, ``value_scale``: what stored
     numbers are multiplied by to be K and V.
 
-    Raises:
-        GroupInvalid: a number is out of range, or the dtype unknown.
+    Raises `GroupInvalid`: a number is out of range, or the dtype unknown.
     """
 
     id: int

@@ -195,8 +195,7 @@ class BlockPool:
     def allocate(self, count: int, owner: Owner = None) -> Allocation:
         """Take ``count`` blocks: free ones, then cached ones in eviction order.
 
-        Raises:
-            PoolExhausted: fewer are available.
+        Raises `PoolExhausted`: fewer are available.
         """
         assert count >= 0, f"cannot allocate {count} blocks"
         if count > self.available:
@@ -219,8 +218,7 @@ class BlockPool:
         ``behind``: blocks of the same sequence before these, which it holds already; the hit counts for them
         too.
 
-        Raises:
-            BlockMisused: one is neither held nor sealed.
+        Raises `BlockMisused`: one is neither held nor sealed.
         """
         ids, times = as_array(blocks), max(1, len(owners))
         sealed = self.index.holds_each(ids)
@@ -242,8 +240,7 @@ class BlockPool:
 
         A block without references is cached if it is sealed and ``keep`` is set, else free.
 
-        Raises:
-            BlockMisused: one is not held, or comes twice.
+        Raises `BlockMisused`: one is not held, or comes twice.
         """
         ids = as_array(blocks)
         self._check_held(ids)
@@ -265,8 +262,7 @@ class BlockPool:
         Returns:
             False if ``key`` already names another block: the first wins, and this one stays unsealed.
 
-        Raises:
-            BlockMisused: it is not held, or is sealed under another key.
+        Raises `BlockMisused`: it is not held, or is sealed under another key.
         """
         if block not in self._references:
             raise BlockMisused(block, self.state(block), "sealed")
@@ -286,16 +282,14 @@ class BlockPool:
         Returns:
             The block that now stands in the sequence's table.
 
-        Raises:
-            BlockMisused: as `seal` and `release` do.
+        Raises `BlockMisused`: as `seal` and `release` do.
         """
         return block if self.seal(block, key) else self._change_over(block, key, owner)
 
     def join_each(self, blocks: Sequence[int], keys: Sequence[bytes], owner: Owner = None) -> list[int]:
         """`join` of many blocks without keys, in the order of their sequence.
 
-        Raises:
-            BlockMisused: one is not held.
+        Raises `BlockMisused`: one is not held.
         """
         loose = self._references.each(as_array(blocks)) == 0
         if loose.any():
@@ -344,8 +338,7 @@ class BlockPool:
     def launched(self, step: int) -> None:
         """The device may read and write any held block until `finished`.
 
-        Raises:
-            StepOutOfOrder: a step of this number or a higher one was launched before.
+        Raises `StepOutOfOrder`: a step of this number or a higher one was launched before.
         """
         if self._last_step is not None and step <= self._last_step:
             raise StepOutOfOrder(f"step {step} launched after step {self._last_step}")
@@ -355,8 +348,7 @@ class BlockPool:
     def finished(self, step: int) -> None:
         """The device is done with ``step`` and all before it: blocks released meanwhile can be used again.
 
-        Raises:
-            StepOutOfOrder: the step is not in flight.
+        Raises `StepOutOfOrder`: the step is not in flight.
         """
         if step not in self._in_flight:
             raise StepOutOfOrder(f"step {step} finished, in flight are {list(self._in_flight)}")
@@ -411,8 +403,7 @@ class BlockPool:
 
         O(blocks): for idle moments.
 
-        Raises:
-            LeakFound: with all that is wrong.
+        Raises `LeakFound`: with all that is wrong.
         """
         references, cached, sealed = self._references.counts(), self._cached.blocks(), self.index.blocks()
         seen = Counter([*self._free, *references, *self._fenced, *cached])

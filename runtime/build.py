@@ -50,9 +50,8 @@ def load_engine(
     ``memory``: the descriptor of a host tier's memory that outlives the engine; without it the engine makes
     its own. ``disk_socket``: the control socket of the disk tier's process, which shares that memory.
 
-    Raises:
-        ModelUnreadable: naming file and cause.
-        SettingsInvalid: settings that contradict the model or the device's memory.
+    Raises `ModelUnreadable`: naming file and cause; `SettingsInvalid`: settings that contradict the model or
+    the device's memory.
     """
     model = load_model(
         settings.model, settings.device, settings.dtype, progress, settings.max_context, settings.kv_format
@@ -184,8 +183,7 @@ def _backend(settings: EngineSettings, model: LoadedModel, liveness: Liveness) -
 def named_backend(settings: EngineSettings, dtype: str, head_dim: int) -> tuple[str, str]:
     """The name of the backend for a model of ``dtype``, and why a faster one is not used; loads nothing.
 
-    Raises:
-        SettingsInvalid
+    Raises `SettingsInvalid`.
     """
     stored = getattr(torch, settings.kv_format.stored_as(dtype))
     needs = Needs(getattr(torch, dtype), [(head_dim, settings.block_tokens)], stored)

@@ -92,9 +92,7 @@ class Engine:
     def step(self) -> Step | None:
         """Fill the device with steps, then wait for the oldest; None when there is nothing to compute.
 
-        Raises:
-            EngineDied: the device is lost.
-            LeakFound: only in debug.
+        Raises `EngineDied`: the device is lost; `LeakFound`: only in debug.
         """
         now = self._clock()
         self.scheduler.tick(now)

@@ -127,8 +127,7 @@ def remove(kv: Path) -> int:
 
     If ``kv`` is a link to another disk, its content is removed and the link stays.
 
-    Raises:
-        StoreLocked, OSError
+    Raises `StoreLocked` or `OSError`.
     """
     folders = [path for path in kv.iterdir() if path.is_dir()]  # also those without `ABOUT`
     locks = [hold(folder) for folder in folders]

@@ -66,8 +66,7 @@ class PayloadOffsets:
     def read(self, key: bytes, into: memoryview) -> RecordHeader | None:
         """Copy the payload into ``into``, unchecked; its header, or None where its offset is unknown.
 
-        Raises:
-            OSError: the medium refused.
+        Raises `OSError`: the medium refused.
         """
         place = self._known.get(key)
         if place is None or self._fd is None:
@@ -155,8 +154,7 @@ def in_memory(fd: int, offset: int) -> bool:
     """Whether the page at ``offset`` is in the page cache, or on its way there. Reads nothing, as the kernel
     would then read ahead.
 
-    Raises:
-        OSError: the kernel cannot say.
+    Raises `OSError`: the kernel cannot say.
     """
     span, pages = _Range(offset // PAGE * PAGE, PAGE), _Pages()
     if _syscall(_CACHESTAT, fd, ctypes.byref(span), ctypes.byref(pages), 0) == 0:
@@ -170,8 +168,7 @@ def load_pages(fd: int, offset: int, length: int) -> bool:
 
     They are sent to the null device, which takes pages and copies no bytes.
 
-    Raises:
-        OSError: the medium refused.
+    Raises `OSError`: the medium refused.
     """
     end = offset + length
     while offset < end:

@@ -92,9 +92,8 @@ class RecordStore:
     ``given_up``: keys evicted because the disk is short of space; for the caller to take.
     ``anew``: throw away what is there, since the process that opened it last died of it.
 
-    Raises:
-        StoreLocked: another process holds it.
-        StoreFailed: the folder or file cannot be opened, even anew.
+    Raises `StoreLocked`: another process holds it; `StoreFailed`: the folder or file cannot be opened, even
+    anew.
     """
 
     def __init__(
@@ -182,8 +181,7 @@ class RecordStore:
         exceed the cap, the first of them. Where the disk is short of space others are evicted before these are
         stored (``given_up``); where that is not enough, the first of these are left out.
 
-        Raises:
-            StoreFailed: nothing was changed.
+        Raises `StoreFailed`: nothing was changed.
         """
         kept = set(superseded)
         for key in touched:
@@ -246,10 +244,8 @@ class RecordStore:
     def get(self, key: bytes, into: memoryview) -> RecordHeader:
         """Copy the payload into ``into`` and check it there; from now on the record is the first to be evicted.
 
-        Raises:
-            RecordMissing: it is not here.
-            RecordCorrupt: header or bytes are not what was stored; it is dropped.
-            StoreFailed: the medium refused.
+        Raises `RecordMissing`: it is not here; `RecordCorrupt`: header or bytes are not what was stored; it
+        is dropped; `StoreFailed`: the medium refused.
         """
         header = self._get_by_offset(key, into)
         if header is not None:
@@ -276,8 +272,7 @@ class RecordStore:
 
         None: it did not come; `get` finds out why.
 
-        Raises:
-            StoreFailed: the medium refused.
+        Raises `StoreFailed`: the medium refused.
         """
         try:
             if key not in self._offsets:

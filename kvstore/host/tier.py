@@ -295,8 +295,7 @@ class HostTier:
     def audit(self) -> None:
         """Check that the tier's own state and the memory's directory agree. O(slots): for idle moments.
 
-        Raises:
-            LeakFound: they do not.
+        Raises `LeakFound`: they do not.
         """
         memory, ranked = self.memory, set(self._order.slots())
         ready = ranked - self._readers.keys()

@@ -136,8 +136,7 @@ class Scheduler:
     def apply(self, verb: SequenceVerb, now: float) -> VerbReply | None:
         """Do what a verb says. None: it waits for KV to move, and `answers` has the reply when that is done.
 
-        Raises:
-            VerbRefused: nothing has changed.
+        Raises `VerbRefused`: nothing has changed.
         """
         match verb:
             case Open():
@@ -387,8 +386,7 @@ class Scheduler:
     def audit(self) -> None:
         """Check the pool's references against the open sequences, block by block, and the host tier's tables.
 
-        Raises:
-            LeakFound: they do not agree.
+        Raises `LeakFound`: they do not agree.
         """
         self.pool.audit(self._block_manager.held(self._queues.sequences.values()))
         self._transfers.audit()
