@@ -1,16 +1,11 @@
 """``holdfast bench agent``: a loop of 25 tool calls in a session, against resending all of it.
 
 Every reply of the toy is one call that a grammar forces (`harness/callers.py`); its history begins with 4,096
-or 16,384 tokens. Two loops alternate on one server: `chat.run`, which sends only tool outputs and gets brief
-events, and `response.create{conversation: "none", input: [all]}`, a stateless client with the standard's
-events. Engine, grammar and prefix cache are the same. Steps after the first are compared; in these both loops
-find all but the new tokens in the cache. The engine reports how much of a step's time it computed (the same
-tokens in as many passes in both loops, because a prompt comes in one verb with its turn) and how long it was
-idle between two steps; the remaining time belongs to the other processes.
-The comparison is repeated with a tool that takes `--tool-seconds` and produces `--streamed-tokens` evenly over
-that time: the session streams them, the stateless client collects them.
-Last, an engine that notes the time of each sampled closing brace gives the time until the client starts the
-tool.
+or 16,384 tokens. Two loops alternate on one server: `chat.run`, which sends only tool outputs, and a stateless
+client (`response.create{conversation: "none", input: [all]}`). Steps after the first are compared: both loops
+find all but the new tokens in the cache. The engine reports how long it computed and was idle; the rest of a
+step belongs to the other processes. Then the same with a tool that streams `--streamed-tokens` over
+`--tool-seconds`. Last, the time from the sampled closing brace of a call until the client starts its tool.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """``holdfast bench floods``: what one tenant's floods cost another tenant.
 
-Each flood meets a new server with two tenants: the attacker has no limits, the victim is promised 50 sessions.
-The victim opens a session, takes a turn in it, and repeats this until it has 50; then it takes turns in these.
-It does so first alone, then while another process floods the server (`harness/flood.py`, at the lowest
-priority). The report compares the victim's TTFT, token gaps and refusals, and the growth of the gateway's
-memory.
-
-The length of an engine step is taken as the 90th percentile of the victim's gaps during the flood.
+Each flood meets a new server. Its attacker has no limits (`harness/flood.py`, a process at the lowest
+priority); the victim is promised 50 sessions, opens them one by one with a turn each, and goes on taking
+turns. The report compares the victim's TTFT, token gaps and refusals alone and under the flood, and the
+growth of the gateway's memory. The 90th percentile of the victim's gaps during the flood counts as the
+length of an engine step.
 """
 
 from __future__ import annotations
@@ -50,10 +48,8 @@ sessions = {PROMISED}
 
 @dataclass(slots=True)
 class Window:
-    """The victim's measurements in one interval. Times in seconds, memory in bytes.
-
-    ``failed``: its refused or lost requests. ``opened``: its number of sessions at the end.
-    """
+    """The victim's measurements in one interval. Times in seconds, memory in bytes. ``failed``: its refused
+    or lost requests. ``opened``: its number of sessions at the end."""
 
     ttft: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)

@@ -1,46 +1,33 @@
 """``holdfast bench fork``: the time of a fork in the engine, by length and number of children.
 
-Runs the real scheduler, pool and block manager on a device that computes nothing, so that 128k tokens take no
-time. A fork touches no tensor; it is timed as the verb alone, without a link, for idle and for generating
-parents. Its deferred work is timed too: a child's first own tokens, which copy the ids it shares. Copies and
-blocks are counted, not timed.
+Runs the real scheduler, pool and block manager on a device that computes nothing. A fork touches no tensor; it
+is timed as the verb alone, for idle and for generating parents, and so is a child's first own tokens, which
+copy the ids it shares. Copies and blocks are counted, not timed.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
 from ..runtime.link.messages import Close, Extend, Fork, Generate, Open, Sampling, TokenLimits
-from ..runtime.plan import Outcome, Plan
 from ..runtime.scheduler.scheduler import Scheduler, SequenceVerb
 from ..runtime.settings import SchedulerSettings
 from .harness.options import Options, options_of, parser_of, run
+from .harness.replay import VOCABULARY, ReplayedStep
 from .report import Goal, show, summary, table
 
 LENGTHS = (64, 1024, 4096, 32768, 131072)
 CHILDREN = (1, 8, 64)
 BLOCK = 16
-VOCAB = 4096
 PART = 9  # tokens in the parent's last block, so that there is a tail to copy
 MOST_US = 200.0
 BRANCHES, PREFIX, OWN = 16, 4096, 64
 MOST_MEMORY = 1.2
-
-
-@dataclass(frozen=True, slots=True)
-class _OwnTokens:
-    """A step on a device that computes nothing: each sequence samples its own token."""
-
-    plan: Plan
-
-    def tokens(self) -> list[Outcome]:
-        return [[] if row.sampling is None else [row.seq % VOCAB] for row in self.plan.rows]
 
 
 class ForkStage:
@@ -51,7 +38,7 @@ class ForkStage:
         context = blocks * BLOCK
         settings = SchedulerSettings(
             blocks=blocks,
-            vocab_size=VOCAB,
+            vocab_size=VOCABULARY,
             max_context=context,
             block_tokens=BLOCK,
             max_step_tokens=max(8192, 2 * children),
@@ -61,7 +48,7 @@ class ForkStage:
         self.scheduler = Scheduler(settings, pool, BlockHasher(bytes(16), BLOCK))
         self._numbers = count(1)
         self.parent = next(self._numbers)
-        self.apply(Open(0, self.parent, b"", [at % VOCAB for at in range(length)]))
+        self.apply(Open(0, self.parent, b"", [at % VOCABULARY for at in range(length)]))
         self.rest()
 
     def apply(self, verb: SequenceVerb) -> float:
@@ -73,7 +60,7 @@ class ForkStage:
         """Run one step; False if there was nothing to do."""
         plan = self.scheduler.plan(0.0)
         if plan is not None:
-            self.scheduler.commit(plan, _OwnTokens(plan).tokens(), 0.0)
+            self.scheduler.commit(plan, ReplayedStep(plan).tokens(), 0.0)
         return plan is not None
 
     def rest(self) -> None:
@@ -93,7 +80,6 @@ class ForkStage:
 
     @property
     def held(self) -> int:
-        """Number of held blocks."""
         return self.scheduler.pool.statistics()["held"]
 
     @property

@@ -1,9 +1,8 @@
 """``holdfast bench load``: agent-like sessions against a real server over sockets, open-loop, rate by rate.
 
 The pocket model, 64 sessions; many turns call a tool, which answers after a while. First the capacity, with
-every session always busy; then Poisson arrivals at shares of it, each turn in a free session. If none is
-free, the turn waits, and the wait counts: times begin at the arrival. The client runs in this process,
-gateway and engine in theirs, on the same cores.
+every session always busy; then Poisson arrivals at shares of it. A turn that waits for a free session counts
+its wait. The client runs in this process, gateway and engine in theirs, on the same cores.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from holdfast.sdk import Chat, Client, connect
 from .harness.options import CannotMeasure, Options, options_of, parser_of, run
 from .harness.plots import Axes, Picture, draw
 from .harness.servers import Server, server
-from .harness.traffic import LoadPoint, Request, ResourceUsage, Tools, session, take_turn, talks
+from .harness.traffic import LoadPoint, Request, ResourceUsage, session, take_turn, talks
 from .pocket.skills import ScoredConversation, ScoredTurn
 from .report import Goal, show, table
 
@@ -89,7 +88,7 @@ class Load:
         self._running = running
         self._offer = offer
         self._rng = random.Random(f"arrivals {seed}")
-        self._tools = Tools(random.Random(f"tools {seed}"))
+        self._tools = random.Random(f"tools {seed}")
         self._talks = talks(seed)
         self._free: asyncio.Queue[Agent] = asyncio.Queue()
 
@@ -146,7 +145,7 @@ class Load:
 class Agent:
     """One client that holds one conversation after the other, each in a session of its own."""
 
-    def __init__(self, client: Client, waiting: Iterator[ScoredConversation], tools: Tools) -> None:
+    def __init__(self, client: Client, waiting: Iterator[ScoredConversation], tools: random.Random) -> None:
         self._client = client
         self._talks = waiting
         self._tools = tools

@@ -1,9 +1,8 @@
 """``holdfast bench paired --before CHECKOUT NAME…``: other benchmarks alternately on this and older code.
 
 ``CHECKOUT`` is another working tree of this repository with its own environment (`make .venv/ready` there).
-Each round runs each benchmark once on each side, in alternating order, and takes the ratio of every figure
-within the round. The result is the geometric mean of the ratios and its 95 % interval (Student's t on their
-logarithms). A figure counts as slower only if the whole interval is worse than 5 %.
+Each round takes the ratio of every figure; the result is their geometric mean and its 95 % interval
+(Student's t on the logarithms). A figure counts as slower only if the whole interval is worse than 5 %.
 """
 
 from __future__ import annotations

@@ -83,10 +83,7 @@ def show(
     *,
     quiet: bool = False,
 ) -> None:
-    """Print the table of goals and the JSON to stdout; save the JSON in folder ``out``.
-
-    ``quiet``: print only the JSON.
-    """
+    """Print the table of goals, unless ``quiet``, and the JSON to stdout; save the JSON in folder ``out``."""
     width = max((len(goal.name) for goal in goals), default=0)
     for goal in () if quiet else goals:
         sign = "≥" if goal.better == "higher" else "≤"

@@ -1,10 +1,8 @@
 """``holdfast bench restore``: TTFT of a turn with KV in the host tier or on disk, against a resident one.
 
-A conversation of 2k and 4k tokens; the same short turn is repeated, after its KV was dropped from the device,
-or from the host tier too, or also from the page cache. The limit is TTFT with KV on the device, measured
-before and after, plus 1.3 times the time to copy as many bytes in the same round: memory to memory for the
-host tier, a file read for the disk, with its pages cached or not. The turn must prefill only its new tokens:
-the engine's choice to recompute if that is faster is switched off here.
+The same short turn on 2k and 4k tokens, after its KV was dropped from the device, or from the host tier too, or
+also from the page cache. The limit is TTFT with KV on the device, before and after, plus 1.3 times the time to
+copy as many bytes in the same round. The turn must prefill only its new tokens: recomputing is switched off.
 """
 
 from __future__ import annotations

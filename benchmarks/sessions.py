@@ -1,12 +1,10 @@
 """``holdfast bench sessions``: agent-like sessions with four times as much KV as the device holds.
 
-Counts tokens prefilled ÷ truly new ones. A seeded trace of `coding` agents (`harness/agents.py`) runs through
-the real scheduler and tiers on a device that computes nothing, on a virtual clock: lower tiers hold
-everything, or half of the working set, or nothing. It is compared with the optimum that knows the future, and
-with a policy that knows the odds of each pause (`harness/optimum.py`). *Tools foreseen*: the engine gets
-hints of tools' pauses, never of people's, as the gateway and the SDK give them (`agents.told`), with exact
-durations, or half of them off by a factor of 1.6. Times TTFT of such a trace on a toy, on a device of a
-quarter of the working set with ample tiers below, against a device that holds everything, in the same run.
+Counts tokens prefilled ÷ truly new ones. A seeded trace (`harness/agents.py`) runs through the real scheduler
+and tiers on a device that computes nothing; lower tiers hold everything, half of the working set, or nothing.
+It is compared with the optimum that knows the future, and with a policy that knows the odds of each pause
+(`harness/optimum.py`). *Tools foreseen*: the engine gets hints of tools' pauses, exact or off by a factor of
+1.6 for half of them. Also times TTFT on a toy, on a quarter of the working set against all of it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """``holdfast bench steps``: a million steps of scheduler, block manager and tiers on a device without tensors.
 
-A storm of 64 sessions on a pool of 1.05 times what one of them needs: turns, cuts, forks, leases, forced
-preemption, deaths. ``tests/runtime/worlds`` predicts every answer, token, ending and bound, so a checkout is
-needed; every move's bytes are compared with those first moved under that key. Exits 1 at the first difference,
-with its seed. A second run may pass, because the prefill of idle sequences beside turns depends on step times.
+A storm of 64 sessions on a pool of 1.05 times what one needs: turns, cuts, forks, leases, preemption, deaths.
+``tests/runtime/worlds`` predicts every answer, token, ending and bound, so a checkout is needed. Exits 1 at the
+first difference, with its seed; another run may pass, as prefill beside turns depends on step times.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """``holdfast bench streaming``: the gain of prefilling input while it arrives, and the cost for others.
 
-Through SDK, sockets, gateway and engine process. The prefill capacity is measured first; input then comes at a
-share of it. Measures TTFT from the last byte, streamed against sent at once, alone and beside sessions that
-generate all the time; the token gaps of these sessions with and without the input; a sweep of loads to
-saturation, streamed and not; tokens that retractions waste; and the turn after a cancel.
+Input comes at a share of the measured prefill capacity. Measures TTFT from the last byte, streamed against sent
+at once, alone and beside sessions that generate; the token gaps of these sessions; a sweep of loads to
+saturation; tokens that retractions waste; and the turn after a cancel.
 """
 
 from __future__ import annotations

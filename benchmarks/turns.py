@@ -1,9 +1,8 @@
 """``holdfast bench turns``: TTFT of each turn of one long conversation, against peers in the same run.
 
-20 turns of 168 new and 32 generated tokens. Ours in process, and through SDK, socket, gateway and engine
-process; transformers resending all history, and with one kept DynamicCache; openvino-genai with its prefix
-cache. Every engine plays each turn before any plays the next, in rotating order. New tokens are the same for
-all; each engine keeps its own generated tokens as history.
+20 turns of 168 new and 32 generated tokens. Ours in process and through the gateway; transformers resending
+all history, and with one kept DynamicCache; openvino-genai with its prefix cache. Every engine plays each
+turn before any plays the next, in rotating order; each keeps its own generated tokens as history.
 """
 
 from __future__ import annotations

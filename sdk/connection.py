@@ -46,10 +46,8 @@ _Event = TypeVar("_Event")
 
 @dataclass(slots=True, eq=False)
 class _PendingRequest:
-    """A client event that waits for its answer. ``frame``: sent again where a restarted server lost the answer.
-
-    ``position``: how many events had been queued when the answer came.
-    """
+    """A client event that waits for its answer. ``frame``: sent again where a restarted server lost the
+    answer. ``position``: how many events had been queued when the answer came."""
 
     event_id: str
     matches: Callable[[ServerEvent], bool]
@@ -155,9 +153,7 @@ class Connection:
 
     async def answer(self, event_id: str, matches: Callable[[ServerEvent], bool]) -> ServerEvent:
         """The answer to an event that was sent before: the first that ``matches``, queued already or to come.
-
-        Raises `ServerError` for a refusal.
-        """
+        Raises `ServerError` for a refusal."""
         with self._pending(event_id, matches) as request:
             if self._resumption is not None:
                 request.frame = self._resumption.frame_of(event_id)
@@ -233,10 +229,7 @@ class Connection:
         meanwhile: Callable[[ServerEvent], object] | None = None,
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wait until nothing runs or `enough` holds, whether or not another task reads.
-
-        Events that are read here go to `meanwhile`.
-        """
+        """Wait until nothing runs or `enough` holds, also while another task reads; `meanwhile` gets events."""
         while self.responses.busy and not enough():
             if self._reading:
                 await self._other_reader()
@@ -533,9 +526,7 @@ def _forget(future: asyncio.Future[_Event]) -> None:
 
 class InputBuffer:
     """The owner of the session's one input text buffer: a message that is typed, or a tool's streamed output.
-
-    A tool's output gives way to a message. ``stale``: an earlier client may have left text in the buffer.
-    """
+    A tool's output gives way to a message. ``stale``: an earlier client may have left text in the buffer."""
 
     def __init__(self) -> None:
         self.stale = False

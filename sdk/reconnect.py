@@ -34,10 +34,8 @@ _GREETING: msgspec.json.Decoder[SessionResumed | ErrorEvent] = msgspec.json.Deco
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Pauses before each try, in seconds: up to ``first``, then up to ``factor`` times the last bound.
-
-    No bound is above ``longest``. No try begins later than ``total`` after the connection was lost.
-    """
+    """Pauses before each try, in seconds: up to ``first``, then up to ``factor`` times the last bound. No
+    bound is above ``longest``. No try begins later than ``total`` after the connection was lost."""
 
     first: float = 0.05
     factor: float = 2.0
@@ -52,10 +50,8 @@ class Patience:
             bound = min(self.longest, bound * self.factor)
 
     async def retry(self, attempt: Callable[[], Awaitable[_Result]], *, pause: bool = False) -> _Result:
-        """What ``attempt`` returns, once it succeeds; ``pause``: also before the first try.
-
-        Raises `SessionLost`, and the last `ConnectionFailed` or `ConnectionLost` when ``total`` is over.
-        """
+        """What ``attempt`` returns, once it succeeds; ``pause``: also before the first try. Raises
+        `SessionLost`, and the last `ConnectionFailed` or `ConnectionLost` when ``total`` is over."""
         give_up, pauses = time.monotonic() + self.total, self.pauses()
         while True:
             if pause:
@@ -145,10 +141,8 @@ class Resumption:
     # --- the new connection ---------------------------------------------------------------------------------
 
     async def connect(self) -> tuple[Transport, SessionResumed]:
-        """One try: a new connection on which the session goes on.
-
-        Raises ``ConnectionFailed`` or ``ConnectionLost`` where another try may help, else ``SessionLost``.
-        """
+        """One try: a new connection on which the session goes on. Raises ``ConnectionFailed`` or
+        ``ConnectionLost`` where another try may help, else ``SessionLost``."""
         transport = await self._dial()
         try:
             resume = SessionResume(event_id="resume", handle=self.handle or "", last_event=self.last_event)

@@ -23,10 +23,8 @@ LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 class Transport(Protocol):
-    """One connection. `receive` can be cancelled without losing a frame; `send` can run beside it.
-
-    Once one of both has raised `ConnectionLost`, the other does too.
-    """
+    """One connection. `receive` can be cancelled without losing a frame; `send` can run beside it. Once one
+    of both has raised `ConnectionLost`, the other does too."""
 
     async def send(self, frame: bytes) -> None:
         """Send one frame. Raises `ConnectionLost`."""

@@ -1,9 +1,8 @@
 """A disk on which write number k fails, for every k, under the journal and the KV store; in its own process.
 
 ``python -m holdfast.benchmarks.faults.badio WHAT FIRST TRIES`` with ``badio.c`` preloaded, which makes write,
-sync and truncate of the store's files fail, half done. For each k from FIRST on one line of JSON; the process
-ends after TRIES, or at the first k that the workload never reaches. ``library`` compiles the C; ``worked``
-runs it.
+sync and truncate of the store's files fail, half done. Prints a line of JSON for each k from FIRST; the process
+ends after TRIES, or at the first k that is never reached. ``library`` compiles the C; ``worked`` runs it.
 """
 
 from __future__ import annotations

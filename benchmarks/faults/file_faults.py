@@ -204,10 +204,10 @@ def kept(folder: Path, count: int = SESSIONS) -> None:
     with opened(folder, SMALL_LOGS) as store:
         groups = [session(number) for number in range(1, count + 1)]
         for group in groups:
-            store.write(group[:3])
+            store.write(group[:2])
         for at in range(WORDS):
             for group in groups:
-                store.write([group[3 + at]])
+                store.write([group[2 + at]])
 
 
 @contextmanager
@@ -241,10 +241,8 @@ def places(folder: Path) -> dict[int, list[tuple[Path, int, int]]]:
 
 
 def looked_at(store: JournalStore, hit: set[int], tally: FaultTally, *, short: bool = False) -> set[int]:
-    """Check that each session is unchanged, or refused by name because a fault hit it; gives the refused ones.
-
-    ``short``: a log lost its end, so a hit session may have an earlier state.
-    """
+    """Check that each session is unchanged, or refused by name because a fault hit it; gives the refused
+    ones. ``short``: a log lost its end, so a hit session may have an earlier state."""
     refused = set()
     for number in range(1, SESSIONS + 1):
         tally.replies += 1
@@ -285,10 +283,8 @@ def flipped_journal(tries: int, seed: int) -> FaultTally:
 
 
 def damaged_pages(tries: int, seed: int) -> FaultTally:
-    """Zero pages, flip bits, swap pages, cut ends, half of it while the journal is open; then restart.
-
-    Only sessions with a damaged record are lost, and they are named.
-    """
+    """Zero pages, flip bits, swap pages, cut ends, half of it while the journal is open; then restart. Only
+    sessions with a damaged record are lost, and they are named."""
     tally, rng = FaultTally("journal's pages damaged"), Random(seed)
     for attempt in range(tries):
         with memory_folder() as folder:
@@ -428,8 +424,7 @@ def fill(disk: Path, leave: int) -> Path:
 
 
 def full_records(tries: int, seed: int) -> FaultTally:
-    """Fill the disk, with one page more left each time: puts are refused, reads work, and the store
-    recovers."""
+    """Fill the disk, but for one page more each time: puts are refused, reads work, the store recovers."""
     tally = FaultTally("full disk: KV file")
     with small_disk("6m") as disk:
         if disk is None:

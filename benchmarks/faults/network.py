@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 
 class Proxy:
-    """Forwards bytes to ``target``; ``allowance`` gives the bytes after which each connection breaks (None:
-    never)."""
+    """Forwards bytes to ``target``. ``allowance``: bytes after which each connection breaks; None: never."""
 
     def __init__(self, target: str, allowance: Callable[[], int | None]) -> None:
         parts = urlsplit(target)

@@ -90,10 +90,8 @@ def _marked() -> dict[str, list[str]]:
 
 
 def _pytest(files: list[str], before: tuple[str, ...] = ()) -> int:
-    """The exit status of the ``gpu`` mark of ``files``; 124: out of time, as with `timeout`.
-
-    The libraries are the machine's own, so warnings are not errors.
-    """
+    """The exit status of the ``gpu`` mark of ``files``; 124: out of time, as with `timeout`. The libraries
+    are the machine's own, so warnings are not errors."""
     words = ("-q", "-m", "gpu", "-W", "default", "-p", "no:cacheprovider")
     command = [*before, sys.executable, "-m", "pytest", *words, *files]
     try:
@@ -111,9 +109,7 @@ def generate(
     scored: bool = False,
 ) -> tuple[list[list[Any]], float]:
     """The ids generated for all prompts in one batch, and the seconds from the first step to the last.
-
-    ``step_tokens``: the most that one step computes. ``scored``: (id, log probability) instead of ids.
-    """
+    ``step_tokens``: the most that one step computes. ``scored``: (id, log probability) instead of ids."""
     made = engine_of(model, step_tokens)
     said: list[list[Any]] = [[] for _ in prompts]
     for seq, prompt in enumerate(prompts):
@@ -127,11 +123,7 @@ def generate(
 
 
 def rows_of(engine: Engine) -> Iterator[messages.Row]:
-    """The rows of all steps until all sequences end. A failed sequence ends the measurement.
-
-    Raises:
-        SequenceFailed
-    """
+    """The rows of all steps until all sequences end. Raises ``SequenceFailed``."""
     while (step := engine.step()) is not None:
         for row in step.rows:
             if row.finish is messages.Finish.ERROR:

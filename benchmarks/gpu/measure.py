@@ -25,9 +25,7 @@ RUNS = 20
 @dataclass(frozen=True, slots=True)
 class Bench:
     """Where parts run: on a GPU at full size, or in rehearsal at toy sizes, where figures mean nothing.
-
-    ``tell``: takes figures that a part knows before it ends, so that they are kept if the part fails.
-    """
+    ``tell``: takes figures that a part knows before it ends, so that they are kept if the part fails."""
 
     device: torch.device
     rehearsal: bool
@@ -54,10 +52,8 @@ def reason(error: BaseException) -> str:
 
 
 def median_us(bench: Bench, works: Sequence[Work], runs: int = RUNS, *, captured: bool = True) -> float:
-    """Median microseconds of one of ``works``, which differ only in their inputs.
-
-    ``captured``: as one graph; not possible for work that makes the host wait.
-    """
+    """Median microseconds of one of ``works``, which differ only in their inputs. ``captured``: as one graph;
+    not possible for work that makes the host wait."""
     _each(works)
     if bench.device.type != "cuda":
         start = time.perf_counter()
@@ -130,10 +126,8 @@ class _OutOfTime(KeyboardInterrupt):
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Leave the block after so many seconds; its clean-up runs. It does not stop a library call.
-
-    For the main thread. Raises ``TimeoutError``.
-    """
+    """Leave the block after so many seconds; its clean-up runs. It does not stop a library call. For the main
+    thread. Raises ``TimeoutError``."""
 
     def strike(number: int, frame: object) -> None:
         raise _OutOfTime

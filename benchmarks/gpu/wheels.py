@@ -61,9 +61,7 @@ def download(folder: Path, python: str, machine: str) -> int:
 
 def unpack(folder: Path, target: Path) -> list[str]:
     """Make the packages of the wheels in ``folder`` that are not installed importable from ``target``.
-
-    Returns a line for each wheel that is not for this Python.
-    """
+    Returns a line for each wheel that is not for this Python."""
     from packaging.tags import sys_tags  # transformers needs it, so it is there
     from packaging.utils import parse_wheel_filename
 

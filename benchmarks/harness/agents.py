@@ -70,8 +70,7 @@ class TraceTurn:
 
 
 def coding(sessions: int, turns: int, seed: int, scale: Scale) -> list[TraceTurn]:
-    """``turns`` turns in order of time, from ``sessions`` sessions at a time; a new one follows one that
-    ends."""
+    """``turns`` turns in order of time, of ``sessions`` sessions at a time; another follows one that ends."""
     rng = random.Random(seed)
     names = iter(range(1 << 30))
     coming: list[tuple[float, int, Iterator[tuple[TraceTurn, float]]]] = []

@@ -28,8 +28,7 @@ ENDLESS = 1 << 12  # tokens of another session's reply
 @dataclass(frozen=True, slots=True)
 class Spoken:
     """``ttft``: from the last byte of the input to the first piece of the reply. ``prefilled`` tokens were
-    computed for it, ``new`` were truly new.
-    """
+    computed for it, ``new`` were truly new."""
 
     ttft: float
     prefilled: int
@@ -149,8 +148,7 @@ WAYS: dict[str, Way] = {"streamed": streamed, "at once": later}
 class Sizes:
     """``lengths``: of inputs, in tokens. ``share``: of the capacity: their rate. ``others`` sessions generate
     meanwhile. ``loads``: shares of the capacity in the sweep, of ``turns`` turns of ``turn`` tokens each,
-    streamed at ``pace`` of the capacity.
-    """
+    streamed at ``pace`` of the capacity."""
 
     lengths: tuple[int, ...] = (2048, 4096)
     share: float = 0.3
@@ -164,8 +162,7 @@ class Sizes:
 @dataclass(slots=True)
 class LengthFigures:
     """Figures of one input length: turns ``alone`` and ``beside`` others, by way of sending; others' ``gaps``
-    by round, with and without streamed input; and turns with ``mistakes``.
-    """
+    by round, with and without streamed input; and turns with ``mistakes``."""
 
     alone: dict[str, list[Spoken]] = field(default_factory=lambda: {way: [] for way in WAYS})
     beside: dict[str, list[Spoken]] = field(default_factory=lambda: {way: [] for way in WAYS})

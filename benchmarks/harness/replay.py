@@ -48,7 +48,9 @@ class TokenTally:
 
 
 @dataclass(frozen=True, slots=True)
-class _ReplayedStep:
+class ReplayedStep:
+    """A step on a device that computes nothing."""
+
     plan: Plan
 
     def tokens(self) -> list[Outcome]:
@@ -62,8 +64,8 @@ class _ReplayedStep:
 class _IdleRunner:
     """`plan.Runner` that computes nothing."""
 
-    def launch(self, plan: Plan) -> _ReplayedStep:
-        return _ReplayedStep(plan)
+    def launch(self, plan: Plan) -> ReplayedStep:
+        return ReplayedStep(plan)
 
 
 class InlineDisk:
@@ -88,9 +90,6 @@ class InlineDisk:
     def touch(self, key: bytes) -> None:
         """Mark as stored now."""
         self._touched.append(key)
-
-    def lease(self, holder: int, keys: Iterable[bytes]) -> None:
-        """Ignored: leases have no effect here."""
 
     def evict_first(self, keys: Iterable[bytes]) -> None:
         """Mark records that stay in the host tier; sent with the next store."""
@@ -172,7 +171,6 @@ class InlineDisk:
         self._fetching.clear()
 
     def statistics(self) -> dict[str, int]:
-        """Number of records."""
         return {"records": len(self._store)}
 
     def close(self) -> None:

@@ -93,9 +93,7 @@ def rest(engine: Engine) -> None:
 
 def spoken(engine: Engine, wait: Callable[[], None]) -> tuple[float, list[int], Work]:
     """Step until the turn ends: when its first token came, by ``time.perf_counter()``; its tokens; its cost.
-
-    Raises ``RuntimeError`` where the turn fails.
-    """
+    Raises ``RuntimeError`` where the turn fails."""
     first, said, work = 0.0, list[int](), None
     while work is None:
         step = engine.step()

@@ -95,9 +95,7 @@ class Tiered(Ours):
 
     def again(self, request: Json) -> Json:
         """Cut back to the first tokens, append ``tokens``, take a turn; gives the seconds to the first token.
-
-        The processor's caches are swept first, because other data fills them before a real turn returns.
-        """
+        The processor's caches are swept first, because other data fills them before a real turn returns."""
         assert self._conversation is not None
         _sweep()
         began = time.perf_counter()
@@ -201,8 +199,7 @@ class Tiered(Ours):
             time.sleep(0.01)
 
     def _forget_pages(self) -> None:
-        """Drop the records' file from the page cache, and from the disk process's mapping, which would keep
-        it."""
+        """Drop the records' file from the page cache, and first from the disk process's mapping."""
         assert self._keeper.pid is not None
         for path in self._folder.glob("kv/*/data.mdb"):
             page_out(self._keeper.pid, path)

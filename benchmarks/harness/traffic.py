@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from itertools import count, pairwise
 from math import log
 from statistics import mean, median
@@ -44,16 +44,6 @@ class Request:
     failed: str | None = None
 
 
-class Tools:
-    """Durations of tools."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-
-    async def run(self) -> None:
-        await asyncio.sleep(min(TOOL_LONGEST, self._rng.lognormvariate(log(TOOL_MEDIAN), TOOL_SPREAD)))
-
-
 def talks(seed: int) -> Iterator[ScoredConversation]:
     """Endless conversations, the same for the same seed."""
     for block in count():
@@ -65,14 +55,14 @@ def session(client: Client, talk: ScoredConversation) -> AbstractAsyncContextMan
     return client.session(tools=talk.tools, temperature=0, max_output_tokens=MOST_TOKENS, **given)
 
 
-async def take_turn(chat: Chat, turn: ScoredTurn, tools: Tools, arrived: float) -> list[Request]:
+async def take_turn(chat: Chat, turn: ScoredTurn, rng: random.Random, arrived: float) -> list[Request]:
     """Take a turn and answer its call; gives its requests, the last one with the error, if any."""
     requests = [Request(arrived)]
     try:
         await chat.add(MessageItem.of("user", turn.user))
         calls = await _respond(chat, requests[-1])
         if calls:
-            await tools.run()
+            await asyncio.sleep(min(TOOL_LONGEST, rng.lognormvariate(log(TOOL_MEDIAN), TOOL_SPREAD)))
             requests.append(Request(time.monotonic()))
             for call in calls:
                 output = turn.tool_output or TOOL_ERROR
@@ -111,12 +101,8 @@ class ResourceUsage:
 
     def since(self, earlier: ResourceUsage) -> ResourceUsage:
         """The usage between two moments; ``at`` is the seconds between them."""
-        return ResourceUsage(
-            self.at - earlier.at,
-            self.gateway - earlier.gateway,
-            self.engine - earlier.engine,
-            self.client - earlier.client,
-        )
+        pairs = zip(astuple(self), astuple(earlier), strict=True)
+        return ResourceUsage(*(now - then for now, then in pairs))
 
 
 @dataclass(slots=True)

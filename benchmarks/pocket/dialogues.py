@@ -157,10 +157,8 @@ def _american(rng: random.Random, text: str) -> str:
 
 @dataclass(frozen=True)
 class Mix:
-    """How often each kind of exchange comes; the numbers are weights.
-
-    `keyed` is how often facts have a key of their own, against the usual; `wide` see `Words`.
-    """
+    """How often each kind of exchange comes; the numbers are weights. `keyed` is how often facts have a key
+    of their own, against the usual; `wide` see `Words`."""
 
     tell: float = 5
     ask_told: float = 5

@@ -175,8 +175,7 @@ def run(worker: int, job: Job) -> None:
 
 def export(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Writes a Hugging Face folder in bfloat16: model and tokenizer to a folder of their own,
-    then moves the files to their place one by one.
-    """
+    then moves the files to their place one by one."""
     fresh = folder.with_name(folder.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     half = copy.deepcopy(model).bfloat16()

@@ -1,12 +1,10 @@
 """A model for the openai-agents package (the extra `agents`), over sessions that keep the history.
 
-    async with connect("ws://127.0.0.1:8040") as client:
-        agent = Agent(name="Pocket", model=SessionModel(client), tools=[get_weather])
-        result = await Runner.run(agent, "What is the weather in Oslo?")
+    agent = Agent(name="Pocket", model=SessionModel(client), tools=[get_weather])
 
 A grammar enforces an agent's `output_type`: its reply is a call of a tool, or JSON that fits the type. That
-package gives a model all items with each step. Only new ones are sent here: the session goes on that holds the
-first of the given items.
+package gives a model all items with each step; only new ones are sent to the session that holds the first
+of them.
 """
 
 from __future__ import annotations

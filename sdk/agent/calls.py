@@ -196,10 +196,8 @@ class CallOutputs:
             self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def take(self) -> tuple[int, list[ItemCreate], SentOutputs]:
-        """How many calls the step had, the outputs still to send, and those that were sent; once no call runs.
-
-        Raises what sending raises.
-        """
+        """How many calls the step had, the outputs still to send, and those that were sent; once no call
+        runs. Raises what sending raises."""
         if self._task is not None:
             await asyncio.wait([self._task])
             task, self._task = self._task, None
