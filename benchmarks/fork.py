@@ -80,7 +80,6 @@ class ForkStage:
 
     @property
     def held(self) -> int:
-        """Number of held blocks."""
         return self.scheduler.pool.statistics()["held"]
 
     @property

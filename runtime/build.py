@@ -23,16 +23,8 @@ from .execution.runner import TorchRunner
 from .execution.warmup import rehearse
 from .execution.watchdog import WatchedRunner
 from .grammar import llguidance
+from .kv_placement import sizing
 from .kv_placement.costs import CostBook, measure, this_machine
-from .kv_placement.sizing import (
-    blocks_of,
-    check_budget,
-    context_of,
-    cuda_kv_bytes,
-    host_kv_bytes,
-    machine_bytes,
-    refusal,
-)
 from .kv_placement.tier_setup import costs_file, disk_tier, host_bytes, host_memory, host_tier
 from .link.engine_end import LoadedEngine, LoadProgress
 from .link.heartbeat import LOAD_STALL, Liveness
@@ -87,15 +79,17 @@ def load_engine(
 def _resolved(settings: EngineSettings, model: LoadedModel, groups: KVGroups) -> SchedulerSettings:
     """The scheduler's settings, with the number of blocks and the context that fit the device's memory."""
     device, block_bytes = model.decoder.device, _block_bytes(groups)
-    blocks = blocks_of(settings, block_bytes, _allowed_bytes(device))
+    cuda = device.type == "cuda"
+    allowed = sizing.cuda_kv_bytes(torch.cuda.mem_get_info(device)[0]) if cuda else sizing.host_kv_bytes()
+    blocks = sizing.blocks_of(settings, block_bytes, allowed)
     if device.type == "cpu":
         asked = blocks * block_bytes + host_bytes(settings)
         named = "KV on the device and in the host tier (--kv-bytes, --host-bytes)"
-        check_budget(named, asked, machine_bytes(), "this machine's memory")
+        sizing.check_budget(named, asked, sizing.machine_bytes(), "this machine's memory")
     return settings.resolved(
         blocks=blocks,
         block_bytes=block_bytes,
-        max_context=context_of(settings, blocks, model.config.max_context),
+        max_context=sizing.context_of(settings, blocks, model.config.max_context),
         vocab_size=model.config.vocab_size,
         depth=2 if device.type == "cuda" else 1,
     )
@@ -130,7 +124,9 @@ def _engine(
     if mover is not None:
         mover.registration.begin()
     path = costs_file(settings, hasher, namespace) if disk is not None else None
-    costs = CostBook(path, machine=this_machine(_processor(device)), beside=device.type == "cuda")
+    cuda = device.type == "cuda"
+    processor = torch.cuda.get_device_name(device) if cuda else f"{torch.get_num_threads()} threads"
+    costs = CostBook(path, machine=this_machine(processor), beside=cuda)
     if tier is not None and disk is not None and not costs.calibrated:
         liveness.enter(Phase.COMPILING, LOAD_STALL, "measuring what a restore costs", 1.0)
         costs.calibrate(
@@ -148,13 +144,6 @@ def _engine(
     compiler = _grammar_compiler(model)
     scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk, costs, compiler, matchers)
     return Engine(scheduler, runner, debug=settings.debug), mover
-
-
-def _processor(device: torch.device) -> str:
-    """What computes, by name: measured costs hold for it alone."""
-    return (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    )
 
 
 def _grammar_compiler(model: LoadedModel) -> llguidance.Compiler | None:
@@ -206,10 +195,6 @@ def named_backend(settings: EngineSettings, dtype: str, head_dim: int) -> tuple[
         raise SettingsInvalid(str(error)) from error
 
 
-def _allowed_bytes(device: torch.device) -> int:
-    return cuda_kv_bytes(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else host_kv_bytes()
-
-
 def _block_bytes(groups: KVGroups) -> int:
     """Bytes of one block in all groups' arenas together."""
     return sum(group.block_bytes for group in groups)
@@ -221,7 +206,7 @@ def _arenas(groups: KVGroups, blocks: int, device: torch.device) -> tuple[Device
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:160]
         what = f"{blocks} blocks of {_block_bytes(groups)} bytes"
-        limit = refusal(error, what) if device.type == "cpu" else None
+        limit = sizing.refusal(error, what) if device.type == "cpu" else None
         raise SettingsInvalid(limit or f"{what} do not fit on {device}: {reason}") from error
 
 

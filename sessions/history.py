@@ -215,10 +215,8 @@ class History:
     @property
     def told(self) -> TurnNode | None:
         """The tree's head if the entries are those of its path; None if they were edited since."""
-        segments = self.segments()
-        node, at = self._found(segments)
-        edited = node is not self.head or any(isinstance(segment, TurnReply) for segment in segments[at:])
-        return None if edited else node
+        base, _, edited = self._found(self.segments())
+        return None if edited else base
 
     def script(self, preamble: Preamble | None = None, items: tuple[Item, ...] | None = None) -> Script:
         """What a turn puts before the model now; ``preamble`` and ``items`` override for it alone."""
@@ -309,14 +307,15 @@ class History:
             return None, MissReason.INSTRUCTIONS_CHANGED if changed else MissReason.TOOLS_CHANGED, 0
         if self._matched:
             return self.head, None, self._matched
-        base, at = self._found(segments)
-        if base is not self.head or any(isinstance(segment, TurnReply) for segment in segments[at:]):
+        base, at, edited = self._found(segments)
+        if edited:
             return base, MissReason.HISTORY_EDITED, at
         self._matched = at
         return base, None, at
 
-    def _found(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, int]:
-        """The last turn that the segments match with its path, and how many segments that is."""
+    def _found(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, int, bool]:
+        """The last turn that the segments match with its path, how many segments that is, and whether they were
+        edited since the head."""
         base, at = None, 0
         for node in () if self.head is None else tuple(self.head.ancestry())[::-1]:
             wanted = (*node.inputs, node.reply)
@@ -324,7 +323,8 @@ class History:
             if len(found) < len(wanted) or any(a is not b for a, b in zip(found, wanted, strict=True)):
                 break
             base, at = node, at + len(wanted)
-        return base, at
+        edited = base is not self.head or any(isinstance(segment, TurnReply) for segment in segments[at:])
+        return base, at, edited
 
     def _split(self, reply: TurnReply, rest: TurnReply, node_id: str) -> None:
         """If the reply is on the path, move the head to a node of that turn with the rest of the reply."""

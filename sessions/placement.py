@@ -71,15 +71,17 @@ class Placement:
         return await self._moved(lambda: self._sequence.settle(self._ids(), disk=disk))
 
     async def _moved(self, move: Callable[[], Awaitable[Moved]]) -> Moved:
+        busy = ConversationBusy("A response writes the conversation: its KV cannot be moved meanwhile")
+
         async def idle() -> Moved:
             if self._history.busy:
-                raise _busy()
+                raise busy
             return await move()
 
         try:
             return await self._outliving(idle)
         except (SequenceBusy, SequenceUnknown):
-            raise _busy() from None
+            raise busy from None
 
     async def _outliving(self, verb: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """Ask the engine; if it is gone or goes meanwhile, ask the next one."""
@@ -99,10 +101,6 @@ class Placement:
         """The tokens that stay as they are, whatever is said next."""
         base = self._history.script().base
         return NONE if base is None else base.tokens()
-
-
-def _busy() -> ConversationBusy:
-    return ConversationBusy("A response writes the conversation: its KV cannot be moved meanwhile")
 
 
 def _bounded(value: float) -> float:

@@ -26,7 +26,7 @@ from .handles import SessionHandles, digest_of
 from .history import History
 from .items import new_id
 from .journal.journal import Journal, JournaledLog
-from .journal.records import AnyOperation, SessionLog, SessionRecord, drop
+from .journal.records import AnyOperation, Keyring, SessionLog, SessionRecord, drop
 from .journal.replay import Replayed, replay
 from .placement import Waits
 from .session import Session
@@ -84,7 +84,7 @@ class SessionRegistry:
         if self.journal is not None and (fault := self.journal.fault_of(salt)) is not None:
             raise fault
         with self._birth(record) as log:
-            session = self._made(record, log, SessionHandles(owner, log))
+            session = self._made(record, log)
         self._opened += 1
         return session
 
@@ -260,7 +260,7 @@ class SessionRegistry:
         kept: dict[str, float] = {}
         if self.journal is not None and self.journal.fault is None:
             with suppress(StorageUnavailable):
-                kept = await self.journal.statistics_of(salt)
+                kept = await self.journal.read(lambda store: store.shares.statistics(salt))
         return {"sessions": float(tenant.sessions), "turns": float(tenant.turns), **kept}
 
     def statistics(self) -> dict[str, float]:
@@ -323,8 +323,7 @@ class SessionRegistry:
             finally:
                 self.tenants.leave(stored.record.salt)
             log = JournaledLog(journal, number, stored.written, stored.record.salt)
-            handles = SessionHandles(stored.record.owner, log, stored.keyring)
-            session = self._made(stored.record, log, handles, replayed.history)
+            session = self._made(stored.record, log, replayed.history, keyring=stored.keyring)
         except BaseException:
             journal.live.discard(number)
             raise
@@ -347,8 +346,7 @@ class SessionRegistry:
         with self._birth(record) as log:
             for operation in operations:
                 log.append(operation)
-            handles = SessionHandles(record.owner, log)
-            session = self._made(record, log, handles, history, parent.heir())
+            session = self._made(record, log, history, parent.heir())
         self._opened += 1
         self._tree_of(session.id).unopened.add(session.id)
         return session
@@ -369,9 +367,9 @@ class SessionRegistry:
         self,
         record: SessionRecord,
         log: SessionLog,
-        handles: SessionHandles,
         history: History | None = None,
         sequence: EngineCopy | None = None,
+        keyring: Keyring | None = None,
     ) -> Session:
         session = Session(
             record.id,
@@ -382,8 +380,8 @@ class SessionRegistry:
             now=datetime.fromisoformat(record.clock),
             settings=self.settings,
             log=log,
-            handles=handles,
-            reopened=history is not None and sequence is None,
+            handles=SessionHandles(record.owner, log, keyring),
+            reopened=keyring is not None,
             sequence=sequence,
             waits=self.waits,
             tenant=self.tenants[record.salt],

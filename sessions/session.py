@@ -146,13 +146,6 @@ class Session:
         branch = self._branch
         return retold(past, branch.language, branch.language.end_ids(branch.link.hello.eos_ids))
 
-    async def cancel(self) -> bool:
-        """Cancel the response that writes the conversation; False if there is none."""
-        writers = [response for response in self._live() if response.writes]
-        for response in writers:
-            await response.cancel()
-        return bool(writers)
-
     def cut(self, item_id: str, end: int) -> TurnResponse | None:
         """Cut a message of the model after ``end`` characters. If its response still runs, returns that:
         cancel it, and it is cut when it ends. Raises ``ItemUnknown`` or ``CutInvalid``."""

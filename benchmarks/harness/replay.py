@@ -91,9 +91,6 @@ class InlineDisk:
         """Mark as stored now."""
         self._touched.append(key)
 
-    def lease(self, holder: int, keys: Iterable[bytes]) -> None:
-        """Ignored: leases have no effect here."""
-
     def evict_first(self, keys: Iterable[bytes]) -> None:
         """Mark records that stay in the host tier; sent with the next store."""
         self._yielding.extend(keys)
@@ -174,7 +171,6 @@ class InlineDisk:
         self._fetching.clear()
 
     def statistics(self) -> dict[str, int]:
-        """Number of records."""
         return {"records": len(self._store)}
 
     def close(self) -> None:

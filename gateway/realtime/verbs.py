@@ -132,7 +132,7 @@ class SessionVerbs:
                 forks = [Fork(id=child.id, handle=child.session.handles.current) for child in made]
                 return [SessionForked(event_id=self._event_id(), sessions=forks)]
             case SessionTree(limit=limit, after=after):
-                page = await self._sessions.tree(self._live.id, limit, after)
+                page = await self._sessions.registry.fork_tree(self._live.id, limit, after)
                 return [
                     SessionTreeListed(
                         event_id=self._event_id(),
@@ -142,7 +142,7 @@ class SessionVerbs:
                     )
                 ]
             case SessionName(name=name):
-                kept = await self._sessions.name(self._live.id, name)
+                kept = await self._sessions.registry.name(self._live.id, name)
                 return [SessionNamed(event_id=self._event_id(), name=kept)]
             case SessionPrune(session=target):
                 await self._sessions.prune(self._live.id, target)

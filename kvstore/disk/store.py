@@ -343,8 +343,6 @@ class RecordStore:
         self._env.close()
         os.close(self._lock)
 
-    # --- inside -----------------------------------------------------------------------------------------
-
     def _within_caps(self, fresh: list[NewRecord]) -> tuple[list[NewRecord], list[bytes]]:
         """The last of these, as many of each tenant as its cap allows; and the keys of the others."""
         left = dict(self._most)

@@ -7,7 +7,7 @@ checked by their xxh3 before their first use. One thread uses it; no torch, no c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from math import ceil
 
 import numpy as np
@@ -48,6 +48,7 @@ class HostTier:
         self._order = FairOrder(max(1, memory.slots))  # of slots that are READY
         self._promised: dict[bytes, dict[int, float]] = {}  # key: sequence with a lease: return
         self._covers: dict[int, list[bytes]] = {}
+        self.lease_changes = 0
         self._stamp = 0  # rises with each use
         self._hits = self._misses = self._damaged = self._refused = self._dropped = 0
         self._free = self._adopt()
@@ -60,8 +61,6 @@ class HostTier:
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._here
-
-    # --- finding ----------------------------------------------------------------------------------------
 
     @property
     def here(self) -> Mapping[bytes, int]:
@@ -144,6 +143,7 @@ class HostTier:
 
         Leased records are evicted after all others, the latest of their ``returns`` (seconds) first.
         """
+        self.lease_changes += 1
         before, now = self._covers.pop(holder, []), list(keys)
         for key in before:
             holders = self._promised[key]
@@ -159,11 +159,14 @@ class HostTier:
             if slot is not None:
                 self._order.lease(slot, self._return_of(key))
 
+    @property
+    def leased(self) -> Set[bytes]:
+        """Keys that leases cover, here or not."""
+        return self._promised.keys()
+
     def promised(self, key: bytes, besides: int | None = None) -> bool:
         """Whether a lease covers the record, other than that of the sequence ``besides``."""
         return any(holder != besides for holder in self._promised.get(key, ()))
-
-    # --- filling and reading ----------------------------------------------------------------------------
 
     def reserve(self, key: bytes, tokens: int, tenant: int = 0, *, spare: bool = False) -> int | None:
         """A slot to fill with the record; None if it has one already, or all slots are being filled or read.
@@ -312,8 +315,6 @@ class HostTier:
         filled = {key: slot for key, slot in self._slot_of.items() if slot not in self._filling}
         if filled != self._here:
             raise LeakFound(f"host tier: {len(self._here)} records can be read, {len(filled)} are filled")
-
-    # --- inside -----------------------------------------------------------------------------------------
 
     def _adopt(self) -> list[int]:
         """Take over what the directory says; returns the free slots, the first to be used last."""

@@ -119,8 +119,6 @@ class Leases:
         blocks, records = sum(lease.blocks for lease in leases), sum(lease.records for lease in leases)
         return {"leases": len(leases), "leased_blocks": blocks, "leased_records": records}
 
-    # --- inside -----------------------------------------------------------------------------------------
-
     def _expect(self, sequence: Sequence, returns: float | None, now: float) -> None:
         """The sequence is expected back at ``returns``; None: unknown.
 

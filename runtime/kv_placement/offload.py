@@ -36,8 +36,6 @@ class Offload:
     _queue: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     _looked: int = -1  # the host tier's `uses` when nothing was left to store
 
-    # --- down -------------------------------------------------------------------------------------------
-
     def rest(self, sequence: Sequence, now: float) -> None:
         """A turn ended: its KV goes to disk after `IDLE_SECONDS`."""
         if self.disk is not None:
@@ -74,8 +72,6 @@ class Offload:
             self._costs.save()
         if self.disk is not None:
             self.disk.close()
-
-    # --- time -------------------------------------------------------------------------------------------
 
     def poll(self, now: float) -> None:
         """Take the disk's answers."""
@@ -119,8 +115,6 @@ class Offload:
             return {}
         disk = {f"disk_{name}": value for name, value in self.disk.statistics().items()}
         return {**disk, "disk_queue": len(self._queue)}
-
-    # --- inside -----------------------------------------------------------------------------------------
 
     def _leaving(self, tier: HostTier, disk: DiskTier) -> list[bytes]:
         """What the host tier evicts next and is not on disk: a share of it, ahead of the need."""

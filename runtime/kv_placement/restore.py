@@ -172,8 +172,6 @@ class Restore:
         pending = self._pending.get(sequence.id)
         return pending is not None and pending.sequence is sequence
 
-    # --- inside ---------------------------------------------------------------------------------------
-
     def _read(
         self, sequence: Sequence, disk: DiskTier, tier: HostTier, there: Callable[[bytes], bool], now: float
     ) -> list[bytes]:

@@ -89,8 +89,6 @@ class PendingMoves:
         ready, self._answers = self._answers, []
         return ready
 
-    # --- up ---------------------------------------------------------------------------------------------
-
     def _is_up(self, move: PendingMove, *, idle: bool) -> bool:
         sequence = move.sequence
         if self._used(sequence):
@@ -106,8 +104,6 @@ class PendingMoves:
         host = min(left - disk, max(0, sequence.from_tiers.host - move.host - disk))
         computed = min(left - disk - host, max(0, sequence.work.total - move.computed))
         return Moved(left - disk - host - computed, host, disk, computed, now - move.since)
-
-    # --- down -------------------------------------------------------------------------------------------
 
     def _is_down(self, move: PendingMove, now: float) -> bool:
         sequence = move.sequence

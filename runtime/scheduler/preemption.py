@@ -48,8 +48,6 @@ class Preemption:
     _pool: BlockPool
     _counters: Counters
 
-    # --- admission --------------------------------------------------------------------------------------
-
     def admit(self) -> None:
         """Let waiting turns run, from the front, while their prompts find room beside the running ones."""
         queues = self._queues
@@ -90,8 +88,6 @@ class Preemption:
     def _missing(self, sequence: Sequence) -> int:
         """Blocks to allocate before the turn can sample one more token."""
         return max(0, self._block_manager.blocks_for(sequence.total) - len(sequence.table))
-
-    # --- room -------------------------------------------------------------------------------------------
 
     def relieve(self, blocks: int, sequence: Sequence, now: float) -> None:
         """Make ``blocks`` blocks available, now or behind the fence; no running turn gives any."""
@@ -140,11 +136,12 @@ class Preemption:
         idle = self._queues.idle_eviction
         while idle:
             yield from self._ends(blocks, iter([self._policy.idle_victim(idle, idle.longest(now), now)]))
-        leased = sorted(self._queues.leased.values(), key=_return, reverse=True)
+        leased = [(held, held.lease) for held in self._queues.leased.values() if held.lease is not None]
+        leased.sort(key=lambda pair: pair[1].returns, reverse=True)
         size = self._block_manager.block_tokens  # blocks beyond it that are being written go with the rest
-        beyond = [holder for holder in leased if holder.computed > _covered(holder) * size]
-        yield from ((holder, _covered(holder)) for holder in beyond)
-        yield from self._ends(blocks, iter(leased))
+        beyond = [(held, lease.blocks) for held, lease in leased if held.computed > lease.blocks * size]
+        yield from beyond
+        yield from self._ends(blocks, (held for held, _ in leased))
 
     def _before(self, blocks: int, sequence: Sequence, now: float) -> Iterator[_Victim]:
         """Idle sequences before ``sequence`` in that order, up to the first that has a row in this step."""
@@ -155,11 +152,3 @@ class Preemption:
     def _coming(self) -> int:
         """Blocks that can be allocated now, or when the steps in flight have finished."""
         return self._pool.available + self._pool.fenced
-
-
-def _return(sequence: Sequence) -> float:
-    return sequence.lease.returns if sequence.lease is not None else 0.0
-
-
-def _covered(sequence: Sequence) -> int:
-    return sequence.lease.blocks if sequence.lease is not None else 0

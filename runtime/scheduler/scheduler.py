@@ -117,7 +117,7 @@ class Scheduler:
         self._queues = queues = Queues(policy, self.counters)
         self._matchers = Matchers() if matchers is None else matchers
         beside = costs is not None and costs.beside
-        self._transfers = Transfers(tier, pool.index.block_of, settings.block_tokens, disk, beside=beside)
+        self._transfers = Transfers(tier, pool.index.block_of, settings.block_tokens, disk, beside)
         self._block_manager = blocks = BlockManager(pool, hasher, namespace, self._transfers, self.counters)
         preemption = Preemption(settings, policy, queues, blocks, pool, self.counters)
         self._prefill_budget = PrefillBudget(settings.idle_stretch)

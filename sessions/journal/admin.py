@@ -105,9 +105,6 @@ def _damage(store: JournalStore) -> list[str]:
     return [*sessions, *logs, *([f"{lost} records of unknown sessions"] if lost else [])]
 
 
-# --- repair -------------------------------------------------------------------------------------------------
-
-
 def repair(root: Path) -> Iterator[str]:
     """Rewrite damaged journals with everything that can be read; the damaged one is kept under another name.
 
@@ -137,11 +134,10 @@ def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
         states = store.sessions.states.values()
         gone = {state.number for state in states if not state.kept and not _is_whole(store, state)}
         alone = damaged | store.sessions.descendants(*damaged, *gone)
-        needed = _needed(store, alone)
         for state in sorted(store.sessions.states.values(), key=lambda state: state.last):
             if state.number in alone:
                 told += _copy_alone(store, logs, state, state.number in damaged)
-            elif state.kept or state.number in needed:
+            elif state.number not in gone:
                 _copy(store, logs, state)
         logs.append([Fresh(0, logs.generation, Kind.START, b"")])
         write_identity(place, logs.identity(), Disk())
@@ -154,19 +150,6 @@ def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
     yield from (f"  {line}" for line in told)
     if lost := store.logs.findings.lost:
         yield f"  lost: {lost} records of unknown sessions"
-
-
-def _needed(store: JournalStore, alone: set[int]) -> set[int]:
-    """Forgotten sessions that forks need which are copied as forks."""
-    found: set[int] = set()
-    for state in store.sessions.states.values():
-        if not state.kept or state.number in alone:
-            continue
-        origin = state.origin
-        while origin is not None and origin[0] in store.sessions.states and origin[0] not in found:
-            found.add(origin[0])
-            origin = store.sessions.states[origin[0]].origin
-    return found
 
 
 def _is_whole(store: JournalStore, state: SessionState) -> bool:
@@ -253,9 +236,6 @@ def _ring(store: JournalStore, state: SessionState) -> Fresh:
     return put(state.number, ring)
 
 
-# --- copies -------------------------------------------------------------------------------------------------
-
-
 def backup(root: Path, target: Path) -> Iterator[str]:
     """Copy the journals to ``target``, a new folder, up to the last whole group; a server may run meanwhile.
     KV is not copied: it is recomputed. Raises ``StoreUnusable``."""
@@ -307,9 +287,6 @@ def _copy_logs(source: Path, target: Path) -> None:
         except FileNotFoundError:
             pass
     raise OSError(f"{source} changes faster than it can be copied")
-
-
-# --- clean-up ------------------------------------------------------------------------------------------------
 
 
 def gc(root: Path) -> Iterator[str]:

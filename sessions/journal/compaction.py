@@ -37,7 +37,7 @@ class Compaction:
         self._moved: list[tuple[int, int, int, int, int]] = []  # session, kind, index, from, to
         self._work = self._copies()
 
-    def step(self, most: int = SLICE_BYTES) -> bool:
+    def step(self) -> bool:
         """Write one slice; true when the new log is in place. Then remove the ``victims``: those that stay are
         removed at the next start, as the new log's header names them. Raises ``OSError``; then `abandon` it.
         """
@@ -46,14 +46,14 @@ class Compaction:
         for piece in self._work:
             pieces.append(piece)
             size += len(piece)
-            if size >= most or len(pieces) >= SLICE_RECORDS:
+            if size >= SLICE_BYTES or len(pieces) >= SLICE_RECORDS:
                 whole = False
                 break
         if pieces:
-            assert self._out.fd is not None
-            self._logs.disk.write(self._out.fd, b"".join(pieces), begin)
+            fd = self._logs.opened(self._out)
+            self._logs.disk.write(fd, b"".join(pieces), begin)
             if not whole:
-                self._logs.disk.sync(self._out.fd)
+                self._logs.disk.sync(fd)
         if whole:
             self._finish()
         return whole

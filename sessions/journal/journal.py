@@ -23,22 +23,10 @@ import msgspec
 
 from ..errors import RecordDamaged, ShareFull, StorageUnavailable
 from ..settings import JournalSettings
+from . import records
 from .folder import StoreLock
 from .opening import open_for
-from .records import (
-    AnyOperation,
-    Emitted,
-    EventReceived,
-    Keyring,
-    Origin,
-    SessionLog,
-    SessionRecord,
-    Typed,
-    append,
-    drop,
-    merged,
-    put,
-)
+from .records import AnyOperation, Emitted, EventReceived, Keyring, Origin, SessionLog, SessionRecord, Typed
 from .replay import condensed
 from .segment import Fresh
 from .store import Condense, JournalStore
@@ -212,10 +200,6 @@ class Journal:
         elif lack is None and self._lack is not None:
             log.warning("the journal has room again")
         self._lack = lack
-
-    async def statistics_of(self, salt: bytes) -> dict[str, float]:
-        """What a tenant with a share of the journal holds. Raises ``StorageUnavailable``."""
-        return await self.read(lambda store: store.shares.statistics(salt))
 
     async def statistics(self) -> dict[str, float]:
         """Counters of the queue and of the store."""
@@ -452,11 +436,11 @@ class JournaledLog(SessionLog):
 
     def keep_handles(self, keyring: Keyring) -> None:
         """Replace the keyring."""
-        self._queue(put(self.number, keyring))
+        self._queue(records.put(self.number, keyring))
 
     def rewrite(self, record: SessionRecord) -> None:
         """Replace the session's record."""
-        self._queue(put(self.number, record))
+        self._queue(records.put(self.number, record))
 
     def sync(self) -> asyncio.Future[None]:
         """A future that is done when everything appended so far is durable."""
@@ -476,7 +460,7 @@ class JournaledLog(SessionLog):
 
     def forget(self) -> None:
         """Forget the session; call it last."""
-        self._journal.put([drop(self.number)])
+        self._journal.put([records.drop(self.number)])
 
     def _queue(self, record: Fresh) -> None:
         if not self._closed:
@@ -498,10 +482,10 @@ class JournaledLog(SessionLog):
             self._flushing.cancel()
             self._flushing = None
         if self._operations or self._others:
-            records = self._others
-            for operation in merged(self._operations):
-                records.append(append(self.number, self._index, operation))
+            group = self._others
+            for operation in records.merged(self._operations):
+                group.append(records.append(self.number, self._index, operation))
                 self._index += 1
-            self._journal.put(records, urgent=self._hurried)
+            self._journal.put(group, urgent=self._hurried)
             self._hurried = False
             self._operations, self._others = [], []

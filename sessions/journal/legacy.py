@@ -37,7 +37,7 @@ from ..settings import JournalSettings
 from .folder import FOLDER, IDENTITY, Disk, named, read_identity
 from .logs import LogFolder
 from .records import AnyOperation, Keyring, SessionRecord, append, drop, put, session_extra
-from .segment import LOST, Fresh, Kind, kinds_of
+from .segment import LOST, Fresh, Kind
 
 log = logging.getLogger(__name__)
 
@@ -60,15 +60,12 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
     operations: int
     used: float
     first: int = 0
-    base: int = 0
-    grown: int = 0
 
 
 class HandleRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The session that a handle opens, and its owner. Only the handle's digest is kept."""
+    """The session that a handle opens. Only the handle's digest is kept."""
 
     session: int
-    owner: bytes
 
 
 class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,9 +133,9 @@ def _in_use(folder: Path, settings: JournalSettings) -> bool:
     alone does not prove it: an earlier journal may have left it."""
     if not (folder / IDENTITY).exists():
         return False
-    logs, parts = LogFolder.open(folder / FOLDER, b"", settings.log_bytes, Disk(), write=False)
+    logs, _ = LogFolder.open(folder / FOLDER, b"", settings.log_bytes, Disk(), write=False)
     logs.close()
-    if logs.generation or any((kinds_of(part.entries) == Kind.START).any() for part in parts):
+    if logs.generation:
         return True
     with suppress(ValueError):
         known = read_identity(folder)
@@ -206,9 +203,16 @@ def _move(
     name goes to ``damaged``."""
     record, ring, tail = (table.get(number) for table in (sessions, rings, tails))
     kept = any(number in table for table in (rings, tails, handles))
-    group = [_session(number, record)]
-    if kept:
-        group.append(_keyring(number, ring, handles.get(number, [])))
+    if isinstance(record, SessionRecord):
+        group = [put(number, record)]
+    else:
+        unknown = session_extra(SessionRecord(id="", owner=b"", salt=b"", clock=""))
+        group = [Fresh(number, 0, Kind.SESSION, unknown, unknown, flags=LOST)]
+    if isinstance(ring, Keyring):
+        group.append(put(number, ring))
+    elif kept:
+        known = b"".join(handles.get(number, []))
+        group.append(Fresh(number, 0, Kind.KEYRING, known, known, flags=LOST))
     first = tail.first if isinstance(tail, Tail) else min(operations, default=0)
     count = tail.operations if isinstance(tail, Tail) else max(operations, default=-1) + 1
     for index in range(first, count):
@@ -224,20 +228,6 @@ def _move(
     if any(one.flags & LOST for one in group):
         damaged.append(record.id if isinstance(record, SessionRecord) else f"number {number}")
     return kept
-
-
-def _session(number: int, record: Any) -> Fresh:
-    if isinstance(record, SessionRecord):
-        return put(number, record)
-    unknown = session_extra(SessionRecord(id="", owner=b"", salt=b"", clock=""))
-    return Fresh(number, 0, Kind.SESSION, unknown, unknown, flags=LOST)
-
-
-def _keyring(number: int, ring: Any, digests: list[bytes]) -> Fresh:
-    if isinstance(ring, Keyring):
-        return put(number, ring)
-    known = b"".join(digests)
-    return Fresh(number, 0, Kind.KEYRING, known, known, flags=LOST)
 
 
 def _number(key: bytes) -> int:
@@ -361,8 +351,5 @@ class Reader:
         child, self._child = self._child, None
         if child is not None:
             child.kill()
-            child.wait()
-            for pipe in (child.stdin, child.stdout):
-                if pipe is not None:
-                    with suppress(OSError):
-                        pipe.close()
+            with suppress(OSError), child:  # waits for its end and closes its pipes
+                pass

@@ -28,24 +28,7 @@ from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer
 from . import segment
 from .folder import Disk, Identity
 from .records import extra_of
-from .segment import (
-    ENTRY,
-    GIANT,
-    HIT,
-    LOG_START,
-    LOST,
-    MISSING,
-    MOST_SLOTS,
-    Found,
-    Fresh,
-    LoadedLog,
-    SegmentHeader,
-    bytes_at,
-    offset_of,
-    place_of,
-    places_of,
-    slot_of,
-)
+from .segment import LOG_START, Found, Fresh, LoadedLog, SegmentHeader
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +122,7 @@ class LogFolder:
         self.unnoted = False
         """Whether logs were added or removed since `identity` was written."""
         self.header = SegmentHeader(format=segment.FORMAT, store=b"", seed=0, sync=b"", model=b"", number=0)
-        self._slots = iter(range(1, MOST_SLOTS))
+        self._slots = iter(range(1, segment.MOST_SLOTS))
         self._free_slots: list[int] = []
         self._next_number = 1
         self._believing = True
@@ -247,7 +230,8 @@ class LogFolder:
             sequence, session = (int(part.entries[name].max(initial=0)) for name in ("sequence", "session"))
             self.next_sequence = max(self.next_sequence, header.next_sequence, sequence + 1)
             self.next_session = max(self.next_session, header.next_session, session + 1)
-            self.generation = max(self.generation, header.generation)
+            starts = part.entries["word"][segment.kinds_of(part.entries) == segment.Kind.START] >> 16
+            self.generation = max(self.generation, header.generation, int(starts.max(initial=0)))
         return loaded
 
     def _listed(self, write: bool) -> list[int]:
@@ -369,7 +353,7 @@ class LogFolder:
     ) -> tuple[Any, Any, dict[int, bytes], bool]:
         """Read a whole log: its entries, which of them are damaged, their extras, and whether all is well.
         ``last``: it is the active log, and may be repaired."""
-        data = self.disk.read(self._fd(one), size, 0)
+        data = self.disk.read(self.opened(one), size, 0)
         found = segment.scan(data, self.header.sync, one.header.file_seed())
         listed, cut = self._listed_entries(one, size, index)
         records = _committed(found.records, set(listed["offset"].tolist()), cut)
@@ -380,7 +364,7 @@ class LogFolder:
         if index is not None:
             gone = set(hits["offset"].tolist())
             extras.update((offset, extra) for offset, extra in index.extras.items() if offset in gone)
-        entries = np.array([_entry(record) for record in records], dtype=ENTRY)
+        entries = np.array([_entry(record) for record in records], dtype=segment.ENTRY)
         flags = np.concatenate([np.zeros(len(entries), bool), np.ones(len(hits), bool)])
         clean = cut == size and not len(hits) and not unknown
         if clean and last:
@@ -395,7 +379,7 @@ class LogFolder:
     def _listed_entries(self, one: Log, size: int, index: segment.Index | None) -> tuple[Any, int]:
         """The entries of a log's index, and where the log's last whole group ends. A log that is shorter than
         its index says has lost its end: it goes on from the last whole group."""
-        listed = np.empty(0, ENTRY) if index is None else index.entries
+        listed = np.empty(0, segment.ENTRY) if index is None else index.entries
         ends = listed["offset"] + _padded_lengths(listed)
         if not len(listed) or int(ends.max()) <= size:
             return listed, size
@@ -417,7 +401,7 @@ class LogFolder:
             return
         one.end, one.room = kept, len(data)
         if any(data[kept:]):
-            self.disk.truncate(self._fd(one), kept)
+            self.disk.truncate(self.opened(one), kept)
             one.room = kept
 
     def _unknown(
@@ -449,8 +433,8 @@ class LogFolder:
         return unknown
 
     def _known(self, one: Log, entries: Any, hits: Any, extras: dict[int, bytes]) -> LoadedLog:
-        places = places_of(one.slot, entries["offset"], _padded_lengths(entries))
-        places[hits | (entries["word"] & LOST != 0)] = HIT
+        places = segment.places_of(one.slot, entries["offset"], _padded_lengths(entries))
+        places[hits | (entries["word"] & segment.LOST != 0)] = segment.HIT
         one.sessions = np.unique(entries["session"])
         if hits.any():
             self.findings.damaged.append(str(one.path))
@@ -474,16 +458,18 @@ class LogFolder:
                 segment.encoded_record(sync, seed, at, sequence, one.session, word, moment, one.payload)
             )
             entries.append((sequence, one.session, word, moment, at, len(one.payload), len(one.extra)))
-            places.append(place_of(active.slot, at, len(pieces[-1])))
+            places.append(segment.place_of(active.slot, at, len(pieces[-1])))
             at += len(pieces[-1])
         written = False
         try:
             self._put(active, b"".join(pieces), at)
             written = True
-            self.disk.sync(self._fd(active))
+            self.disk.sync(self.opened(active))
         except OSError as fault:
-            if not self._cut(active) or written:
-                self._abandon(active, records)
+            if not self._cut(active) or written:  # it is not known whether the group is on the disk
+                self.active = None
+                active.fresh.update(one.session for one in records)
+                self._close_index(active)
             raise StorageUnavailable(explained(fault, f"the journal's log {active.path}")) from None
         active.end = at
         active.fresh.update(one.session for one in records)
@@ -500,10 +486,10 @@ class LogFolder:
         """
         if end > one.room and self.free_bytes() > PLENTY * self._ahead:
             with suppress(OSError):
-                self.disk.write(self._fd(one), data + bytes(self._ahead), one.end)
+                self.disk.write(self.opened(one), data + bytes(self._ahead), one.end)
                 one.room = end + self._ahead
                 return
-        self.disk.write(self._fd(one), data, one.end)
+        self.disk.write(self.opened(one), data, one.end)
 
     def free_bytes(self) -> int:
         """Free bytes on the disk. Raises ``OSError``."""
@@ -511,9 +497,11 @@ class LogFolder:
         return found.f_bavail * found.f_frsize
 
     def roll(self) -> None:
-        """Seal the active log; the next group begins another."""
+        """Seal the active log: cut the zeros behind its end, and mark its index as complete. The next group
+        begins another."""
         if self.active is not None:
-            self._seal(self.active)
+            self._cut(self.active)
+            self._end_index(self.active, segment.SEALED)
             self.active = None
 
     def _room_for(self, total: int) -> Log:
@@ -571,23 +559,19 @@ class LogFolder:
             return self._free_slots.pop()
         slot = next(self._slots, None)
         if slot is None:
-            raise StorageUnavailable(f"the journal {self.folder} has {MOST_SLOTS} logs, the most it may have")
+            raise StorageUnavailable(
+                f"the journal {self.folder} has {segment.MOST_SLOTS} logs, the most it may have"
+            )
         return slot
 
     def _cut(self, one: Log) -> bool:
         """Cut off what is behind the last whole group; whether that succeeded."""
         try:
-            self.disk.truncate(self._fd(one), one.end)
+            self.disk.truncate(self.opened(one), one.end)
         except OSError:
             return False
         one.room = one.end
         return True
-
-    def _abandon(self, one: Log, records: Sequence[Fresh]) -> None:
-        """Make the log inactive, as it is not known whether its last group is on the disk."""
-        self.active = None
-        one.fresh.update(record.session for record in records)
-        self._close_index(one)
 
     def _extend_index(self, one: Log, entries: list[Any], extras: bytes, flags: int = 0) -> None:
         """Add a chunk to the log's index. If that fails the index is removed; the log can be read instead."""
@@ -603,11 +587,6 @@ class LogFolder:
             one.index_end = 0
             with suppress(OSError):
                 self.disk.remove(one.index_path)
-
-    def _seal(self, one: Log) -> None:
-        """Cut the zeros behind the log's end, and mark its index as complete, synced."""
-        self._cut(one)
-        self._end_index(one, segment.SEALED)
 
     def _end_index(self, one: Log, flags: int) -> None:
         """Add a last chunk to the log's index, sync and close it."""
@@ -631,7 +610,7 @@ class LogFolder:
 
     def adopt(self, one: Log, entries: Any, extras: dict[int, bytes], fresh: Path) -> None:
         """Put a log that was written under the name ``fresh`` in place, with its index. Raises ``OSError``."""
-        self.disk.sync(self._fd(one))
+        self.disk.sync(self.opened(one))
         one.sessions = np.unique(entries["session"])
         self._rewrite_index(one, entries, extras)
         self.disk.rename(fresh, one.path)
@@ -665,11 +644,15 @@ class LogFolder:
 
     def read(self, place: int) -> Found:
         """Read the record at ``place``. Raises ``RecordDamaged``, ``StorageUnavailable``."""
-        one, offset, length = self.logs[slot_of(place)], offset_of(place), bytes_at(place)
+        one, offset, length = (
+            self.logs[segment.slot_of(place)],
+            segment.offset_of(place),
+            segment.bytes_at(place),
+        )
         try:
-            if length >> 3 >= GIANT:
+            if length >> 3 >= segment.GIANT:
                 length = self._giant(one, offset)
-            data = self.disk.read(self._fd(one), length, offset)
+            data = self.disk.read(self.opened(one), length, offset)
         except OSError as fault:
             if fault.errno == errno.EIO:
                 raise RecordDamaged(f"{one.path} cannot be read at {offset}: {fault.strerror}") from None
@@ -694,7 +677,7 @@ class LogFolder:
 
     def mark_dirty(self, place: int) -> None:
         """Damage was found at ``place``: mark the log, so that opening the store reads it whole."""
-        one = self.logs[slot_of(place)]
+        one = self.logs[segment.slot_of(place)]
         if one.dirty:
             return
         one.dirty = True
@@ -708,16 +691,16 @@ class LogFolder:
 
     def size(self, place: int) -> int:
         """Bytes of the record at ``place``; 0 for a missing or damaged one."""
-        length = bytes_at(place)
-        if length >> 3 < GIANT or place in (MISSING, HIT):
-            return length if slot_of(place) else 0
+        length = segment.bytes_at(place)
+        if length >> 3 < segment.GIANT or place in (segment.MISSING, segment.HIT):
+            return length if segment.slot_of(place) else 0
         with suppress(OSError, StorageUnavailable):
-            return self._giant(self.logs[slot_of(place)], offset_of(place))
+            return self._giant(self.logs[segment.slot_of(place)], segment.offset_of(place))
         return length
 
     def _giant(self, one: Log, offset: int) -> int:
         """The bytes of a record that is too long for its place to tell."""
-        head = self.disk.read(self._fd(one), 16, offset)
+        head = self.disk.read(self.opened(one), 16, offset)
         length = int.from_bytes(head[12:16], "little") if len(head) == 16 else 0
         return min(segment.padded(length), max(0, one.end - offset))
 
@@ -726,7 +709,7 @@ class LogFolder:
         """Bytes of all logs and indexes."""
         return sum(one.end + one.index_end for one in self.logs.values())
 
-    def _fd(self, one: Log) -> int:
+    def opened(self, one: Log) -> int:
         """The descriptor of a log's file, opened if it is not."""
         if one.fd is None:
             one.fd = self.disk.open(one.path)
@@ -756,7 +739,7 @@ def _new_header(model: bytes) -> SegmentHeader:
 
 
 def _extra(record: Found) -> bytes:
-    return record.payload if record.word & LOST else extra_of(record.kind, record.payload)
+    return record.payload if record.word & segment.LOST else extra_of(record.kind, record.payload)
 
 
 def _entry(record: Found) -> tuple[int, int, int, int, int, int, int]:

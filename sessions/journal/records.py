@@ -281,9 +281,6 @@ def session_extra(record: SessionRecord) -> bytes:
     return msgspec.msgpack.encode((record.salt, origin.session, origin.operations))
 
 
-# --- what is written ---
-
-
 def put(number: int, record: SessionRecord | Keyring) -> Fresh:
     """Write a session's record or its keyring; it replaces the one before. Raises what encoding raises."""
     payload = msgspec.msgpack.encode(record)

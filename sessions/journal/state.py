@@ -207,15 +207,14 @@ class Sessions:
 
     # --- all records ----------------------------------------------------------------------------------------
 
-    def load(self, parts: list[LoadedLog]) -> int:
-        """Build the index from the records of all logs. Returns the highest generation among them."""
+    def load(self, parts: list[LoadedLog]) -> None:
+        """Build the index from the records of all logs."""
         entries = np.concatenate([np.empty(0, ENTRY), *(part.entries for part in parts)])
         places = np.concatenate([np.empty(0, "<u8"), *(part.places for part in parts)])
         listed = [extra for part in parts for extra in _in_order(part)]
         extras = dict(zip(np.flatnonzero(entries["extra"]).tolist(), listed, strict=True))
         del listed
         parts.clear()  # there may be millions: do not keep them twice
-        starts = entries["word"][kinds_of(entries) == Kind.START] >> 16
         order = np.lexsort((entries["sequence"], entries["session"]))
         order = order[kinds_of(entries)[order] != Kind.START]
         if len(order):
@@ -226,7 +225,6 @@ class Sessions:
                 self.forks.setdefault(state.origin[0], set()).add(number)
         for number in [number for number, state in self.states.items() if not state.kept]:
             self._erase(number)
-        return int(starts.max()) if len(starts) else 0
 
     def _fill(self, entries: Any, places: Any, extras: dict[int, bytes], order: Any) -> None:
         words = entries["word"][order]

@@ -457,8 +457,7 @@ class JournalStore:
 
     def _load(self, parts: list[Any]) -> None:
         """Build the index from the records, and log what is damaged."""
-        generation = self.sessions.load(parts)
-        self.logs.generation = max(self.logs.generation, generation)
+        self.sessions.load(parts)
         for one in self.logs.logs.values():
             one.live = 0
         for places in self.sessions.live():

@@ -524,9 +524,6 @@ class FakeDisk:
     def touch(self, key: bytes) -> None:
         """Nothing is ever given up here."""
 
-    def lease(self, holder: int, keys: Iterable[bytes]) -> None:
-        """Leases are of no account here."""
-
     def evict_first(self, keys: Iterable[bytes]) -> None:
         """Nothing is ever given up here."""
 

@@ -20,6 +20,7 @@ from holdfast.sdk import Client, ConnectionLost, ServerError, SessionLost
 from holdfast.sdk.frames.client import SessionFork, SessionPrune
 from holdfast.sessions import registry
 from holdfast.sessions.journal.journal import Journal
+from holdfast.sessions.journal.replay import replay
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import JournalSettings
 from holdfast.sessions.text.language import Language
@@ -131,10 +132,11 @@ async def test_a_session_pruned_while_it_is_resumed_is_gone(
         handle, name = fork.handle or "", fork.session.id or ""
         for live in service.sessions():
             if live.id == name:
-                await service._live._leave(live, interrupt=True)  # type: ignore[union-attr]
+                sessions = service._live
+                assert sessions is not None and sessions._live.pop(name) is live
+                await sessions.registry.close(name, leave_readers=live.aclose, interrupt=True)
         assert len(service.sessions()) == 1
-        loop, reached, opened = asyncio.get_running_loop(), anyio.Event(), threading.Event()
-        replay = registry.replay
+        reached, opened, loop = anyio.Event(), threading.Event(), asyncio.get_running_loop()
 
         def slowly(*args: Any, **limits: Any) -> Any:
             loop.call_soon_threadsafe(reached.set)

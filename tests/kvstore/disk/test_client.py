@@ -449,3 +449,15 @@ def test_the_disk_process_ends_with_the_engine(tmp_path: Path) -> None:
     stage.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_the_disk_process_is_told_once_which_records_leases_cover(stage: Stage) -> None:
+    """The leases are those of the host tier; another disk process is told all of them again."""
+    stage.host.lease(1, [key(1), key(2)], 5.0)
+    assert [set(keys) for keys in stage.disk._changed_leases()] == [{key(1), key(2)}, set()]
+    assert stage.disk._changed_leases() == ([], [])
+    stage.host.lease(2, [key(2)], 5.0)
+    stage.host.lease(1, [], 0.0)
+    assert stage.disk._changed_leases() == ([], [key(1)])
+    stage.disk._lose("is gone")
+    assert stage.disk._changed_leases() == ([key(2)], [])
