@@ -83,7 +83,7 @@ class SharedTransport:
         except Exception as error:
             self.lost = ConnectionLost(f"The server sent a frame that belongs to no session: {error}")
         for session in self._sessions.values():
-            session.wake()
+            session.arrival.set()
 
     async def _put(self, session: SessionTransport, frame: bytes) -> None:
         """Queue a frame; a session that makes no room within some turns of the event loop leaves."""
@@ -113,7 +113,8 @@ class SessionTransport:
         self.connection = connection
         self.id = session_id
         self._frames: deque[bytes] = deque()
-        self._arrival: asyncio.Event = asyncio.Event()
+        self.arrival = asyncio.Event()
+        """Set when there is a frame, or the connection has ended."""
         self._closed = False
         self._behind = False
 
@@ -122,38 +123,32 @@ class SessionTransport:
         if len(self._frames) >= MAX_QUEUED:
             return False
         self._frames.append(frame)
-        self.wake()
+        self.arrival.set()
         return True
 
     def fall_behind(self) -> None:
         """End this transport behind the frames that are queued."""
         self._behind = True
-        self.wake()
-
-    def wake(self) -> None:
-        """There is a frame, or the end of the connection."""
-        self._arrival.set()
+        self.arrival.set()
 
     async def send(self, frame: bytes) -> None:
-        """Send one frame for this session. Raises `ConnectionLost`."""
         self._check()
         await self.connection.transport.send(b'{"session_id":"%s",' % self.id.encode() + frame[1:])
 
     async def receive(self) -> bytes:
-        """The session's next frame. Raises `ConnectionLost`."""
         while not self._frames:
             self._check()
             if (lost := self.connection.lost) is not None:
                 raise ConnectionLost(lost.message, lost.close_code)
-            self._arrival.clear()
+            self.arrival.clear()
             self.connection.start()
-            await self._arrival.wait()
+            await self.arrival.wait()
         return self._frames.popleft()
 
     async def aclose(self) -> None:
         """Detach the session from the connection."""
         self._closed = True
-        self.wake()
+        self.arrival.set()
         with suppress(ConnectionLost):
             await self.connection.leave(self.id)
 

@@ -43,14 +43,12 @@ class WebSocketTransport:
         self._connection = connection
 
     async def send(self, frame: bytes) -> None:
-        """Send one text frame. Raises `ConnectionLost`."""
         try:
             await self._connection.send(frame, text=True)
         except ConnectionClosed as error:
             raise _lost(error) from error
 
     async def receive(self) -> bytes:
-        """The next frame. Raises `ConnectionLost`."""
         try:
             return await self._connection.recv(decode=False)
         except ConnectionClosed as error:
