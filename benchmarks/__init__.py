@@ -1,8 +1,7 @@
 """Benchmarks: measures speed, and that nothing is lost, against other engines or fixed goals.
 
-Holds a module per benchmark with a ``main`` (`holdfast bench NAME`: ``NAME.py`` or ``NAME/bench.py``), shared
-parts (``harness``), the worker that runs other engines (``peers``), the parts of `make gpu` (``gpu``), fault
-tests on a real server (``faults``), toy models (``toys``), and the pocket model's dialogues, training and
-evaluation (``pocket``). Results are in ``results/``; ``README.md`` says how to repeat them.
-May import every room. Only the command line imports it, when `holdfast bench` is called.
+`holdfast bench NAME` runs ``NAME.py`` or ``NAME/bench.py``. ``harness`` has shared parts, ``peers`` runs
+other engines, ``gpu`` holds the parts of `make gpu`, ``faults`` breaks a real server, ``toys`` makes
+models, ``pocket`` trains and scores the pocket model. Results are in ``results/``. May import every room;
+only the command line imports it.
 """

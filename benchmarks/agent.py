@@ -1,16 +1,11 @@
 """``holdfast bench agent``: a loop of 25 tool calls in a session, against resending all of it.
 
 Every reply of the toy is one call that a grammar forces (`harness/callers.py`); its history begins with 4,096
-or 16,384 tokens. Two loops alternate on one server: `chat.run`, which sends only tool outputs and gets brief
-events, and `response.create{conversation: "none", input: [all]}`, a stateless client with the standard's
-events. Engine, grammar and prefix cache are the same. Steps after the first are compared; in these both loops
-find all but the new tokens in the cache. The engine reports how much of a step's time it computed (the same
-tokens in as many passes in both loops, because a prompt comes in one verb with its turn) and how long it was
-idle between two steps; the remaining time belongs to the other processes.
-The comparison is repeated with a tool that takes `--tool-seconds` and produces `--streamed-tokens` evenly over
-that time: the session streams them, the stateless client collects them.
-Last, an engine that notes the time of each sampled closing brace gives the time until the client starts the
-tool.
+or 16,384 tokens. Two loops alternate on one server: `chat.run`, which sends only tool outputs, and a stateless
+client (`response.create{conversation: "none", input: [all]}`). Steps after the first are compared: both loops
+find all but the new tokens in the cache. The engine reports how long it computed and was idle; the rest of a
+step belongs to the other processes. Then the same with a tool that streams `--streamed-tokens` over
+`--tool-seconds`. Last, the time from the sampled closing brace of a call until the client starts its tool.
 """
 
 from __future__ import annotations
@@ -24,6 +19,8 @@ from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import msgspec
 
 from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
@@ -74,12 +71,10 @@ class Loop:
 
     @property
     def steps(self) -> int:
-        """How many."""
         return len(self.step_seconds)
 
     @property
     def step_ms(self) -> float:
-        """Milliseconds per step."""
         return 1000 * sum(self.step_seconds) / self.steps
 
     def part(self, *names: str) -> float:
@@ -95,24 +90,20 @@ class Counted:
         self.bytes = self.sent = 0
 
     async def send(self, frame: bytes) -> None:
-        """Send one frame."""
         self.bytes += len(frame)
         self.sent += len(frame)
         await self._inner.send(frame)
 
     async def receive(self) -> bytes:
-        """The next frame."""
         frame = await self._inner.receive()
         self.bytes += len(frame)
         return frame
 
     async def aclose(self) -> None:
-        """End the connection."""
         await self._inner.aclose()
 
 
 def main(words_given: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("agent", __doc__, ("toy-50m",), rounds=5)
     parser.add_argument(
         "--history", type=int, nargs="+", default=HISTORIES, help="tokens before the first step"
@@ -131,7 +122,6 @@ def main(words_given: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, device: str, histories: Sequence[int], steps: int, streamed: Streamed) -> None:
-    """Loop by turns, print and keep."""
     on: dict[str, Any] = {}
     goals: list[Goal] = []
     for name, figures, found in measured(options, device, histories, steps, streamed):
@@ -169,7 +159,6 @@ def measured(
 
 
 def serving_loops(caller: Caller, options: Options, device: str) -> AbstractContextManager[Server]:
-    """A server of the caller."""
     words = ("--device", device, "--dtype", options.dtype, "--no-store")
     return server(str(caller.folder), options.threads, *words)
 
@@ -214,15 +203,10 @@ async def _resend(chat: Chat, told: str, steps: int, tool: Tool, meter: _Meter) 
         meter.finished(chat.last)
         for call in chat.last.calls:
             outcome = await tool.call(call.arguments)
-            items += [_plain(call), FunctionCallOutputItem(call_id=call.call_id or "", output=outcome.output)]
-
-
-def _plain(call: Any) -> AnyItem:
-    """A call as a client sends it back."""
-    from msgspec.structs import replace
-
-    item: AnyItem = replace(call, id=None, object=None, status=None)
-    return item
+            plain = msgspec.structs.replace(
+                call, id=None, object=None, status=None
+            )  # as a client sends it back
+            items += [plain, FunctionCallOutputItem(call_id=call.call_id or "", output=outcome.output)]
 
 
 class _Meter:
@@ -237,12 +221,10 @@ class _Meter:
         self._before = 0.0
 
     def told(self, event: RunEvent) -> None:
-        """Take an event of a run."""
         if isinstance(event, StepFinished):
             self.finished(event.finished)
 
     def finished(self, finished: Finished) -> None:
-        """A response has ended."""
         if not finished.calls or finished.usage is None or finished.kv is None:
             raise CannotMeasure(f"a reply is no call but {finished.text!r}, {finished.status}")
         if self._first is None:

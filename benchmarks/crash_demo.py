@@ -24,7 +24,8 @@ from rich.console import Console
 from holdfast.gateway.settings import DEFAULT_HOST
 from holdfast.sdk import Chat, connect
 
-from .faults.server_faults import CODE, address_of
+from .faults.server_faults import address_of
+from .harness.servers import PROGRAM, children_of
 
 STORY = "Tell me the story of the fox."
 LINES = ("My name is Marisol.", STORY, STORY, "What is my name?")
@@ -52,7 +53,7 @@ class ServerProcess:
             port = free.getsockname()[1]
         self.url = f"http://{DEFAULT_HOST}:{port}"
         options = ["--port", str(port), "--store", str(store / "sessions"), "--dtype", "float32"]
-        self._command = [sys.executable, "-c", CODE, "serve", model, *options]
+        self._command = [sys.executable, "-c", PROGRAM, "serve", model, *options]
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -164,7 +165,5 @@ def _excerpt(text: str) -> str:
 
 def _engines(server: int) -> list[int]:
     """Process ids of a server's engines."""
-    children: list[int] = []
-    for listed in Path(f"/proc/{server}/task").glob("*/children"):
-        children += map(int, listed.read_text().split())
-    return [pid for pid in children if b"holdfast.runtime\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    command_lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children_of(server)}
+    return [pid for pid, words in command_lines.items() if b"holdfast.runtime\0" in words]

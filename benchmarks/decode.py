@@ -7,7 +7,7 @@ where our own step's time goes: parts by the step log, operators by torch's prof
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -22,11 +22,10 @@ OVER_OPENVINO = 0.6
 PROMPT, OUT = 64, 128
 
 Rates = dict[int, dict[str, list[float]]]
-"""Tokens per second: sequences, engine, rounds."""
+"""Tokens per second: size, engine, rounds."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("decode", __doc__, ("toy-9m",), rounds=5)
     parser.add_argument("--sequences", type=int, nargs="+", default=tuple(OVER_TRANSFORMERS))
     parser.add_argument("--profile", action="store_true", help="where the time of our own step goes")
@@ -37,7 +36,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, sequences: Sequence[int], *, profiled: bool) -> None:
-    """Decode on every model; print and save."""
     found, left_out = commands(ENGINES, options)
     figures: dict[str, Any] = {}
     goals: list[Goal] = []
@@ -46,7 +44,7 @@ def measure(options: Options, sequences: Sequence[int], *, profiled: bool) -> No
             rates = _rates(workers, sequences, options, model)
             figures[model] = {"engines": {worker.name: worker.told for worker in workers}}
             steps = _steps(workers[0], sequences, options, model, profiled=profiled)
-        figures[model] |= {"tokens_per_second": _told(rates), "our_steps": steps}
+        figures[model] |= {"tokens_per_second": told(rates), "our_steps": steps}
         goals += _goals(model, rates)
         _tables(model, rates, steps)
     for name, why in left_out.items():
@@ -56,16 +54,36 @@ def measure(options: Options, sequences: Sequence[int], *, profiled: bool) -> No
 
 
 def _rates(workers: list[EngineWorker], sequences: Sequence[int], options: Options, model: str) -> Rates:
-    rates: Rates = {}
     rng = random.Random(options.seed)
-    for count in sequences:
-        rates[count] = {worker.name: [] for worker in workers}
-        for number in range(-1, options.rounds):  # the first round warms up
-            prompts = [prompt(rng, PROMPT, vocabulary(model)) for _ in range(count)]
+
+    def drawn(count: int) -> Callable[[EngineWorker], float]:
+        prompts = [prompt(rng, PROMPT, vocabulary(model)) for _ in range(count)]
+
+        def rate(worker: EngineWorker) -> float:
+            answer = worker.ask("decode", prompts=prompts, out=_out(options))
+            return float(answer["tokens"] / answer["seconds"])
+
+        return rate
+
+    return rates_of(workers, sequences, options.rounds, drawn)
+
+
+def rates_of(
+    workers: list[EngineWorker],
+    sizes: Sequence[int],
+    rounds: int,
+    drawn: Callable[[int], Callable[[EngineWorker], float]],
+) -> Rates:
+    """The rates of all engines. ``drawn`` draws a round's input of a size and gives what measures an engine."""
+    rates: Rates = {}
+    for size in sizes:
+        rates[size] = {worker.name: [] for worker in workers}
+        for number in range(-1, rounds):  # the first round warms up
+            rate = drawn(size)
             for worker in rotated(workers, number):
-                answer = worker.ask("decode", prompts=prompts, out=_out(options))
+                measured = rate(worker)
                 if number >= 0:
-                    rates[count][worker.name].append(answer["tokens"] / answer["seconds"])
+                    rates[size][worker.name].append(measured)
     return rates
 
 
@@ -85,9 +103,9 @@ def _steps(
     return found
 
 
-def _told(rates: Rates) -> dict[int, Any]:
+def told(rates: Rates) -> dict[int, Any]:
     return {
-        count: {name: summary(runs, 1) for name, runs in engines.items()} for count, engines in rates.items()
+        size: {name: summary(runs, 1) for name, runs in engines.items()} for size, engines in rates.items()
     }
 
 

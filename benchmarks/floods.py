@@ -1,12 +1,10 @@
 """``holdfast bench floods``: what one tenant's floods cost another tenant.
 
-Each flood meets a new server with two tenants: the attacker has no limits, the victim is promised 50 sessions.
-The victim opens a session, takes a turn in it, and repeats this until it has 50; then it takes turns in these.
-It does so first alone, then while another process floods the server (`harness/flood.py`, at the lowest
-priority). The report compares the victim's TTFT, token gaps and refusals, and the growth of the gateway's
-memory.
-
-The length of an engine step is taken as the 90th percentile of the victim's gaps during the flood.
+Each flood meets a new server. Its attacker has no limits (`harness/flood.py`, a process at the lowest
+priority); the victim is promised 50 sessions, opens them one by one with a turn each, and goes on taking
+turns. The report compares the victim's TTFT, token gaps and refusals alone and under the flood, and the
+growth of the gateway's memory. The 90th percentile of the victim's gaps during the flood counts as the
+length of an engine step.
 """
 
 from __future__ import annotations
@@ -50,10 +48,8 @@ sessions = {PROMISED}
 
 @dataclass(slots=True)
 class Window:
-    """The victim's measurements in one interval. Times in seconds, memory in bytes.
-
-    ``failed``: its refused or lost requests. ``opened``: its number of sessions at the end.
-    """
+    """The victim's measurements in one interval. Times in seconds, memory in bytes. ``failed``: its refused
+    or lost requests. ``opened``: its number of sessions at the end."""
 
     ttft: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
@@ -64,7 +60,6 @@ class Window:
     seconds: float = 0.0
 
     def told(self) -> dict[str, Any]:
-        """As the JSON has it."""
         return {
             "turns": len(self.ttft),
             "ttft_ms": summary(1000 * value for value in self.ttft) if self.ttft else None,
@@ -79,7 +74,6 @@ class Window:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("floods", __doc__, ("pocket",), rounds=1)
     parser.add_argument("--seconds", type=float, default=15.0, help="alone, and again under each flood")
     parser.add_argument("--only", nargs="+", choices=FLOODS, default=tuple(FLOODS), help="these floods")
@@ -91,7 +85,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, seconds: float, names: Sequence[str], *, quiet: bool) -> None:
-    """Run the floods; print and save."""
     found: dict[str, dict[str, Any]] = {}
     goals: list[Goal] = []
     for name in names:
@@ -122,9 +115,7 @@ async def _flood(options: Options, name: str, seconds: float) -> tuple[Window, W
             alone = await _victim(running, seconds)
             command = (sys.executable, "-m", "holdfast.benchmarks.harness.flood", name, running.url)
             attacker = await asyncio.create_subprocess_exec(
-                *command,
-                "attacker-key",
-                str(seconds),
+                *(*command, "attacker-key", str(seconds)),
                 stdout=asyncio.subprocess.PIPE,
                 env=environment(1, ours=True),
             )
@@ -149,8 +140,8 @@ async def _victim(running: Server, seconds: float, *, turns: int | None = None) 
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(connect(running.url, api_key="victim-key"))
             chats: list[Chat] = []
-            while (turns is None and time.perf_counter() < began + seconds) or len(window.ttft) < (
-                turns or 0
+            while len(window.ttft) < (turns or 0) or (
+                turns is None and time.perf_counter() < began + seconds
             ):
                 try:
                     async with asyncio.timeout(LATE_SECONDS):
@@ -187,33 +178,11 @@ async def _watch(running: Server, before: int, window: Window) -> None:
 def _table(found: dict[str, dict[str, Any]]) -> None:
     rows = []
     for name, one in found.items():
-        alone, flooded = one["alone"], one["flooded"]
-        rows.append(
-            [
-                name,
-                alone["ttft_ms"]["p90"],
-                flooded["ttft_ms"]["p90"] if flooded["ttft_ms"] else float("nan"),
-                alone["gap_p90_ms"],
-                flooded["gap_p90_ms"],
-                alone["sessions"],
-                flooded["sessions"],
-                flooded["failures"],
-                flooded["memory_growth_mib"],
-                flooded["gateway_cores"],
-            ]
-        )
-    columns = [
-        "flood",
-        "TTFT p90",
-        "flooded",
-        "gap p90",
-        "flooded",
-        "sessions",
-        "flooded",
-        "lost",
-        "MiB",
-        "cores",
-    ]
-    table(
-        "A victim beside one attacker of another tenant; ms; memory and CPU are the gateway's", columns, rows
-    )
+        sides = (one["alone"], one["flooded"])
+        ttft = [side["ttft_ms"]["p90"] if side["ttft_ms"] else float("nan") for side in sides]
+        others = [side[key] for key in ("gap_p90_ms", "sessions") for side in sides]
+        costs = [one["flooded"][key] for key in ("failures", "memory_growth_mib", "gateway_cores")]
+        rows.append([name, *ttft, *others, *costs])
+    pairs = [head for name in ("TTFT p90", "gap p90", "sessions") for head in (name, "flooded")]
+    title = "A victim beside one attacker of another tenant; ms; memory and CPU are the gateway's"
+    table(title, ["flood", *pairs, "lost", "MiB", "cores"], rows)

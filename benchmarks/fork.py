@@ -1,46 +1,33 @@
 """``holdfast bench fork``: the time of a fork in the engine, by length and number of children.
 
-Runs the real scheduler, pool and block manager on a device that computes nothing, so that 128k tokens take no
-time. A fork touches no tensor; it is timed as the verb alone, without a link, for idle and for generating
-parents. Its deferred work is timed too: a child's first own tokens, which copy the ids it shares. Copies and
-blocks are counted, not timed.
+Runs the real scheduler, pool and block manager on a device that computes nothing. A fork touches no tensor; it
+is timed as the verb alone, for idle and for generating parents, and so is a child's first own tokens, which
+copy the ids it shares. Copies and blocks are counted, not timed.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
 from ..runtime.link.messages import Close, Extend, Fork, Generate, Open, Sampling, TokenLimits
-from ..runtime.plan import Outcome, Plan
 from ..runtime.scheduler.scheduler import Scheduler, SequenceVerb
 from ..runtime.settings import SchedulerSettings
 from .harness.options import Options, options_of, parser_of, run
+from .harness.replay import VOCABULARY, ReplayedStep
 from .report import Goal, show, summary, table
 
 LENGTHS = (64, 1024, 4096, 32768, 131072)
 CHILDREN = (1, 8, 64)
 BLOCK = 16
-VOCAB = 4096
 PART = 9  # tokens in the parent's last block, so that there is a tail to copy
 MOST_US = 200.0
 BRANCHES, PREFIX, OWN = 16, 4096, 64
 MOST_MEMORY = 1.2
-
-
-@dataclass(frozen=True, slots=True)
-class _OwnTokens:
-    """A step on a device that computes nothing: each sequence samples its own token."""
-
-    plan: Plan
-
-    def tokens(self) -> list[Outcome]:
-        return [[] if row.sampling is None else [row.seq % VOCAB] for row in self.plan.rows]
 
 
 class ForkStage:
@@ -51,21 +38,20 @@ class ForkStage:
         context = blocks * BLOCK
         settings = SchedulerSettings(
             blocks=blocks,
-            vocab_size=VOCAB,
+            vocab_size=VOCABULARY,
             max_context=context,
             block_tokens=BLOCK,
             max_step_tokens=max(8192, 2 * children),
             max_sequences=max(64, children + 1),
         )
-        pool = BlockPool(blocks, BLOCK)
+        pool = BlockPool(blocks)
         self.scheduler = Scheduler(settings, pool, BlockHasher(bytes(16), BLOCK))
         self._numbers = count(1)
         self.parent = next(self._numbers)
-        self.apply(Open(0, self.parent, b"", [at % VOCAB for at in range(length)]))
+        self.apply(Open(0, self.parent, b"", [at % VOCABULARY for at in range(length)]))
         self.rest()
 
     def apply(self, verb: SequenceVerb) -> float:
-        """Apply a verb; its seconds."""
         began = time.perf_counter()
         self.scheduler.apply(verb, 0.0)
         return time.perf_counter() - began
@@ -74,69 +60,63 @@ class ForkStage:
         """Run one step; False if there was nothing to do."""
         plan = self.scheduler.plan(0.0)
         if plan is not None:
-            self.scheduler.commit(plan, _OwnTokens(plan).tokens(), 0.0)
+            self.scheduler.commit(plan, ReplayedStep(plan).tokens(), 0.0)
         return plan is not None
 
     def rest(self) -> None:
-        """Step until there is nothing to do."""
         while self.step():
             continue
 
     def generate(self, seq: int, tokens: int) -> None:
-        """Begin a turn."""
         self.apply(Generate(0, seq, Sampling(), TokenLimits(tokens)))
 
     def fork(self, children: int) -> tuple[list[int], float]:
-        """Fork the parent; the children, and the seconds of the verb."""
         made = [next(self._numbers) for _ in range(children)]
         return made, self.apply(Fork(0, self.parent, made))
 
     def close(self, seqs: Sequence[int]) -> None:
-        """Close these sequences."""
         for seq in seqs:
             self.apply(Close(0, seq, keep_kv=False))
 
     @property
     def held(self) -> int:
-        """Number of held blocks."""
-        return self.scheduler.pool.statistics().held
+        return self.scheduler.pool.statistics()["held"]
 
     @property
     def copies(self) -> int:
-        """Blocks copied so far."""
         return self.scheduler.counters.copies
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     options = options_of(parser_of("fork", __doc__, (), rounds=30).parse_args(words))
     return run("fork", lambda: measure(options))
 
 
 def measure(options: Options) -> None:
-    """Time and count; print and save."""
     lengths = LENGTHS[:2] if options.quick else LENGTHS
     figures: dict[str, Any] = {}
     rows: list[list[object]] = []
     for length in lengths:
-        on = figures[str(length)] = {
-            str(children): _timed(length, children, options) for children in CHILDREN
-        }
-        rows += [_line(length, children, on[str(children)]) for children in CHILDREN]
-    table(
-        "engine time of a fork, median µs",
-        ["tokens, children", "idle parent", "p90", "generating", "p90", "first own tokens", "blocks copied"],
-        rows,
-    )
+        on = {str(children): _timed(length, children, options) for children in CHILDREN}
+        rows += [_line(length, children, one) for children, one in on.items()]
+        figures[str(length)] = on
+    heads = [
+        "tokens, children",
+        "idle parent",
+        "p90",
+        "generating",
+        "p90",
+        "first own tokens",
+        "copied blocks",
+    ]
+    table("engine time of a fork, median µs", heads, rows)
     memory = _memory()
-    goals = [
-        *(
-            Goal(
-                f"fork of {length} tokens, {parent} parent", on["1"][parent]["median"], "µs", MOST_US, "lower"
-            )
-            for length, on in figures.items()
-            for parent in ("idle", "generating")
-        ),
+    goals = []
+    for tokens, on in figures.items():
+        for parent in ("idle", "generating"):
+            name = f"fork of {tokens} tokens, {parent} parent"
+            goals.append(Goal(name, on["1"][parent]["median"], "µs", MOST_US, "lower"))
+    goals += [
         Goal("blocks copied per child", _most_copies(figures), "blocks", 1, "lower"),
         Goal("16 branches ÷ one and their own tokens", memory["ratio"], "x", MOST_MEMORY, "lower"),
     ]
@@ -188,7 +168,7 @@ def _memory() -> dict[str, float]:
     return {"one": one, "branches": stage.held, "own": own, "ratio": stage.held / (one + own)}
 
 
-def _line(length: int, children: int, on: dict[str, Any]) -> list[object]:
+def _line(length: int, children: str, on: dict[str, Any]) -> list[object]:
     idle, generating, first = on["idle"], on["generating"], on["first_own_tokens"]
     times = [idle["median"], idle["p90"], generating["median"], generating["p90"], first["median"]]
     return [f"{length}, {children}", *(round(one, 1) for one in times), on["copied_blocks_per_child"]]

@@ -1,9 +1,8 @@
 """``holdfast bench load``: agent-like sessions against a real server over sockets, open-loop, rate by rate.
 
 The pocket model, 64 sessions; many turns call a tool, which answers after a while. First the capacity, with
-every session always busy; then Poisson arrivals at shares of it, each turn in a free session. If none is
-free, the turn waits, and the wait counts: times begin at the arrival. The client runs in this process,
-gateway and engine in theirs, on the same cores.
+every session always busy; then Poisson arrivals at shares of it. A turn that waits for a free session counts
+its wait. The client runs in this process, gateway and engine in theirs, on the same cores.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from holdfast.sdk import Chat, Client, connect
 from .harness.options import CannotMeasure, Options, options_of, parser_of, run
 from .harness.plots import Axes, Picture, draw
 from .harness.servers import Server, server
-from .harness.talk import Request, Tools, session, take_turn, talks
-from .harness.traffic import LoadPoint, ResourceUsage
+from .harness.traffic import LoadPoint, Request, ResourceUsage, session, take_turn, talks
 from .pocket.skills import ScoredConversation, ScoredTurn
 from .report import Goal, show, table
 
@@ -42,7 +40,6 @@ class Offer:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("load", __doc__, ("pocket",), rounds=1)
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=30.0, help="for which each rate is offered")
@@ -56,7 +53,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, offer: Offer) -> None:
-    """Offer load; print, plot and save."""
     phases = [phase.told() for phase in asyncio.run(_phases(options, offer))]
     for phase in phases:
         if not phase["completed"]:
@@ -92,7 +88,7 @@ class Load:
         self._running = running
         self._offer = offer
         self._rng = random.Random(f"arrivals {seed}")
-        self._tools = Tools(random.Random(f"tools {seed}"))
+        self._tools = random.Random(f"tools {seed}")
         self._talks = talks(seed)
         self._free: asyncio.Queue[Agent] = asyncio.Queue()
 
@@ -149,7 +145,7 @@ class Load:
 class Agent:
     """One client that holds one conversation after the other, each in a session of its own."""
 
-    def __init__(self, client: Client, waiting: Iterator[ScoredConversation], tools: Tools) -> None:
+    def __init__(self, client: Client, waiting: Iterator[ScoredConversation], tools: random.Random) -> None:
         self._client = client
         self._talks = waiting
         self._tools = tools
@@ -158,13 +154,11 @@ class Agent:
         self._left: Iterator[ScoredTurn]
 
     async def enter(self) -> None:
-        """Begin the next conversation."""
         talk = next(self._talks)
         self._chat = await self._stack.enter_async_context(session(self._client, talk))
         self._left = iter(talk.turns)
 
     async def leave(self) -> None:
-        """End it."""
         await self._stack.aclose()
 
     async def turn(self, arrived: float) -> list[Request]:

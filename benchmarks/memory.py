@@ -31,7 +31,6 @@ LENGTH = 2048
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("memory", __doc__, ("toy-50m",), rounds=1)
     parser.add_argument("--kv-mib", type=int, default=128, help="the pool, which is filled")
     chosen = parser.parse_args(words)
@@ -40,7 +39,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, kv_bytes: int) -> None:
-    """Load, fill, read the peak; print and save."""
     figures = {}
     for model in options.models:
         with tempfile.TemporaryDirectory() as folder:
@@ -71,8 +69,7 @@ async def _peak(folder: Path, model: str, options: Options, kv_bytes: int) -> di
         host_bytes=0,
         max_context=None,
     )
-    engine = ChildEngine(settings)
-    async with engine as link:
+    async with (engine := ChildEngine(settings)) as link:
         pid, hello = engine.pid, link.hello
         if pid is None:
             raise CannotMeasure("the engine has no process")

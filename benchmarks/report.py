@@ -36,7 +36,6 @@ class Goal:
         return self.value >= self.goal if self.better == "higher" else self.value <= self.goal
 
     def told(self) -> dict[str, Any]:
-        """The JSON form."""
         return {**asdict(self), "met": self.met}
 
 
@@ -54,7 +53,6 @@ def summary(values: Iterable[float], digits: int = 3) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """The machine and the versions of its software."""
     return {
         "platform": platform.platform(),
         "processor": _processor(),
@@ -85,10 +83,7 @@ def show(
     *,
     quiet: bool = False,
 ) -> None:
-    """Print the table of goals and the JSON to stdout; save the JSON in folder ``out``.
-
-    ``quiet``: print only the JSON.
-    """
+    """Print the table of goals, unless ``quiet``, and the JSON to stdout; save the JSON in folder ``out``."""
     width = max((len(goal.name) for goal in goals), default=0)
     for goal in () if quiet else goals:
         sign = "≥" if goal.better == "higher" else "≤"

@@ -1,10 +1,8 @@
 """``holdfast bench restore``: TTFT of a turn with KV in the host tier or on disk, against a resident one.
 
-A conversation of 2k and 4k tokens; the same short turn is repeated, after its KV was dropped from the device,
-or from the host tier too, or also from the page cache. The limit is TTFT with KV on the device, measured
-before and after, plus 1.3 times the time to copy as many bytes in the same round: memory to memory for the
-host tier, a file read for the disk, with its pages cached or not. The turn must prefill only its new tokens:
-the engine's choice to recompute if that is faster is switched off here.
+The same short turn on 2k and 4k tokens, after its KV was dropped from the device, or from the host tier too, or
+also from the page cache. The limit is TTFT with KV on the device, before and after, plus 1.3 times the time to
+copy as many bytes in the same round. The turn must prefill only its new tokens: recomputing is switched off.
 """
 
 from __future__ import annotations
@@ -38,7 +36,6 @@ class TierTimes:
     bytes: int = 0
 
     def take(self, ttft: float, resident: float, copy: float) -> None:
-        """Add one round."""
         self.ttft.append(ttft)
         self.resident.append(resident)
         self.copy.append(copy)
@@ -56,7 +53,6 @@ class TierTimes:
         return median((ttft - resident) / copy for ttft, resident, copy in rounds)
 
     def told(self) -> dict[str, Any]:
-        """As the JSON has it."""
         return {
             "bytes": self.bytes,
             "ttft_ms": summary(1e3 * one for one in self.ttft),
@@ -69,7 +65,6 @@ class TierTimes:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("restore", __doc__, ("toy-50m",), rounds=7)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     chosen = parser.parse_args(words)
@@ -79,7 +74,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, lengths: Sequence[int]) -> None:
-    """Measure every model and length; print and save."""
     found, _ = commands(["holdfast-tiered"], options)
     figures: dict[str, Any] = {}
     goals: list[Goal] = []

@@ -1,12 +1,10 @@
 """``holdfast bench sessions``: agent-like sessions with four times as much KV as the device holds.
 
-Counts tokens prefilled ÷ truly new ones. A seeded trace of `coding` agents (`harness/agents.py`) runs through
-the real scheduler and tiers on a device that computes nothing, on a virtual clock: lower tiers hold
-everything, or half of the working set, or nothing. It is compared with the optimum that knows the future, and
-with a policy that knows the odds of each pause (`harness/optimum.py`). *Tools foreseen*: the engine gets
-hints of tools' pauses, never of people's, as the gateway and the SDK give them (`agents.told`), with exact
-durations, or half of them off by a factor of 1.6. Times TTFT of such a trace on a toy, on a device of a
-quarter of the working set with ample tiers below, against a device that holds everything, in the same run.
+Counts tokens prefilled ÷ truly new ones. A seeded trace (`harness/agents.py`) runs through the real scheduler
+and tiers on a device that computes nothing; lower tiers hold everything, half of the working set, or nothing.
+It is compared with the optimum that knows the future, and with a policy that knows the odds of each pause
+(`harness/optimum.py`). *Tools foreseen*: the engine gets hints of tools' pauses, exact or off by a factor of
+1.6 for half of them. Also times TTFT on a toy, on a quarter of the working set against all of it.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ REAL_SESSIONS = 16
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("sessions", __doc__, ("toy-9m",), rounds=1)
     parser.add_argument("--sessions", type=int, default=32, help="agents at a time, in the replay")
     parser.add_argument("--turns", type=int, default=1500, help="of all of them, in the replay")
@@ -43,7 +40,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, sessions: int, turns: int, real_turns: int) -> None:
-    """Replay and time; print and save."""
     scale = Scale(context=2048 if options.quick else 4096)
     trace = coding(sessions, turns, options.seed, scale)
     counted, goals = _counted(trace, scale)
@@ -90,25 +86,15 @@ def _counted(trace: Sequence[TraceTurn], scale: Scale) -> tuple[dict[str, Any], 
         Goal("ample tiers: prefilled ÷ truly new", factors["ample tiers"], "x", AMPLE, "lower"),
         *(
             Goal(
-                f"{name}: prefilled ÷ the optimum's, a store of 0.5",
-                factors[name] / least["a store of 0.5"],
+                f"{name}: prefilled ÷ the optimum's, {store}",
+                factors[name] / least[store],
                 "x",
                 NEAR,
                 "lower",
             )
+            for store, mark in (("a store of 0.5", "0.5"), ("the device alone", "no tiers"))
             for name in runs
-            if "0.5" in name
-        ),
-        *(
-            Goal(
-                f"{name}: prefilled ÷ the optimum's, the device alone",
-                factors[name] / least["the device alone"],
-                "x",
-                NEAR,
-                "lower",
-            )
-            for name in runs
-            if name.startswith("no tiers")
+            if mark in name
         ),
         Goal("no tiers: prefilled ÷ by knowing the odds", factors["no tiers"] / odds, "x", NEAR, "lower"),
     ]
@@ -155,8 +141,5 @@ def _show_timed(model: str, timed: dict[str, Any]) -> None:
         [name, runs["p50"], runs["p90"], timed["prefilled_per_new"][name]]
         for name, runs in timed["ttft_ms"].items()
     ]
-    table(
-        "a quarter of the working set, and all",
-        [f"{model}, device", "TTFT p50 ms", "p90", "prefilled ÷ new"],
-        rows,
-    )
+    columns = [f"{model}, device", "TTFT p50 ms", "p90", "prefilled ÷ new"]
+    table("a quarter of the working set, and all", columns, rows)

@@ -1,9 +1,8 @@
 """``holdfast bench steps``: a million steps of scheduler, block manager and tiers on a device without tensors.
 
-A storm of 64 sessions on a pool of 1.05 times what one of them needs: turns, cuts, forks, leases, forced
-preemption, deaths. ``tests/runtime/worlds`` predicts every answer, token, ending and bound, so a checkout is
-needed; every move's bytes are compared with those first moved under that key. Exits 1 at the first difference,
-with its seed. A second run may pass, because the prefill of idle sequences beside turns depends on step times.
+A storm of 64 sessions on a pool of 1.05 times what one needs: turns, cuts, forks, leases, preemption, deaths.
+``tests/runtime/worlds`` predicts every answer, token, ending and bound, so a checkout is needed. Exits 1 at the
+first difference, with its seed; another run may pass, as prefill beside turns depends on step times.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ class Course:
 
     @property
     def name(self) -> str:
-        """Its name in the table."""
         tiers = "device" if self.slots is None else "host and disk" if self.disk else "host"
         return f"{tiers}, {'overlapped' if self.depth > 1 else 'lock step'}"
 
@@ -68,7 +66,6 @@ class Passed:
 
     @property
     def pace(self) -> int:
-        """Steps per second."""
         return round(self.steps / max(self.seconds, 1e-9))
 
 
@@ -111,7 +108,6 @@ class Storm:
         self._count(passed)
 
     def _count(self, passed: Passed) -> None:
-        """Add this engine's counters."""
         counters = self.world.scheduler.counters
         passed.turns += counters.turns
         passed.preempted += counters.preempted
@@ -172,7 +168,6 @@ def run(course: Course, steps: int, seed: int) -> Passed:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run it; 0 if nothing differed."""
     parser = argparse.ArgumentParser(prog="holdfast bench steps", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=list(COURSES), default=list(COURSES))
     parser.add_argument("--steps", type=int, default=1_000_000, help="of all courses together")

@@ -1,9 +1,8 @@
 """``holdfast bench streaming``: the gain of prefilling input while it arrives, and the cost for others.
 
-Through SDK, sockets, gateway and engine process. The prefill capacity is measured first; input then comes at a
-share of it. Measures TTFT from the last byte, streamed against sent at once, alone and beside sessions that
-generate all the time; the token gaps of these sessions with and without the input; a sweep of loads to
-saturation, streamed and not; tokens that retractions waste; and the turn after a cancel.
+Input comes at a share of the measured prefill capacity. Measures TTFT from the last byte, streamed against sent
+at once, alone and beside sessions that generate; the token gaps of these sessions; a sweep of loads to
+saturation; tokens that retractions waste; and the turn after a cancel.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from typing import Any
 
 from holdfast.sdk import connect
 
-from .harness.dictation import Spoken, ToyText
-from .harness.listening import WAYS, LengthFigures, Listening, Sizes
+from .harness.listening import WAYS, LengthFigures, Listening, Sizes, Spoken, ToyText
 from .harness.options import Options, options_of, parser_of, run
 from .harness.ours import KV_BYTES
 from .harness.plots import Axes, Picture, draw
@@ -36,7 +34,6 @@ QUICK = Sizes((48, 96), others=2, loads=(0.5,), turns=2, turn=32)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("streaming", __doc__, ("toy-50m",), rounds=5)
     parser.add_argument("--share", type=float, default=Sizes().share, help="of the prefill capacity")
     parser.add_argument(
@@ -50,7 +47,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, sizes: Sizes) -> None:
-    """Measure; print, plot and save."""
     on = {model: _on(model, options, sizes) for model in options.models}
     goals = [goal for model, figures in on.items() for goal in _goals(model, figures)]
     for model, figures in on.items():

@@ -139,7 +139,6 @@ def teach(folder: Path) -> Path:
 
 
 def text_of(tokens: Iterable[int]) -> str:
-    """Text of the tokens in the toys' language."""
     return "".join(chr(FIRST_CHARACTER + token) for token in tokens)
 
 

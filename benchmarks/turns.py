@@ -1,9 +1,8 @@
 """``holdfast bench turns``: TTFT of each turn of one long conversation, against peers in the same run.
 
-20 turns of 168 new and 32 generated tokens. Ours in process, and through SDK, socket, gateway and engine
-process; transformers resending all history, and with one kept DynamicCache; openvino-genai with its prefix
-cache. Every engine plays each turn before any plays the next, in rotating order. New tokens are the same for
-all; each engine keeps its own generated tokens as history.
+20 turns of 168 new and 32 generated tokens. Ours in process and through the gateway; transformers resending
+all history, and with one kept DynamicCache; openvino-genai with its prefix cache. Every engine plays each
+turn before any plays the next, in rotating order; each keeps its own generated tokens as history.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class TurnScript:
 
     @property
     def history(self) -> list[float]:
-        """Thousands of tokens before each turn."""
         return [turn * (self.new + self.out) / 1000 for turn in range(self.turns)]
 
 
@@ -56,12 +54,10 @@ class Played:
 
     @property
     def sums(self) -> list[float]:
-        """By round."""
         return [sum(turns) for turns in self.ttft]
 
     @property
     def medians(self) -> list[float]:
-        """Medians by turn."""
         return [median(turn) for turn in zip(*self.ttft, strict=True)]
 
     def slope(self, script: TurnScript) -> float:
@@ -69,7 +65,6 @@ class Played:
         return slope(script.history, self.medians)
 
     def told(self, script: TurnScript) -> dict[str, Any]:
-        """As the JSON has it."""
         return {
             "ttft_sum_ms": summary(self.sums),
             "slope_ms_per_1k": round(self.slope(script), 3),
@@ -79,7 +74,6 @@ class Played:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("turns", __doc__, ("toy-9m", "toy-50m"), rounds=5)
     parser.add_argument("--turns", type=int, default=TURNS)
     chosen = parser.parse_args(words)
@@ -89,7 +83,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, script: TurnScript) -> None:
-    """Play on every model; print, plot and save."""
     found, left_out = commands(ENGINES, options)
     figures: dict[str, Any] = {}
     goals: list[Goal] = []

@@ -98,10 +98,8 @@ def partials(text: str, chance: Random) -> Iterator[Partial]:
 
 
 def run(speed: float = 1.0, lines: int | None = None) -> int:
-    """Hold the call, ``speed`` times as fast as people speak; ``lines``: the first so many.
-
-    Returns 0 if all was right, 1 if not, 2 if it could not start.
-    """
+    """Hold the call, ``speed`` times as fast as people speak; ``lines``: the first so many. Returns 0 if all
+    was right, 1 if not, 2 if it could not start."""
     return played(lambda console: _call(console, speed, SCRIPT[:lines]))
 
 

@@ -189,6 +189,8 @@ class Draining(GatewayError):
     wire = _server("server_going_away", 503, close=1012)
 
 
+OWN: list[type[GatewayError]] = [*GatewayError.__subclasses__(), PortTaken]
+
 TABLE: dict[type[Exception], WireError] = {
     # invalid frames
     sdk.FrameError: _invalid("invalid_frame"),
@@ -250,7 +252,7 @@ TABLE: dict[type[Exception], WireError] = {
     runtime.EngineGone: _server("engine_unavailable", 503),
     # the gateway's own
     GatewayError: INTERNAL,
-    **{kind: kind.wire for kind in (*GatewayError.__subclasses__(), PortTaken)},
+    **{kind: kind.wire for kind in OWN},
 }
 
 

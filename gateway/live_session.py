@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ..sessions.errors import StorageUnavailable
 from ..sessions.session import Session
@@ -19,6 +19,8 @@ from ..sessions.turn.response import TurnResponse
 from .errors import INTERNAL, wire_error
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class SessionFace(Protocol):
@@ -83,11 +85,6 @@ class LiveSession:
         return tuple(self._running.values())
 
     @property
-    def responses(self) -> int:
-        """The number of turns that run."""
-        return len(self._running)
-
-    @property
     def at_rest(self) -> bool:
         """Whether no turn runs and no request is being served."""
         return not self._running and not self._serving
@@ -96,7 +93,7 @@ class LiveSession:
 
     async def in_order(self, work: Callable[[], Awaitable[None]]) -> None:
         """Serve a client's request after those before it. It goes on when the caller is cancelled."""
-        await asyncio.shield(self._spawn(self._next(work), self._serving))
+        await asyncio.shield(spawn(self._next(work), self._serving))
 
     async def _next(self, work: Callable[[], Awaitable[None]]) -> None:
         async with self._order:
@@ -104,14 +101,7 @@ class LiveSession:
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run work beside the requests, until the session is closed. `at_rest` does not count it."""
-        self._spawn(work, self._background)
-
-    @staticmethod
-    def _spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        return task
+        spawn(work, self._background)
 
     # --- turns ----------------------------------------------------------------------------------------------
 
@@ -186,6 +176,14 @@ class LiveSession:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def spawn(work: Coroutine[Any, Any, _T], tasks: set[asyncio.Task[_T]]) -> asyncio.Task[_T]:
+    """Run work in a task that ``tasks`` holds until it ends."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
 
 
 def report(response_id: str, error: Exception) -> None:

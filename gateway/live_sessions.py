@@ -12,10 +12,9 @@ from itertools import islice, takewhile
 from typing import Any, Protocol, TypeVar
 
 from ..sessions.errors import SessionLimit, StorageUnavailable
-from ..sessions.fork_tree import Page
 from ..sessions.registry import Reopened, SessionRegistry
 from ..sessions.session import Session
-from .live_session import LiveSession
+from .live_session import LiveSession, spawn
 from .settings import ClientLimits
 
 _T = TypeVar("_T")
@@ -45,7 +44,7 @@ class LiveSessions:
     """All sessions in memory, of all faces."""
 
     def __init__(self, registry: SessionRegistry, limits: ClientLimits) -> None:
-        self._registry = registry
+        self.registry = registry
         self._limits = limits
         self._live: dict[str, LiveSession] = {}
         self._connections: dict[str, SessionConnection] = {}
@@ -54,8 +53,8 @@ class LiveSessions:
         """Sessions on no connection, by tenant; those left longest first."""
         self._forks: dict[bytes, dict[str, tuple[LiveSession, float]]] = {}
         """Forks that no client has opened, by tenant, and since when."""
-        self._leaving: set[asyncio.Future[None]] = set()
-        self._works: set[asyncio.Future[Any]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._works: set[asyncio.Task[Any]] = set()
         self._closing = False
 
     def __len__(self) -> int:
@@ -64,7 +63,7 @@ class LiveSessions:
     @property
     def responses(self) -> int:
         """The number of turns that run."""
-        return sum(live.responses for live in self._live.values())
+        return sum(len(live.running) for live in self._live.values())
 
     def live(self) -> list[LiveSession]:
         """All live sessions."""
@@ -79,7 +78,7 @@ class LiveSessions:
         """
         self.make_room(salt)
         config = face.config()
-        session = self._registry.create(owner=owner, salt=salt, config=config)
+        session = self.registry.create(owner=owner, salt=salt, config=config)
         try:
             live = face.begin(session, config)
         except BaseException:
@@ -95,15 +94,15 @@ class LiveSessions:
         has opened is put away only where the journal has it. Raises ``SessionLimit``.
         """
         idle = {
-            tenant: map(_id, filter(self._may_go, left.values()))
+            tenant: (live.id for live in left.values() if self._may_go(live))
             for tenant, left in self._left.items()
             if left
         }
-        for session_id in self._registry.tenants.room(salt, more, idle):
+        for session_id in self.registry.tenants.room(salt, more, idle):
             self._put_away(self._live[session_id])
 
     def _may_go(self, live: LiveSession) -> bool:
-        return live.at_rest and (live.session.log.durable or self._registry.unopened(live.id))
+        return live.at_rest and (live.session.log.durable or self.registry.unopened(live.id))
 
     async def resume(
         self, face: Face, connection: SessionConnection, handle: str, owner: bytes
@@ -112,7 +111,7 @@ class LiveSessions:
 
         Raises ``HandleUnknown``, ``RecordDamaged``, ``SessionLimit``, ``StorageUnavailable``.
         """
-        found = await self._registry.resume(handle, owner, self.make_room)
+        found = await self.registry.resume(handle, owner, self.make_room)
         if isinstance(found, Reopened):
             try:
                 live = face.reopen(found)
@@ -136,19 +135,19 @@ class LiveSessions:
         return await self._whole(self._fork(live, children, at))
 
     async def _fork(self, live: LiveSession, children: int, at: str | None) -> list[LiveSession]:
-        self._registry.check_fork(live.id, children)
-        salt = self._registry.salt_of(live.id)
+        self.registry.check_fork(live.id, children)
+        salt = self.registry.salt_of(live.id)
         self._thin_forks(salt, children)
         self.make_room(salt, children)
         configs = [live.face.child_config() for _ in range(children)]
-        sessions = await self._registry.fork(live.id, configs, at)
+        sessions = await self.registry.fork(live.id, configs, at)
         made: list[LiveSession] = []
         try:
             for session, config in zip(sessions, configs, strict=True):
                 made.append(live.face.fork(session, config))
         except BaseException:  # no client has a handle of any of them
             for session in sessions:
-                await self._registry.discard(session.id)
+                await self.registry.discard(session.id)
             raise
         for child in made:
             child.resumable = True
@@ -167,7 +166,8 @@ class LiveSessions:
         if excess > 0:
             born = asyncio.get_running_loop().time() - self._limits.young_seconds
             by_age = takewhile(lambda one: one[1] <= born, forks.values())
-            old = list(islice((fork for fork, _ in by_age if self._may_wait(fork)), excess))
+            kept = (fork for fork, _ in by_age if fork.at_rest and fork.session.log.durable)
+            old = list(islice(kept, excess))
             if len(old) < excess:
                 raise SessionLimit(
                     f"This tenant has {len(forks)} unopened forks; it may have {most}: open or prune some"
@@ -176,47 +176,29 @@ class LiveSessions:
             for fork in old:
                 self._put_away(fork)
 
-    @staticmethod
-    def _may_wait(fork: LiveSession) -> bool:
-        """Whether a client can still open the fork from the journal."""
-        return fork.at_rest and fork.session.log.durable
-
-    async def tree(self, session_id: str, limit: int, after: str | None) -> Page:
-        """A page of this session's fork tree. Raises what ``SessionRegistry.fork_tree`` does."""
-        return await self._registry.fork_tree(session_id, limit, after)
-
-    async def name(self, session_id: str, name: str) -> str:
-        """Name a session; returns the name as it is kept. Raises what ``SessionRegistry.name`` does."""
-        return await self._registry.name(session_id, name)
-
     async def prune(self, session_id: str, target: str) -> None:
         """Close and forget another session of this one's tree. Raises what ``SessionRegistry.check_pruned``
         does; then nothing has changed.
         """
-        owner = self._registry.get(session_id).handles.owner  # of the whole tree
-        number = await self._registry.check_pruned(session_id, target)
+        owner = self.registry.get(session_id).handles.owner  # of the whole tree
+        number = await self.registry.check_pruned(session_id, target)
         await self._whole(self._prune(target, number, owner))
 
     async def _prune(self, target: str, number: int | None, owner: bytes) -> None:
-        await self._registry.wait_for_reopening(
-            owner
-        )  # a session that is being resumed is in `_live` after this
+        await self.registry.wait_for_reopening(owner)  # what is being resumed is in `_live` after this
         live, connection = self._live.pop(target, None), self._connections.pop(target, None)
         self._end_lease(target)
         if connection is not None:
             connection.moved()
         try:
             if live is not None:
-                await self._registry.close(target, leave_readers=live.aclose)
+                await self.registry.close(target, leave_readers=live.aclose)
         finally:
-            await self._registry.forget(target, number)
+            await self.registry.forget(target, number)
 
     async def _whole(self, work: Coroutine[None, None, _T]) -> _T:
         """Run work on several sessions to its end, even if the session that asked is pruned meanwhile."""
-        task = asyncio.ensure_future(work)
-        self._works.add(task)
-        task.add_done_callback(self._works.discard)
-        return await asyncio.shield(task)
+        return await asyncio.shield(spawn(work, self._works))
 
     # --- leaving --------------------------------------------------------------------------------------------
 
@@ -256,7 +238,7 @@ class LiveSessions:
     def _begin_lease(self, live: LiveSession) -> None:
         """The session is on no connection: it is put away when the lease ends."""
         loop = asyncio.get_running_loop()
-        salt = self._registry.salt_of(live.id)
+        salt = self.registry.salt_of(live.id)
         timer = loop.call_later(self._limits.resume_seconds, self._put_away, live)
         self._leases[live.id] = (timer, salt)
         self._left.setdefault(salt, {})[live.id] = live
@@ -274,14 +256,9 @@ class LiveSessions:
 
         The journal forgets a new one, and keeps one that was there before (``interrupt``).
         """
-        close = (
-            self._registry.close(session.id, interrupt=True)
-            if interrupt
-            else self._registry.discard(session.id)
-        )
-        leaving = asyncio.ensure_future(close)
-        self._leaving.add(leaving)
-        leaving.add_done_callback(self._leaving.discard)
+        registry = self.registry
+        close = registry.close(session.id, interrupt=True) if interrupt else registry.discard(session.id)
+        spawn(close, self._leaving)
 
     def _attach(self, live: LiveSession, connection: SessionConnection) -> LiveSession:
         self._live[live.id] = live
@@ -292,22 +269,7 @@ class LiveSessions:
     def _put_away(self, live: LiveSession) -> None:
         """Close a session here, unless a client came back; its place is free at once."""
         self._end_lease(live.id)
-        if self._closing or live.id not in self._connections:
-            self._leave(live, interrupt=self._closing)
-
-    def _leave(self, live: LiveSession, *, interrupt: bool) -> asyncio.Future[None]:
-        """Close a session here; the future is done when it is closed."""
-        if self._live.pop(live.id, None) is None:
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            done.set_result(None)
-            return done
-        leaving = asyncio.ensure_future(
-            self._registry.close(live.id, leave_readers=live.aclose, interrupt=interrupt)
-        )
-        self._leaving.add(leaving)
-        leaving.add_done_callback(self._leaving.discard)
-        return leaving
-
-
-def _id(live: LiveSession) -> str:
-    return live.id
+        gone = self._closing or live.id not in self._connections
+        if gone and self._live.pop(live.id, None) is not None:
+            close = self.registry.close(live.id, leave_readers=live.aclose, interrupt=self._closing)
+            spawn(close, self._leaving)

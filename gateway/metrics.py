@@ -64,19 +64,19 @@ class _MetricsCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """One family per statistic, and one for all tokens by class."""
         snapshot = self._snapshot
-        yield _gauge("holdfast_ready", "Whether new turns can run now", float(snapshot.ready))
+        yield GaugeMetricFamily("holdfast_ready", "Whether new turns can run now", snapshot.ready)
         if snapshot.engine_number is not None:
-            yield _counter("holdfast_engine_starts", "Engines loaded so far", snapshot.engine_number)
+            started = snapshot.engine_number
+            yield CounterMetricFamily("holdfast_engine_starts", "Engines loaded so far", started)
         for name, value in sorted(snapshot.gateway.items()):
-            yield _gauge(f"holdfast_{name}", f"The gateway's {name.replace('_', ' ')}", value)
+            yield GaugeMetricFamily(f"holdfast_{name}", f"The gateway's {name.replace('_', ' ')}", value)
         if snapshot.tenant is not None:
             yield from _tenant(snapshot.tenant)
         yield _tokens(snapshot.engine)
         for name, value in sorted(snapshot.engine.items()):
-            if name in TOKENS:
-                continue
-            family = _counter if name in COUNTED else _gauge
-            yield family(f"holdfast_engine_{name}", f"The engine's {name.replace('_', ' ')}", value)
+            if name not in TOKENS:
+                family = CounterMetricFamily if name in COUNTED else GaugeMetricFamily
+                yield family(f"holdfast_engine_{name}", f"The engine's {name.replace('_', ' ')}", value)
 
 
 def _tenant(tenant: TenantSnapshot) -> Iterator[Metric]:
@@ -98,11 +98,3 @@ def _tokens(engine: Mapping[str, float]) -> Metric:
         if name in engine:
             family.add_metric([name], engine[name])
     return family
-
-
-def _gauge(name: str, help_text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, help_text, value)
-
-
-def _counter(name: str, help_text: str, value: float) -> Metric:
-    return CounterMetricFamily(name, help_text, value)

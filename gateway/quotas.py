@@ -1,7 +1,7 @@
 """Every quota of the server in one table: its name, its default, where it is enforced, what a client gets.
 
 `TENANT_QUOTAS` are set in the keys file and have no default: a tenant without one takes what there is. Their
-names, units and least values are read from here. `CLIENT_QUOTAS` are fields of `ClientLimits`. `limit_checks`
+names, units and least values are read from here. `CLIENT_QUOTAS` are fields of `ClientLimits`. `tenants`
 compares the tenants' quotas with what the server has.
 """
 

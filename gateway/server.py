@@ -26,12 +26,11 @@ from ..runtime.settings import EngineSettings
 from .app import build_app
 from .compose import model_name, opened
 from .errors import AddressUnusable, PortTaken
-from .limit_checks import check, check_leases
 from .net.listener import http_protocol, listen, websocket_protocol
 from .net.tls import renew, server_context
 from .service import Service
 from .settings import GatewaySettings
-from .tenants import Tenants
+from .tenants import Tenants, check, check_leases
 
 
 @dataclass(frozen=True, slots=True)

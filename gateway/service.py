@@ -100,11 +100,6 @@ class Service:
                     await live.aclose()
                     await registry.aclose()
 
-    @property
-    def connections(self) -> frozenset[asyncio.Task[None]]:
-        """The tasks of the connections that are open."""
-        return frozenset(self._sockets)
-
     def sessions(self) -> list[LiveSession]:
         """The sessions in memory, on a connection or not."""
         return [] if self._live is None else self._live.live()

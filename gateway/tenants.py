@@ -13,23 +13,28 @@ Two forms. Lines of ``KEY TENANT`` set no limits. A file named ``*.toml`` may::
     turns = 16
     leased = "512MiB"
 
-`Tenants` gives each room its part of the limits. `quotas` says which room enforces what.
+`Tenants` gives each room its part of the limits; `quotas` says which room enforces what. `check` compares them
+with what the server has. Sums of sessions and bytes must fit, because all tenants may use theirs at once. Of
+replies, which wait for one another, each tenant's own number must.
 """
 
 from __future__ import annotations
 
+import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
 
-from ..runtime.settings import TenantBudget
-from ..sessions.settings import UNLIMITED, JournalShare, TenantLimits
+from ..runtime.kv_placement.sizing import shown
+from ..runtime.link.messages import Hello
+from ..runtime.settings import EngineSettings, TenantBudget
+from ..sessions.settings import UNLIMITED, JournalShare, SessionSettings, TenantLimits
 from .auth import NAME, Keys, add_key, read_text, salt_of
-from .errors import KeysUnusable
+from .errors import KeysUnusable, LimitsTooLarge
 from .quotas import TENANT_QUOTAS, bytes_of
 from .settings import GatewaySettings
 
@@ -194,3 +199,92 @@ def _placed(place: str, table: msgspec.Struct, usual: Allowance) -> Allowance:
         return replace(usual, **{**given, **sizes})
     except (ValueError, KeysUnusable) as fault:
         raise KeysUnusable(f"{place}: {fault}") from None
+
+
+# --- whether the limits fit the server ----------------------------------------------------------------------
+
+NAMED = 3  # tenants that an error names
+_IN_BYTES = {quota.name for quota in TENANT_QUOTAS if quota.in_bytes}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerBound:
+    """The server has ``there`` of ``limit``; ``of`` says what that is. ``summed``: for all tenants together."""
+
+    limit: str
+    there: int
+    of: str
+    summed: bool = True
+
+
+def check(tenants: Tenants, settings: GatewaySettings, engine: EngineSettings) -> None:
+    """Check all limits that need no loaded engine. Raises ``LimitsTooLarge``."""
+    for bound in _bounds(settings, engine):
+        check_bound(tenants, bound)
+
+
+def check_leases(tenants: Tenants, engine: EngineSettings, hello: Hello) -> None:
+    """Check the leases, once the engine has told the size of its KV. Raises ``LimitsTooLarge``."""
+    check_bound(tenants, leasable(engine, hello.blocks * hello.block_bytes))
+
+
+def leasable(engine: EngineSettings, kv_bytes: int) -> ServerBound:
+    """The bytes of the device's KV that leases may cover."""
+    of = f"what leases may cover, {engine.lease_share:g} × {shown(kv_bytes)} of KV"
+    return ServerBound("leased", int(engine.lease_share * kv_bytes), of)
+
+
+def check_bound(tenants: Tenants, bound: ServerBound) -> None:
+    """Check one limit of all tenants. Raises ``LimitsTooLarge``."""
+    asked = {name: value for name, one in tenants.limits.items() if (value := getattr(one, bound.limit))}
+    groups = [asked] if bound.summed else [{name: value} for name, value in asked.items()]
+    for group in groups:
+        if (total := sum(group.values())) > bound.there:
+            tell = amount(bound.limit)
+            raise LimitsTooLarge(
+                f"{tenants.source}: {bound.limit} of {_sum(group, tell)} is {tell(total - bound.there)} more"
+                f" than {bound.of}, {tell(bound.there)}"
+            )
+
+
+def amount(limit: str) -> Callable[[int], str]:
+    """Writes a value of this limit."""
+    return shown if limit in _IN_BYTES else lambda value: f"{value:,}"
+
+
+def told(allowance: Allowance) -> str:
+    """A tenant's limits in one line."""
+    values = ((quota, getattr(allowance, quota.name)) for quota in TENANT_QUOTAS)
+    set_ = [quota.shown.format(amount(quota.name)(value)) for quota, value in values if value is not None]
+    return ", ".join(set_) or "no limits"
+
+
+def _bounds(settings: GatewaySettings, engine: EngineSettings) -> Iterator[ServerBound]:
+    journal = settings.journal
+    yield ServerBound("sessions", SessionSettings().max_sessions, "sessions that may be open")
+    yield ServerBound("kept", journal.max_sessions, "sessions that the journal keeps")
+    yield ServerBound("turns", engine.max_sequences, "--max-sequences", summed=False)
+    yield ServerBound("journal", journal.max_bytes, "what the journal may have")
+    if engine.kv_bytes is not None:
+        yield leasable(engine, engine.kv_bytes)
+    if engine.disk_bytes is not None:
+        yield ServerBound("disk", engine.disk_bytes, "--disk-bytes")
+    if settings.store is not None:
+        whole = _disk_of(settings.store.expanduser())
+        yield ServerBound("journal", whole, "the store's disk")
+        yield ServerBound("disk", whole, "the store's disk")
+
+
+def _disk_of(folder: Path) -> int:
+    """Bytes of the disk that a folder is on, or will be."""
+    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    return shutil.disk_usage(there).total
+
+
+def _sum(parts: Mapping[str, int], tell: Callable[[int], str]) -> str:
+    """``acme 2 GiB + zenith 1 GiB = 3 GiB``; of many the largest are named."""
+    largest = sorted(parts.items(), key=lambda part: -part[1])
+    written = [f"{name} {tell(value)}" for name, value in largest[:NAMED]]
+    if others := largest[NAMED:]:
+        written.append(f"{len(others)} others {tell(sum(value for _, value in others))}")
+    return " + ".join(written) + (f" = {tell(sum(parts.values()))}" if len(parts) > 1 else "")

@@ -27,9 +27,7 @@ class BackendMissing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A chosen backend. ``name``: one of `names.BACKENDS` but ``auto``. ``note``: why a faster one is not
-    used, or empty.
-    """
+    """A chosen backend. ``name``: one of `names.BACKENDS`. ``note``: why a faster one is not used, or empty."""
 
     name: str
     kernels: Kernels

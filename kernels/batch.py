@@ -171,9 +171,7 @@ def gathers_of(
 
 @dataclass(frozen=True, slots=True)
 class _HostGather:
-    """A gather on the host. ``starts``: ``[rows]``, the first gathered position of each row; empty if all are
-    0.
-    """
+    """A gather on the host. ``starts``: ``[rows]``, each row's first gathered position; empty if all are 0."""
 
     tiles: Ints
     blank: Ints

@@ -139,7 +139,5 @@ class Kernels(Protocol):
         ...
 
     def log_probabilities(self, logits: Tensor, ids: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The log probability of each of ``ids``, and the ``most`` likeliest: see
-        `sampling.log_probabilities`.
-        """
+        """Log probabilities of ``ids``, and of the ``most`` likeliest: see `sampling.log_probabilities`."""
         ...

@@ -22,24 +22,15 @@ class DeviceArena:
         kv: ``[block, layer, 2, kv_heads, block_tokens, head_dim]``; ``[:, :, 0]`` is K, ``[:, :, 1]`` is V,
             the layer counts within the group. Byte offsets pass 2^31: kernels must count them in int64.
 
-    Raises:
-        GroupInvalid: no blocks, or ``dtype`` is not the group's.
+    Raises `GroupInvalid`: no blocks.
     """
 
-    def __init__(
-        self,
-        group: KVGroup,
-        blocks: int,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        own: torch.dtype = getattr(torch, group.dtype)
-        if dtype not in (None, own):
-            raise GroupInvalid(f"arena: {dtype} asked for, the group holds {own}")
+    def __init__(self, group: KVGroup, blocks: int, device: torch.device | str = "cpu") -> None:
         if blocks < 1:
             raise GroupInvalid(f"arena: blocks = {blocks}")
         self.group = group
-        self.kv: Tensor = torch.zeros((blocks, *group.block_shape), dtype=own, device=device)
+        dtype = getattr(torch, group.dtype)
+        self.kv: Tensor = torch.zeros((blocks, *group.block_shape), dtype=dtype, device=device)
 
     @property
     def blocks(self) -> int:
@@ -56,11 +47,6 @@ class DeviceArena:
         """Type of one element."""
         return self.kv.dtype
 
-    def offset_of(self, block: int) -> int:
-        """Where a block's bytes begin, counted from the arena's first byte."""
-        assert 0 <= block < self.blocks, f"block {block} of {self.blocks}"
-        return block * self.group.block_bytes
-
     def bytes_of(self, block: int) -> Tensor:
         """A block's bytes, uint8 ``[block_bytes]``: contiguous, a view and no copy."""
         assert 0 <= block < self.blocks, f"block {block} of {self.blocks}"
@@ -68,20 +54,13 @@ class DeviceArena:
 
     def poison(self, blocks: Sequence[int]) -> None:
         """Fill blocks that must be written before they are read with NaN; for tests and debug."""
-        self._fill(blocks, float("nan"))
-
-    def zero(self, blocks: Sequence[int]) -> None:
-        """Fill blocks with zeros."""
-        self._fill(blocks, 0.0)
+        ids = torch.tensor(blocks, dtype=torch.int64, device=self.device)
+        if self.dtype.itemsize > 1:
+            self.kv.index_fill_(0, ids, float("nan"))
+            return
+        bits = torch.tensor(float("nan")).to(self.dtype).view(torch.uint8)  # torch fills no 8-bit floats
+        self.kv.view(torch.uint8).index_fill_(0, ids, int(bits))
 
     def zero_behind(self, block: int, tokens: int) -> None:
         """Zero the slots behind the first ``tokens``: before a partial block leaves the device."""
         self.kv[block, :, :, :, tokens:] = 0
-
-    def _fill(self, blocks: Sequence[int], value: float) -> None:
-        ids = torch.tensor(blocks, dtype=torch.int64, device=self.device)
-        if self.dtype.itemsize > 1:
-            self.kv.index_fill_(0, ids, value)
-            return
-        bits = torch.tensor(value).to(self.dtype).view(torch.uint8)  # torch fills bytes, not 8-bit floats
-        self.kv.view(torch.uint8).index_fill_(0, ids, int(bits))

@@ -8,6 +8,7 @@ device ahead of the copies (`registration`). Knows arenas, slots and streams. Im
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -152,13 +153,13 @@ class BlockMover:
         return self._bytes[start : start + self._memory.block_bytes]
 
 
+@dataclass(frozen=True, slots=True)
 class Saving:
     """Saves that run on their stream until ``done``."""
 
-    def __init__(self, mover: BlockMover, saves: Sequence[tuple[int, int, int]], done: Event) -> None:
-        self.done = done
-        self._mover = mover
-        self._saves = saves
+    _mover: BlockMover
+    _saves: Sequence[tuple[int, int, int]]
+    done: Event
 
     def wait(self) -> None:
         """Wait until all bytes are in their slots, and zero what is behind the tokens."""

@@ -45,16 +45,13 @@ class BlockTable:
         view.flags.writeable = False
         return view
 
-    def append(self, block: int) -> None:
-        """Append one block."""
-        self._reserve(self._length + 1)
-        self._ids[self._length] = block
-        self._length += 1
-
     def extend(self, blocks: Sequence[int]) -> None:
         """Append blocks, in order."""
         end = self._length + len(blocks)
-        self._reserve(end)
+        if end > len(self._ids):
+            grown = np.empty(max(end, 2 * len(self._ids), 8), dtype=np.int32)
+            grown[: self._length] = self._ids[: self._length]
+            self._ids = grown
         self._ids[self._length : end] = blocks
         self._length = end
 
@@ -77,14 +74,3 @@ class BlockTable:
         kept = self._ids[: self._length][:length]
         twin._ids, twin._length = kept.copy(), len(kept)
         return twin
-
-    def to_list(self, start: int = 0) -> list[int]:
-        """The ids from ``start`` on as a list."""
-        ids: list[int] = self._ids[start : self._length].tolist()
-        return ids
-
-    def _reserve(self, length: int) -> None:
-        if length > len(self._ids):
-            grown = np.empty(max(length, 2 * len(self._ids), 8), dtype=np.int32)
-            grown[: self._length] = self._ids[: self._length]
-            self._ids = grown

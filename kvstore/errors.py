@@ -44,9 +44,6 @@ class BlockMisused(BookkeepingError):
 
     def __init__(self, block: int, state: str, act: str) -> None:
         super().__init__(f"block {block} is {state}: it cannot be {act}")
-        self.block = block
-        self.state = state
-        self.act = act
 
 
 class SlotMisused(BookkeepingError):
@@ -54,9 +51,6 @@ class SlotMisused(BookkeepingError):
 
     def __init__(self, slot: int, state: str, wanted: str) -> None:
         super().__init__(f"slot {slot} is {state}: it cannot become {wanted}")
-        self.slot = slot
-        self.state = state
-        self.wanted = wanted
 
 
 class StepOutOfOrder(BookkeepingError):

@@ -15,9 +15,7 @@ from math import prod
 from .errors import GroupInvalid
 
 LAYOUT_VERSION = 1
-"""Increased when the meaning of a block's bytes changes. It is part of each namespace: old records are not
-found.
-"""
+"""Increased when the meaning of a block's bytes changes: then no old record is found."""
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 """KV element types and their size in bytes."""
@@ -31,8 +29,7 @@ class KVGroup:
     ``window``: tokens a layer looks back, None for all of them. ``key_scale``, ``value_scale``: what stored
     numbers are multiplied by to be K and V.
 
-    Raises:
-        GroupInvalid: a number is out of range, or the dtype unknown.
+    Raises `GroupInvalid`: a number is out of range, or the dtype unknown.
     """
 
     id: int
@@ -68,10 +65,6 @@ class KVGroup:
     def block_bytes(self) -> int:
         """Bytes of one block."""
         return prod(self.block_shape) * DTYPE_BYTES[self.dtype]
-
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold ``tokens`` tokens; the last may be partial."""
-        return -(-tokens // self.block_tokens)
 
     def spec_digest(self) -> bytes:
         """16 bytes that differ between groups with incompatible blocks."""

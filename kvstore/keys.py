@@ -53,11 +53,6 @@ class BlockHasher:
         state.update(len(namespace).to_bytes(8, "little") + namespace + salt)
         return state.digest()
 
-    def next(self, parent: bytes, tokens: TokenIds) -> bytes:
-        """The key of the block that follows ``parent`` and holds ``tokens``, ``[block_tokens]``."""
-        assert len(tokens) == self.block_tokens, "only full blocks have a key"
-        return self.chain(parent, tokens)[0]
-
     def tail(self, parent: bytes, tokens: TokenIds) -> bytes:
         """The key of a partial last block that follows ``parent`` and holds exactly ``tokens``.
 

@@ -20,21 +20,23 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .audit import Books, balance
 from .block_table import BlockArray, BlockIds, as_array
-from .errors import BlockMisused, PoolExhausted, StepOutOfOrder
+from .errors import BlockMisused, LeakFound, PoolExhausted, StepOutOfOrder
 from .eviction import EvictionOrder
 from .prefix_index import PrefixIndex
 
 Owner: TypeAlias = int | str | None
 """A sequence's number, or any other name; None for callers that give none."""
+
+
+SHOWN = 8
+"""Blocks named per complaint of an audit, at most."""
 
 
 class OwnerTags:
@@ -116,9 +118,7 @@ class References:
         return fresh
 
     def give(self, ids: BlockArray) -> list[int]:
-        """Remove one reference from each; all are held, none appears twice. Returns those without references
-        now, the last first.
-        """
+        """Remove one reference from each; none appears twice. Returns those without one now, the last first."""
         counts = self._counts.take(ids)
         self._counts[ids] = counts - 1
         retired: list[int] = ids[counts == 1][::-1].tolist()
@@ -141,28 +141,6 @@ class BlockState(StrEnum):
     UNKNOWN = "not of this pool"
 
 
-@dataclass(frozen=True, slots=True)
-class PoolStatistics:
-    """Blocks by state (``free + held + cached + fenced == blocks``); the last three count since the start.
-
-    ``available``: could be allocated now. ``sealed``: can be found by a key. ``in_flight``: unfinished steps.
-    ``leased``: blocks allocated. ``evicted``: blocks evicted. ``found``: references that ``share`` took on
-    sealed blocks.
-    """
-
-    blocks: int
-    free: int
-    held: int
-    cached: int
-    fenced: int
-    available: int
-    sealed: int
-    in_flight: int
-    leased: int
-    evicted: int
-    found: int
-
-
 class EvictedBlock(NamedTuple):
     """A cached block that was given up for an allocation, and the key under which it was found.
 
@@ -183,16 +161,16 @@ class Allocation(NamedTuple):
 
 
 class BlockPool:
-    """``blocks`` device blocks of ``block_tokens`` tokens, all free at first.
+    """``blocks`` device blocks, all free at first.
 
     Each method does all it is asked, or raises and changes nothing. ``debug``: owners are remembered, and
     ``release`` raises for an owner that does not hold the block.
     """
 
-    def __init__(self, blocks: int, block_tokens: int = 16, *, debug: bool = False) -> None:
+    def __init__(self, blocks: int, *, debug: bool = False) -> None:
         assert blocks > 0, "a pool has blocks"
         self.blocks = blocks
-        self.index = PrefixIndex(block_tokens)
+        self.index = PrefixIndex()
         self.owners = OwnerTags() if debug else None
         # Each block is in exactly one of these four.
         self._free = list(range(blocks - 1, -1, -1))  # last in, first out
@@ -209,11 +187,15 @@ class BlockPool:
         """Blocks that `allocate` could hand out now: free and cached ones, not fenced ones."""
         return len(self._free) + len(self._cached)
 
+    @property
+    def fenced(self) -> int:
+        """Blocks that can be allocated when the steps in flight have finished."""
+        return len(self._fenced)
+
     def allocate(self, count: int, owner: Owner = None) -> Allocation:
         """Take ``count`` blocks: free ones, then cached ones in eviction order.
 
-        Raises:
-            PoolExhausted: fewer are available.
+        Raises `PoolExhausted`: fewer are available.
         """
         assert count >= 0, f"cannot allocate {count} blocks"
         if count > self.available:
@@ -236,8 +218,7 @@ class BlockPool:
         ``behind``: blocks of the same sequence before these, which it holds already; the hit counts for them
         too.
 
-        Raises:
-            BlockMisused: one is neither held nor sealed.
+        Raises `BlockMisused`: one is neither held nor sealed.
         """
         ids, times = as_array(blocks), max(1, len(owners))
         sealed = self.index.holds_each(ids)
@@ -259,8 +240,7 @@ class BlockPool:
 
         A block without references is cached if it is sealed and ``keep`` is set, else free.
 
-        Raises:
-            BlockMisused: one is not held, or comes twice.
+        Raises `BlockMisused`: one is not held, or comes twice.
         """
         ids = as_array(blocks)
         self._check_held(ids)
@@ -282,8 +262,7 @@ class BlockPool:
         Returns:
             False if ``key`` already names another block: the first wins, and this one stays unsealed.
 
-        Raises:
-            BlockMisused: it is not held, or is sealed under another key.
+        Raises `BlockMisused`: it is not held, or is sealed under another key.
         """
         if block not in self._references:
             raise BlockMisused(block, self.state(block), "sealed")
@@ -303,16 +282,14 @@ class BlockPool:
         Returns:
             The block that now stands in the sequence's table.
 
-        Raises:
-            BlockMisused: as `seal` and `release` do.
+        Raises `BlockMisused`: as `seal` and `release` do.
         """
         return block if self.seal(block, key) else self._change_over(block, key, owner)
 
     def join_each(self, blocks: Sequence[int], keys: Sequence[bytes], owner: Owner = None) -> list[int]:
         """`join` of many blocks without keys, in the order of their sequence.
 
-        Raises:
-            BlockMisused: one is not held.
+        Raises `BlockMisused`: one is not held.
         """
         loose = self._references.each(as_array(blocks)) == 0
         if loose.any():
@@ -334,9 +311,7 @@ class BlockPool:
         return first
 
     def evict_first(self, blocks: Iterable[int]) -> None:
-        """Evict the cached ones of these before all others, the last of them first: they are unlikely to be
-        looked for again.
-        """
+        """Evict the cached ones of these before all others, the last first: they are hardly wanted again."""
         for block in blocks:
             if self._cached.remove(block):
                 self._cached.put_first(block)
@@ -363,8 +338,7 @@ class BlockPool:
     def launched(self, step: int) -> None:
         """The device may read and write any held block until `finished`.
 
-        Raises:
-            StepOutOfOrder: a step of this number or a higher one was launched before.
+        Raises `StepOutOfOrder`: a step of this number or a higher one was launched before.
         """
         if self._last_step is not None and step <= self._last_step:
             raise StepOutOfOrder(f"step {step} launched after step {self._last_step}")
@@ -374,8 +348,7 @@ class BlockPool:
     def finished(self, step: int) -> None:
         """The device is done with ``step`` and all before it: blocks released meanwhile can be used again.
 
-        Raises:
-            StepOutOfOrder: the step is not in flight.
+        Raises `StepOutOfOrder`: the step is not in flight.
         """
         if step not in self._in_flight:
             raise StepOutOfOrder(f"step {step} finished, in flight are {list(self._in_flight)}")
@@ -404,43 +377,55 @@ class BlockPool:
             return BlockState.CACHED
         return BlockState.FREE if 0 <= block < self.blocks else BlockState.UNKNOWN
 
-    def statistics(self) -> PoolStatistics:
-        """Gauges and counters."""
-        return PoolStatistics(
-            blocks=self.blocks,
-            free=len(self._free),
-            held=len(self._references),
-            cached=len(self._cached),
-            fenced=len(self._fenced),
-            available=self.available,
-            sealed=len(self.index),
-            in_flight=len(self._in_flight),
-            leased=self._leased,
-            evicted=self._evicted,
-            found=self._found,
-        )
+    def statistics(self) -> dict[str, int]:
+        """Blocks by state (``free + held + cached + fenced == blocks``); the last three count since the start.
+
+        ``available``: could be allocated now. ``sealed``: can be found by a key. ``in_flight``: unfinished
+        steps. ``leased``: blocks allocated. ``evicted``: blocks evicted. ``found``: references that ``share``
+        took on sealed blocks.
+        """
+        return {
+            "blocks": self.blocks,
+            "free": len(self._free),
+            "held": len(self._references),
+            "cached": len(self._cached),
+            "fenced": self.fenced,
+            "available": self.available,
+            "sealed": len(self.index),
+            "in_flight": len(self._in_flight),
+            "leased": self._leased,
+            "evicted": self._evicted,
+            "found": self._found,
+        }
 
     def audit(self, held: Mapping[int, int] | None = None) -> None:
         """Check that every block is in one state, and that references are ``held`` (block: count) if given.
 
         O(blocks): for idle moments.
 
-        Raises:
-            LeakFound: with all that is wrong.
+        Raises `LeakFound`: with all that is wrong.
         """
-        balance(self._books(), held)
-
-    def _books(self) -> Books:
-        return Books(
-            blocks=self.blocks,
-            free=self._free,
-            references=self._references.counts(),
-            fenced=list(self._fenced),
-            cached=self._cached.blocks(),
-            sealed=self.index.blocks(),
-            in_flight=bool(self._in_flight),
-            owners=None if self.owners is None else self.owners.of,
-        )
+        references, cached, sealed = self._references.counts(), self._cached.blocks(), self.index.blocks()
+        seen = Counter([*self._free, *references, *self._fenced, *cached])
+        every = set(range(self.blocks))
+        wrong = {
+            "in two states": [block for block, count in seen.items() if count > 1],
+            "in no state": every - seen.keys(),
+            "not of this pool": seen.keys() - every,
+            "fenced with no step in flight": [] if self._in_flight else self._fenced,
+            "held without a reference": [block for block, count in references.items() if count < 1],
+            "cached without a key": set(cached) - sealed,
+            "free with a key": sealed.intersection(self._free),
+        }
+        complaints = [f"{what}: {_some(blocks)}" for what, blocks in wrong.items() if blocks]
+        expected = references if held is None else held
+        for block in sorted(references.keys() | expected.keys()):
+            ours, theirs = references.get(block, 0), expected.get(block, 0)
+            if ours != theirs:
+                tags = f" by {self.owners.of(block)}" if self.owners is not None else ""
+                complaints.append(f"block {block} is held {ours} times{tags}, {theirs} accounted for")
+        if complaints:
+            raise LeakFound("; ".join(complaints))
 
     def _check_found(self, neither: BlockArray) -> None:
         if len(neither):
@@ -483,9 +468,13 @@ class BlockPool:
         self._unwanted.difference_update(blocks)
 
     def _make_available(self, blocks: Sequence[int]) -> None:
-        """Cache the sealed ones of these, free the others. They have no references, no step uses them, and the
-        end of a chain comes first.
-        """
+        """Cache the sealed ones of these, free the others. The end of a chain comes first."""
         sealed = self.index.holds
         self._cached.add(block for block in blocks if sealed(block))
         self._free.extend(block for block in blocks if not sealed(block))
+
+
+def _some(blocks: Iterable[int]) -> str:
+    listed = sorted(blocks)
+    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
+    return ", ".join(map(str, listed[:SHOWN])) + more

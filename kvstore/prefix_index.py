@@ -7,7 +7,7 @@ The pool decides how long a block keeps its key.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,60 +15,24 @@ from numpy.typing import NDArray
 from .block_table import BlockArray, BlockIds, as_array
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
-    """What the index holds of a prompt: its first ``blocks``, in order, and the ``tokens`` in them.
-
-    ``key``: of the last matched block, or the root where nothing matched; hashing goes on from it.
-    """
-
-    blocks: tuple[int, ...]
-    tokens: int
-    key: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class IndexStatistics:
-    """``entries`` now; since the start: ``lookups``, blocks ``asked`` for and blocks ``found``."""
-
-    entries: int
-    lookups: int
-    asked: int
-    found: int
-
-
 class PrefixIndex:
     """Key ↔ block, both ways O(1)."""
 
-    def __init__(self, block_tokens: int) -> None:
-        self.block_tokens = block_tokens
+    def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
         self._named = np.zeros(1024, dtype=np.bool_)  # whether a block is in `_key_of`, for many at once
-        self._lookups = 0
-        self._asked = 0
-        self._found = 0
 
     def __len__(self) -> int:
         return len(self._block_of)
 
-    def match(self, keys: Sequence[bytes], root: bytes) -> Match:
-        """The longest beginning of ``keys`` that is held; ``root`` is the state before ``keys[0]``.
+    def match(self, keys: Sequence[bytes]) -> list[int]:
+        """The blocks of the longest beginning of ``keys`` that is held.
 
-        Call ``pool.share(match.blocks)`` before the next ``allocate``, which may evict them.
+        Call ``pool.share`` with them before the next ``allocate``, which may evict them.
         """
-        found: list[int] = []
-        block_of = self._block_of.get
-        for key in keys:
-            block = block_of(key)
-            if block is None:
-                break
-            found.append(block)
-        self._lookups += 1
-        self._asked += len(keys)
-        self._found += len(found)
-        last = keys[len(found) - 1] if found else root
-        return Match(tuple(found), len(found) * self.block_tokens, last)
+        held = takewhile(self._block_of.__contains__, keys)
+        return [self._block_of[key] for key in held]
 
     def add(self, key: bytes, block: int) -> bool:
         """Name a block that has no key yet; False if the key names another block, which then keeps it."""
@@ -130,10 +94,6 @@ class PrefixIndex:
     def blocks(self) -> frozenset[int]:
         """All blocks that can be found by a key."""
         return frozenset(self._key_of)
-
-    def statistics(self) -> IndexStatistics:
-        """Counters."""
-        return IndexStatistics(len(self), self._lookups, self._asked, self._found)
 
     def _reserve(self, block: int) -> None:
         if block >= len(self._named):

@@ -87,8 +87,8 @@ class FairOrder:
 
     def hit(self, slots: Iterable[int]) -> None:
         """As `EvictionOrder.hit`."""
-        for tenant, those in groupby(slots, self._tenants.__getitem__):
-            self._orders[tenant].hit(list(those))
+        for order, those in self._by_tenant(slots):
+            order.hit(list(those))
 
     def forget(self, slot: int) -> None:
         """As `EvictionOrder.forget`."""
@@ -96,15 +96,14 @@ class FairOrder:
 
     def add(self, slots: Iterable[int]) -> None:
         """As `EvictionOrder.add`."""
-        for tenant, those in groupby(slots, self._tenants.__getitem__):
-            self._orders[tenant].add(those)
+        for order, those in self._by_tenant(slots):
+            order.add(those)
 
     def put_first(self, slots: Iterable[int]) -> None:
         """As `EvictionOrder.put_first` of each, among its tenant's."""
-        for tenant, those in groupby(slots, self._tenants.__getitem__):
-            put_first = self._orders[tenant].put_first
+        for order, those in self._by_tenant(slots):
             for slot in those:
-                put_first(slot)
+                order.put_first(slot)
 
     def remove(self, slot: int) -> bool:
         """As `EvictionOrder.remove`."""
@@ -112,10 +111,8 @@ class FairOrder:
 
     def remove_each(self, slots: Iterable[int]) -> list[int]:
         """`remove` of many; returns those that were in."""
-        removed: list[int] = []
-        for tenant, those in groupby(filter(self._tenants.__contains__, slots), self._tenants.__getitem__):
-            removed += filter(self._orders[tenant].remove, those)
-        return removed
+        held = filter(self._tenants.__contains__, slots)
+        return [slot for order, those in self._by_tenant(held) for slot in filter(order.remove, those)]
 
     def first_besides(self, others: Container[int], tenant: int) -> int | None:
         """The slot to evict for a record of ``tenant``, none of ``others``; None if there is none."""
@@ -130,6 +127,10 @@ class FairOrder:
         unleased = {tenant: order.unleased() for tenant, order in self._orders.items()}
         yield from by_largest(held, unleased)
         yield from by_largest(held, {tenant: iter(order.leased()) for tenant, order in self._orders.items()})
+
+    def _by_tenant(self, slots: Iterable[int]) -> Iterator[tuple[EvictionOrder, Iterator[int]]]:
+        for tenant, those in groupby(slots, self._tenants.__getitem__):
+            yield self._orders[tenant], those
 
     def _of(self, slot: int) -> EvictionOrder:
         return self._orders[self._tenants[slot]]

@@ -67,11 +67,6 @@ def errno_of(error: BaseException) -> int | None:
     return next((number for number in NAMED if os.strerror(number) in text), None)
 
 
-def open_files() -> int:
-    """Most descriptors that this process may have open."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
 def file_bytes() -> int | None:
     """Most bytes that a file of this process may have; None: no limit."""
     return _finite("RLIMIT_FSIZE")

@@ -23,17 +23,8 @@ from .execution.runner import TorchRunner
 from .execution.warmup import rehearse
 from .execution.watchdog import WatchedRunner
 from .grammar import llguidance
-from .grammar.matcher import Matchers
+from .kv_placement import sizing
 from .kv_placement.costs import CostBook, measure, this_machine
-from .kv_placement.sizing import (
-    blocks_of,
-    check_budget,
-    context_of,
-    cuda_kv_bytes,
-    host_kv_bytes,
-    machine_bytes,
-    refusal,
-)
 from .kv_placement.tier_setup import costs_file, disk_tier, host_bytes, host_memory, host_tier
 from .link.engine_end import LoadedEngine, LoadProgress
 from .link.heartbeat import LOAD_STALL, Liveness
@@ -59,9 +50,8 @@ def load_engine(
     ``memory``: the descriptor of a host tier's memory that outlives the engine; without it the engine makes
     its own. ``disk_socket``: the control socket of the disk tier's process, which shares that memory.
 
-    Raises:
-        ModelUnreadable: naming file and cause.
-        SettingsInvalid: settings that contradict the model or the device's memory.
+    Raises `ModelUnreadable`: naming file and cause; `SettingsInvalid`: settings that contradict the model or
+    the device's memory.
     """
     model = load_model(
         settings.model, settings.device, settings.dtype, progress, settings.max_context, settings.kv_format
@@ -88,15 +78,17 @@ def load_engine(
 def _resolved(settings: EngineSettings, model: LoadedModel, groups: KVGroups) -> SchedulerSettings:
     """The scheduler's settings, with the number of blocks and the context that fit the device's memory."""
     device, block_bytes = model.decoder.device, _block_bytes(groups)
-    blocks = blocks_of(settings, block_bytes, _allowed_bytes(device))
+    cuda = device.type == "cuda"
+    allowed = sizing.cuda_kv_bytes(torch.cuda.mem_get_info(device)[0]) if cuda else sizing.host_kv_bytes()
+    blocks = sizing.blocks_of(settings, block_bytes, allowed)
     if device.type == "cpu":
         asked = blocks * block_bytes + host_bytes(settings)
         named = "KV on the device and in the host tier (--kv-bytes, --host-bytes)"
-        check_budget(named, asked, machine_bytes(), "this machine's memory")
+        sizing.check_budget(named, asked, sizing.machine_bytes(), "this machine's memory")
     return settings.resolved(
         blocks=blocks,
         block_bytes=block_bytes,
-        max_context=context_of(settings, blocks, model.config.max_context),
+        max_context=sizing.context_of(settings, blocks, model.config.max_context),
         vocab_size=model.config.vocab_size,
         depth=2 if device.type == "cuda" else 1,
     )
@@ -114,14 +106,14 @@ def _engine(
     device = model.decoder.device
     arenas = _arenas(groups, numbers.blocks, device)
     hasher = BlockHasher(settings.secret or os.urandom(SECRET_BYTES), settings.block_tokens)
-    pool = BlockPool(numbers.blocks, settings.block_tokens, debug=settings.debug)
+    pool = BlockPool(numbers.blocks, debug=settings.debug)
     namespace = model.namespace(groups)
     tier = _tier(settings, memory, hasher, namespace, _block_bytes(groups))
     mover = None if tier is None else BlockMover(arenas, tier.memory, model.decoder.kernels.copy_pieces)
     disk = None
     if tier is not None and mover is not None and disk_socket is not None:
         disk = disk_tier(disk_socket, tier, settings, hasher, namespace, mover.reach)
-    matchers = Matchers()
+    matchers = llguidance.Matchers()
     bare = TorchRunner(model.decoder, *arenas, mover=mover, grammars=matchers)
     runner = WatchedRunner(bare, liveness)
     gpu = device.type != "cpu"
@@ -131,7 +123,9 @@ def _engine(
     if mover is not None:
         mover.registration.begin()
     path = costs_file(settings, hasher, namespace) if disk is not None else None
-    costs = CostBook(path, machine=this_machine(_processor(device)), beside=device.type == "cuda")
+    cuda = device.type == "cuda"
+    processor = torch.cuda.get_device_name(device) if cuda else f"{torch.get_num_threads()} threads"
+    costs = CostBook(path, machine=this_machine(processor), beside=cuda)
     if tier is not None and disk is not None and not costs.calibrated:
         liveness.enter(Phase.COMPILING, LOAD_STALL, "measuring what a restore costs", 1.0)
         costs.calibrate(
@@ -151,19 +145,12 @@ def _engine(
     return Engine(scheduler, runner, debug=settings.debug), mover
 
 
-def _processor(device: torch.device) -> str:
-    """What computes, by name: measured costs hold for it alone."""
-    return (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    )
-
-
-def _grammar_compiler(model: LoadedModel) -> llguidance.LLGuidance | None:
+def _grammar_compiler(model: LoadedModel) -> llguidance.Compiler | None:
     """The compiler of grammars for the model's tokenizer; None if llguidance is not installed."""
     if not llguidance.available():
         return None
     tokenizer = model.folder / "tokenizer.json"
-    return llguidance.LLGuidance(tokenizer, model.config.vocab_size, model.config.eos_ids)
+    return llguidance.Compiler(tokenizer, model.config.vocab_size, model.config.eos_ids)
 
 
 def _tier(
@@ -196,8 +183,7 @@ def _backend(settings: EngineSettings, model: LoadedModel, liveness: Liveness) -
 def named_backend(settings: EngineSettings, dtype: str, head_dim: int) -> tuple[str, str]:
     """The name of the backend for a model of ``dtype``, and why a faster one is not used; loads nothing.
 
-    Raises:
-        SettingsInvalid
+    Raises `SettingsInvalid`.
     """
     stored = getattr(torch, settings.kv_format.stored_as(dtype))
     needs = Needs(getattr(torch, dtype), [(head_dim, settings.block_tokens)], stored)
@@ -205,10 +191,6 @@ def named_backend(settings: EngineSettings, dtype: str, head_dim: int) -> tuple[
         return named(settings.kernels, device_named(settings.device), needs)
     except BackendMissing as error:
         raise SettingsInvalid(str(error)) from error
-
-
-def _allowed_bytes(device: torch.device) -> int:
-    return cuda_kv_bytes(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else host_kv_bytes()
 
 
 def _block_bytes(groups: KVGroups) -> int:
@@ -222,7 +204,7 @@ def _arenas(groups: KVGroups, blocks: int, device: torch.device) -> tuple[Device
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:160]
         what = f"{blocks} blocks of {_block_bytes(groups)} bytes"
-        limit = refusal(error, what) if device.type == "cpu" else None
+        limit = sizing.refusal(error, what) if device.type == "cpu" else None
         raise SettingsInvalid(limit or f"{what} do not fit on {device}: {reason}") from error
 
 

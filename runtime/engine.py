@@ -92,9 +92,7 @@ class Engine:
     def step(self) -> Step | None:
         """Fill the device with steps, then wait for the oldest; None when there is nothing to compute.
 
-        Raises:
-            EngineDied: the device is lost.
-            LeakFound: only in debug.
+        Raises `EngineDied`: the device is lost; `LeakFound`: only in debug.
         """
         now = self._clock()
         self.scheduler.tick(now)
@@ -116,12 +114,9 @@ class Engine:
             return Step(self.scheduler.counters.steps, told) if told else None
         plan, handle, timing = self._in_flight.popleft()
         self.log.waits(timing)
-        try:
-            outcomes = handle.tokens()
-        except EngineDied:
-            raise
-        except Exception as error:  # any error may be caused by one sequence
-            return Step(plan.step, told + self._isolate(plan, error, now))
+        outcomes = self._wait(handle)
+        if isinstance(outcomes, Exception):  # it may be caused by one sequence
+            return Step(plan.step, told + self._isolate(plan, outcomes, now))
         self._lost_steps = 0
         self.log.landed(timing)
         self.scheduler.took(plan, timing.busy)
@@ -169,7 +164,7 @@ class Engine:
         plans = [failed]
         while self._in_flight:
             plan, handle, _ = self._in_flight.popleft()
-            self._discard(handle)
+            self._wait(handle)  # until it is done with the device
             plans.append(plan)
         suspects = self.scheduler.revoke(plans, now)
         rows: list[Row] = []
@@ -179,7 +174,10 @@ class Engine:
             if plan_alone is None:  # it finds no blocks now, and is planned again with the others
                 survivors += 1
                 continue
-            outcomes, moved = self._run_alone(plan_alone)
+            outcomes = self._wait(self._launch(plan_alone))
+            moved = not isinstance(outcomes, Exception)
+            if isinstance(outcomes, Exception):
+                outcomes = [RowFault(_text(outcomes)) for _ in plan_alone.rows]
             survivors += moved and not any(isinstance(outcome, RowFault) for outcome in outcomes)
             rows += self.scheduler.commit(plan_alone, outcomes, now, moved=moved)
         self._lost_steps = 0 if survivors else self._lost_steps + 1
@@ -187,23 +185,14 @@ class Engine:
             raise EngineDied(f"{MOST_LOST_STEPS} steps in a row failed: {_text(error)}") from error
         return rows
 
-    def _run_alone(self, plan: Plan) -> tuple[list[Outcome], bool]:
-        """Outcomes of the plan's rows, and whether it ran: then its moves were made."""
+    def _wait(self, handle: Handle) -> list[Outcome] | Exception:
+        """Wait for a step; its outcomes, or the error with which it failed as a whole."""
         try:
-            return self._runner.launch(plan).tokens(), True
+            return handle.tokens()
         except EngineDied:
             raise
         except Exception as error:
-            return [RowFault(_text(error)) for _ in plan.rows], False
-
-    def _discard(self, handle: Handle) -> None:
-        """Wait until a step that does not count any more is done with the device."""
-        try:
-            handle.tokens()
-        except EngineDied:
-            raise
-        except Exception:
-            return
+            return error
 
     def _audit(self) -> None:
         """Audit the block pool. A leak is an error in debug; in service it is counted, for an alarm."""

@@ -32,14 +32,18 @@ Knows nothing of wire errors or close codes: the gateway has that table.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import ClassVar
 
 
 class RuntimeFault(Exception):
-    """Any failure of the runtime; ``code`` names its class on the link."""
+    """Any failure of the runtime; ``code`` names its class on the link, such as ``pool_too_small``."""
 
     code: ClassVar[str] = "runtime_fault"
+
+    def __init_subclass__(cls) -> None:
+        cls.code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
     @property
     def message(self) -> str:
@@ -50,151 +54,101 @@ class RuntimeFault(Exception):
 class ModelUnreadable(RuntimeFault):
     """The model folder cannot be served; the message names file and cause."""
 
-    code = "model_unreadable"
-
 
 class ConfigInvalid(ModelUnreadable):
     """A configuration file is missing, broken, or holds a field out of bounds."""
-
-    code = "config_invalid"
 
 
 class ShardMissing(ModelUnreadable):
     """A weights file that the index names is not there."""
 
-    code = "shard_missing"
-
 
 class TensorInvalid(ModelUnreadable):
     """A weights file's header, or a tensor's shape, dtype or byte range, is wrong."""
-
-    code = "tensor_invalid"
 
 
 class UnsupportedArchitecture(ModelUnreadable):
     """The configuration names an architecture this engine does not compute."""
 
-    code = "unsupported_architecture"
-
 
 class SettingsInvalid(RuntimeFault):
     """Engine settings that contradict themselves or the model."""
-
-    code = "settings_invalid"
 
 
 class PoolTooSmall(SettingsInvalid):
     """The longest allowed sequence does not fit the block pool."""
 
-    code = "pool_too_small"
-
 
 class VerbRefused(RuntimeFault):
     """A verb was refused and changed nothing."""
-
-    code = "verb_refused"
 
 
 class SequenceUnknown(VerbRefused):
     """No sequence has this id."""
 
-    code = "sequence_unknown"
-
 
 class SequenceExists(VerbRefused):
     """A sequence with this id is already open."""
-
-    code = "sequence_exists"
 
 
 class SequenceBusy(VerbRefused):
     """The sequence is generating: stop it first."""
 
-    code = "sequence_busy"
-
 
 class EpochStale(VerbRefused):
     """The caller's epoch, or length, is not the sequence's: what it knows of it is out of date."""
-
-    code = "epoch_stale"
 
 
 class LengthInvalid(VerbRefused):
     """A length, a token count or a token id is out of range."""
 
-    code = "length_invalid"
-
 
 class ContextExceeded(VerbRefused):
     """The sequence would hold more tokens than the model's context."""
-
-    code = "context_exceeded"
 
 
 class SamplingInvalid(VerbRefused):
     """Sampling values or limits are out of bounds."""
 
-    code = "sampling_invalid"
-
 
 class GrammarUnavailable(VerbRefused):
     """The engine was installed without what grammars need; the message names the extra."""
-
-    code = "grammar_unavailable"
 
 
 class EngineOverloaded(VerbRefused):
     """The engine holds as many sequences as it may."""
 
-    code = "engine_overloaded"
-
 
 class GrammarFault(RuntimeFault):
     """A reply cannot follow its grammar: the turn ends, the sequence stays."""
-
-    code = "grammar_fault"
 
 
 class GrammarInvalid(GrammarFault):
     """The grammar cannot be compiled, or not within the limits of size and time."""
 
-    code = "grammar_invalid"
-
 
 class GrammarStuck(GrammarFault):
     """The grammar, with bad words, biases and limits, leaves no token that may come next."""
-
-    code = "grammar_stuck"
 
 
 class EngineGone(RuntimeFault):
     """The engine cannot answer any more."""
 
-    code = "engine_gone"
-
 
 class EngineDied(EngineGone):
     """The engine process ended or raised; its sequences are lost with it."""
-
-    code = "engine_died"
 
 
 class EngineStarved(EngineGone):
     """A limit of process or machine keeps the engine from starting, now; the message names the limit."""
 
-    code = "engine_starved"
-
 
 class FrameInvalid(EngineGone):
     """What came over the link is no message of it: too large, cut or malformed. The link is given up."""
 
-    code = "frame_invalid"
-
 
 class LinkClosed(EngineGone):
     """This end closed the link."""
-
-    code = "link_closed"
 
 
 def _tree(root: type[RuntimeFault]) -> Iterator[type[RuntimeFault]]:

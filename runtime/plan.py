@@ -29,7 +29,7 @@ class PlanRow:
     ``past``, where ``sampling.reads_past``: ids of all tokens before the row's last one, int32
     ``[first + count - 1]``, a copy; from ``output_from`` on they were generated.
     ``forbidden``: ids that may not be drawn now. ``grammar``: the number of the grammar that the draw follows;
-    its owner makes the mask (`GrammarMasks`) before ``launch`` returns, while the device computes.
+    its owner makes the mask (`Matchers`) before ``launch`` returns, while the device computes.
     """
 
     seq: int
@@ -114,8 +114,7 @@ class RowFault:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Sampled ids and their log probabilities, one each, where the row's ``sampling.logprobs`` asks for
-    them."""
+    """Sampled ids and their log probabilities, one each, where ``sampling.logprobs`` asks for them."""
 
     tokens: list[int]
     logprobs: list[TokenLogprob]
@@ -141,16 +140,4 @@ class Runner(Protocol):
 
         What this or ``tokens`` raises fails the whole step; `EngineDied` says that the device is lost.
         """
-        ...
-
-
-class GrammarMasks(Protocol):
-    """Which tokens the grammars in a plan allow, by their numbers: what a runner asks for beside the plan."""
-
-    def fill(self, grammar: int, mask: NDArray[np.int64]) -> None:
-        """Set the bits of the allowed tokens in ``mask``, and clear all others; as `Matcher.fill` does."""
-        ...
-
-    def fault(self, grammar: int) -> str:
-        """Why the grammar allows no token any more; empty while it does, or if it is not known."""
         ...

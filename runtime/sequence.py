@@ -13,7 +13,6 @@ truncation lower them; streamed input raises `total`. Knows no pool, no queue an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -125,6 +124,7 @@ class FromTiers:
     ``from_disk``: the keys of their records. ``seconds``: how long the turn waited for them.
     ``chosen``: tokens that the turn computes although a lower tier holds them, because that is cheaper.
     ``compute_until``: a position behind which KV is on its way, so that nothing is computed there; None: none.
+    The block manager counts ``host`` and ``disk``, restore writes the others.
     """
 
     host: int = 0
@@ -134,39 +134,14 @@ class FromTiers:
     chosen: int = 0
     compute_until: int | None = None
 
-    def count(self, tokens: int, disk: int) -> None:
-        """So many tokens came up, ``disk`` of them from disk."""
-        self.host += tokens
-        self.disk += disk
-
-    def forget(self) -> None:
-        """What came up was given up before a turn used it."""
-        self.host = self.disk = 0
-
-    def expect(self, keys: Iterable[bytes]) -> None:
-        """The records of these keys come from disk."""
-        self.from_disk.update(keys)
-
-    def wait(self, seconds: float) -> None:
-        """The turn has waited so much longer."""
-        self.seconds += seconds
-
-    def choose(self, tokens: int) -> None:
-        """So many tokens are computed instead of restored."""
-        self.chosen = tokens
-
-    def stop_at(self, position: int | None) -> None:
-        """Compute up to ``position`` only; None: without such an end."""
-        self.compute_until = position
-
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Everything the engine knows of one sequence. Three scalars say how far it is: ``computed``, ``planned``
     and ``total``.
 
-    Its fields, and those of its records, are written in this module alone; only the block manager writes
-    ``table``.
+    Each of its fields, and of those of its records, is written by one module: most by this one, ``table`` and
+    ``tail`` by the block manager, ``lease`` by the leases, ``place`` and ``used`` by the queues.
 
     ``root``: the block key before the first. ``keys``: of the leading full blocks, at least the sealed ones.
     ``shared_tail``: the partial last block belongs to others too, and is copied before it is written.
@@ -309,23 +284,9 @@ class Sequence:
         """Whether the partial last block is to be copied before it is written."""
         self.shared_tail = shared
 
-    def saved_tail(self, key: bytes, end: int) -> None:
-        """The partial last block was saved under ``key``, with the tokens up to ``end``."""
-        self.tail = key, end
-
     def look_up(self, needed: bool = True) -> None:
         """Ask the prefix cache and the host tier before the next step; not ``needed``: they were asked."""
         self.needs_lookup = needed
-
-    # --- lease ------------------------------------------------------------------------------------------
-
-    def grant(self, lease: GrantedLease | None) -> None:
-        """Take a lease in place of the one before; None: it has ended."""
-        self.lease = lease
-
-    def use(self, now: float) -> None:
-        """It was used."""
-        self.used = now
 
     def expect_return(self, returns: float | None) -> None:
         """It comes back at ``returns``; None: that is not known."""
@@ -397,15 +358,6 @@ class Sequence:
         """A verb stopped or cut it: rows of this epoch are out of date."""
         self.epoch += 1
 
-    def queue(self, place: TurnPlace) -> None:
-        """The turn waits for admission."""
-        self.place = place
-
-    def follow(self, grammar: int) -> None:
-        """The turn's grammar is compiled; its matcher has this number."""
-        assert self.turn
-        self.turn.grammar = grammar
-
     def admit(self) -> None:
         """The turn starts to run: KV that is here and was not made or brought up for it counts as resident."""
         assert self.turn
@@ -416,20 +368,6 @@ class Sequence:
         """So many more were found computed since the turn was admitted: other turns have just computed them."""
         if self.turn is not None and self.turn.resident is not None:
             self.turn.resident += tokens
-
-    def tell(self, tokens: list[int], logprobs: Iterable[TokenLogprob]) -> None:
-        """Committed tokens are to be told with the next row of the turn."""
-        assert self.turn
-        self.turn.untold += tokens
-        self.turn.scores += logprobs
-
-    def told(self) -> tuple[list[int], list[TokenLogprob]]:
-        """The tokens to be told, and their log probabilities, once."""
-        turn = self.turn
-        assert turn
-        told = turn.untold, turn.scores
-        turn.untold, turn.scores = [], []
-        return told
 
     def end(self) -> Work | None:
         """End the turn, if any; returns what it took."""

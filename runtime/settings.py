@@ -116,8 +116,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
         ``blocks`` of ``block_bytes`` and ``max_context`` are what memory and model allow.
 
-        Raises:
-            SettingsInvalid, PoolTooSmall: they cannot work together.
+        Raises `SettingsInvalid` or `PoolTooSmall`: they cannot work together.
         """
         return SchedulerSettings(
             blocks=blocks,
@@ -147,9 +146,8 @@ class SchedulerSettings:
 
     ``lease_caps``: blocks that a tenant's leases may cover, by its salt, and as many slots of the host tier.
 
-    Raises:
-        SettingsInvalid: a number out of bounds.
-        PoolTooSmall: a sequence of ``max_context`` tokens does not fit ``blocks`` blocks (obligation (d)).
+    Raises `SettingsInvalid`: a number out of bounds; `PoolTooSmall`: a sequence of ``max_context`` tokens
+    does not fit ``blocks`` blocks (obligation (d)).
     """
 
     blocks: int

@@ -132,8 +132,7 @@ class StepLog:
         self._landed = timing.landed
 
     def rest(self) -> None:
-        """There is nothing to compute, or a step failed: do not count the time until the next launch as a
-        gap."""
+        """Nothing to compute, or a step failed: the time until the next launch is no gap."""
         self._landed = None
 
     def committed(self, timing: Timing, step: int, rows: int) -> None:

@@ -11,11 +11,7 @@ from .errors import LengthInvalid
 
 
 def checked_tokens(tokens: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
-    """``tokens`` as an array, every id in ``[0, vocab_size)``.
-
-    Raises:
-        LengthInvalid: one is not.
-    """
+    """``tokens`` as an array, every id in ``[0, vocab_size)``. Raises `LengthInvalid`: one is not."""
     try:
         ids = np.array(tokens, dtype=np.int64).reshape(-1)
     except (OverflowError, ValueError, TypeError) as error:

@@ -71,9 +71,7 @@ class Chat:
         max_tool_rounds: int = MAX_TOOL_ROUNDS,
     ) -> Chat:
         """The chat on a fresh connection, after `session.created`. Raises `ServerError`, `ConnectionLost`.
-
-        With a `resumption` a lost connection is made again.
-        """
+        With a `resumption` a lost connection is made again."""
         connection = Connection(transport, resumption)
         try:
             created = await connection.answer("", lambda event: isinstance(event, server.SessionCreated))
@@ -119,10 +117,8 @@ class Chat:
 
     @property
     def last(self) -> Finished:
-        """The last response that ended: its text, usage, `kv`, `ttft_ms`, `logprobs`.
-
-        A turn that was refused or still runs does not change it. Raises `LookupError` before the first.
-        """
+        """The last response that ended: its text, usage, `kv`, `ttft_ms`, `logprobs`. A turn that was refused
+        or still runs does not change it. Raises `LookupError` before the first."""
         for rounds in reversed(self._turns):
             if rounds:
                 return rounds[-1]
@@ -188,10 +184,8 @@ class Chat:
         return TextInput(self._connection, role)
 
     def output(self, call: FunctionCallItem) -> TextInput:
-        """The output of `call`, sent while the tool runs; the server prefills it meanwhile (`TextInput`).
-
-        For calls that the caller answers. `run` streams what tools with a callable yield by itself.
-        """
+        """The output of `call`, sent while the tool runs; the server prefills it meanwhile (`TextInput`). For
+        calls that the caller answers. `run` streams what tools with a callable yield by itself."""
         return TextInput(self._connection, call_id=call.call_id)
 
     async def cancel(self) -> None:
@@ -283,7 +277,9 @@ class Chat:
         for fork in forked.sessions:
             own = resumption.another(fork.handle)
             attached = await self._attach(fork, own) if shared else None
-            chat = self._resumed(*(attached or await own.persist()), own, self._max_tool_rounds)
+            if attached is None:
+                attached = await own.patience.retry(own.connect)
+            chat = self._resumed(*attached, own, self._max_tool_rounds)
             chat._tools = self._tools
             self._children.append(chat)
             chats.append(chat)
@@ -309,10 +305,8 @@ class Chat:
         await self._connection.request(client.SessionName(name=name), server.SessionNamed)
 
     async def prune(self, branch: Chat | server.Relative | str) -> None:
-        """Delete another session of the fork tree, by its chat, its entry in `tree` or its id.
-
-        What other sessions share with it stays. Raises `ServerError`.
-        """
+        """Delete another session of the fork tree, by its chat, its entry in `tree` or its id. What other
+        sessions share with it stays. Raises `ServerError`."""
         await self._idle()
         if branch is self:
             branch = self.session.id or ""  # which is refused
@@ -328,10 +322,8 @@ class Chat:
     # --- the conversation ---
 
     async def add(self, item: AnyItem, previous_item_id: str | None = None) -> AnyItem:
-        """Add an item at the end, or after `previous_item_id`; returns it as the server has it.
-
-        An item without an id gets a new one. Raises `ServerError`.
-        """
+        """Add an item at the end, or after `previous_item_id`; returns it as the server has it. An item
+        without an id gets a new one. Raises `ServerError`."""
         await self._idle()
         item = named(item)
         create = client.ItemCreate(item=item, previous_item_id=previous_item_id)

@@ -23,10 +23,8 @@ Dial: TypeAlias = Callable[[str | None], Awaitable[Transport]]
 
 
 class Client:
-    """Opens sessions. `dial` gives a fresh transport for a model (None: the server's default).
-
-    `redial` gives a transport on which a session is resumed: with it a lost connection is made again.
-    """
+    """Opens sessions. `dial` gives a fresh transport for a model (None: the server's default). `redial` gives
+    a transport on which a session is resumed: with it a lost connection is made again."""
 
     def __init__(
         self,

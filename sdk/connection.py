@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
-import anyio
 import msgspec
 
 from .errors import (
@@ -35,7 +34,7 @@ from .frames import codec
 from .frames.client import ClientEvent, ItemDelete, ItemTruncate, ResponseCancel, TextClear
 from .frames.server import ErrorDetails, ErrorEvent, ItemDeleted, ItemTruncated, ServerEvent, TextCommitted
 from .multiplex import SessionTransport, SharedTransport
-from .reconnect import Resumption, deadline
+from .reconnect import Resumption
 from .responses import RunningResponses
 from .transport import Transport
 
@@ -47,10 +46,8 @@ _Event = TypeVar("_Event")
 
 @dataclass(slots=True, eq=False)
 class _PendingRequest:
-    """A client event that waits for its answer. ``frame``: sent again where a restarted server lost the answer.
-
-    ``position``: how many events had been queued when the answer came.
-    """
+    """A client event that waits for its answer. ``frame``: sent again where a restarted server lost the
+    answer. ``position``: how many events had been queued when the answer came."""
 
     event_id: str
     matches: Callable[[ServerEvent], bool]
@@ -156,9 +153,7 @@ class Connection:
 
     async def answer(self, event_id: str, matches: Callable[[ServerEvent], bool]) -> ServerEvent:
         """The answer to an event that was sent before: the first that ``matches``, queued already or to come.
-
-        Raises `ServerError` for a refusal.
-        """
+        Raises `ServerError` for a refusal."""
         with self._pending(event_id, matches) as request:
             if self._resumption is not None:
                 request.frame = self._resumption.frame_of(event_id)
@@ -171,7 +166,6 @@ class Connection:
             return await self._answer(request, None)
 
     async def delete(self, item_id: str) -> None:
-        """Take an item out of the conversation."""
         await self.request(ItemDelete(item_id=item_id), ItemDeleted, lambda event: event.item_id == item_id)
 
     async def committed(self, commit: str, call_id: str) -> TextCommitted | None:
@@ -235,10 +229,7 @@ class Connection:
         meanwhile: Callable[[ServerEvent], object] | None = None,
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wait until nothing runs or `enough` holds, whether or not another task reads.
-
-        Events that are read here go to `meanwhile`.
-        """
+        """Wait until nothing runs or `enough` holds, also while another task reads; `meanwhile` gets events."""
         while self.responses.busy and not enough():
             if self._reading:
                 await self._other_reader()
@@ -373,7 +364,6 @@ class Connection:
         return bool(self._requests or self._senders or (self._arrival is not None and not self._queue))
 
     def _fail(self, error: Exception) -> None:
-        """Raise the error in all that wait."""
         waiting = [request.answer for request in self._requests]
         for future in (*waiting, *self._senders, self._arrival):
             if future is not None and not future.done():
@@ -384,17 +374,12 @@ class Connection:
         resumption = self._resumption
         if resumption is None or self._closed or not resumption.possible(lost):
             raise lost
-        give_up = deadline(resumption.patience)
-        for pause in resumption.patience.pauses():
-            await anyio.sleep(pause)
-            try:
-                self._transport = await self._resumed(resumption)
-                break
-            except SessionLost:
-                raise
-            except (ConnectionFailed, ConnectionLost):
-                if time.monotonic() > give_up:
-                    raise lost from None
+        try:
+            self._transport = await resumption.patience.retry(partial(self._resumed, resumption), pause=True)
+        except SessionLost:
+            raise
+        except (ConnectionFailed, ConnectionLost):
+            raise lost from None
         for sender in self._senders:
             if not sender.done():
                 sender.set_result(None)
@@ -486,7 +471,6 @@ class Connection:
         return event
 
     def _make_room(self) -> None:
-        """Let the receive task go on."""
         if self._room is not None:
             if not self._room.done():
                 self._room.set_result(None)
@@ -529,7 +513,6 @@ class Connection:
 
 
 def server_error(details: ErrorDetails) -> ServerError:
-    """The exception for an error event."""
     return ServerError(
         details.message, code=details.code, kind=details.type, param=details.param, event_id=details.event_id
     )
@@ -543,9 +526,7 @@ def _forget(future: asyncio.Future[_Event]) -> None:
 
 class InputBuffer:
     """The owner of the session's one input text buffer: a message that is typed, or a tool's streamed output.
-
-    A tool's output gives way to a message. ``stale``: an earlier client may have left text in the buffer.
-    """
+    A tool's output gives way to a message. ``stale``: an earlier client may have left text in the buffer."""
 
     def __init__(self) -> None:
         self.stale = False

@@ -37,7 +37,7 @@ class SharedTransport:
     """One transport under several sessions; ``first`` is the one that it was opened for."""
 
     def __init__(self, transport: Transport, first: str) -> None:
-        self._transport = transport
+        self.transport = transport
         self._first = first
         self._sessions: dict[str, SessionTransport] = {}
         self._attaching: dict[str, str] = {}  # sessions, by the event that attaches them
@@ -55,12 +55,8 @@ class SharedTransport:
         event_id = f"attach_{next(self._numbers)}"
         self._attaching[event_id] = session_id
         session = self.session(session_id)
-        await self._transport.send(msgspec.json.encode(SessionAttach(event_id=event_id, session=handle)))
+        await self.transport.send(msgspec.json.encode(SessionAttach(event_id=event_id, session=handle)))
         return session
-
-    async def send(self, frame: bytes) -> None:
-        """Send one frame as it is."""
-        await self._transport.send(frame)
 
     def start(self) -> None:
         """Start the receive task where it has not been."""
@@ -70,16 +66,16 @@ class SharedTransport:
     async def leave(self, session_id: str) -> None:
         """Detach a session; the connection ends with the last one."""
         if self._sessions.pop(session_id, None) is not None and self._sessions:
-            await self._transport.send(msgspec.json.encode(SessionDetach(session_id=session_id)))
+            await self.transport.send(msgspec.json.encode(SessionDetach(session_id=session_id)))
         elif not self._sessions:
             if self._task is not None and self._task is not asyncio.current_task():
                 self._task.cancel()
-            await self._transport.aclose()
+            await self.transport.aclose()
 
     async def _receive_all(self) -> None:
         try:
             while True:
-                session = self._session_of(frame := await self._transport.receive())
+                session = self._session_of(frame := await self.transport.receive())
                 if session is not None:
                     await self._put(session, frame)
         except ConnectionLost as lost:
@@ -87,7 +83,7 @@ class SharedTransport:
         except Exception as error:
             self.lost = ConnectionLost(f"The server sent a frame that belongs to no session: {error}")
         for session in self._sessions.values():
-            session.wake()
+            session.arrival.set()
 
     async def _put(self, session: SessionTransport, frame: bytes) -> None:
         """Queue a frame; a session that makes no room within some turns of the event loop leaves."""
@@ -117,7 +113,8 @@ class SessionTransport:
         self.connection = connection
         self.id = session_id
         self._frames: deque[bytes] = deque()
-        self._arrival: asyncio.Event = asyncio.Event()
+        self.arrival = asyncio.Event()
+        """Set when there is a frame, or the connection has ended."""
         self._closed = False
         self._behind = False
 
@@ -126,38 +123,32 @@ class SessionTransport:
         if len(self._frames) >= MAX_QUEUED:
             return False
         self._frames.append(frame)
-        self.wake()
+        self.arrival.set()
         return True
 
     def fall_behind(self) -> None:
         """End this transport behind the frames that are queued."""
         self._behind = True
-        self.wake()
-
-    def wake(self) -> None:
-        """There is a frame, or the end of the connection."""
-        self._arrival.set()
+        self.arrival.set()
 
     async def send(self, frame: bytes) -> None:
-        """Send one frame for this session. Raises `ConnectionLost`."""
         self._check()
-        await self.connection.send(b'{"session_id":"%s",' % self.id.encode() + frame[1:])
+        await self.connection.transport.send(b'{"session_id":"%s",' % self.id.encode() + frame[1:])
 
     async def receive(self) -> bytes:
-        """The session's next frame. Raises `ConnectionLost`."""
         while not self._frames:
             self._check()
             if (lost := self.connection.lost) is not None:
                 raise ConnectionLost(lost.message, lost.close_code)
-            self._arrival.clear()
+            self.arrival.clear()
             self.connection.start()
-            await self._arrival.wait()
+            await self.arrival.wait()
         return self._frames.popleft()
 
     async def aclose(self) -> None:
         """Detach the session from the connection."""
         self._closed = True
-        self.wake()
+        self.arrival.set()
         with suppress(ConnectionLost):
             await self.connection.leave(self.id)
 

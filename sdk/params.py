@@ -73,7 +73,6 @@ def converted(fields: dict[str, Any], kind: type[_Params], name: str) -> _Params
 
 
 def output_of(call: FunctionCallItem, output: str) -> ItemCreate:
-    """The event that gives a call's output."""
     return ItemCreate(item=named(FunctionCallOutputItem(call_id=call.call_id or "", output=output)))
 
 

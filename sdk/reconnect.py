@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import anyio
 import msgspec
@@ -24,6 +25,7 @@ FINAL_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010, 4001})
 """Close codes after which the session is not resumed: it would end the same, or another client has it now."""
 MAX_UNSURE = 1024
 """Client events that are kept to be sent again."""
+_Result = TypeVar("_Result")
 
 _GREETING: msgspec.json.Decoder[SessionResumed | ErrorEvent] = msgspec.json.Decoder(
     SessionResumed | ErrorEvent
@@ -32,10 +34,8 @@ _GREETING: msgspec.json.Decoder[SessionResumed | ErrorEvent] = msgspec.json.Deco
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Pauses before each try, in seconds: up to ``first``, then up to ``factor`` times the last bound.
-
-    No bound is above ``longest``. No try begins later than ``total`` after the connection was lost.
-    """
+    """Pauses before each try, in seconds: up to ``first``, then up to ``factor`` times the last bound. No
+    bound is above ``longest``. No try begins later than ``total`` after the connection was lost."""
 
     first: float = 0.05
     factor: float = 2.0
@@ -48,6 +48,22 @@ class Patience:
         while True:
             yield random.uniform(0, bound)
             bound = min(self.longest, bound * self.factor)
+
+    async def retry(self, attempt: Callable[[], Awaitable[_Result]], *, pause: bool = False) -> _Result:
+        """What ``attempt`` returns, once it succeeds; ``pause``: also before the first try. Raises
+        `SessionLost`, and the last `ConnectionFailed` or `ConnectionLost` when ``total`` is over."""
+        give_up, pauses = time.monotonic() + self.total, self.pauses()
+        while True:
+            if pause:
+                await anyio.sleep(next(pauses))
+            try:
+                return await attempt()
+            except SessionLost:
+                raise
+            except (ConnectionFailed, ConnectionLost):
+                if time.monotonic() > give_up:
+                    raise
+            pause = True
 
 
 class _AnyEvent(msgspec.Struct):
@@ -125,10 +141,8 @@ class Resumption:
     # --- the new connection ---------------------------------------------------------------------------------
 
     async def connect(self) -> tuple[Transport, SessionResumed]:
-        """One try: a new connection on which the session goes on.
-
-        Raises ``ConnectionFailed`` or ``ConnectionLost`` where another try may help, else ``SessionLost``.
-        """
+        """One try: a new connection on which the session goes on. Raises ``ConnectionFailed`` or
+        ``ConnectionLost`` where another try may help, else ``SessionLost``."""
         transport = await self._dial()
         try:
             resume = SessionResume(event_id="resume", handle=self.handle or "", last_event=self.last_event)
@@ -139,20 +153,6 @@ class Resumption:
         except BaseException:
             await transport.aclose()
             raise
-
-    async def persist(self) -> tuple[Transport, SessionResumed]:
-        """As `connect`, tried again until `patience` ends."""
-        give_up = deadline(self.patience)
-        for pause in self.patience.pauses():
-            try:
-                return await self.connect()
-            except SessionLost:
-                raise
-            except (ConnectionFailed, ConnectionLost):
-                if time.monotonic() > give_up:
-                    raise
-            await anyio.sleep(pause)
-        raise AssertionError("pauses have no end")
 
     async def greeted(self, transport: Transport) -> SessionResumed:
         """The answer to `session.resume` or `session.attach`. Raises ``SessionLost``, ``ProtocolBroken``."""
@@ -175,8 +175,3 @@ class Resumption:
             raise SessionLost(
                 "The server lacks events that were sent and are not kept here", code="events_expired"
             )
-
-
-def deadline(patience: Patience) -> float:
-    """When to give up, by ``time.monotonic()``."""
-    return time.monotonic() + patience.total

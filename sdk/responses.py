@@ -65,10 +65,7 @@ class Finished:
 
 @dataclass(slots=True)
 class Progress:
-    """What has come of one response: `texts` of its messages, by item id.
-
-    It outlives the reader, so that a reply that was left can still be cut.
-    """
+    """What has come of one response, also after its reader has left: `texts` of its messages, by item id."""
 
     response_id: str | None = None
     texts: dict[str, str] = field(default_factory=dict)
@@ -110,10 +107,8 @@ class Rounds(list[Finished]):
 
 
 class RunningResponses:
-    """Which responses of a session run or have been asked for, by the events sent and read so far.
-
-    `running`: ids of the responses that ran before this client came.
-    """
+    """Which responses of a session run or have been asked for, by the events sent and read so far. `running`:
+    ids of the responses that ran before this client came."""
 
     def __init__(self, running: Iterable[str] = ()) -> None:
         self.asked: list[str] = []
@@ -140,7 +135,6 @@ class RunningResponses:
         return bool(self._inherited & self.running)
 
     def sent(self, event_id: str, event: ClientEvent) -> None:
-        """Note a client event that is sent."""
         if isinstance(event, ResponseCancel):
             self._cancels.add(event_id)
             self.ending.update([event.response_id] if isinstance(event.response_id, str) else [])

@@ -23,10 +23,8 @@ LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 class Transport(Protocol):
-    """One connection. `receive` can be cancelled without losing a frame; `send` can run beside it.
-
-    Once one of both has raised `ConnectionLost`, the other does too.
-    """
+    """One connection. `receive` can be cancelled without losing a frame; `send` can run beside it. Once one
+    of both has raised `ConnectionLost`, the other does too."""
 
     async def send(self, frame: bytes) -> None:
         """Send one frame. Raises `ConnectionLost`."""
@@ -45,14 +43,12 @@ class WebSocketTransport:
         self._connection = connection
 
     async def send(self, frame: bytes) -> None:
-        """Send one text frame. Raises `ConnectionLost`."""
         try:
             await self._connection.send(frame, text=True)
         except ConnectionClosed as error:
             raise _lost(error) from error
 
     async def receive(self) -> bytes:
-        """The next frame. Raises `ConnectionLost`."""
         try:
             return await self._connection.recv(decode=False)
         except ConnectionClosed as error:

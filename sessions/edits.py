@@ -1,8 +1,5 @@
-"""Edits of a history: cut a reply, rewind to an item or a token.
-
-What is left of a reply keeps its exact ids, so that its KV stays valid. Knows a history and the tokenizer, not
-the engine.
-"""
+"""Edits of a history: cut a reply, rewind to an item or a token. What is left of a reply keeps its exact ids,
+so that its KV stays valid. Knows a history and the tokenizer, not the engine."""
 
 from __future__ import annotations
 
@@ -18,19 +15,15 @@ from .turn.cuts import checked_end, cut_after, cut_message, cut_tokens
 
 
 def shorten(history: History, item_id: str, end: int, tokenizer: ChatTokenizer) -> None:
-    """Cut the message ``item_id``, and the reply that holds it, after ``end`` characters.
-
-    Raises ``ItemUnknown`` or ``CutInvalid``.
-    """
+    """Cut the message ``item_id``, and the reply that holds it, after ``end`` characters. Raises
+    ``ItemUnknown`` or ``CutInvalid``."""
     checked_end(history.get(item_id), end)
     end_with(history, item_id, end, tokenizer)
 
 
 def rewind(history: History, to: str | int, tokenizer: ChatTokenizer) -> None:
-    """Remove everything behind an item (``"root"``: everything), or behind the first ``to`` tokens.
-
-    Raises ``ItemUnknown``, ``CutInvalid``, and ``ConversationBusy`` while a turn runs; then nothing changed.
-    """
+    """Remove everything behind an item (``"root"``: everything), or behind the first ``to`` tokens. Raises
+    ``ItemUnknown``, ``CutInvalid``, and ``ConversationBusy`` while a turn runs; then nothing changed."""
     if history.busy:
         raise ConversationBusy("A response writes this conversation: cancel it before going back")
     if isinstance(to, int):

@@ -25,10 +25,8 @@ PAST = 1024
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One session of a tree. ``parent``: the id it was forked from, None for the first; it may be gone by now.
-
-    ``open``: it is in memory. ``items`` and ``tokens`` are known only then.
-    """
+    """One session of a tree. ``parent``: the id it was forked from, None for the first; it may be gone by
+    now. ``open``: it is in memory. ``items`` and ``tokens`` are known only then."""
 
     id: str
     parent: str | None
@@ -104,8 +102,7 @@ class ForkTree:
         open_: Container[str] = (),
         pruned: Container[str] = (),
     ) -> None:
-        """Take in what the journal answered: records by number. ``open_`` sessions stay as they are, ``pruned``
-        ones are left out."""
+        """Take in the journal's records, by number, but none of an ``open_`` or a ``pruned`` session."""
         changed, there = self._changed or set(), set()
         for number, record in kept:
             there.add(record.id)
@@ -122,10 +119,7 @@ class ForkTree:
         return self._places.get(session_id)
 
     def page(self, limit: int | None, after: str | None) -> Page:
-        """At most ``limit`` sessions behind ``after``, none of them marked as open.
-
-        Raises ``MemberUnknown`` if ``after`` was never there, or was removed long ago.
-        """
+        """At most ``limit`` sessions behind ``after``; `Member.open` is false. Raises ``MemberUnknown``."""
         place = -1
         if after is not None:
             known = self._places.get(after, self._past.get(after))
@@ -138,10 +132,7 @@ class ForkTree:
         return Page(found, found[-1].id if last < len(self._numbers) else None)
 
     def checked_name(self, name: str, session_id: str) -> str:
-        """The name in Unicode's normal form C, so that equal texts are equal names.
-
-        Raises ``NameInvalid`` if it is too long, or another session of the tree has it.
-        """
+        """The name in Unicode's normal form C. Raises ``NameInvalid`` if it is too long or taken."""
         name = normalize("NFC", name)
         if len(name) > MAX_NAME:
             raise NameInvalid(f"A name has at most {MAX_NAME} characters", param="name")

@@ -41,9 +41,7 @@ class RunningTurn:
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed:
     """A request with its place in the history. ``turn`` is None if its reply does not join the history.
-
-    ``aside``: it runs on a sequence of its own, as it is out of band or overrides the conversation.
-    """
+    ``aside``: it runs on a sequence of its own, as it is out of band or overrides the conversation."""
 
     turn: RunningTurn | None
     script: Script
@@ -88,8 +86,7 @@ class History:
     def restore(
         self, preamble: Preamble, rendered: Preamble, entries: Sequence[Segment], head: TurnNode | None
     ) -> None:
-        """Take over a whole history between two turns; only in a new one. ``rendered``: the preamble that the
-        path was rendered with."""
+        """Fill a new history. ``rendered``: the preamble that the path was rendered with."""
         assert not self._entries, "it has items already"
         self._preamble, self.rendered = preamble, rendered
         self._heading = size_of(preamble)
@@ -135,10 +132,8 @@ class History:
         return next(item for item in _items_of(self._entry(item_id, "item_id")) if item.id == item_id)
 
     def insert(self, item: Item, previous_item_id: str | None = None) -> None:
-        """Put an item after ``previous_item_id``: None appends, ``"root"`` puts it first.
-
-        Raises ``ItemInvalid``, ``ItemExists``, or ``ItemUnknown`` for the previous id.
-        """
+        """Put an item after ``previous_item_id``: None appends, ``"root"`` puts it first. Raises
+        ``ItemInvalid``, ``ItemExists``, or ``ItemUnknown`` for the previous id."""
         checked_item(item)
         if item.id in self._home or item.id == ROOT:
             raise ItemExists(f"An item with id {item.id!r} is already there", param="item.id")
@@ -192,10 +187,7 @@ class History:
         self.record(cut)
 
     def rewind(self, item_id: str | None) -> None:
-        """Remove everything behind the item (None: everything), and move the tree's head back.
-
-        Raises ``ItemUnknown``, and ``ConversationBusy`` while a turn runs.
-        """
+        """Remove all behind the item (None: all). Raises ``ItemUnknown``, ``ConversationBusy``."""
         if self._slot is not None:
             raise ConversationBusy("A response writes this conversation: cancel it before going back")
         place = 0 if item_id is None else self._after(item_id)
@@ -221,10 +213,8 @@ class History:
     @property
     def told(self) -> TurnNode | None:
         """The tree's head if the entries are those of its path; None if they were edited since."""
-        segments = self.segments()
-        node, at = self._found(segments)
-        edited = node is not self.head or any(isinstance(segment, TurnReply) for segment in segments[at:])
-        return None if edited else node
+        base, _, edited = self._found(self.segments())
+        return None if edited else base
 
     def script(self, preamble: Preamble | None = None, items: tuple[Item, ...] | None = None) -> Script:
         """What a turn puts before the model now; ``preamble`` and ``items`` override for it alone."""
@@ -252,12 +242,6 @@ class History:
         """Raises ``ConversationBusy`` if the request needs a slot, and another turn has one."""
         if self._slot is not None and not request.out_of_band:
             raise ConversationBusy("A response already writes this conversation")
-
-    def begin_turn(self) -> RunningTurn:
-        """Begin a turn with the history as it is. Raises ``ConversationBusy`` while another one runs."""
-        if self._slot is not None:
-            raise ConversationBusy("A response already writes this conversation")
-        return self._hold(self.script())
 
     def _hold(self, script: Script) -> RunningTurn:
         self._slot, self._appended = ReplySlot(), True
@@ -321,14 +305,14 @@ class History:
             return None, MissReason.INSTRUCTIONS_CHANGED if changed else MissReason.TOOLS_CHANGED, 0
         if self._matched:
             return self.head, None, self._matched
-        base, at = self._found(segments)
-        if base is not self.head or any(isinstance(segment, TurnReply) for segment in segments[at:]):
+        base, at, edited = self._found(segments)
+        if edited:
             return base, MissReason.HISTORY_EDITED, at
         self._matched = at
         return base, None, at
 
-    def _found(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, int]:
-        """The last turn that the segments match with its path, and how many segments that is."""
+    def _found(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, int, bool]:
+        """The last turn on the path that the segments match, how many they are, and whether more was edited."""
         base, at = None, 0
         for node in () if self.head is None else tuple(self.head.ancestry())[::-1]:
             wanted = (*node.inputs, node.reply)
@@ -336,7 +320,8 @@ class History:
             if len(found) < len(wanted) or any(a is not b for a, b in zip(found, wanted, strict=True)):
                 break
             base, at = node, at + len(wanted)
-        return base, at
+        edited = base is not self.head or any(isinstance(segment, TurnReply) for segment in segments[at:])
+        return base, at, edited
 
     def _split(self, reply: TurnReply, rest: TurnReply, node_id: str) -> None:
         """If the reply is on the path, move the head to a node of that turn with the rest of the reply."""

@@ -1,7 +1,5 @@
-"""Items: what a conversation consists of, as immutable data that can be journaled.
-
-Knows nothing of frames, which the gateway translates, nor of chat templates.
-"""
+"""Items: what a conversation consists of, as immutable data that can be journaled. Knows nothing of frames,
+which the gateway translates, nor of chat templates."""
 
 from __future__ import annotations
 
@@ -84,25 +82,25 @@ def checked_item(item: Item) -> Item:
     named = {"id": (item.id, MAX_ID)}
     match item:
         case Message():
+            texts: tuple[str, ...] = (item.text,)
             if item.role not in ("system", "user", "assistant"):
                 raise ItemInvalid(f"Unknown role {item.role!r}", param="item.role")
         case FunctionCall():
+            texts = (item.name, item.arguments)
             named |= {"call_id": (item.call_id, MAX_ID), "name": (item.name, MAX_NAME)}
         case FunctionCallOutput():
+            texts = (item.output,)
             named["call_id"] = (item.call_id, MAX_ID)
     for field, (value, limit) in named.items():
         if not 1 <= len(value) <= limit:
             raise ItemInvalid(f"`{field}` must have 1 to {limit} characters", param=f"item.{field}")
-    for text in _texts(item):
-        if not _encodable(text):
-            raise ItemInvalid("Text holds a lone surrogate, which is not a character", param="item")
+    _check_encodable("item", *texts)
     return item
 
 
 def checked_preamble(preamble: Preamble) -> Preamble:
     """Return the preamble if it is valid. Raises ``ToolInvalid`` or ``ItemInvalid``."""
-    if not _encodable(preamble.instructions):
-        raise ItemInvalid("Text holds a lone surrogate, which is not a character", param="instructions")
+    _check_encodable("instructions", preamble.instructions)
     for tool in preamble.tools:
         if not 1 <= len(tool.name) <= MAX_NAME:
             raise ToolInvalid(f"A tool's name must have 1 to {MAX_NAME} characters", param="tools")
@@ -122,10 +120,7 @@ def size_of(preamble: Preamble) -> int:
 
 
 class ToolCalls:
-    """The tool calls of a conversation: which were made, and which are answered.
-
-    An output may come late or out of order: it stands where it arrives.
-    """
+    """The tool calls of a conversation, and which are answered; an output may come late or out of order."""
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
         self._made: set[str] = set()
@@ -147,29 +142,16 @@ class ToolCalls:
         return other
 
     def check(self, call_id: str, saying: Container[str] = (), *, param: str = "item.call_id") -> None:
-        """Check that an output of the call may come; ``saying``: calls that a running reply has made.
-
-        Raises ``CallUnknown`` or ``CallAnswered``.
-        """
+        """Raises ``CallUnknown`` or ``CallAnswered``. ``saying``: calls that a running reply has made."""
         if call_id in self._answered:
             raise CallAnswered(f"The call {call_id!r} has been answered", param=param)
         if call_id not in self._made and call_id not in saying:
             raise CallUnknown(f"Tool call ID {call_id!r} not found in conversation", param=param)
 
 
-def _texts(item: Item) -> tuple[str, ...]:
-    match item:
-        case Message():
-            return (item.text,)
-        case FunctionCall():
-            return (item.name, item.arguments)
-        case FunctionCallOutput():
-            return (item.output,)
-
-
-def _encodable(text: str) -> bool:
+def _check_encodable(param: str, *texts: str) -> None:
     try:
-        text.encode()
+        for text in texts:
+            text.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        raise ItemInvalid("Text holds a lone surrogate, which is not a character", param=param) from None

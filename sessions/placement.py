@@ -1,4 +1,4 @@
-"""Where a session's KV is while no turn runs: leases, `stage` (bring it up) and `settle` (send it down).
+"""Where a session's KV is while no turn runs: leases, `stage` (up), `settle` (down), and return hints.
 
 None of it changes the tokens: KV that is elsewhere costs a restore or a recompute. A lease outlives the engine
 process and ends with the server. Knows nothing of frames.
@@ -8,31 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
-from ..runtime.errors import EngineGone, SequenceBusy, SequenceUnknown
+from ..runtime.errors import EngineGone, SequenceBusy, SequenceUnknown, VerbRefused
 from ..runtime.link.client import EngineLink
 from ..runtime.link.messages import Moved, Receipt
 from .engine_copy import EngineCopy
 from .errors import ConversationBusy, EngineUnavailable
 from .history import History
+from .items import FunctionCall
 from .token_ids import NONE, Ids
 
 _Answer = TypeVar("_Answer")
 
 MOST = 1e9
 """Larger numbers are cut to this before they cross the link; the engine clips them further."""
+PATIENCE = 0.05
+"""Seconds before a return hint is sent: most tools answer sooner."""
 
 
 class Placement:
     """One session's placement.
 
-    ``leaves`` is called with the number of tokens that have KV, and the seconds until the session is expected
-    back. A verb outlives the engine process: it waits up to ``recovery_seconds`` for the next one, and asks
-    that. Each verb raises ``EngineUnavailable`` if none came in time, the runtime's ``EngineGone`` if none
-    will come or one died in a step of this session alone, ``SequencePoisoned`` if many died in such steps,
-    and the runtime's ``VerbRefused``.
+    ``leaves`` is called with the seconds until the session is expected back. A verb outlives the engine
+    process: it waits up to ``recovery_seconds`` for the next one, and asks that. Each verb raises
+    ``EngineUnavailable`` if none came in time, the runtime's ``EngineGone`` if none will come or one died in a
+    step of this session alone, ``SequencePoisoned`` if many died in such steps, and ``VerbRefused``.
     """
 
     def __init__(
@@ -41,7 +45,7 @@ class Placement:
         history: History,
         sequence: EngineCopy,
         recovery_seconds: float,
-        leaves: Callable[[int, float], None] = lambda tokens, seconds: None,
+        leaves: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._link = link
         self._history = history
@@ -50,14 +54,12 @@ class Placement:
         self._leaves = leaves
 
     async def lease(self, priority: int | None, ttl: float | None, returns_in: float | None) -> Receipt:
-        """Keep the session's KV longest and restore it first, within the budget, for ``ttl`` seconds.
-
-        With a ``ttl`` of 0 only ``returns_in`` counts: in how many seconds the session is expected back.
-        """
+        """Keep the session's KV longest and restore it first, within the budget, for ``ttl`` seconds. With a
+        ``ttl`` of 0 only ``returns_in`` counts: in how many seconds the session is expected back."""
         number = None if priority is None else int(min(max(priority, -MOST), MOST))
         seconds = [None if value is None else _bounded(value) for value in (ttl, returns_in)]
         if returns_in is not None:
-            self._leaves(len(self._ids()), max(0.0, _bounded(returns_in)))
+            self._leaves(max(0.0, _bounded(returns_in)))
         return await self._outliving(lambda: self._sequence.lease(self._ids(), number, *seconds))
 
     async def stage(self) -> Moved:
@@ -69,14 +71,17 @@ class Placement:
         return await self._moved(lambda: self._sequence.settle(self._ids(), disk=disk))
 
     async def _moved(self, move: Callable[[], Awaitable[Moved]]) -> Moved:
+        busy = ConversationBusy("A response writes the conversation: its KV cannot be moved meanwhile")
+
         async def idle() -> Moved:
-            self._check_idle()
+            if self._history.busy:
+                raise busy
             return await move()
 
         try:
             return await self._outliving(idle)
         except (SequenceBusy, SequenceUnknown):
-            raise _busy() from None
+            raise busy from None
 
     async def _outliving(self, verb: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """Ask the engine; if it is gone or goes meanwhile, ask the next one."""
@@ -97,14 +102,86 @@ class Placement:
         base = self._history.script().base
         return NONE if base is None else base.tokens()
 
-    def _check_idle(self) -> None:
-        if self._history.busy:
-            raise _busy()
-
-
-def _busy() -> ConversationBusy:
-    return ConversationBusy("A response writes the conversation: its KV cannot be moved meanwhile")
-
 
 def _bounded(value: float) -> float:
     return 0.0 if math.isnan(value) else min(max(value, -MOST), MOST)
+
+
+class ReturnHints:
+    """Return hints of one session: the engine is told when it is likely to go on.
+
+    If a reply ends in tool calls, and the tools have not answered after `PATIENCE`, the session may go on at
+    any moment: its KV is kept longer than that of one that waits for a person. ``returns_in`` replaces a hint.
+    """
+
+    def __init__(self, history: History, sequence: EngineCopy) -> None:
+        self._history = history
+        self._sequence = sequence
+        self._sending: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def response_ended(self) -> None:
+        """A response has ended: a hint is due if it ended in calls."""
+        self.cancel()
+        head = self._history.head
+        calls = head is not None and any(isinstance(item, FunctionCall) for item in head.reply.items)
+        if calls and not self._history.busy:
+            self._timer = asyncio.get_running_loop().call_later(PATIENCE, self._begin)
+
+    def cancel(self) -> None:
+        """Cancel the hint: the session goes on, was leased, or is closed."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def aclose(self) -> None:
+        """Cancel the hint and wait for one that is being sent."""
+        self.cancel()
+        if self._sending is not None:
+            await asyncio.gather(self._sending, return_exceptions=True)
+
+    def _begin(self) -> None:
+        self._timer = None
+        if self._history.busy:
+            return
+        self._sending = asyncio.create_task(self._send(), name="holdfast-return-hint")
+
+    async def _send(self) -> None:
+        with suppress(VerbRefused, EngineGone):
+            await self._sequence.hint_return(0.0)
+
+
+class Waits:
+    """How many seconds sessions were expected to be away, as their leases said, and how many they were."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._away: dict[str, tuple[float, float]] = {}  # since when, and for how long
+        self._count = self._early = 0
+        self._expected = self._real = 0.0
+
+    def leaves(self, session: str, expected: float) -> None:
+        """The session is expected back in ``expected`` seconds; a later call replaces an earlier one."""
+        self._away[session] = (self._clock(), expected)
+
+    def returns(self, session: str) -> None:
+        """The session's next turn begins. Without an expectation this does nothing."""
+        if session in self._away:
+            since, expected = self._away.pop(session)
+            real = self._clock() - since
+            self._count, self._early = self._count + 1, self._early + (real < expected)
+            self._expected, self._real = self._expected + expected, self._real + real
+
+    def ends(self, session: str) -> None:
+        """The session is closed: drop its expectation."""
+        self._away.pop(session, None)
+
+    def statistics(self) -> dict[str, float]:
+        """Counts of ended pauses and of those shorter than expected, their seconds, and pauses that last."""
+        return {
+            "waits_ended": self._count,
+            "waits_early": self._early,
+            "waits_expected_seconds": self._expected,
+            "waits_real_seconds": self._real,
+            "waiting": len(self._away),
+        }

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,10 +26,9 @@ from .handles import SessionHandles, digest_of
 from .history import History
 from .items import new_id
 from .journal.journal import Journal, JournaledLog
-from .journal.records import AnyOperation, SessionLog, SessionRecord, drop
+from .journal.records import AnyOperation, Keyring, SessionLog, SessionRecord, drop
 from .journal.replay import Replayed, replay
-from .journal.store import StoredSession
-from .return_hints import Waits
+from .placement import Waits
 from .session import Session
 from .settings import SessionSettings
 from .tenants import OpenTenants
@@ -78,17 +76,15 @@ class SessionRegistry:
     def create(
         self, *, salt: bytes = b"", now: datetime | None = None, owner: bytes = b"", config: bytes = b""
     ) -> Session:
-        """Open a new session. ``owner`` names the key that made it; ``config`` is kept with it.
-
-        Raises ``SessionLimit``, ``StorageUnavailable``.
-        """
+        """Open a new session. ``owner`` names the key that made it; ``config`` is kept with it. Raises
+        ``SessionLimit``, ``StorageUnavailable``."""
         self.tenants.check(salt)
         clock = (now or datetime.now().astimezone()).isoformat()
         record = SessionRecord(id=new_id("sess"), owner=owner, salt=salt, clock=clock, config=config)
         if self.journal is not None and (fault := self.journal.fault_of(salt)) is not None:
             raise fault
         with self._birth(record) as log:
-            session = self._made(record, log, SessionHandles(owner, log))
+            session = self._made(record, log)
         self._opened += 1
         return session
 
@@ -104,15 +100,15 @@ class SessionRegistry:
         if session.log.fault is not None:
             raise session.log.fault
         history, operations = session.branch(at)
-        children: list[tuple[Session, EngineCopy]] = []
+        children: list[Session] = []
         try:
             children.extend(self._child(session, history, operations, config) for config in configs)
-            await session.lend([sequence for _, sequence in children], history.head)
+            await session.lend(children, history.head)
         except BaseException:  # all of them or none: no client has a handle of those that were made
-            for child, _ in children:
+            for child in children:
                 await self.discard(child.id)
             raise
-        return [child for child, _ in children]
+        return children
 
     def check_fork(self, session_id: str, children: int) -> None:
         """Raises ``SessionUnknown``, or ``SessionLimit`` if its tree has too many unopened forks."""
@@ -131,12 +127,10 @@ class SessionRegistry:
     async def discard(self, session_id: str) -> None:
         """Close a session that no client knows of, and forget it."""
         log = self.get(session_id).log
-        number = log.number if isinstance(log, JournaledLog) else None
         tree = self._tree_of(session_id)
         await self.close(session_id)
         tree.drop(session_id)
-        if number is not None and self.journal is not None:
-            self.journal.put([drop(number)])
+        log.forget()
 
     async def fork_tree(self, session_id: str, limit: int | None = None, after: str | None = None) -> Page:
         """At most ``limit`` sessions of this one's fork tree, parents before children: those behind the session
@@ -155,10 +149,8 @@ class SessionRegistry:
         return replace(member, open=True, items=int(told["items"]), tokens=int(told["tokens"]))
 
     async def name(self, session_id: str, name: str) -> str:
-        """Name a session within its fork tree; "" removes the name. Returns the name as it is kept.
-
-        Raises ``NameInvalid``, and what `fork_tree` raises.
-        """
+        """Name a session within its fork tree; "" removes the name. Returns the name as it is kept. Raises
+        ``NameInvalid``, and what `fork_tree` raises."""
         tree = await self._whole_tree(session_id)
         name = tree.checked_name(name, session_id)
         session, number = self.get(session_id), tree.number(session_id)
@@ -170,10 +162,7 @@ class SessionRegistry:
 
     async def check_pruned(self, session_id: str, target: str) -> int | None:
         """Take ``target`` out of the fork tree. Returns its number in the journal, for `forget`; None without
-        one.
-
-        Raises ``MemberUnknown``, ``PruneInvalid``, and what `fork_tree` raises.
-        """
+        one. Raises ``MemberUnknown``, ``PruneInvalid``, and what `fork_tree` raises."""
         tree = await self._whole_tree(session_id)
         number = tree.check_pruned(target, session_id)
         self._pruned.add(target)
@@ -186,10 +175,7 @@ class SessionRegistry:
             return
 
     async def forget(self, target: str, number: int | None) -> None:
-        """Forget a session that was taken out of its tree, once it has closed. Its handles open nothing then.
-
-        Forks keep what they share with it.
-        """
+        """Forget a session that was taken out of its tree, once it has closed. Forks keep what they share."""
         try:
             if target in self._closing:
                 await self._closing[target][0].wait()  # it may still write; the drop must be its last record
@@ -243,11 +229,11 @@ class SessionRegistry:
         leave_readers: Callable[[], Awaitable[None]] | None = None,
         interrupt: bool = False,
     ) -> Coroutine[Any, Any, None]:
-        """Close a session; the journal keeps it. Raises ``SessionUnknown``.
+        """Close a session; the journal keeps it. Raises ``SessionUnknown``. Its place is free at once; await
+        the rest.
 
-        Its place is free at once; await the rest. ``leave_readers`` is awaited first: it ends the tasks that
-        read the session's responses. ``interrupt``: the journal records no end for running responses, and they
-        go on when the session is opened again.
+        ``leave_readers``: ends the tasks that read the session's responses; awaited first. ``interrupt``:
+        running responses are not ended in the journal, and go on when the session is opened again.
         """
         session = self.get(session_id)
         self._leave_tree(session)
@@ -273,7 +259,7 @@ class SessionRegistry:
         kept: dict[str, float] = {}
         if self.journal is not None and self.journal.fault is None:
             with suppress(StorageUnavailable):
-                kept = await self.journal.statistics_of(salt)
+                kept = await self.journal.read(lambda store: store.shares.statistics(salt))
         return {"sessions": float(tenant.sessions), "turns": float(tenant.turns), **kept}
 
     def statistics(self) -> dict[str, float]:
@@ -298,15 +284,14 @@ class SessionRegistry:
     async def _whole_tree(self, session_id: str) -> ForkTree:
         """A session's fork tree, read from the journal too if that is due. Raises what `fork_tree` raises."""
         log, tree = self.get(session_id).log, self._tree_of(session_id)
-        if self.journal is None or not isinstance(log, JournaledLog):
+        if self.journal is None:
             return tree
         root = root_of(self._records[session_id])
         async with self._loading[root]:
             if tree.stale(time.monotonic()):
                 tree.begin_load()
                 log.sync()
-                number = log.number
-                kept = await self.journal.read(lambda store: store.fork_tree(number))
+                kept = await self.journal.read(lambda store: store.fork_tree(log.number))
                 tree.load(kept, time.monotonic(), open_=self._sessions, pruned=self._pruned)
         self.get(session_id)
         return tree if tree is self._tree_of(session_id) else await self._whole_tree(session_id)
@@ -330,33 +315,23 @@ class SessionRegistry:
             if digest not in stored.keyring.digests() or stored.record.id in self._pruned:
                 raise _unknown()
             make_room(stored.record.salt)
-            return await self._restored(journal, stored)
+            self.tenants.enter(stored.record.salt)  # hold the place while the thread replays
+            try:
+                limits = {"max_items": self.settings.max_items, "max_events": journal.settings.max_events}
+                replayed = await asyncio.to_thread(replay, stored.operations, **limits)
+            finally:
+                self.tenants.leave(stored.record.salt)
+            log = JournaledLog(journal, number, stored.written, stored.record.salt)
+            session = self._made(stored.record, log, replayed.history, keyring=stored.keyring)
         except BaseException:
             journal.live.discard(number)
             raise
-
-    async def _restored(self, journal: Journal, stored: StoredSession) -> Reopened:
-        work = partial(
-            replay,
-            stored.operations,
-            max_items=self.settings.max_items,
-            max_events=journal.settings.max_events,
-        )
-        salt = stored.record.salt
-        self.tenants.enter(salt)  # hold the place while the thread replays
-        try:
-            replayed = await asyncio.to_thread(work)
-        finally:
-            self.tenants.leave(salt)
-        log = JournaledLog(journal, stored.number, stored.written, stored.record.salt)
-        handles = SessionHandles(stored.record.owner, log, stored.keyring)
-        session = self._made(stored.record, log, handles, replayed.history)
         self._reopened += 1
         return Reopened(session, stored.record, replayed)
 
     def _child(
         self, parent: Session, history: History, operations: Iterable[AnyOperation], config: bytes
-    ) -> tuple[Session, EngineCopy]:
+    ) -> Session:
         before = self._records[parent.id]
         record = msgspec.structs.replace(
             before,
@@ -367,36 +342,33 @@ class SessionRegistry:
             parent=parent.id,
             root=root_of(before),
         )
-        sequence = parent.heir()
         with self._birth(record) as log:
             for operation in operations:
                 log.append(operation)
-            session = self._made(record, log, SessionHandles(record.owner, log), history, sequence)
+            session = self._made(record, log, history, parent.heir())
         self._opened += 1
         self._tree_of(session.id).unopened.add(session.id)
-        return session, sequence
+        return session
 
     @contextmanager
     def _birth(self, record: SessionRecord) -> Iterator[SessionLog]:
         """A new session's log. If the block raises, the journal forgets the session again."""
-        if self.journal is None:
-            yield SessionLog()
-            return
-        log = JournaledLog.begin(self.journal, record)
+        journal = self.journal
+        log = SessionLog(next(self._numbers)) if journal is None else JournaledLog.begin(journal, record)
         try:
             yield log
         except BaseException:
             log.close()
-            self.journal.put([drop(log.number)])
+            log.forget()
             raise
 
     def _made(
         self,
         record: SessionRecord,
         log: SessionLog,
-        handles: SessionHandles,
         history: History | None = None,
         sequence: EngineCopy | None = None,
+        keyring: Keyring | None = None,
     ) -> Session:
         session = Session(
             record.id,
@@ -407,8 +379,8 @@ class SessionRegistry:
             now=datetime.fromisoformat(record.clock),
             settings=self.settings,
             log=log,
-            handles=handles,
-            reopened=history is not None and sequence is None,
+            handles=SessionHandles(record.owner, log, keyring),
+            reopened=keyring is not None,
             sequence=sequence,
             waits=self.waits,
             tenant=self.tenants[record.salt],
@@ -417,7 +389,7 @@ class SessionRegistry:
         self._records[session.id] = record
         self._sessions[session.id] = session
         tree = self._trees.setdefault(root_of(record), ForkTree())
-        tree.add(log.number if isinstance(log, JournaledLog) else next(self._numbers), record)
+        tree.add(log.number, record)
         tree.opened += 1
         self._know_handles(session)
         return session

@@ -15,11 +15,10 @@ from .engine_copy import EngineCopy
 from .errors import SessionClosed
 from .handles import SessionHandles
 from .history import History
-from .items import Growing, Tool
+from .items import Growing
 from .journal.records import AnyOperation, Begun, Branched, SessionLog
 from .journal.replay import Past, refused, request_form, retold
-from .placement import Placement
-from .return_hints import ReturnHints, Waits
+from .placement import Placement, ReturnHints, Waits
 from .settings import SessionSettings, TenantLimits
 from .tenants import Tenant
 from .text.eager_prefill import EagerPrefill, PrefilledInput
@@ -34,11 +33,11 @@ from .turn.turn_grammar import TurnGrammar
 
 
 class Session:
-    """One conversation. ``salt`` separates tenants' cached blocks; ``now`` is the template's today.
+    """One conversation. ``salt`` separates tenants' cached blocks; ``now`` is the template's date.
 
-    ``log`` is its place in the journal, ``handles`` are those that open it, ``reopened`` tells that it comes
-    from there. ``sequence``: that of a session that was forked. ``waits``: where its pauses are noted.
-    ``tenant``: it counts the running replies.
+    ``log`` is the session's place in the journal; ``handles`` are the secrets that open it. ``history``: that
+    of a session that was forked or comes from the journal (``reopened``). ``sequence``: the engine's copy of a
+    forked session. ``waits`` records its pauses. ``tenant`` counts its replies.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Session:
         self._closed = False
 
     def check_turns(self) -> None:
-        """Raises ``TurnLimit`` where the tenant has as many replies running as it may."""
+        """Raises ``TurnLimit`` if the tenant has as many replies running as it may."""
         self._tenant.check_turns()
 
     def respond(
@@ -93,18 +92,18 @@ class Session:
         *,
         whole_calls: bool = False,
     ) -> TurnResponse:
-        """Begin a turn: what it puts before the model is settled now, its events are read from the response.
-        ``note`` is kept with it in the journal. ``whole_calls``: a call's arguments come with its end only.
+        """Begin a turn on the history as it is now; read its events from the response.
 
-        Raises ``ConversationBusy`` while another one writes the conversation; out-of-band ones may run
-        beside it. Raises ``TurnLimit`` where the tenant has as many running as it may.
+        ``note`` is kept with it in the journal. ``whole_calls``: a call's arguments come in one piece.
+        Raises ``ConversationBusy`` while another response writes the conversation (one out of band may run
+        beside it), ``TurnLimit``, or ``GrammarInvalid``.
         """
         self._check_open()
         self.check_turns()
         self.history.check_free(request)
-        bound = self._bound(request, request.preamble(self.history.preamble).tools)
+        bound = self._turn_grammar.prepare(request, request.preamble(self.history.preamble).tools)
         form = {} if request.out_of_band else request_form(request)
-        with ExitStack() as undo:  # until the journal has the turn, whatever raises takes it back
+        with ExitStack() as undo:  # any error takes the turn back until the journal has it
             placed = self.history.place(request)
             if placed.turn is not None:
                 undo.callback(self.history.abort_turn, placed.turn)
@@ -121,14 +120,12 @@ class Session:
         return response
 
     def go_on(self, past: Past) -> TurnResponse:
-        """The response that was interrupted: it tells what it had told, and goes on from there.
-
-        Where it cannot it is refused for good, and raises why: the conversation is free for the next turn.
-        """
+        """Go on with an interrupted response: it repeats its events so far, and then continues. If it cannot
+        go on, this ends it, frees the conversation for the next turn, and raises the reason."""
         try:
             response = TurnResponse(
                 self._branch,
-                self._bound(past.request, past.placed.script.preamble.tools),
+                self._turn_grammar.prepare(past.request, past.placed.script.preamble.tools),
                 past.placed,
                 past.id,
                 ended=self._ended,
@@ -145,23 +142,13 @@ class Session:
         return response
 
     def retold(self, past: Past) -> list[ReplyEvent]:
-        """What a response told that has ended."""
+        """The events of a response that has ended."""
         branch = self._branch
         return retold(past, branch.language, branch.language.end_ids(branch.link.hello.eos_ids))
 
-    async def cancel(self) -> bool:
-        """Cancel the response that writes the conversation; False if there is none."""
-        writers = [response for response in self._live() if response.writes]
-        for response in writers:
-            await response.cancel()
-        return bool(writers)
-
     def cut(self, item_id: str, end: int) -> TurnResponse | None:
-        """End a message of the model after ``end`` characters, as far as it was heard.
-
-        Where it is still being said gives the response, for the caller to cancel: it is cut when that is over.
-        Raises ``ItemUnknown`` or ``CutInvalid``.
-        """
+        """Cut a message of the model after ``end`` characters. If its response still runs, returns that:
+        cancel it, and it is cut when it ends. Raises ``ItemUnknown`` or ``CutInvalid``."""
         self._check_open()
         response = self.saying(item_id)
         if response is not None:
@@ -171,9 +158,10 @@ class Session:
         return response
 
     def branch(self, at: str | None = None) -> tuple[History, list[AnyOperation]]:
-        """A history that goes on from here, a reply that runs in it as far as it has come; or from item ``at``.
+        """A second history that goes on from here, or from behind the item ``at``, and the operations that the
+        journal needs for it. A running reply ends there with the tokens it has.
 
-        And what the journal has to say of the way there. Raises ``ItemUnknown`` or ``CutInvalid``.
+        Raises ``ItemUnknown`` or ``CutInvalid``.
         """
         self._check_open()
         operations: list[AnyOperation] = []
@@ -188,43 +176,41 @@ class Session:
             rewind(history, at, self._branch.language.tokenizer)
         return history, [*operations, Branched()]
 
-    async def lend(self, children: Sequence[EngineCopy], head: TurnNode | None) -> None:
-        """Let the engine's sequences of sessions that were forked share what they have in common with this."""
+    async def lend(self, children: Sequence[Session], head: TurnNode | None) -> None:
+        """Let the engine's copies of forked sessions share this one's blocks up to ``head``."""
         if head is not None:
-            await self._sequence.fork(children, head.tokens())
+            await self._sequence.fork([child._sequence for child in children], head.tokens())
 
     def heir(self) -> EngineCopy:
-        """A sequence for a session that is forked off: `lend` gives it what it shares."""
+        """The engine's copy of a session that is forked now; it is empty until `lend`."""
         return self._sequence.child()
 
     def saying(self, item_id: str) -> TurnResponse | None:
-        """The response that runs and has begun this message of the conversation."""
+        """The running response that has begun this message of the conversation."""
         return next((response for response in self._live() if response.says(item_id)), None)
 
     def rewind(self, to: str | int) -> None:
-        """Take out all behind an item (``"root"``: all), or behind the first ``to`` tokens.
-
-        Raises ``ItemUnknown``, ``CutInvalid`` or ``ConversationBusy``.
-        """
+        """Remove everything behind an item (``"root"``: everything), or behind the first ``to`` tokens.
+        Raises ``ItemUnknown``, ``CutInvalid`` or ``ConversationBusy``."""
         self._check_open()
         rewind(self.history, to, self._branch.language.tokenizer)
 
     @property
     def most_characters(self) -> int | None:
-        """A longer text than that cannot be in the model's context; None where that cannot be said."""
+        """A text with more characters does not fit into the model's context; None if that is not known."""
         return self._branch.language.tokenizer.most_characters(self._branch.link.hello.max_context)
 
     def expect(self, item: Growing | None) -> None:
-        """This much of the next item has come: its settled beginning is prefilled. None: taken back."""
+        """Prefill the stable prefix of the next item, which has come this far. None: it was withdrawn."""
         if not self._closed:
             self._eager_prefill.expect(item)
 
     async def prefilled_input(self) -> PrefilledInput:
-        """How much of the history's end the engine was given already. Raises ``TemplateFailed``."""
+        """How much of the history's end the engine has been given. Raises ``TemplateFailed``."""
         return await self._eager_prefill.prefilled_input()
 
     def statistics(self) -> dict[str, float]:
-        """Items, tokens on the branch, and responses that run."""
+        """Counts of items, of tokens on the branch, and of running responses."""
         head = self.history.head
         return {
             "items": len(self.history),
@@ -233,7 +219,7 @@ class Session:
         }
 
     async def aclose(self) -> None:
-        """Cancel what runs and let the engine's sequence go; its KV stays cached until evicted."""
+        """Cancel running responses and close the engine's copy; its KV stays cached until it is evicted."""
         self._closed = True
         self._waits.ends(self.id)
         await self._return_hints.aclose()
@@ -244,9 +230,9 @@ class Session:
         await self._sequence.close()
         self.log.close()
 
-    def _leaves(self, tokens: int, seconds: float) -> None:
+    def _leaves(self, seconds: float) -> None:
         self._return_hints.cancel()
-        self._waits.leaves(self.id, tokens, seconds)
+        self._waits.leaves(self.id, seconds)
 
     def _ended(self) -> None:
         self._eager_prefill.resume()
@@ -256,13 +242,6 @@ class Session:
     def _check_open(self) -> None:
         if self._closed:
             raise SessionClosed(f"Session {self.id} was closed")
-
-    def _bound(self, request: TurnRequest, tools: Sequence[Tool]) -> TurnRequest:
-        """The request as the engine is asked: with its bad words in tokens, and the grammar of its reply.
-
-        Raises ``GrammarInvalid``.
-        """
-        return self._turn_grammar.prepare(request, tools)
 
     def _own(self, response: TurnResponse) -> None:
         self._responses = [*self._live(), response]

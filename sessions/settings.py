@@ -1,7 +1,4 @@
-"""Settings of the sessions and of their journal: frozen objects that the gateway makes.
-
-Sizes are in bytes, times in seconds.
-"""
+"""Settings of the sessions and of their journal, which the gateway makes. Sizes in bytes, times in seconds."""
 
 from __future__ import annotations
 
@@ -16,9 +13,7 @@ UNLIMITED = 1 << 62
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
     """What one tenant may have at once: open ``sessions`` and running ``turns``. None: no limit of its own.
-
-    The limit of sessions is also a reservation: so many places are set aside for the tenant.
-    """
+    The limit of sessions is also a reservation: so many places are set aside for the tenant."""
 
     sessions: int | None = None
     turns: int | None = None

@@ -1,11 +1,9 @@
 """Limits of tenants: how many sessions each has open and how many replies it runs.
 
-Places for open sessions are shared in three steps. A tenant's limit is also its reservation: so many places are
-set aside for it. Of the rest, half of an equal part is set aside for each known tenant without a limit. What is
-left goes to the first to ask. When all places are taken, the tenant that holds most gives some up (max-min
-fairness, as with records of KV in `kvstore`).
-
-This module counts; it opens and closes nothing. A tenant is known by its salt alone.
+A tenant's limit is also its reservation: so many places are set aside for it. Of the rest, half of an equal
+part is set aside for each known tenant without a limit; what is left goes to the first to ask. When all places
+are taken, the tenant that holds most gives some up (max-min fairness, as with records of KV in `kvstore`). This
+module counts; it opens and closes nothing. A tenant is known by its salt alone.
 """
 
 from __future__ import annotations
@@ -70,9 +68,7 @@ class Tenant:
 
 class OpenTenants:
     """All tenants that have opened sessions, by salt, and the ``places`` that their sessions share.
-
-    ``limits``: those of the known tenants; a known tenant may have no limit.
-    """
+    ``limits``: those of the known tenants; a known tenant may have no limit."""
 
     def __init__(self, limits: Mapping[bytes, TenantLimits], places: int, workers: Workers) -> None:
         self._limits = limits
@@ -109,12 +105,10 @@ class OpenTenants:
             raise self._full()
 
     def room(self, salt: bytes, more: int, idle: Mapping[bytes, Iterable[_Idle]]) -> list[_Idle]:
-        """Choose the sessions to close so that this tenant can open ``more``, among each tenant's ``idle``
-        ones, in their order.
+        """Choose ``idle`` sessions to close, in their order, so that this tenant can open ``more``.
 
-        At its own limit a tenant loses its own sessions. Otherwise the tenant that holds most loses some. The
-        tenant that asks counts as holding what it asks for, and no tenant that holds less loses any. Raises
-        ``SessionLimit`` if that is not enough; then nothing is closed.
+        At its own limit a tenant loses its own sessions, else the one that holds most, counting what this one
+        asks for; none that holds less loses any. Raises ``SessionLimit`` if that is not enough.
         """
         left = {tenant: iter(sessions) for tenant, sessions in idle.items()}
         holds = {tenant: self[tenant].sessions for tenant in left}

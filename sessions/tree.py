@@ -105,8 +105,6 @@ class Paths:
         return ids
 
 
-# --- scripts ---
-
 WRITTEN = 16
 """A template writes at least this many characters in the time that tokenizing one takes."""
 

@@ -1,9 +1,8 @@
 """A disk on which write number k fails, for every k, under the journal and the KV store; in its own process.
 
 ``python -m holdfast.benchmarks.faults.badio WHAT FIRST TRIES`` with ``badio.c`` preloaded, which makes write,
-sync and truncate of the store's files fail, half done. For each k from FIRST on one line of JSON; the process
-ends after TRIES, or at the first k that the workload never reaches. ``library`` compiles the C; ``worked``
-runs it.
+sync and truncate of the store's files fail, half done. Prints a line of JSON for each k from FIRST; the process
+ends after TRIES, or at the first k that is never reached. ``library`` compiles the C; ``worked`` runs it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from .crowd import FaultTally
@@ -83,13 +81,11 @@ class BadDisk:
 
     @property
     def calls(self) -> int:
-        """Calls since it was armed."""
         self._library.badio_calls.restype = ctypes.c_long
         return int(self._library.badio_calls())
 
 
 def main(what: str, first: int, tries: int) -> int:
-    """Print the result for each k."""
     disk, work = BadDisk(), {"journal": journal, "kv": kv}[what]
     for k in range(first, first + tries):
         found: dict[str, Any] = {"k": k, "acknowledged": 0, "lost": 0, "wrong": 0, "gap": 0.0, "notes": []}
@@ -190,30 +186,15 @@ async def _round(
 
 # --- the records --------------------------------------------------------------------------------------------
 
-SIZE = 20_000
-SPACE = bytes(range(16))
 FILE_ROOM = 20_480  # bytes that one takes
 
 
 def kv(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, Any]) -> int:
     """Records are put, read, superseded and evicted; reads give what was put, and the store recovers."""
-    from xxhash import xxh3_64_intdigest
+    from ...kvstore.disk.store import RecordStore, StoreFailed
+    from .file_faults import SIZE, SPACE, given, key, read
 
-    from ...kvstore.disk.store import NewRecord, RecordStore, StoreFailed
-    from ...kvstore.errors import RecordUnavailable
-
-    def given(number: int) -> NewRecord:
-        data = Random(number).randbytes(SIZE)
-        return NewRecord(number.to_bytes(16, "little"), 4, xxh3_64_intdigest(data), memoryview(data))
-
-    def read(number: int) -> bool:
-        into = memoryview(bytearray(SIZE))
-        try:
-            store.get(number.to_bytes(16, "little"), into)
-        except (RecordUnavailable, StoreFailed):
-            return False
-        found["wrong"] += bytes(into) != Random(number).randbytes(SIZE)
-        return True
+    tally = FaultTally("kv")
 
     def opened() -> Any:
         return RecordStore(folder, SPACE, SIZE, 24 * FILE_ROOM)
@@ -229,28 +210,28 @@ def kv(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, An
         for batch in range(8):
             began = time.monotonic()
             numbers = [batch * 5 + at for at in range(5)]
-            gone = [(batch * 5 - 3).to_bytes(16, "little")] if batch else []
+            gone = [key(batch * 5 - 3)] if batch else []
             with suppress(StoreFailed):
                 store.put([given(number) for number in numbers], gone)
                 found["acknowledged"] += 5
             with suppress(StoreFailed):
                 store.sync()
             for number in range(max(0, batch * 5 - 10), batch * 5 + 5):
-                read(number)
+                read(store, number, tally)
             found["gap"] = max(found["gap"], time.monotonic() - began)
         calls = disk.calls
         disk.arm(0)
         store.put([given(900)])
-        found["lost"] += not read(900)  # it serves again without a restart
+        found["lost"] += not read(store, 900, tally)  # it serves again without a restart
         store.close()
         store = opened()
         for number in [*range(40), 900]:
-            read(number)
-        found["lost"] += not read(900)
-        found["wrong"] += store.size > store.budget
+            read(store, number, tally)
+        found["lost"] += not read(store, 900, tally)
+        found["wrong"] += tally.wrong + (store.size > store.budget)
         store.close()
     except Exception as fault:  # any of these would have ended the disk process
-        found["wrong"] += 1
+        found["wrong"] += tally.wrong + 1
         found["notes"].append(f"{type(fault).__name__}: {fault}")
         return disk.calls
     return calls

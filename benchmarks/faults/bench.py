@@ -25,7 +25,6 @@ Row = Callable[[int, int], Awaitable[FaultTally]]
 
 
 def aside(row: Callable[[int, int], FaultTally]) -> Row:
-    """Run a row without an event loop, on a thread."""
     return lambda tries, seed: asyncio.to_thread(row, tries, seed)
 
 
@@ -41,37 +40,24 @@ def stormed(tries: int, seed: int) -> FaultTally:
     return tally
 
 
+Disturbed = Callable[[str, engine_faults.Strike, int, int], Awaitable[FaultTally]]
+
+
+def struck(disturbed: Disturbed, fault: str, strike: engine_faults.Strike) -> Row:
+    """Run a row that strikes the engine or the disk process at random moments."""
+    return lambda tries, seed: disturbed(fault, strike, tries, seed)
+
+
+_PLAIN, _TIERED = engine_faults.disturbed, tier_faults.disturbed
 ROWS: dict[str, tuple[int, Row]] = {
-    "kill": (
-        200,
-        lambda tries, seed: engine_faults.disturbed("engine killed", engine_faults.killed, tries, seed),
-    ),
-    "kill-twice": (
-        40,
-        lambda tries, seed: engine_faults.disturbed(
-            "engine killed, and while it loads", engine_faults.killed_twice, tries, seed
-        ),
-    ),
-    "stop": (
-        20,
-        lambda tries, seed: engine_faults.disturbed("engine stopped", engine_faults.stopped, tries, seed),
-    ),
+    "kill": (200, struck(_PLAIN, "engine killed", engine_faults.killed)),
+    "kill-twice": (40, struck(_PLAIN, "engine killed, and while it loads", engine_faults.killed_twice)),
+    "stop": (20, struck(_PLAIN, "engine stopped", engine_faults.stopped)),
     "hang": (5, engine_faults.hung),
     "poison": (10, lambda tries, seed: engine_faults.poisoned(tries)),
-    "kill-tiers": (
-        60,
-        lambda tries, seed: tier_faults.disturbed(
-            "engine killed, tiers on", tier_faults.engine_killed, tries, seed
-        ),
-    ),
-    "kill-shelf": (
-        60,
-        lambda tries, seed: tier_faults.disturbed("shelf killed", tier_faults.shelf_killed, tries, seed),
-    ),
-    "stop-shelf": (
-        10,
-        lambda tries, seed: tier_faults.disturbed("shelf stopped", tier_faults.shelf_stopped, tries, seed),
-    ),
+    "kill-tiers": (60, struck(_TIERED, "engine killed, tiers on", engine_faults.killed)),
+    "kill-shelf": (60, struck(_TIERED, "shelf killed", tier_faults.shelf_killed)),
+    "stop-shelf": (10, struck(_TIERED, "shelf stopped", tier_faults.shelf_stopped)),
     "restart": (40, tier_faults.restarted),
     "cuts": (2000, tier_faults.cut),
     "orphans": (20, server_faults.orphaned),
@@ -125,7 +111,6 @@ async def _run(name: str, run: Row, tries: int, seed: int) -> FaultTally:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run it; 0 if nothing was lost or wrong."""
     parser = argparse.ArgumentParser(prog="holdfast bench faults", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--scale", type=float, default=1.0)
@@ -133,12 +118,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args(words)
     tallies = asyncio.run(measured(asked.only, asked.scale, asked.seed, asked.tries))
-    figures: dict[str, Any] = {"faults": [tally.row() for tally in tallies]}
+    figures: dict[str, Any] = {"faults": [vars(tally) for tally in tallies]}
     lost, wrong = sum(tally.lost for tally in tallies), sum(tally.wrong for tally in tallies)
-    show(
-        "faults",
-        asked.seed,
-        figures,
-        [Goal("lost", lost, "replies", 0, "lower"), Goal("wrong", wrong, "replies", 0, "lower")],
-    )
+    goals = [Goal("lost", lost, "replies", 0, "lower"), Goal("wrong", wrong, "replies", 0, "lower")]
+    show("faults", asked.seed, figures, goals)
     return 1 if lost or wrong else 0

@@ -55,10 +55,6 @@ class FaultTally:
     gap: float = 0.0
     notes: list[str] = field(default_factory=list)
 
-    def row(self) -> dict[str, Any]:
-        """As the JSON has it."""
-        return dict(vars(self))
-
 
 @dataclass
 class HeardReply:
@@ -90,8 +86,7 @@ async def begun(client: Client, fields: dict[str, Any]) -> AsyncIterator[Chat]:
 
 async def listen(client: Client, talk: Talk, stirs: Callable[[], None] = lambda: None) -> list[HeardReply]:
     """Hold a whole talk on its own session; it ends at the first reply that fails. ``stirs`` is called per
-    piece.
-    """
+    piece."""
     heard: list[HeardReply] = []
     try:
         async with begun(client, talk.fields) as chat:
@@ -118,10 +113,8 @@ async def _type(chat: Chat, line: str) -> None:
 
 
 class Crowd:
-    """Talks that run at once, and their text on an undisturbed server.
-
-    ``stirred`` is set by each piece of text that comes. ``seconds``: how long all talks take at once.
-    """
+    """Talks that run at once, and their text on an undisturbed server. ``stirred`` is set by each piece of
+    text that comes. ``seconds``: how long all talks take at once."""
 
     def __init__(self, client: Client, talks: Iterable[Talk] = TALKS) -> None:
         self._client = client

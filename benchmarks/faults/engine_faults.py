@@ -41,7 +41,6 @@ Strike = Callable[[ChildEngine, random.Random], Awaitable[None]]
 
 @asynccontextmanager
 async def server(program: Sequence[str] = PROGRAM) -> AsyncIterator[Serving]:
-    """A gateway on a free loopback port."""
     engine = ChildEngine(POCKET, backoff=SOON, program=program)
     async with serving(SERVED, POCKET, engine=engine) as running:
         yield running
@@ -69,8 +68,14 @@ async def killed_twice(engine: ChildEngine, rng: random.Random) -> None:
 
 async def disturbed(fault: str, strike: Strike, tries: int, seed: int) -> FaultTally:
     """Run the crowd again and again; each time the fault hits the engine at a random moment."""
+    async with server() as running:
+        return await struck(running, fault, strike, tries, seed)
+
+
+async def struck(running: Serving, fault: str, strike: Strike, tries: int, seed: int) -> FaultTally:
+    """The same on a server that runs."""
     tally, rng = FaultTally(fault), random.Random(seed)
-    async with server() as running, connect(running.url) as client:
+    async with connect(running.url) as client:
         crowd = Crowd(client)
         await crowd.rehearse()
         for _ in range(tries):

@@ -68,23 +68,19 @@ def memory_folder() -> Iterator[Path]:
 
 
 def key(number: int) -> bytes:
-    """A record's key."""
     return number.to_bytes(16, "little")
 
 
 def payload(number: int) -> bytes:
-    """What record ``number`` holds."""
     return Random(number).randbytes(SIZE)
 
 
 def given(number: int) -> NewRecord:
-    """Record ``number``, to be stored."""
     data = payload(number)
     return NewRecord(key(number), 4, xxh3_64_intdigest(data), memoryview(data))
 
 
 def records(folder: Path, count: int = RECORDS) -> RecordStore:
-    """A store of so many."""
     store = RecordStore(folder, SPACE, SIZE, 1 << 30)
     store.put([given(number) for number in range(count)])
     store.sync()
@@ -184,7 +180,6 @@ def forgotten_reader(tries: int, seed: int) -> FaultTally:
 
 
 def session(number: int) -> list[Fresh]:
-    """A session with its operations."""
     digest = bytes([number]) * 32
     record = SessionRecord(id=f"s{number}", owner=b"", salt=b"", clock="2025-03-01T00:00:00+00:00")
     return [
@@ -195,7 +190,6 @@ def session(number: int) -> list[Fresh]:
 
 
 def word(number: int, at: int) -> str:
-    """The text of operation ``at`` of a session."""
     return f"<{number}-{at}>{'word' * 20}"
 
 
@@ -210,10 +204,10 @@ def kept(folder: Path, count: int = SESSIONS) -> None:
     with opened(folder, SMALL_LOGS) as store:
         groups = [session(number) for number in range(1, count + 1)]
         for group in groups:
-            store.write(group[:3])
+            store.write(group[:2])
         for at in range(WORDS):
             for group in groups:
-                store.write([group[3 + at]])
+                store.write([group[2 + at]])
 
 
 @contextmanager
@@ -247,10 +241,8 @@ def places(folder: Path) -> dict[int, list[tuple[Path, int, int]]]:
 
 
 def looked_at(store: JournalStore, hit: set[int], tally: FaultTally, *, short: bool = False) -> set[int]:
-    """Check that each session is unchanged, or refused by name because a fault hit it; gives the refused ones.
-
-    ``short``: a log lost its end, so a hit session may have an earlier state.
-    """
+    """Check that each session is unchanged, or refused by name because a fault hit it; gives the refused
+    ones. ``short``: a log lost its end, so a hit session may have an earlier state."""
     refused = set()
     for number in range(1, SESSIONS + 1):
         tally.replies += 1
@@ -291,10 +283,8 @@ def flipped_journal(tries: int, seed: int) -> FaultTally:
 
 
 def damaged_pages(tries: int, seed: int) -> FaultTally:
-    """Zero pages, flip bits, swap pages, cut ends, half of it while the journal is open; then restart.
-
-    Only sessions with a damaged record are lost, and they are named.
-    """
+    """Zero pages, flip bits, swap pages, cut ends, half of it while the journal is open; then restart. Only
+    sessions with a damaged record are lost, and they are named."""
     tally, rng = FaultTally("journal's pages damaged"), Random(seed)
     for attempt in range(tries):
         with memory_folder() as folder:
@@ -434,8 +424,7 @@ def fill(disk: Path, leave: int) -> Path:
 
 
 def full_records(tries: int, seed: int) -> FaultTally:
-    """Fill the disk, with one page more left each time: puts are refused, reads work, and the store
-    recovers."""
+    """Fill the disk, but for one page more each time: puts are refused, reads work, the store recovers."""
     tally = FaultTally("full disk: KV file")
     with small_disk("6m") as disk:
         if disk is None:

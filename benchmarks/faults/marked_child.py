@@ -18,7 +18,6 @@ MODULE = "holdfast.benchmarks.faults.marked_child"
 
 
 def program(what: str, token: int = -1, flag: str | Path = "none") -> Sequence[str]:
-    """The command line for ``ChildEngine``."""
     return (sys.executable, "-m", MODULE, what, str(token), str(flag))
 
 

@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 
 class Proxy:
-    """Forwards bytes to ``target``; ``allowance`` gives the bytes after which each connection breaks (None:
-    never)."""
+    """Forwards bytes to ``target``. ``allowance``: bytes after which each connection breaks; None: never."""
 
     def __init__(self, target: str, allowance: Callable[[], int | None]) -> None:
         parts = urlsplit(target)
@@ -24,7 +23,6 @@ class Proxy:
         self.url = ""
 
     def retarget(self, target: str) -> None:
-        """Change the target of new connections."""
         parts = urlsplit(target)
         self._target = (parts.hostname, parts.port)
 
@@ -56,7 +54,6 @@ class Proxy:
         self._open -= {writer, there_writer}
 
     def cut_all(self) -> None:
-        """Break all open connections."""
         for writer in self._open:
             writer.transport.abort()
 

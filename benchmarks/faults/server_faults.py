@@ -13,7 +13,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from holdfast.gateway.settings import GatewaySettings
@@ -23,19 +22,10 @@ from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.server import ResponseCreated, ResponseDone, ServerGoingAway
 from holdfast.sdk.reconnect import Patience
 
+from ..harness.servers import PROGRAM, children_of
 from .crowd import STORY, FaultTally
 
-SERVE = (
-    "serve",
-    "pocket",
-    "--dtype",
-    "float32",
-    "--kv-bytes",
-    "16MiB",
-    "--max-context",
-    "2048",
-)
-CODE = "from holdfast.gateway.cli.main import main; main()"
+SERVE = ["serve", "pocket", "--dtype", "float32", "--kv-bytes", "16MiB", "--max-context", "2048"]
 ORPHAN_SECONDS = 60.0
 """A child that is still there was left, on a machine of any speed; how long they took is the gap."""
 GOING_AWAY = 1012
@@ -45,9 +35,7 @@ NONE = Patience(total=-1.0)
 
 @asynccontextmanager
 async def command(store: str | None = None) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A server that is ready, and its address; killed at the end if it is still there. ``store``: a fresh one
-    by default.
-    """
+    """A server that is ready, and its address; killed at the end. ``store``: a fresh one by default."""
     with ExitStack() as stack:
         folder = store or stack.enter_context(TemporaryDirectory())
         async with launched(folder) as process:
@@ -58,7 +46,7 @@ async def command(store: str | None = None) -> AsyncIterator[tuple[asyncio.subpr
 async def launched(store: str, port: int = 0) -> AsyncIterator[asyncio.subprocess.Process]:
     """A server from its start on, listening on ``port``."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", CODE, *SERVE, "--port", str(port), "--store", store),
+        *(sys.executable, "-c", PROGRAM, *SERVE, "--port", str(port), "--store", store),
         stderr=asyncio.subprocess.PIPE,
     )
     try:
@@ -100,11 +88,6 @@ async def orphaned(tries: int, seed: int) -> FaultTally:
     return tally
 
 
-def children_of(pid: int) -> list[int]:
-    """Processes that this one started."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 async def ended(pidfd: int) -> bool:
     """Whether the process ends within ``ORPHAN_SECONDS``."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
@@ -121,10 +104,8 @@ async def ended(pidfd: int) -> bool:
 
 
 async def drained(tries: int, seed: int) -> FaultTally:
-    """SIGTERM while a reply runs: an announcement, the end of the reply, close code 1012, exit code 0.
-
-    A reply that does not end within the drain time is kept for the next server.
-    """
+    """SIGTERM while a reply runs: an announcement, the end of the reply, close code 1012, exit code 0. A
+    reply that does not end within the drain time is kept for the next server."""
     tally, rng = FaultTally("server asked to leave"), random.Random(seed)
     loop, allowed = asyncio.get_running_loop(), GatewaySettings().drain_seconds
     async with command() as (_, url), connect(url) as client, client.session() as chat:
@@ -156,9 +137,7 @@ async def drained(tries: int, seed: int) -> FaultTally:
 @dataclass
 class HeardSocket:
     """What one client received: its reply's start and status, an announcement, its socket's close code.
-
-    ``began`` is set at the latest when the socket closes.
-    """
+    ``began`` is set at the latest when the socket closes."""
 
     began: asyncio.Event = field(default_factory=asyncio.Event)
     status: str | None = None

@@ -13,7 +13,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from holdfast.sdk import connect
 from holdfast.sdk.reconnect import Patience
 
 from .crowd import FACTS, STORY, WEDGED_SECONDS, Crowd, FaultTally, Talk
-from .engine_faults import POCKET, SERVED, SOON
+from .engine_faults import POCKET, SERVED, SOON, Strike, struck
 from .file_faults import small_disk
 from .network import proxy
 from .server_faults import command, launched
@@ -47,12 +47,9 @@ LEAST_KV = 2 * SLACK  # on disk when it is filled: much of it has to go
 EARLY = 0.5  # share of the kills that come before the first piece of text
 MOST_EARLY = 2  # and so many in a row, so that each reply has its chance
 
-Strike = Callable[[ChildEngine], None]
-
 
 @asynccontextmanager
 async def tiered(folder: str) -> AsyncIterator[Serving]:
-    """A server with a journal, a host tier and a disk."""
     settings = msgspec.structs.replace(TIGHT, store=folder)
     engine = ChildEngine(settings, backoff=SOON)
     served = replace(SERVED, store=Path(folder))
@@ -60,17 +57,12 @@ async def tiered(folder: str) -> AsyncIterator[Serving]:
         yield running
 
 
-def engine_killed(engine: ChildEngine) -> None:
-    """``kill -9``."""
-    engine.kill()
-
-
-def shelf_killed(engine: ChildEngine) -> None:
+async def shelf_killed(engine: ChildEngine, rng: random.Random) -> None:
     """``kill -9``."""
     _signal_shelf(engine, signal.SIGKILL)
 
 
-def shelf_stopped(engine: ChildEngine) -> None:
+async def shelf_stopped(engine: ChildEngine, rng: random.Random) -> None:
     """SIGSTOP: the process takes requests and answers none."""
     _signal_shelf(engine, signal.SIGSTOP)
 
@@ -83,21 +75,12 @@ def _signal_shelf(engine: ChildEngine, number: signal.Signals) -> None:
 
 async def disturbed(fault: str, strike: Strike, tries: int, seed: int) -> FaultTally:
     """Run a crowd too large for the device, with a fault at a random moment."""
-    tally, rng = FaultTally(fault), random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
-        async with tiered(folder) as running, connect(running.url) as client:
-            crowd = Crowd(client)
-            await crowd.rehearse()
-            for _ in range(tries):
-                talking = asyncio.create_task(crowd.talk(tally))
-                await asyncio.sleep(rng.uniform(0.0, crowd.seconds))
-                strike(running.engine)
-                await talking
-                await running.engine.link.wait_ready()
-                tally.tries += 1
+        async with tiered(folder) as running:
+            tally = await struck(running, fault, strike, tries, seed)
             figures = await _figures(running.engine)
-            moved = {name: int(figures.get(name, 0)) for name in ("restored", "disk_stored", "disk_lost")}
-            tally.notes.append(f"the last engine: {moved}")
+    moved = {name: int(figures.get(name, 0)) for name in ("restored", "disk_stored", "disk_lost")}
+    tally.notes.append(f"the last engine: {moved}")
     return tally
 
 
@@ -124,10 +107,7 @@ async def filled(tries: int, seed: int) -> FaultTally:
             return tally
         store, ballast = disk / "store", disk / "ballast"
         settings = msgspec.structs.replace(WIDE, store=str(store))
-        async with (
-            serving(replace(SERVED, store=store), settings) as running,
-            connect(running.url) as client,
-        ):
+        async with serving(replace(SERVED, store=store), settings) as running, connect(running.url) as client:
             fields = {"max_output_tokens": 40}
             talks = [Talk((f"{line} {FACTS}", STORY, "What is my locker code?"), fields) for line in lines]
             crowd = Crowd(client, talks)
@@ -227,7 +207,6 @@ class Lives:
             self._talking = None
 
     async def last(self) -> None:
-        """Wait until the current talk ends."""
         if self._talking is not None:
             await self._talking
 
@@ -247,13 +226,11 @@ class Lives:
             self._tally.notes.append(f"try {self._tally.tries}: nothing heard in {WEDGED_SECONDS:.0f} s")
 
     async def _pass(self, seconds: float) -> None:
-        """Wait so long, or less if the talk ends."""
         assert self._talking is not None
         await asyncio.wait({self._talking}, timeout=seconds)
 
 
 def free_port() -> int:
-    """A free port on loopback."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
         return int(bound.getsockname()[1])
 

@@ -6,8 +6,7 @@ of their own; they end with the part.
 
 from __future__ import annotations
 
-from .limits import limited
-from .measure import Bench, Figure, note
+from .measure import Bench, Figure, limited, note
 from .wheels import missing
 
 LIMIT_S = 240.0

@@ -50,17 +50,14 @@ def engine(_: Bench) -> list[Figure]:
 
 
 def kernel_tests(_: Bench) -> list[Figure]:
-    """The suite's ``gpu`` mark in the room kernels."""
     return _tests("kernels")
 
 
 def kvstore_tests(_: Bench) -> list[Figure]:
-    """The suite's ``gpu`` mark in the room kvstore."""
     return _tests("kvstore")
 
 
 def other_tests(_: Bench) -> list[Figure]:
-    """The suite's ``gpu`` mark in all other rooms."""
     return _tests(*(room for room in _marked() if room not in ("kernels", "kvstore")))
 
 
@@ -93,10 +90,8 @@ def _marked() -> dict[str, list[str]]:
 
 
 def _pytest(files: list[str], before: tuple[str, ...] = ()) -> int:
-    """The exit status of the ``gpu`` mark of ``files``; 124: out of time, as with `timeout`.
-
-    The libraries are the machine's own, so warnings are not errors.
-    """
+    """The exit status of the ``gpu`` mark of ``files``; 124: out of time, as with `timeout`. The libraries
+    are the machine's own, so warnings are not errors."""
     words = ("-q", "-m", "gpu", "-W", "default", "-p", "no:cacheprovider")
     command = [*before, sys.executable, "-m", "pytest", *words, *files]
     try:
@@ -114,9 +109,7 @@ def generate(
     scored: bool = False,
 ) -> tuple[list[list[Any]], float]:
     """The ids generated for all prompts in one batch, and the seconds from the first step to the last.
-
-    ``step_tokens``: the most that one step computes. ``scored``: (id, log probability) instead of ids.
-    """
+    ``step_tokens``: the most that one step computes. ``scored``: (id, log probability) instead of ids."""
     made = engine_of(model, step_tokens)
     said: list[list[Any]] = [[] for _ in prompts]
     for seq, prompt in enumerate(prompts):
@@ -130,11 +123,7 @@ def generate(
 
 
 def rows_of(engine: Engine) -> Iterator[messages.Row]:
-    """The rows of all steps until all sequences end. A failed sequence ends the measurement.
-
-    Raises:
-        SequenceFailed
-    """
+    """The rows of all steps until all sequences end. Raises ``SequenceFailed``."""
     while (step := engine.step()) is not None:
         for row in step.rows:
             if row.finish is messages.Finish.ERROR:
@@ -150,7 +139,7 @@ def engine_of(model: LoadedModel, step_tokens: int, blocks: int = 512, context: 
     """An engine without tiers over ``blocks`` blocks of 16 tokens."""
     size = 16
     groups = model.kv_groups(size)
-    device, dtype = model.decoder.device, model.decoder.dtype
+    device = model.decoder.device
     settings = SchedulerSettings(
         blocks=blocks,
         vocab_size=model.config.vocab_size,
@@ -159,12 +148,7 @@ def engine_of(model: LoadedModel, step_tokens: int, blocks: int = 512, context: 
         max_sequences=min(64, step_tokens),
         depth=2 if device.type == "cuda" else 1,
     )
-    scheduler = Scheduler(
-        settings,
-        BlockPool(blocks, size),
-        BlockHasher(b"0" * 32, size),
-        model.namespace(groups),
-    )
-    arenas = [DeviceArena(group, blocks, device, dtype) for group in groups]
-    made: Engine = Engine(scheduler, TorchRunner(model.decoder, *arenas))
-    return made
+    pool, hasher = BlockPool(blocks), BlockHasher(b"0" * 32, size)
+    scheduler = Scheduler(settings, pool, hasher, model.namespace(groups))
+    arenas = [DeviceArena(group, blocks, device) for group in groups]
+    return Engine(scheduler, TorchRunner(model.decoder, *arenas))

@@ -1,4 +1,4 @@
-"""Timing of kernels, and the form of a figure.
+"""Timing of kernels, the form of a figure, and a time limit for waits.
 
 Device time comes from events around the replay of one graph with many launches, each on its own inputs: data
 has left the L2 cache before it is read again, and no launch waits for the host.
@@ -7,8 +7,10 @@ has left the L2 cache before it is read again, and no launch waits for the host.
 from __future__ import annotations
 
 import functools
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,16 +25,13 @@ RUNS = 20
 @dataclass(frozen=True, slots=True)
 class Bench:
     """Where parts run: on a GPU at full size, or in rehearsal at toy sizes, where figures mean nothing.
-
-    ``tell``: takes figures that a part knows before it ends, so that they are kept if the part fails.
-    """
+    ``tell``: takes figures that a part knows before it ends, so that they are kept if the part fails."""
 
     device: torch.device
     rehearsal: bool
     tell: Callable[[list[Figure]], None] = lambda lines: None
 
     def size(self, full: int, toy: int) -> int:
-        """A size of the problem."""
         return toy if self.rehearsal else full
 
 
@@ -53,10 +52,8 @@ def reason(error: BaseException) -> str:
 
 
 def median_us(bench: Bench, works: Sequence[Work], runs: int = RUNS, *, captured: bool = True) -> float:
-    """Median microseconds of one of ``works``, which differ only in their inputs.
-
-    ``captured``: as one graph; not possible for work that makes the host wait.
-    """
+    """Median microseconds of one of ``works``, which differ only in their inputs. ``captured``: as one graph;
+    not possible for work that makes the host wait."""
     _each(works)
     if bench.device.type != "cuda":
         start = time.perf_counter()
@@ -121,3 +118,27 @@ def compared(name: str, ours: float, theirs: dict[str, float | str], goals: dict
             lines.append(figure(f"{name}, {peer}", micros, "us"))
             lines.append(figure(f"{name}, ours against {peer}", micros / ours, "x", goals.get(peer)))
     return lines
+
+
+class _OutOfTime(KeyboardInterrupt):
+    """Not an ``Exception``: no task or callback of an event loop swallows it."""
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Leave the block after so many seconds; its clean-up runs. It does not stop a library call. For the main
+    thread. Raises ``TimeoutError``."""
+
+    def strike(number: int, frame: object) -> None:
+        raise _OutOfTime
+
+    before = signal.signal(signal.SIGALRM, strike)
+    set_before = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except _OutOfTime:
+        raise TimeoutError(f"not done within {seconds:g} s") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *set_before)

@@ -93,24 +93,14 @@ def flashinfer(bench: Bench, made: Paged, heads: Heads) -> Times:
         ).int()
         last = lengths - (pages - 1) * heads.block
         caches = [made.arena[:, layer].contiguous() for layer in range(LAYERS)]
+        pages_of = (starts, indices, last, heads.query, heads.kv, heads.dim, heads.block)
+        wrapper: Any
         if single:
-            wrapper: Any = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-                workspace, "HND", use_tensor_cores=True
-            )
-            sizes = (heads.query, heads.kv, heads.dim, heads.block)
-            wrapper.plan(starts, indices, last, *sizes, q_data_type=heads.dtype, kv_data_type=heads.dtype)
+            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=True)
+            wrapper.plan(*pages_of, q_data_type=heads.dtype, kv_data_type=heads.dtype)
         else:
             wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "HND")
-            sizes = (heads.query, heads.kv, heads.dim, heads.block)
-            wrapper.plan(
-                made.batch.row_starts.int(),
-                starts,
-                indices,
-                last,
-                *sizes,
-                causal=True,
-                q_data_type=heads.dtype,
-            )
+            wrapper.plan(made.batch.row_starts.int(), *pages_of, causal=True, q_data_type=heads.dtype)
         return [partial(wrapper.run, made.query, cache) for cache in caches]
 
     return {"FlashInfer": attempt(bench, make)}

@@ -30,7 +30,6 @@ Row = dict[str, int]
 
 
 def _all(**choices: tuple[int, ...]) -> list[Row]:
-    """Every combination."""
     return [dict(zip(choices, some, strict=True)) for some in itertools.product(*choices.values())]
 
 

@@ -1,13 +1,10 @@
 """The command behind ``make gpu``: parts in order, a table, and one file of results, written part by part.
 
-Runs as a file, from a checkout that need not be installed: it makes ``holdfast`` importable through a link,
-and the packages of ``.whl/`` too (see `wheels`). Each part is a process of its own with a time limit, so a
-part that fails, hangs or loses the device does not affect the others. The results are JSON lines, written to
-disk at once when a part begins, has some figures, or ends. A second call with the same file runs the
-remaining parts.
-
-Without a CUDA device nothing is measured; ``--rehearse`` then runs every line at toy sizes under triton's
-interpreter (servers compute by the CPU's kernels).
+Runs as a file, from a checkout that need not be installed. Each part is a process of its own with a time
+limit, so one that fails, hangs or loses the device does not affect the others. Results are JSON lines, on
+disk at once; a second call with the same file runs the remaining parts. Without a CUDA device nothing is
+measured; ``--rehearse`` then runs every line at toy sizes under triton's interpreter (servers compute by
+the CPU's kernels).
 """
 
 from __future__ import annotations
@@ -88,7 +85,6 @@ class Results:
             os.fsync(file.fileno())
 
     def lines(self) -> list[dict[str, Any]]:
-        """All readable lines."""
         found = []
         with suppress(FileNotFoundError):
             for line in self.path.read_bytes().splitlines():
@@ -109,8 +105,7 @@ class Results:
 
 @contextmanager
 def importable() -> Iterator[None]:
-    """``holdfast`` as this checkout, whether or not it is installed, and carried wheels, also for child
-    processes."""
+    """``holdfast`` as this checkout, installed or not, and carried wheels, also for child processes."""
     found = find_spec("holdfast")
     ours = found is not None and found.origin is not None and Path(found.origin).resolve().parent == ROOT
     if ours and not WHEELS.is_dir():
@@ -194,9 +189,9 @@ def _run(command: Sequence[str], seconds: float) -> str:
 def measured(part: str, bench: Any, seconds: float) -> tuple[list[dict[str, Any]], str]:
     """Run a part for at most so many seconds; its lines, and the reason if it failed."""
     module, function = PARTS[part].split(".")
-    limits = importlib.import_module("holdfast.benchmarks.gpu.limits")
+    measure = importlib.import_module("holdfast.benchmarks.gpu.measure")
     try:
-        with limits.limited(seconds):
+        with measure.limited(seconds):
             made = importlib.import_module(f"holdfast.benchmarks.gpu.{module}")
             lines: list[dict[str, Any]] = getattr(made, function)(bench)
     except Exception as error:  # in the table, in the results, and in the exit status
@@ -294,12 +289,7 @@ def _all(asked: argparse.Namespace, results: Results) -> int:
             str(seconds),
             CUT if cut else ENDED,
         ]
-        return [
-            sys.executable,
-            str(Path(__file__).resolve()),
-            *words,
-            *(["--rehearse"] if asked.rehearse else []),
-        ]
+        return [sys.executable, str(Path(__file__).resolve()), *words, *["--rehearse"] * asked.rehearse]
 
     left_out = (*BY_NAME, *(WHOLE if asked.rehearse else ()))
     parts = asked.part or [name for name in PARTS if name not in left_out]

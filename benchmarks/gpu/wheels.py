@@ -18,22 +18,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = ROOT / "pyproject.toml"
 FOLDER = ROOT / ".whl"
-WITH_TORCH = frozenset(
-    [
-        *(
-            "torch",
-            "triton",
-            "transformers",
-            "safetensors",
-            "tokenizers",
-            "numpy",
-            "regex",
-            "numba",
-            "jinja2",
-        ),
-        *("huggingface_hub", "anyio", "rich", "typer", "xxhash", "prometheus_client"),
-    ]
+_WITH_TORCH = (
+    "torch triton transformers safetensors tokenizers numpy regex numba jinja2 huggingface_hub anyio "
+    "rich typer xxhash prometheus_client"
 )
+WITH_TORCH = frozenset(_WITH_TORCH.split())
 """What an image with torch and transformers has, too. Their wheels are large or belong to its torch."""
 
 GLIBC = (39, 35, 34, 31, 28, 27, 24, 17, 12, 5)
@@ -51,7 +40,6 @@ def named(*extras: str) -> list[str]:
 
 
 def missing(*extras: str) -> list[str]:
-    """Those that are not installed on this machine."""
     return [name for name in named(*extras) if find_spec(name.replace("-", "_")) is None]
 
 
@@ -73,9 +61,7 @@ def download(folder: Path, python: str, machine: str) -> int:
 
 def unpack(folder: Path, target: Path) -> list[str]:
     """Make the packages of the wheels in ``folder`` that are not installed importable from ``target``.
-
-    Returns a line for each wheel that is not for this Python.
-    """
+    Returns a line for each wheel that is not for this Python."""
     from packaging.tags import sys_tags  # transformers needs it, so it is there
     from packaging.utils import parse_wheel_filename
 
@@ -93,7 +79,6 @@ def unpack(folder: Path, target: Path) -> list[str]:
 
 
 def main() -> int:
-    """Download."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", default="3.12")
     parser.add_argument("--machine", default="x86_64")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from math import exp, inf, log
 
 from holdfast.sdk.agent.run import HINT_SECONDS
-from holdfast.sessions.return_hints import PATIENCE
+from holdfast.sessions.placement import PATIENCE
 
 SHARED = 15_000
 LONGEST_PAUSE = 3600.0
@@ -41,7 +41,6 @@ class Scale:
 
     @property
     def shared(self) -> int:
-        """Tokens of the prompt that all sessions share."""
         return SHARED // self.tokens
 
 
@@ -62,7 +61,6 @@ class TraceTurn:
     human: bool = False
 
     def after(self, scale: Scale) -> int:
-        """Tokens of the session after the turn."""
         return (self.before or scale.shared) + self.fresh + self.said
 
     @property
@@ -72,8 +70,7 @@ class TraceTurn:
 
 
 def coding(sessions: int, turns: int, seed: int, scale: Scale) -> list[TraceTurn]:
-    """``turns`` turns in order of time, from ``sessions`` sessions at a time; a new one follows one that
-    ends."""
+    """``turns`` turns in order of time, of ``sessions`` sessions at a time; another follows one that ends."""
     rng = random.Random(seed)
     names = iter(range(1 << 30))
     coming: list[tuple[float, int, Iterator[tuple[TraceTurn, float]]]] = []

@@ -1,9 +1,8 @@
 """A toy that calls a tool in each reply: its grammar forces the call, its weights choose an argument.
 
-The words come from this repository's source, in a vocabulary of byte pairs learnt from it, so that a token has
-about as many characters as in a real model. The weights choose digits, and each digit is a token in any text:
-a call rendered from its item has the same tokens as the sampled call, and a resent history has as many tokens
-as a kept one.
+Its vocabulary of byte pairs is learnt from this repository's source, so that a token has about as many
+characters as in a real model. Each digit is a token in any text: a call that is sent back has the tokens
+that were sampled.
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ class Caller:
 
     @classmethod
     def make(cls, model: str, folder: Path, seed: int, dtype: str) -> Caller:
-        """Write the toy ``model`` with the language of calls."""
         size = int(SHAPES[model]["vocab_size"])
         make_toy(model, folder, seed=seed, dtype=dtype, eos_token_id=size - 1)
         source = _source()

@@ -46,7 +46,6 @@ def frame(opcode: int, payload: bytes = b"", *, final: bool = True) -> bytes:
 
 
 def event(kind: str, **fields: Any) -> bytes:
-    """A client event as a text frame."""
     return frame(TEXT, json.dumps({"type": kind, **fields}).encode())
 
 
@@ -95,7 +94,6 @@ class RawSocket:
         return self
 
     async def send(self, data: bytes) -> None:
-        """Send these bytes. Raises ``SocketClosed``."""
         try:
             await self._loop.sock_sendall(self._socket, data)
         except OSError as fault:
@@ -128,7 +126,6 @@ class RawSocket:
                 return found
 
     def close(self) -> None:
-        """Drop the connection."""
         self._socket.close()
 
     async def _more(self) -> None:
@@ -160,7 +157,6 @@ class Flood:
         self.counts: Counter[str] = Counter()
 
     async def run(self, name: str) -> None:
-        """Flood in the named way until the end."""
         sockets, attack, receive_bytes = FLOODS[name]
         workers = [self._again(attack, at, receive_bytes) for at in range(sockets)]
         with suppress(TimeoutError):
@@ -192,20 +188,8 @@ class Flood:
 
     async def pings(self, connection: RawSocket, _: int) -> None:
         """Pings with hardly read answers."""
-        many = frame(PING, bytes(PING_BYTES)) * 500
-
-        async def read() -> None:
-            while True:
-                await connection.receive(SLOW_READ_BYTES)
-                await asyncio.sleep(SLOW_READ_SECONDS)
-
-        async def write() -> None:
-            while True:
-                await connection.send(many)
-                self.counts["frames"] += 500
-                await asyncio.sleep(0)
-
-        await _both(read(), write())
+        ping = frame(PING, bytes(PING_BYTES))
+        await self._blast(connection, b"", ping, 500, SLOW_READ_BYTES, SLOW_READ_SECONDS)
 
     async def fragments(self, connection: RawSocket, _: int) -> None:
         """An endless message of empty fragments."""
@@ -264,32 +248,37 @@ class Flood:
         self.counts[kind if kind != "error" else f"error: {found['error'].get('code')}"] += 1
         return found
 
-    async def _blast(self, connection: RawSocket, first: bytes, rest: bytes) -> None:
-        many = rest * 2000
+    async def _blast(
+        self,
+        connection: RawSocket,
+        first: bytes,
+        rest: bytes,
+        count: int = 2000,
+        read_bytes: int = READ_BYTES,
+        pause: float = 0.0,
+    ) -> None:
+        """Send ``rest`` without end, ``count`` at once, and read at most ``read_bytes`` between pauses."""
+        many = rest * count
 
         async def read() -> None:
             while True:
-                await connection.receive()
+                await connection.receive(read_bytes)
+                await asyncio.sleep(pause)
 
         async def write() -> None:
             await connection.send(first)
             while True:
                 await connection.send(many)
-                self.counts["frames"] += 2000
+                self.counts["frames"] += count
                 await asyncio.sleep(0)
 
-        await _both(read(), write())
-
-
-async def _both(*works: Awaitable[None]) -> None:
-    """Run both at once until one of them fails."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = [asyncio.ensure_future(work) for work in (read(), write())]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 Attack = Callable[[Flood, RawSocket, int], Awaitable[None]]
@@ -307,7 +296,6 @@ FLOODS: dict[str, tuple[int, Attack, int | None]] = {
 
 
 def main() -> None:
-    """The command line of the attacking process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("name", choices=FLOODS)
     parser.add_argument("url")

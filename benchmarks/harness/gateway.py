@@ -58,7 +58,6 @@ class ThroughGateway:
         return self._run(self._say_all(prompts, out))
 
     def close(self) -> None:
-        """End the session and the client's loop."""
         self.begin()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

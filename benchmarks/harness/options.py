@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.runtime.errors import RuntimeFault
@@ -36,18 +36,10 @@ class Options:
     quick: bool
 
     def told(self) -> dict[str, object]:
-        """These options as a dict for the JSON."""
-        return {
-            "models": self.models,
-            "rounds": self.rounds,
-            "dtype": self.dtype,
-            "threads": self.threads,
-            "quick": self.quick,
-        }
+        return {name: getattr(self, name) for name in ("models", "rounds", "dtype", "threads", "quick")}
 
 
 def parser_of(name: str, about: str | None, models: Iterable[str], rounds: int) -> argparse.ArgumentParser:
-    """A parser with the options of all benchmarks."""
     parser = argparse.ArgumentParser(prog=f"holdfast bench {name}", description=about)
     parser.add_argument("--models", nargs="+", default=tuple(models), help="toys to measure on")
     parser.add_argument("--rounds", type=int, default=rounds, help="interleaved rounds; five or more")
@@ -61,18 +53,10 @@ def parser_of(name: str, about: str | None, models: Iterable[str], rounds: int) 
 
 
 def options_of(chosen: argparse.Namespace) -> Options:
-    """The parsed options of all benchmarks."""
-    quick = bool(chosen.quick)
-    return Options(
-        models=("tiny",) if quick else tuple(chosen.models),
-        rounds=2 if quick else chosen.rounds,
-        seed=chosen.seed,
-        dtype=chosen.dtype,
-        threads=chosen.threads,
-        peers=chosen.peers,
-        out=chosen.out,
-        quick=quick,
-    )
+    options = Options(**{name: getattr(chosen, name) for name in Options.__slots__})
+    if options.quick:
+        return replace(options, models=("tiny",), rounds=2)
+    return replace(options, models=tuple(options.models))
 
 
 def run(name: str, measure: Callable[[], None]) -> int:

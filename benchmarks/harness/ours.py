@@ -17,17 +17,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from holdfast.kernels.cpu.cores import bind
-from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.link.messages import (
-    AnyVerb,
     Close,
     Extend,
     Finish,
     Generate,
     Open,
-    Refusal,
     Row,
     Sampling,
     TokenLimits,
@@ -35,6 +31,7 @@ from holdfast.runtime.link.messages import (
 from holdfast.runtime.settings import EngineSettings
 
 from ..peers.worker import answer_all
+from .talker import apply, loaded, rest, spoken
 
 Json = dict[str, Any]
 KV_BYTES = 1 << 30
@@ -53,9 +50,7 @@ class Ours:
         """Load with a server's default settings, except for the memory for KV."""
         torch.set_num_threads(threads)
         settings = EngineSettings(model=str(folder), device="cpu", dtype=dtype, kv_bytes=KV_BYTES)
-        engine = load_engine(settings, lambda done, what: None, Liveness()).engine
-        assert isinstance(engine, Engine)
-        self._engine = engine
+        self._engine = loaded(settings)
         bind()  # as the engine's own process does
         return {
             "versions": {name: version(name) for name in ("holdfast", "torch")},
@@ -64,9 +59,8 @@ class Ours:
         }
 
     def begin(self) -> None:
-        """Forget the conversation and its KV."""
         if self._conversation is not None:
-            self._apply(Close(0, self._conversation, keep_kv=False))
+            apply(self._engine, Close(0, self._conversation, keep_kv=False))
             self._conversation = None
 
     def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
@@ -75,13 +69,9 @@ class Ours:
         if self._conversation is None:
             self._conversation = self._open(tokens)
         else:
-            self._apply(Extend(0, self._conversation, tokens))
+            apply(self._engine, Extend(0, self._conversation, tokens))
         self._generate(self._conversation, out)
-        said: list[int] = []
-        first = 0.0
-        for row in self._rows(1):
-            first = first or time.perf_counter()
-            said += row.tokens
+        first, said, _ = spoken(self._engine, lambda: None)
         return first - began, said
 
     def decode(self, prompts: list[list[int]], out: int) -> int:
@@ -91,8 +81,8 @@ class Ours:
             self._generate(seq, out)
         tokens = sum(len(row.tokens) for row in self._rows(len(opened)))
         for seq in opened:
-            self._apply(Close(0, seq, keep_kv=False))
-        self._rest()
+            apply(self._engine, Close(0, seq, keep_kv=False))
+        rest(self._engine)
         return tokens
 
     def log(self, request: Json) -> Json:
@@ -130,22 +120,11 @@ class Ours:
 
     def _open(self, tokens: list[int]) -> int:
         seq = next(self._numbers)
-        self._apply(Open(0, seq, b"", tokens))
+        apply(self._engine, Open(0, seq, b"", tokens))
         return seq
 
     def _generate(self, seq: int, out: int) -> None:
-        self._apply(Generate(0, seq, Sampling(), TokenLimits(out)))
-
-    def _apply(self, verb: AnyVerb) -> None:
-        answer = self._engine.apply(verb)
-        if isinstance(answer, Refusal):
-            raise RuntimeError(answer.message)
-
-    def _rest(self) -> None:
-        """Step until there is nothing to do, so that the wait for the next request is not a gap between
-        steps."""
-        while self._engine.step() is not None:
-            continue
+        apply(self._engine, Generate(0, seq, Sampling(), TokenLimits(out)))
 
     def _rows(self, running: int) -> Iterable[Row]:
         """The rows of all steps until so many generations have ended."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
-from holdfast.kvstore.disk.client import STORES_IN_FLIGHT, STORING_SHARE, DiskStatistics
+from holdfast.kvstore.disk.client import STORES_IN_FLIGHT, STORING_SHARE
 from holdfast.kvstore.disk.payload_offsets import PAGE
 from holdfast.kvstore.disk.store import NewRecord, RecordStore
 from holdfast.kvstore.errors import KVStoreError
@@ -30,7 +30,7 @@ from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
 
 from .agents import Scale, TraceTurn
-from .talker import Talker
+from .talker import Talker, rest
 
 BLOCK = 16
 SLOT_BYTES = 64
@@ -48,7 +48,9 @@ class TokenTally:
 
 
 @dataclass(frozen=True, slots=True)
-class _ReplayedStep:
+class ReplayedStep:
+    """A step on a device that computes nothing."""
+
     plan: Plan
 
     def tokens(self) -> list[Outcome]:
@@ -62,9 +64,8 @@ class _ReplayedStep:
 class _IdleRunner:
     """`plan.Runner` that computes nothing."""
 
-    def launch(self, plan: Plan) -> _ReplayedStep:
-        """A step that is done at once."""
-        return _ReplayedStep(plan)
+    def launch(self, plan: Plan) -> ReplayedStep:
+        return ReplayedStep(plan)
 
 
 class InlineDisk:
@@ -89,9 +90,6 @@ class InlineDisk:
     def touch(self, key: bytes) -> None:
         """Mark as stored now."""
         self._touched.append(key)
-
-    def lease(self, holder: int, keys: Iterable[bytes]) -> None:
-        """Ignored: leases have no effect here."""
 
     def evict_first(self, keys: Iterable[bytes]) -> None:
         """Mark records that stay in the host tier; sent with the next store."""
@@ -172,9 +170,8 @@ class InlineDisk:
             self._host.filled(slot, tokens=header.tokens, digest=xxh3_64_intdigest(memory.payload(slot)))
         self._fetching.clear()
 
-    def statistics(self) -> DiskStatistics:
-        """Number of records."""
-        return DiskStatistics(len(self._store), 0, 0, 0, 0, 0)
+    def statistics(self) -> dict[str, int]:
+        return {"records": len(self._store)}
 
     def close(self) -> None:
         """Does nothing."""
@@ -196,7 +193,7 @@ def fake_engine(device: int, host: int, disk: int, context: int, clock: Clock) -
     settings = SchedulerSettings(
         blocks=device, vocab_size=VOCABULARY, max_context=context, block_tokens=BLOCK, max_step_tokens=512
     )
-    pool, hasher = BlockPool(device, BLOCK), BlockHasher(SECRET, BLOCK)
+    pool, hasher = BlockPool(device), BlockHasher(SECRET, BLOCK)
     with tempfile.TemporaryDirectory() as folder:
         tier = _tier(host) if host else None
         store = RecordStore(Path(folder) / "kv", bytes(16), SLOT_BYTES, disk * PAGE) if disk else None
@@ -251,8 +248,7 @@ def _next(engine: Engine, clock: Clock) -> None:
 def _rest(engine: Engine, clock: Clock, until: float) -> None:
     """Run the engine's own work until the next turn begins."""
     while True:
-        while engine.step() is not None:
-            continue
+        rest(engine)
         due = engine.due()
         if due is None or clock.now + due >= until:
             break

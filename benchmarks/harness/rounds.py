@@ -17,7 +17,6 @@ T = TypeVar("T")
 
 
 def vocabulary(model: str) -> int:
-    """Size of a toy's vocabulary."""
     return int(SHAPES[model]["vocab_size"])
 
 
@@ -34,7 +33,6 @@ def rotated(items: Sequence[T], by: int) -> list[T]:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of the ratios in each round."""
     return median(one / other for one, other in zip(ours, theirs, strict=True))
 
 

@@ -18,7 +18,7 @@ from urllib.request import urlopen
 from .options import CannotMeasure
 from .workers import environment
 
-_PROGRAM = "from holdfast.gateway.cli.main import main; main()"
+PROGRAM = "from holdfast.gateway.cli.main import main; main()"
 _TICK = os.sysconf("SC_CLK_TCK")
 LEAVE_SECONDS = 20.0
 
@@ -34,9 +34,8 @@ class Server:
 
 @contextmanager
 def server(model: str, threads: int, *words: str) -> Iterator[Server]:
-    """Run a server until the end of the block. Raises ``CannotMeasure`` with its last line if it does not
-    start."""
-    command = (sys.executable, "-c", _PROGRAM, "serve", model, "--port", "0", *words)
+    """Run a server until the end of the block. Raises ``CannotMeasure`` with its last line, if not started."""
+    command = (sys.executable, "-c", PROGRAM, "serve", model, "--port", "0", *words)
     environ = environment(threads, ours=True)
     with (
         tempfile.TemporaryFile("w+") as complaints,
@@ -89,12 +88,16 @@ def _address(process: subprocess.Popen[str]) -> str:
 
 
 def _child_of(pid: int) -> int:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        children += (thread / "children").read_text().split()
+    children = children_of(pid)
     if not children:
         raise CannotMeasure("the server has no engine process")
-    return int(children[0])
+    return children[0]
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that this one started, by any thread."""
+    listed = (file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [int(child) for children in listed for child in children.split()]
 
 
 def _end(process: subprocess.Popen[str]) -> None:

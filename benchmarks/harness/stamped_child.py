@@ -16,7 +16,6 @@ MODULE = "holdfast.benchmarks.harness.stamped_child"
 
 
 def program(token: int, file: Path) -> Sequence[str]:
-    """The command line for ``ChildEngine``."""
     return (sys.executable, "-m", MODULE, str(token), str(file))
 
 
@@ -35,7 +34,6 @@ def main(token: int, file: Path) -> int:
             self._engine = engine
 
         def apply(self, verb: AnyVerb) -> Any:
-            """Forward the verb."""
             return self._engine.apply(verb)
 
         def step(self) -> Step | None:

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.link.messages import (
     AnyVerb,
     Close,
@@ -21,6 +23,7 @@ from holdfast.runtime.link.messages import (
     TokenLimits,
     Work,
 )
+from holdfast.runtime.settings import EngineSettings
 
 from .agents import Scale, TraceTurn
 
@@ -51,37 +54,55 @@ class Talker:
         seq = turn.session + 1
         fresh = self._text(hash((turn.session, turn.before)), turn.fresh)
         began = time.perf_counter()
-        self._apply(Extend(0, seq, fresh) if turn.before else Open(0, seq, b"", [*self._shared, *fresh]))
-        self._apply(Generate(0, seq, Sampling(), TokenLimits(turn.said)))
-        first, said, work = 0.0, list[int](), None
-        while work is None:
-            step = self._engine.step()
-            if step is None:
-                self._wait()
-            for row in step.rows if step else ():
-                if row.finish is Finish.ERROR:
-                    raise RuntimeError(row.error or "the turn failed")
-                first = first or time.perf_counter() - began
-                said += row.tokens
-                work = row.work
+        more = Extend(0, seq, fresh) if turn.before else Open(0, seq, b"", [*self._shared, *fresh])
+        apply(self._engine, more)
+        apply(self._engine, Generate(0, seq, Sampling(), TokenLimits(turn.said)))
+        first, said, work = spoken(self._engine, self._wait)
         if turn.last:
-            self._apply(Close(0, seq))
-        return TurnFigures(first, work, said)
+            apply(self._engine, Close(0, seq))
+        return TurnFigures(first - began, work, said)
 
     def tell(self, turn: TraceTurn, returns_in: float) -> None:
         """Give the engine a hint of the seconds until the session is back."""
-        self._apply(Lease(0, turn.session + 1, ttl=0.0, returns_in=returns_in))
-
-    def rest(self) -> None:
-        """Step until there is nothing to do."""
-        while self._engine.step() is not None:
-            continue
+        apply(self._engine, Lease(0, turn.session + 1, ttl=0.0, returns_in=returns_in))
 
     def _text(self, what: int, count: int) -> list[int]:
         rng = random.Random(self._seed ^ what)
         return [rng.randrange(2, self._vocabulary) for _ in range(count)]
 
-    def _apply(self, verb: AnyVerb) -> None:
-        answer = self._engine.apply(verb)
-        if isinstance(answer, Refusal):
-            raise RuntimeError(answer.message)
+
+def loaded(settings: EngineSettings, *tiers: int) -> Engine:
+    """An engine as its own process loads it; ``tiers``: the host tier's memory, the disk process's socket."""
+    engine = load_engine(settings, lambda done, what: None, Liveness(), *tiers).engine
+    assert isinstance(engine, Engine)
+    return engine
+
+
+def apply(engine: Engine, verb: AnyVerb) -> None:
+    """Apply a verb. Raises ``RuntimeError`` where it is refused."""
+    answer = engine.apply(verb)
+    if isinstance(answer, Refusal):
+        raise RuntimeError(answer.message)
+
+
+def rest(engine: Engine) -> None:
+    """Step until there is nothing to do, so that no measured wait is a gap between steps."""
+    while engine.step() is not None:
+        continue
+
+
+def spoken(engine: Engine, wait: Callable[[], None]) -> tuple[float, list[int], Work]:
+    """Step until the turn ends: when its first token came, by ``time.perf_counter()``; its tokens; its cost.
+    Raises ``RuntimeError`` where the turn fails."""
+    first, said, work = 0.0, list[int](), None
+    while work is None:
+        step = engine.step()
+        if step is None:
+            wait()
+        for row in step.rows if step else ():
+            if row.finish is Finish.ERROR:
+                raise RuntimeError(row.error or "the turn failed")
+            first = first or time.perf_counter()
+            said += row.tokens
+            work = row.work
+    return first, said, work

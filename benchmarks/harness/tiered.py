@@ -6,10 +6,11 @@ Has no link, like `ours`, so that a turn's time is the engine's alone. Besides t
 
 from __future__ import annotations
 
+import ctypes
 import os
 import tempfile
 import time
-from dataclasses import asdict
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,14 @@ from holdfast.kernels.cpu.cores import bind
 from holdfast.kvstore.disk.client import DiskTier
 from holdfast.kvstore.disk.process import DiskProcess
 from holdfast.kvstore.host.tier import HostTier
-from holdfast.runtime.build import load_engine
-from holdfast.runtime.engine import Engine
 from holdfast.runtime.kv_placement.costs import CostBook
 from holdfast.runtime.kv_placement.tier_setup import host_memory, with_secret
-from holdfast.runtime.link.heartbeat import Liveness
-from holdfast.runtime.link.messages import Extend, Finish, Settle, Truncate, Work
+from holdfast.runtime.link.messages import Extend, Settle, Truncate
 from holdfast.runtime.settings import EngineSettings
 
 from ..peers.worker import answer_all
-from .coldness import page_out
 from .ours import Ours
+from .talker import apply, loaded, rest, spoken
 
 Json = dict[str, Any]
 HOST_BYTES = 1 << 30
@@ -71,8 +69,7 @@ class Tiered(Ours):
         self._keeper = DiskProcess(memory)
         control = os.dup(self._keeper.theirs.fileno())
         self._keeper.start()
-        engine = load_engine(settings, lambda done, what: None, Liveness(), memory, control).engine
-        assert isinstance(engine, Engine)
+        engine = loaded(settings, memory, control)
         # Restoring is measured: never recompute instead.
         engine.scheduler._restore.costs = CostBook(None)
         self._engine = engine
@@ -81,7 +78,6 @@ class Tiered(Ours):
         return {"precision": {"weights": dtype, "kv": dtype}, "block_bytes": self._tier.memory.block_bytes}
 
     def close(self) -> None:
-        """End the disk process."""
         self._engine.scheduler.offload.close()
         self._keeper.stop()
 
@@ -92,47 +88,35 @@ class Tiered(Ours):
         self.begin()
         self.turn(request["tokens"], 1)
         self._base = len(request["tokens"])
-        self._rest()
+        rest(self._engine)
         self._flush()
-        self._records = self._tier.oldest(len(self._tier))
+        self._records = list(self._tier.in_order())
         return {}
 
     def again(self, request: Json) -> Json:
         """Cut back to the first tokens, append ``tokens``, take a turn; gives the seconds to the first token.
-
-        The processor's caches are swept first, because other data fills them before a real turn returns.
-        """
+        The processor's caches are swept first, because other data fills them before a real turn returns."""
         assert self._conversation is not None
-        work: Work | None = None
         _sweep()
         began = time.perf_counter()
-        self._apply(Extend(0, self._conversation, request["tokens"]))
+        apply(self._engine, Extend(0, self._conversation, request["tokens"]))
         self._generate(self._conversation, 1)
-        first = 0.0
-        while work is None:
-            step = self._engine.step()
-            if step is None:
-                time.sleep(self._engine.due() or 0.0)
-                continue
-            for row in step.rows:
-                if row.finish is Finish.ERROR:
-                    raise RuntimeError(row.error or "the turn failed")
-                first, work = time.perf_counter() - began, row.work
-        self._rest()
+        first, _, work = spoken(self._engine, lambda: time.sleep(self._engine.due() or 0.0))
+        rest(self._engine)
         self._rewind()
-        return {"seconds": first, "work": msgspec.structs.asdict(work), **self._shelf_faults()}
+        return {"seconds": first - began, "work": msgspec.structs.asdict(work), **self._shelf_faults()}
 
     def lose(self, request: Json) -> Json:
         """Drop the KV on the device, in the host tier if ``host``, and in the page cache if ``cold``."""
         assert self._conversation is not None
         self._flush()
-        self._apply(Settle(0, self._conversation))
-        self._rest()
+        apply(self._engine, Settle(0, self._conversation))
+        rest(self._engine)
         pool = self._engine.scheduler.pool
         pool.distrust(pool.index.blocks())
         if request["host"]:
             self._flush()
-            for key in self._tier.oldest(len(self._tier)):
+            for key in list(self._tier.in_order()):
                 self._tier.drop(key)
         else:
             self._have_above_disk()
@@ -187,8 +171,8 @@ class Tiered(Ours):
         """Cut back to the first tokens; the next turn has the same history."""
         assert self._conversation is not None
         epoch = self._engine.scheduler.state(self._conversation).epoch
-        self._apply(Truncate(0, self._conversation, self._base, epoch))
-        self._rest()
+        apply(self._engine, Truncate(0, self._conversation, self._base, epoch))
+        rest(self._engine)
 
     def _flush(self) -> None:
         """Wait until everything in the host tier is on disk."""
@@ -215,8 +199,7 @@ class Tiered(Ours):
             time.sleep(0.01)
 
     def _forget_pages(self) -> None:
-        """Drop the records' file from the page cache, and from the disk process's mapping, which would keep
-        it."""
+        """Drop the records' file from the page cache, and first from the disk process's mapping."""
         assert self._keeper.pid is not None
         for path in self._folder.glob("kv/*/data.mdb"):
             page_out(self._keeper.pid, path)
@@ -228,7 +211,7 @@ class Tiered(Ours):
     def _shelf_faults(self) -> Json:
         """Major page faults of the disk process so far."""
         words = Path(f"/proc/{self._keeper.pid}/stat").read_text().rpartition(")")[2].split()
-        return {"major_faults": int(words[9]), "disk": asdict(self._disk.statistics())}
+        return {"major_faults": int(words[9]), "disk": self._disk.statistics()}
 
 
 def _touched(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -244,6 +227,43 @@ def _ballast() -> np.ndarray[Any, np.dtype[np.uint8]]:
 def _sweep() -> None:
     """Read enough to replace everything in the processor's caches."""
     _ballast().max()
+
+
+_PROCESS_MADVISE = 440  # the same number on every architecture
+_MADV_PAGEOUT = 21
+
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+
+
+class _IoVector(ctypes.Structure):
+    """``struct iovec``."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def page_out(pid: int, path: Path) -> None:
+    """Unmap the pages of ``path`` from the memory of process ``pid``, so that they can leave the page cache.
+
+    ``posix_fadvise(DONTNEED)`` skips mapped pages, ``process_madvise(MADV_PAGEOUT)`` does not (Linux 5.10). It
+    needs CAP_SYS_NICE. Raises ``OSError`` where it is not allowed, or not known to this kernel.
+    """
+    handle = os.pidfd_open(pid)
+    try:
+        for begin, end in _mapped(pid, path):
+            span = _IoVector(begin, end - begin)
+            done = _syscall(_PROCESS_MADVISE, handle, ctypes.byref(span), 1, _MADV_PAGEOUT, 0)
+            if done < 0:
+                number = ctypes.get_errno()
+                raise OSError(number, f"process_madvise: {os.strerror(number)}")
+    finally:
+        os.close(handle)
+
+
+def _mapped(pid: int, path: Path) -> Iterator[tuple[int, int]]:
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        if line.endswith(str(path)):
+            begin, _, end = line.split()[0].partition("-")
+            yield int(begin, 16), int(end, 16)
 
 
 if __name__ == "__main__":

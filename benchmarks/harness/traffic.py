@@ -1,18 +1,87 @@
-"""Results of traffic: the usual serving figures, and the resources that the processes used."""
+"""Traffic of the load bench: agent-like turns, timed from outside, the serving figures, and the resources used.
+
+One turn is one request of the pocket model's tool conversations, and one more if the model called a tool: the
+agent answers after a while, and the model goes on. Knows no rates.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from itertools import pairwise
+import random
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import astuple, dataclass, field
+from itertools import count, pairwise
+from math import log
 from statistics import mean, median
 from time import monotonic
 from typing import Any
 
+from holdfast.sdk import Chat, Client, SDKError
+from holdfast.sdk.frames.items import FunctionCallItem, FunctionCallOutputItem, MessageItem
+from holdfast.sdk.frames.server import ArgumentsDelta, TextDelta
+
+from ..pocket.skills import ScoredConversation, ScoredTurn, conversations
 from ..report import percentile
 from .servers import Server, cpu_seconds, memory_bytes
-from .talk import Request
+
+MOST_TOKENS = 200
+TOOL_ERROR = '{"error": "no such thing"}'
+TOOL_MEDIAN, TOOL_SPREAD, TOOL_LONGEST = 0.00285, 3.0, 5.0
+"""Seconds a tool takes: the coding agent's log-normal at a hundredth of the time, cut."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One response. ``began``: when it was due; ``events``: when each delta came; by ``time.monotonic()``."""
+
+    began: float
+    events: list[float] = field(default_factory=list)
+    ended: float = 0.0
+    tokens: int = 0
+    failed: str | None = None
+
+
+def talks(seed: int) -> Iterator[ScoredConversation]:
+    """Endless conversations, the same for the same seed."""
+    for block in count():
+        yield from conversations("tools", 64, 1000 * seed + block)
+
+
+def session(client: Client, talk: ScoredConversation) -> AbstractAsyncContextManager[Chat]:
+    given: dict[str, Any] = {} if talk.instructions is None else {"instructions": talk.instructions}
+    return client.session(tools=talk.tools, temperature=0, max_output_tokens=MOST_TOKENS, **given)
+
+
+async def take_turn(chat: Chat, turn: ScoredTurn, rng: random.Random, arrived: float) -> list[Request]:
+    """Take a turn and answer its call; gives its requests, the last one with the error, if any."""
+    requests = [Request(arrived)]
+    try:
+        await chat.add(MessageItem.of("user", turn.user))
+        calls = await _respond(chat, requests[-1])
+        if calls:
+            await asyncio.sleep(min(TOOL_LONGEST, rng.lognormvariate(log(TOOL_MEDIAN), TOOL_SPREAD)))
+            requests.append(Request(time.monotonic()))
+            for call in calls:
+                output = turn.tool_output or TOOL_ERROR
+                await chat.add(FunctionCallOutputItem(call_id=call.call_id or "", output=output))
+            await _respond(chat, requests[-1])
+    except SDKError as error:
+        requests[-1].failed = str(error)
+        requests[-1].ended = time.monotonic()
+    return requests
+
+
+async def _respond(chat: Chat, request: Request) -> list[FunctionCallItem]:
+    async for event in chat.respond():
+        if isinstance(event, TextDelta | ArgumentsDelta):
+            request.events.append(time.monotonic())
+    request.ended = time.monotonic()
+    finished = chat.last
+    request.tokens = finished.usage.output_tokens if finished.usage else 0
+    return finished.calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +95,14 @@ class ResourceUsage:
 
     @classmethod
     def of(cls, server: Server) -> ResourceUsage:
-        """The usage so far."""
         return cls(
             monotonic(), cpu_seconds(server.gateway), cpu_seconds(server.engine), cpu_seconds(os.getpid())
         )
 
     def since(self, earlier: ResourceUsage) -> ResourceUsage:
         """The usage between two moments; ``at`` is the seconds between them."""
-        return ResourceUsage(
-            self.at - earlier.at,
-            self.gateway - earlier.gateway,
-            self.engine - earlier.engine,
-            self.client - earlier.client,
-        )
+        pairs = zip(astuple(self), astuple(earlier), strict=True)
+        return ResourceUsage(*(now - then for now, then in pairs))
 
 
 @dataclass(slots=True)
@@ -53,12 +117,10 @@ class LoadPoint:
     memory: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def take(self, requests: list[Request]) -> None:
-        """Add an ended turn."""
         self.turns += 1
         self.requests += requests
 
     def close(self, used: ResourceUsage, server: Server) -> None:
-        """End the load point."""
         self.used = used
         self.memory = {name: memory_bytes(getattr(server, name)) for name in ("gateway", "engine")}
 

@@ -11,16 +11,14 @@ from typing import Any
 
 import torch
 
-from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.settings import EngineSettings
 
 from ..peers.worker import answer_all
 from ..sessions import REAL
 from .agents import TraceTurn
 from .ours import Ours
-from .talker import Talker
+from .talker import Talker, loaded, rest
 
 Json = dict[str, Any]
 VOCABULARY = 256  # of the smallest toy
@@ -33,7 +31,7 @@ class Twins(Ours):
         super().__init__()
         self._folder = Path()
         self._dtype = ""
-        self._talkers: dict[str, Talker] = {}
+        self._talkers: dict[str, tuple[Engine, Talker]] = {}
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
         """Remember the model folder."""
@@ -46,15 +44,15 @@ class Twins(Ours):
         sizes = {"quarter": (request["device"], request["ample"]), "unlimited": (request["ample"], 0)}
         for name, (blocks, below) in sizes.items():
             engine = self._loaded(blocks, below)
-            self._talkers[name] = Talker(
-                engine, REAL, VOCABULARY, request["seed"], lambda: time.sleep(0.0003)
-            )
+            talker = Talker(engine, REAL, VOCABULARY, request["seed"], lambda: time.sleep(0.0003))
+            self._talkers[name] = engine, talker
         return {"engines": list(sizes)}
 
     def speak(self, request: Json) -> Json:
         """Take a turn; the time to its first token, and its prefilled tokens."""
-        told = self._talkers[request["engine"]].turn(TraceTurn(**request["turn"]))
-        self._talkers[request["engine"]].rest()
+        engine, talker = self._talkers[request["engine"]]
+        told = talker.turn(TraceTurn(**request["turn"]))
+        rest(engine)
         return {"ttft_ms": 1e3 * told.seconds, "prefilled": told.work.prefilled + told.work.recomputed}
 
     def _loaded(self, blocks: int, below: int) -> Engine:
@@ -66,9 +64,7 @@ class Twins(Ours):
             max_context=REAL.context,
             host_bytes=below * (1 << 18),
         )
-        engine = load_engine(settings, lambda done, what: None, Liveness()).engine
-        assert isinstance(engine, Engine)
-        return engine
+        return loaded(settings)
 
 
 if __name__ == "__main__":

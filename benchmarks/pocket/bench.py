@@ -60,7 +60,6 @@ class SkillTally:
         self.uneven += not first and (kv is None or kv.prefilled + kv.recomputed != kv.new)
 
     def told(self) -> dict[str, Any]:
-        """As the JSON has it."""
         return {
             "conversations": self.right + self.wrong,
             "right": self.right,
@@ -151,7 +150,6 @@ async def measure(
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 if it could measure, 1 if not."""
     parser = argparse.ArgumentParser(prog="holdfast bench pocket", description=__doc__)
     parser.add_argument("--count", type=int, default=200, help="conversations of each skill")
     parser.add_argument("--seed", type=int, default=1)

@@ -29,7 +29,6 @@ class Style:
     bare: bool = False
 
     def write(self, text: str) -> str:
-        """The text in this style."""
         text = text.lower() if self.lower else text
         return text.rstrip(".?!") if self.bare else text
 
@@ -45,7 +44,6 @@ class Writer:
     told: dict[str, tuple[Subject, str]] = field(default_factory=dict)
 
     def style(self) -> Style:
-        """A style of typing drawn at random."""
         return Style(lower=self.rng.random() < 0.12, bare=self.rng.random() < 0.25)
 
     def tell(self, subject: Subject | None = None) -> Exchange:
@@ -107,7 +105,6 @@ class Writer:
         return replace(exchange, user=user.lower() if self.rng.random() < 0.1 else user)
 
     def repeat(self) -> Exchange:
-        """The user has words repeated."""
         return chatter.repeat(self.rng, self.words)
 
     def _unanswered(self, note: bool) -> Exchange:
@@ -160,10 +157,8 @@ def _american(rng: random.Random, text: str) -> str:
 
 @dataclass(frozen=True)
 class Mix:
-    """How often each kind of exchange comes; the numbers are weights.
-
-    `keyed` is how often facts have a key of their own, against the usual; `wide` see `Words`.
-    """
+    """How often each kind of exchange comes; the numbers are weights. `keyed` is how often facts have a key
+    of their own, against the usual; `wide` see `Words`."""
 
     tell: float = 5
     ask_told: float = 5

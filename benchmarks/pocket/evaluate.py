@@ -85,7 +85,6 @@ class Judge:
 
 
 def load(folder: Path) -> Judge:
-    """The model of a folder."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.requires_grad_(False)
@@ -93,7 +92,6 @@ def load(folder: Path) -> Judge:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Measure the pocket model's skills.")
     parser.add_argument("model", type=Path)
     parser.add_argument("--count", type=int, default=200, help="conversations of each skill")

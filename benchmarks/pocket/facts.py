@@ -1,13 +1,14 @@
 """Facts that a user can tell the pocket model and ask for: subjects, their phrases and canonical replies.
 
-A subject is data: `{v}` stands for the value told. It knows nothing of dialogues.
+A subject is data: `{v}` stands for the value told, `{n}` in a kind of subjects for the noun of each. It knows
+nothing of dialogues.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .words import ANIMALS, COLOURS, DRINKS, FOODS, NOUNS, WorldWords
 
@@ -27,6 +28,15 @@ class Subject:
     note: str
     ack: str = ""
 
+    def of(self, noun: str) -> Subject:
+        """The subject of this kind for a noun."""
+
+        def put(*texts: str) -> tuple[str, ...]:
+            return tuple(text.replace("{n}", noun) for text in texts)
+
+        key, answer, untold, note, ack = put(self.key, self.answer, self.untold, self.note, self.ack)
+        return Subject(key, self.draw, put(*self.tells), put(*self.asks), answer, untold, note, ack)
+
     def acknowledge(self, value: str) -> str:
         """The reply to being told."""
         ack = self.ack or "Got it, " + self.answer[0].lower() + self.answer[1:]
@@ -37,88 +47,71 @@ class Subject:
         return f"You have not told me {self.untold}." if value is None else self.answer.format(v=value)
 
 
-def named(noun: str) -> Subject:
-    """A pet, relative or thing with a name."""
-    return Subject(
-        key=noun,
-        draw=WorldWords.name,
-        tells=(
-            f"My {noun} is called {{v}}.",
-            f"My {noun}'s name is {{v}}.",
-            f"The name of my {noun} is {{v}}.",
-        ),
-        asks=(f"What is my {noun} called?", f"What is my {noun}'s name?", f"What is the name of my {noun}?"),
-        answer=f"Your {noun} is called {{v}}.",
-        untold=f"your {noun}'s name",
-        note=f"The user's {noun} is called {{v}}.",
-    )
-
-
-def favourite(noun: str, draw: Draw) -> Subject:
-    """A favourite thing of some sort."""
-    thing = f"favourite {noun}"
-    return Subject(
-        key=thing,
-        draw=draw,
-        tells=(f"My {thing} is {{v}}.", f"{{v}} is my {thing}.", f"I like the {noun} {{v}} best."),
-        asks=(f"What is my {thing}?", f"What's my {thing}?", f"Which {noun} do I like best?"),
-        answer=f"Your {thing} is {{v}}.",
-        untold=f"your {thing}",
-        note=f"The user's {thing} is {{v}}.",
-    )
-
-
-def secret(noun: str) -> Subject:
-    """A code of four digits."""
-    return Subject(
-        key=f"{noun} code",
-        draw=WorldWords.code,
-        tells=(f"My {noun} code is {{v}}.", f"The code of my {noun} is {{v}}.", f"{{v}} is my {noun} code."),
-        asks=(f"What is my {noun} code?", f"What's my {noun} code?", f"What is the code of my {noun}?"),
-        answer=f"Your {noun} code is {{v}}.",
-        untold=f"your {noun} code",
-        note=f"The user's {noun} code is {{v}}.",
-    )
-
-
-def event(noun: str) -> Subject:
-    """Something that happens at a time of day."""
-    return Subject(
-        key=noun,
-        draw=WorldWords.time,
-        tells=(f"The {noun} is at {{v}}.", f"My {noun} is at {{v}}.", f"The time of the {noun} is {{v}}."),
-        asks=(f"When is the {noun}?", f"What time is the {noun}?", f"When is my {noun}?"),
-        answer=f"The {noun} is at {{v}}.",
-        untold=f"when the {noun} is",
-        note=f"The {noun} is at {{v}}.",
-    )
+_NAMED = Subject(
+    key="{n}",
+    draw=WorldWords.name,
+    tells=("My {n} is called {v}.", "My {n}'s name is {v}.", "The name of my {n} is {v}."),
+    asks=("What is my {n} called?", "What is my {n}'s name?", "What is the name of my {n}?"),
+    answer="Your {n} is called {v}.",
+    untold="your {n}'s name",
+    note="The user's {n} is called {v}.",
+)
+_FAVOURITE = Subject(
+    key="favourite {n}",
+    draw=WorldWords.word,
+    tells=("My favourite {n} is {v}.", "{v} is my favourite {n}.", "I like the {n} {v} best."),
+    asks=("What is my favourite {n}?", "What's my favourite {n}?", "Which {n} do I like best?"),
+    answer="Your favourite {n} is {v}.",
+    untold="your favourite {n}",
+    note="The user's favourite {n} is {v}.",
+)
+_SECRET = Subject(
+    key="{n} code",
+    draw=WorldWords.code,
+    tells=("My {n} code is {v}.", "The code of my {n} is {v}.", "{v} is my {n} code."),
+    asks=("What is my {n} code?", "What's my {n} code?", "What is the code of my {n}?"),
+    answer="Your {n} code is {v}.",
+    untold="your {n} code",
+    note="The user's {n} code is {v}.",
+)
+_EVENT = Subject(
+    key="{n}",
+    draw=WorldWords.time,
+    tells=("The {n} is at {v}.", "My {n} is at {v}.", "The time of the {n} is {v}."),
+    asks=("When is the {n}?", "What time is the {n}?", "When is my {n}?"),
+    answer="The {n} is at {v}.",
+    untold="when the {n} is",
+    note="The {n} is at {v}.",
+)
+_CODE_WORD = Subject(
+    key="code word for {n}",
+    draw=WorldWords.word,
+    tells=("The code word for {n} is {v}.", "The word for {n} is {v}."),
+    asks=("What is the code word for {n}?", "What's the word for {n}?"),
+    answer="The code word for {n} is {v}.",
+    untold="the code word for {n}",
+    note="The code word for {n} is {v}.",
+)
+_LIVES = Subject(
+    key="home of {n}",
+    draw=WorldWords.place,
+    tells=("{n} lives in {v}.", "The home of {n} is {v}."),
+    asks=("Where does {n} live?", "In which town does {n} live?"),
+    answer="{n} lives in {v}.",
+    untold="where {n} lives",
+    note="{n} lives in {v}.",
+    ack="Got it, {n} lives in {v}.",
+)
 
 
 def code_word(key: str) -> Subject:
     """The secret word that stands for another word."""
-    return Subject(
-        key=f"code word for {key}",
-        draw=WorldWords.word,
-        tells=(f"The code word for {key} is {{v}}.", f"The word for {key} is {{v}}."),
-        asks=(f"What is the code word for {key}?", f"What's the word for {key}?"),
-        answer=f"The code word for {key} is {{v}}.",
-        untold=f"the code word for {key}",
-        note=f"The code word for {key} is {{v}}.",
-    )
+    return _CODE_WORD.of(key)
 
 
 def lives(person: str) -> Subject:
     """Where another person lives."""
-    return Subject(
-        key=f"home of {person}",
-        draw=WorldWords.place,
-        tells=(f"{person} lives in {{v}}.", f"The home of {person} is {{v}}."),
-        asks=(f"Where does {person} live?", f"In which town does {person} live?"),
-        answer=f"{person} lives in {{v}}.",
-        untold=f"where {person} lives",
-        note=f"{person} lives in {{v}}.",
-        ack=f"Got it, {person} lives in {{v}}.",
-    )
+    return _LIVES.of(person)
 
 
 NAME = Subject(
@@ -149,19 +142,20 @@ AGE = Subject(
     untold="how old you are",
     note="The user is {v} years old.",
 )
-_NAMED = "dog cat horse parrot rabbit sister brother mother friend teacher boat"
-PETS = tuple(map(named, _NAMED.split()))
-FAVOURITES = (
-    favourite("colour", lambda words: words.one_of(COLOURS)),
-    favourite("food", lambda words: words.one_of(FOODS)),
-    favourite("animal", lambda words: words.one_of(ANIMALS)),
-    favourite("drink", lambda words: words.one_of(DRINKS)),
-    favourite("number", WorldWords.number),
-    favourite("city", WorldWords.place),
-    favourite("game", WorldWords.word),
-)
-SECRETS = tuple(map(secret, ("locker", "door", "bike", "safe")))
-EVENTS = tuple(map(event, ("meeting", "train", "flight", "party", "lesson", "dinner")))
+_PETS = "dog cat horse parrot rabbit sister brother mother friend teacher boat"
+PETS = tuple(map(_NAMED.of, _PETS.split()))
+_FAVOURITE_DRAWS: dict[str, Draw] = {
+    "colour": lambda words: words.one_of(COLOURS),
+    "food": lambda words: words.one_of(FOODS),
+    "animal": lambda words: words.one_of(ANIMALS),
+    "drink": lambda words: words.one_of(DRINKS),
+    "number": WorldWords.number,
+    "city": WorldWords.place,
+    "game": WorldWords.word,
+}
+FAVOURITES = tuple(replace(_FAVOURITE.of(noun), draw=draw) for noun, draw in _FAVOURITE_DRAWS.items())
+SECRETS = tuple(map(_SECRET.of, ("locker", "door", "bike", "safe")))
+EVENTS = tuple(map(_EVENT.of, ("meeting", "train", "flight", "party", "lesson", "dinner")))
 FIXED = (NAME, HOME, AGE, *PETS, *FAVOURITES, *SECRETS, *EVENTS)
 
 

@@ -17,10 +17,8 @@ TOOL_OUTRO = "</tools>\nCall one with its name and arguments as JSON in <tool_ca
 
 @dataclass(frozen=True)
 class Exchange:
-    """What the user says and what the model replies; a tool call and its output may stand between.
-
-    Without a reply the next exchange follows at once: two messages in a row, or a note of the system.
-    """
+    """What the user says and what the model replies; a tool call and its output may stand between. Without a
+    reply the next exchange follows at once: two messages in a row, or a note of the system."""
 
     user: str
     reply: str | None

@@ -45,7 +45,6 @@ class ScoredConversation:
     turns: tuple[ScoredTurn, ...]
 
     def dialogue(self) -> Dialogue:
-        """The conversation with all its expected replies."""
         exchanges = (Exchange(t.user, t.expect, t.tool_call, t.tool_output or "") for t in self.turns)
         return Dialogue(self.instructions, self.tools, list(exchanges))
 

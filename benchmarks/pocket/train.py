@@ -7,7 +7,9 @@ be broken off and resumed. It knows nothing of how well the model answers: see `
 from __future__ import annotations
 
 import argparse
+import copy
 import random
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,13 +17,11 @@ from pathlib import Path
 
 import torch
 from torch import distributed, multiprocessing
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from .batches import Batch, Encoder
 from .dialogues import Mix
-from .export import export
 from .tokens import CONTEXT, END, PAD, VOCABULARY, token_id, train_tokenizer
-from .trainer import Trainer
+from .trainer import Batch, Encoder, Trainer
 
 TOKENS_PER_BATCH = 8192
 
@@ -67,7 +67,6 @@ PHASES = (
 
 
 def config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-    """The shape: 3.5 million parameters."""
     return Qwen3Config(
         vocab_size=VOCABULARY,
         hidden_size=256,
@@ -174,8 +173,26 @@ def run(worker: int, job: Job) -> None:
         export(trainer.model, tokenizer, job.out)
 
 
+def export(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Writes a Hugging Face folder in bfloat16: model and tokenizer to a folder of their own,
+    then moves the files to their place one by one."""
+    fresh = folder.with_name(folder.name + ".new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    half = copy.deepcopy(model).bfloat16()
+    end, pad = token_id(tokenizer, END), token_id(tokenizer, PAD)
+    generation = GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=False, eos_token_id=[end, pad], pad_token_id=pad
+    )
+    half.generation_config = generation
+    half.save_pretrained(fresh)
+    tokenizer.save_pretrained(fresh)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in fresh.iterdir():
+        file.replace(folder / file.name)
+    fresh.rmdir()
+
+
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Train the pocket model.")
     parser.add_argument("--out", type=Path, required=True, help="folder the model is written to")
     parser.add_argument("--checkpoints", type=Path, help="folder to resume from (default: DIR.checkpoints)")

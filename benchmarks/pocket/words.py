@@ -91,11 +91,9 @@ class WorldWords:
                 return word
 
     def name(self) -> str:
-        """A name of a person or a pet."""
         return self._named(NAMES)
 
     def place(self) -> str:
-        """A town."""
         return self._named(PLACES)
 
     def word(self) -> str:
@@ -115,7 +113,6 @@ class WorldWords:
         return str(self.rng.randint(1, self.rng.choice((9, 99, 99, 999))))
 
     def age(self) -> str:
-        """Years of a life."""
         return str(self.rng.randint(5, 99))
 
     def time(self) -> str:

@@ -36,9 +36,8 @@ from ...runtime.model.kv_format import KV_BYTES
 from ...runtime.settings import DTYPE_BYTES, EngineSettings
 from ...sessions.errors import SessionError
 from ..errors import KeysUnusable
-from ..limit_checks import check, check_bound, leasable, told
 from ..settings import GatewaySettings
-from ..tenants import NOTHING_SET, Tenants
+from ..tenants import NOTHING_SET, Tenants, check, check_bound, leasable, told
 
 LIBRARIES = (
     *("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "numba"),

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from ..settings import ClientLimits
 
@@ -29,22 +28,6 @@ class OutboxStatistics:
     sent: int
 
 
-class FrameSink(Protocol):
-    """Where a session's frames go: an outbox, or a session's way into one."""
-
-    def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
-        """Queue frames in order, without waiting. ``patient``: they may wait for later ones."""
-
-    async def room(self) -> None:
-        """Wait until more can be taken."""
-
-    async def emptied(self) -> None:
-        """Wait until all that was posted has left."""
-
-    def abandon(self) -> None:
-        """Nothing is posted any more: stop waiting for room."""
-
-
 class Outbox:
     """A queue with one reader. It exceeds its bounds by one batch at most."""
 
@@ -58,13 +41,7 @@ class Outbox:
         self._room.set()
         self._empty = asyncio.Event()
         self._empty.set()
-        self._abandoned = False
         self._patient: asyncio.TimerHandle | None = None
-
-    def abandon(self) -> None:
-        """Nothing is posted any more: stop waiting for room."""
-        self._abandoned = True
-        self._mark()
 
     def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
         """Queue frames in order, without waiting. ``patient``: they may wait for later ones."""
@@ -118,8 +95,7 @@ class Outbox:
             self._patient.cancel()
             self._patient = None
         limits = self._limits
-        fits = len(self._frames) < limits.outbox_events and self._bytes < limits.outbox_bytes
-        if fits or self._abandoned:
+        if len(self._frames) < limits.outbox_events and self._bytes < limits.outbox_bytes:
             self._room.set()
         else:
             self._room.clear()
@@ -128,3 +104,41 @@ class Outbox:
                 event.set()
             else:
                 event.clear()
+
+
+class SessionOutbox:
+    """One session's way into a socket's outbox. While the socket is ``shared``, frames name their session."""
+
+    def __init__(
+        self, outbox: Outbox, shared: Callable[[], bool] = lambda: False, session_id: str = ""
+    ) -> None:
+        self.session_id = session_id
+        self._outbox = outbox
+        self._shared = shared
+        self._left = asyncio.Event()
+
+    def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
+        """Queue frames in order, without waiting. ``patient``: see `Outbox.post`."""
+        if self._shared():
+            name = b'{"session_id":"%s",' % self.session_id.encode()
+            frames = [name + frame[1:] for frame in frames]
+        self._outbox.post(frames, patient=patient)
+
+    async def room(self) -> None:
+        """Wait until the socket takes more, or the session has left it."""
+        if self._outbox.free or self._left.is_set():
+            return
+        waits = [asyncio.ensure_future(self._outbox.room()), asyncio.ensure_future(self._left.wait())]
+        try:
+            await asyncio.wait(waits, return_when="FIRST_COMPLETED")
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def emptied(self) -> None:
+        """Wait until all that was posted has left."""
+        await self._outbox.emptied()
+
+    def abandon(self) -> None:
+        """The session has left the socket: stop waiting for room."""
+        self._left.set()

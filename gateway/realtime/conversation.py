@@ -17,11 +17,11 @@ from ...sdk.frames import client, server
 from ...sdk.frames.client import ResponseSteer
 from ...sdk.frames.items import AnyItem, InputItem, ItemReference
 from ...sdk.frames.response import ResponseParams
-from ...sdk.frames.server import SteerAccepted
 from ...sdk.frames.session import SessionResource
 from ...sessions.errors import ConversationBusy, ItemExists, ItemUnknown, SessionError
 from ...sessions.history import ROOT, History
 from ...sessions.items import FunctionCallOutput, Item, checked_item, new_id
+from ...sessions.text.eager_prefill import PrefilledInput
 from ...sessions.turn.events import ReplyEvent
 from ...sessions.turn.request import TurnRequest
 from ..errors import GatewayError, NothingToCancel, TooManyResponses, error_details
@@ -111,14 +111,6 @@ class Conversation:
             server.ConversationCreated(event_id=self.event_id(), conversation=conversation),
         ]
 
-    def recovered(self, lost_ms: float) -> server.SessionRecovered:
-        """The event that says that the session has another engine."""
-        return server.SessionRecovered(event_id=self.event_id(), lost_ms=lost_ms)
-
-    def going_away(self, seconds: float, handle: str | None = None) -> server.ServerGoingAway:
-        """The event that says that the socket closes in so many seconds, or earlier if nothing runs."""
-        return server.ServerGoingAway(event_id=self.event_id(), seconds=seconds, handle=handle)
-
     def receive(self, event: client.ClientEvent) -> list[Effect]:
         """Apply one client event. One that may not come now changes nothing and becomes an `error` event."""
         try:
@@ -163,7 +155,8 @@ class Conversation:
                 self._session = updated
                 return [Send(server.SessionUpdated(event_id=self.event_id(), session=updated))]
             case client.ItemCreate():
-                return self._create_item(event)
+                item = item_of(event.item, self._ids)
+                return [*self._insert(item, event.previous_item_id), *self.incoming.answered([item])]
             case client.ItemRetrieve(item_id=item_id):
                 found = frame_of(self._history.get(item_id))
                 return [Send(server.ItemRetrieved(event_id=self.event_id(), item=found))]
@@ -182,10 +175,6 @@ class Conversation:
                 return []  # served elsewhere: the session's verbs, and which session a socket is on
 
     # --- items ---
-
-    def _create_item(self, event: client.ItemCreate) -> list[Effect]:
-        item = item_of(event.item, self._ids)
-        return [*self._insert(item, event.previous_item_id), *self.incoming.answered([item])]
 
     def _insert(self, item: Item, asked: str | None) -> tuple[Send, ...]:
         """Put an item into the history. Returns the events that show it."""
@@ -310,10 +299,6 @@ class Conversation:
             request_of(params, self._session, self._resolved, self._vocab_size)
         return None if writer is None else writer.id
 
-    def accept_steer(self, response_id: str | None) -> SteerAccepted:
-        """The answer to `response.steer`, before that response ends."""
-        return SteerAccepted(event_id=self.event_id(), response_id=response_id)
-
     def _steer(self, event: ResponseSteer) -> list[Effect]:
         if self._writer() is not None:
             raise ConversationBusy("The conversation has another active response: wait for it or cancel it")
@@ -381,11 +366,8 @@ class Conversation:
                 return self._shown_again(item_of(event.item, self._ids).id)
             case client.ResponseCreate(items=items, response=params):
                 ids = [item_of(item, self._ids).id for item in items]
-                return (
-                    []
-                    if _brief(params)
-                    else [event for item_id in ids for event in self._shown_again(item_id)]
-                )
+                shown = [] if _brief(params) else ids
+                return [event for item_id in shown for event in self._shown_again(item_id)]
             case client.ItemDelete(item_id=item_id):
                 return [server.ItemDeleted(event_id=self.event_id(), item_id=item_id)]
             case client.ItemRetrieve(item_id=item_id):
@@ -394,12 +376,10 @@ class Conversation:
             case client.TextClear():
                 return [server.TextCleared(event_id=self.event_id())]
             case client.TextCommit():
-                return self._committed_before(self._ids("item"))
+                item_id = self._ids("item")
+                told = self.incoming.told(self._history.get(item_id), PrefilledInput(0, 0))
+                return [told, *self._shown_again(item_id)]
         return []
-
-    def _committed_before(self, item_id: str) -> list[server.ServerEvent]:
-        told = self.incoming.committed_before(self._history.get(item_id))
-        return [told, *self._shown_again(item_id)]
 
     def _shown_again(self, item_id: str) -> list[server.ServerEvent]:
         item = frame_of(self._history.get(item_id))

@@ -25,7 +25,7 @@ from msgspec import UNSET
 from ...sdk.frames import codec
 from ...sdk.frames.server import ResponseDone, ServerEvent
 from ...sessions.errors import EventsExpired
-from ..net.outbox import FrameSink
+from ..net.outbox import SessionOutbox
 from ..settings import ClientLimits
 
 Ticket: TypeAlias = asyncio.Future[None]
@@ -98,7 +98,7 @@ class EventLog:
         self._log: deque[_Sent] = deque()
         self._log_bytes = 0
         self._unread = 0  # bytes of events that left while there was no socket
-        self._outbox: FrameSink | None = None
+        self._outbox: SessionOutbox | None = None
         self._changed = asyncio.Event()
 
     @property
@@ -138,14 +138,14 @@ class EventLog:
             ticket.add_done_callback(lambda _: self._release(lane))
         self._release(lane)
 
-    def open_to(self, outbox: FrameSink) -> None:
+    def open_to(self, outbox: SessionOutbox) -> None:
         """Send everything to ``outbox``, from the first event on."""
         self._outbox = outbox
         outbox.post([told.frame for told in self._log])
 
     def attach(
         self,
-        outbox: FrameSink,
+        outbox: SessionOutbox,
         greeting: Callable[[str, bool], ServerEvent],
         after: str | None,
         *,

@@ -15,9 +15,9 @@ import msgspec
 
 from ...runtime.errors import RuntimeFault
 from ...runtime.link.client import EngineLink
-from ...sdk.errors import FrameError
 from ...sdk.frames import client, server
 from ...sdk.frames.client import ResponseSteer, SessionFork, SessionName, SessionPrune
+from ...sdk.frames.server import SteerAccepted
 from ...sdk.frames.session import SessionResource
 from ...sessions.errors import HandleUnknown, SessionError, ShareFull, StorageUnavailable
 from ...sessions.items import derived_id, new_id
@@ -29,10 +29,10 @@ from ...sessions.text.eager_prefill import PrefilledInput
 from ...sessions.text.text_buffer import TextBuffer
 from ...sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted
 from ...sessions.turn.response import TurnResponse
-from ..errors import INTERNAL, Draining, GatewayError, wire_error
+from ..errors import INTERNAL, Draining, wire_error
 from ..live_session import LiveSession, report
 from ..live_sessions import LiveSessions, SessionConnection
-from ..net.outbox import FrameSink
+from ..net.outbox import SessionOutbox
 from ..settings import ClientLimits
 from .conversation import Conversation
 from .effects import CancelResponse, Effect, PrefillText, Send, StartResponse, TellCommitted
@@ -170,7 +170,7 @@ class RealtimeSession:
 
     # --- sockets --------------------------------------------------------------------------------------------
 
-    def resume(self, sink: FrameSink, after: str | None) -> None:
+    def resume(self, sink: SessionOutbox, after: str | None) -> None:
         """Send events to this socket from now on, and first those after the event ``after``.
 
         Raises ``EventsExpired``.
@@ -213,7 +213,9 @@ class RealtimeSession:
         elif isinstance(event, VERBS):
             self._note(event)
             await self._verbs.serve(event)
-        elif not isinstance(event, ResponseSteer) or await self._make_way(event):
+        else:
+            if isinstance(event, ResponseSteer):
+                await self._make_way(event)
             await self.live.wait_ended(self.conversation.ending(event))
             for effect in self._change(event):
                 match effect:
@@ -296,18 +298,14 @@ class RealtimeSession:
         events = self.conversation.incoming.committed(arrival, effect)
         self.event_log.post(events, ticket=self.session.log.sync())
 
-    async def _make_way(self, event: ResponseSteer) -> bool:
-        """End the response that runs, so that the steering one can start. False: the event was refused."""
-        try:
-            response_id = self.conversation.check_steer(event)
-        except (SessionError, FrameError, GatewayError) as error:
-            self.refuse(error, event.event_id)
-            return False
-        self.event_log.post([self.conversation.accept_steer(response_id)])
+    async def _make_way(self, event: ResponseSteer) -> None:
+        """End the response that runs, so that the steering one can start. Raises where it is refused."""
+        response_id = self.conversation.check_steer(event)
+        accepted = SteerAccepted(event_id=self.conversation.event_id(), response_id=response_id)
+        self.event_log.post([accepted])
         if response_id is not None:
             await self._cancel(response_id, EndReason.STEERED)
         await self.live.wait_ended(response_id)
-        return True
 
     async def _cancel(self, response_id: str, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
         """Cut a response. One that is told again is cut when it reaches the event that its client read last."""
@@ -396,12 +394,16 @@ class RealtimeSession:
 
     def recovered(self, lost_seconds: float) -> None:
         """Tell the client that the session has another engine."""
-        self.event_log.post([self.conversation.recovered(round(lost_seconds * 1000, 1))], NEWS)
+        lost_ms = round(lost_seconds * 1000, 1)
+        told = server.SessionRecovered(event_id=self.conversation.event_id(), lost_ms=lost_ms)
+        self.event_log.post([told], NEWS)
 
     def going_away(self, seconds: float) -> None:
         """Tell the client how long the server waits, and the handle to come back with."""
         handle = self.session.handles.current or None
-        self.event_log.post([self.conversation.going_away(seconds, handle)], NEWS)
+        event_id = self.conversation.event_id()
+        told = server.ServerGoingAway(event_id=event_id, seconds=seconds, handle=handle)
+        self.event_log.post([told], NEWS)
 
     async def flushed(self) -> None:
         """Wait until the client has all that was told."""

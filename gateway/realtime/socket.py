@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -32,7 +32,7 @@ from ..errors import (
     wire_error,
 )
 from ..net.channel import Channel, ChannelClosed
-from ..net.outbox import Outbox
+from ..net.outbox import Outbox, SessionOutbox
 from ..net.rates import TokenBucket
 from ..settings import ClientLimits
 from .session import RealtimeFace, RealtimeSession
@@ -57,42 +57,6 @@ class ClientIdentity:
     address: str = ""
     resumable: bool = False
     resume: bool = False
-
-
-class SessionOutbox:
-    """One session's way into a socket's outbox. While the socket is ``shared``, frames name their session."""
-
-    def __init__(self, outbox: Outbox, shared: Callable[[], bool], session_id: str = "") -> None:
-        self.session_id = session_id
-        self._outbox = outbox
-        self._shared = shared
-        self._left = asyncio.Event()
-
-    def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
-        """Queue frames in order, without waiting. ``patient``: see `Outbox.post`."""
-        if self._shared():
-            name = b'{"session_id":"%s",' % self.session_id.encode()
-            frames = [name + frame[1:] for frame in frames]
-        self._outbox.post(frames, patient=patient)
-
-    async def room(self) -> None:
-        """Wait until the socket takes more, or the session has left it."""
-        if self._outbox.free or self._left.is_set():
-            return
-        waits = [asyncio.ensure_future(self._outbox.room()), asyncio.ensure_future(self._left.wait())]
-        try:
-            await asyncio.wait(waits, return_when="FIRST_COMPLETED")
-        finally:
-            for wait in waits:
-                wait.cancel()
-
-    async def emptied(self) -> None:
-        """Wait until all that was posted has left."""
-        await self._outbox.emptied()
-
-    def abandon(self) -> None:
-        """The session has left the socket: stop waiting for room."""
-        self._left.set()
 
 
 class AttachedSession:

@@ -75,13 +75,10 @@ class IncomingText:
 
     def committed(self, arrival: PrefilledInput, count: TellCommitted) -> list[server.ServerEvent]:
         """The events for committed text."""
-        return [self._told(count.item, arrival), *(send.event for send in count.added)]
+        return [self.told(count.item, arrival), *(send.event for send in count.added)]
 
-    def committed_before(self, item: Item) -> server.ServerEvent:
-        """The event for text that was committed before the session was opened again: 0 tokens are shown."""
-        return self._told(item, PrefilledInput(0, 0))
-
-    def _told(self, item: Item, arrival: PrefilledInput) -> server.ServerEvent:
+    def told(self, item: Item, arrival: PrefilledInput) -> server.ServerEvent:
+        """The event that says which item the text became."""
         return server.TextCommitted(
             event_id=self._event_id(),
             item_id=item.id,

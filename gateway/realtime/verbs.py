@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from ...runtime.link.messages import Moved, Receipt
-from ...sdk.errors import FieldMissing, FieldUnsupported, FrameError
+from ...sdk.errors import FieldMissing, FieldUnsupported
 from ...sdk.frames import server
 from ...sdk.frames.client import (
     ItemTruncate,
@@ -35,9 +37,8 @@ from ...sdk.frames.server import (
     SessionTreeListed,
 )
 from ...sessions.errors import CutInvalid, SessionError
-from ...sessions.fork_tree import Member
 from ...sessions.items import Message
-from ..errors import INTERNAL, GatewayError, TooManyMoves, wire_error
+from ..errors import INTERNAL, TooManyMoves, wire_error
 from ..live_session import LiveSession
 from ..live_sessions import LiveSessions
 from .conversation import Conversation
@@ -85,16 +86,11 @@ class SessionVerbs:
         self._waiting_cuts: dict[str, list[ItemTruncate]] = {}  # by the response that has to end first
 
     async def serve(self, event: SessionVerb) -> None:
-        """Do what the event asks, or refuse it."""
+        """Do what the event asks. Raises where it is refused."""
         if isinstance(event, KVVerb):
             self._begin_move(event)
-            return
-        try:
-            answers = await self._served(event)
-        except (SessionError, FrameError, GatewayError) as error:
-            self._refuse(event, error)
         else:
-            self._acknowledge(answers)
+            self._acknowledge(await self._served(event))
 
     async def answer_again(self, event: SessionVerb) -> None:
         """Answer a verb that was served before the session was opened again.
@@ -132,28 +128,19 @@ class SessionVerbs:
                 forks = [Fork(id=child.id, handle=child.session.handles.current) for child in made]
                 return [SessionForked(event_id=self._event_id(), sessions=forks)]
             case SessionTree(limit=limit, after=after):
-                page = await self._sessions.tree(self._live.id, limit, after)
+                page = await self._sessions.registry.fork_tree(self._live.id, limit, after)
+                members = msgspec.convert(page.members, list[Relative], from_attributes=True)
+                more = page.after is not None
+                event_id = self._event_id()
                 return [
-                    SessionTreeListed(
-                        event_id=self._event_id(),
-                        sessions=[_relative(member) for member in page.members],
-                        has_more=page.after is not None,
-                        next=page.after,
-                    )
+                    SessionTreeListed(event_id=event_id, sessions=members, has_more=more, next=page.after)
                 ]
             case SessionName(name=name):
-                kept = await self._sessions.name(self._live.id, name)
+                kept = await self._sessions.registry.name(self._live.id, name)
                 return [SessionNamed(event_id=self._event_id(), name=kept)]
             case SessionPrune(session=target):
                 await self._sessions.prune(self._live.id, target)
                 return [SessionPruned(event_id=self._event_id(), session=target)]
-
-    def _refuse(self, event: Edit | TreeVerb, error: Exception) -> None:
-        refusal = self._conversation.refusal(error, event.event_id)
-        if isinstance(event, SessionFork):  # perhaps because the journal cannot write: do not wait for it
-            self._event_log.post([refusal])
-        else:
-            self._acknowledge([refusal])
 
     def _acknowledge(self, events: list[ServerEvent]) -> None:
         """Let events leave when the journal has all that was done so far."""
@@ -200,9 +187,7 @@ class SessionVerbs:
     def _begin_move(self, event: KVVerb) -> None:
         """Ask the engine beside all else, and answer when it has; or refuse at once."""
         if self._moves >= self._most_moves:
-            many = TooManyMoves(f"At most {self._most_moves} leases, stages and settles run at once")
-            self._event_log.post([self._conversation.refusal(many, event.event_id)])
-            return
+            raise TooManyMoves(f"At most {self._most_moves} leases, stages and settles run at once")
         self._moves += 1
         self._live.in_background(self._move(event))
 
@@ -243,17 +228,6 @@ def _end_of(event: ItemTruncate) -> int:
             event.event_id,
         )
     return max((heard.text_end for heard in event.timing if heard.ms <= event.audio_end_ms), default=0)
-
-
-def _relative(member: Member) -> Relative:
-    return Relative(
-        id=member.id,
-        parent=member.parent,
-        name=member.name,
-        open=member.open,
-        items=member.items,
-        tokens=member.tokens,
-    )
 
 
 def _leased(event_id: str, receipt: Receipt) -> server.SessionLeased:

@@ -17,25 +17,11 @@ from typing import Any, TypeVar
 import torch
 from numba import config, njit, set_num_threads
 
-__all__ = [
-    "FAST",
-    "LAYER",
-    "cache_folder",
-    "compiled",
-    "in_order",
-    "inlined",
-    "join_torch",
-    "leave_compiler",
-    "parts_for",
-]
-
 LAYER = "omp"
 """Numba's threading layer: the default one aborts under concurrent calls, and tbb has its own pool."""
 
 FAST = {"reassoc", "contract", "nsz", "arcp"}
-"""Relaxations of floating point: sums and products may be reordered, but NaN and infinity keep their
-meaning.
-"""
+"""Relaxations of floating point: sums and products may be reordered; NaN and infinity keep their meaning."""
 
 LEFT = ("libllvmlite", "libtorch_cpu", "libtorch_python")
 """Libraries with much code that only a start runs: compiling, and registering thousands of operators."""
@@ -68,13 +54,13 @@ def cache_folder() -> str | None:
     return None
 
 
-def compiled(function: Function, **options: Any) -> Function:
-    """Compile a kernel that Python calls: cached on disk, without the interpreter lock."""
+def compiled(function: Function) -> Function:
+    """Compile a kernel that Python calls: parallel, cached on disk, without the interpreter lock."""
     folder, before = cache_folder(), config.CACHE_DIR
     config.CACHE_DIR = folder or before
     try:
         made: Function = njit(
-            cache=folder is not None, nogil=True, error_model="numpy", fastmath=FAST, **options
+            cache=folder is not None, nogil=True, error_model="numpy", fastmath=FAST, parallel=True
         )(function)
     finally:
         config.CACHE_DIR = before
@@ -117,9 +103,8 @@ def leave_compiler() -> None:
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for line in maps:
         place, rights, *_ = line.split()
-        if rights == "r-xp" and any(
-            library in line for library in LEFT
-        ):  # other mappings hold data that the loader has written
+        # Other mappings hold data that the loader has written.
+        if rights == "r-xp" and any(library in line for library in LEFT):
             first, last = (int(address, 16) for address in place.split("-"))
             advise(first, last - first, mmap.MADV_DONTNEED)
 

@@ -31,16 +31,12 @@ def _copy_some(low: int, high: int, source: int, target: int, pieces: Any, size:
         _memcpy(target + pieces[piece, 1], source + pieces[piece, 0], size)
 
 
-def _copy(parts: int, source: int, target: int, pieces: Any, size: int) -> None:
-    """Copy ``size`` bytes from each offset ``pieces[:, 0]`` to ``pieces[:, 1]``, counted from the two
-    addresses.
-    """
+@compiled
+def copy(parts: int, source: int, target: int, pieces: Any, size: int) -> None:
+    """Copy ``size`` bytes from each ``source + pieces[:, 0]`` to ``target + pieces[:, 1]``."""
     count = len(pieces)
     if parts == 1:
         _copy_some(0, count, source, target, pieces, size)
     else:
         for part in prange(parts):
             _copy_some(count * part // parts, count * (part + 1) // parts, source, target, pieces, size)
-
-
-copy = compiled(_copy, parallel=True)

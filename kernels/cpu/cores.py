@@ -32,12 +32,10 @@ log = logging.getLogger(__name__)
 _gettid: Any = types.ExternalFunction("gettid", types.int32())
 
 
-def _name(parts: int, threads: Any) -> None:
+@compiled
+def _named(parts: int, threads: Any) -> None:
     for part in prange(parts):
         threads[part] = _gettid()
-
-
-_named = compiled(_name, parallel=True)
 
 
 def computing(count: int) -> list[int]:

@@ -94,9 +94,7 @@ def heads_together(rows: int, spans: int, kv_heads: int, parts: int) -> int:
 
 @inlined
 def piece_of(number: int, part: int, parts: int, rows: int, spans: int, kv_heads: int) -> Any:
-    """A part's piece of that number: the index in ``rows`` (their length if there is none), the head, the
-    span.
-    """
+    """A part's piece of that number: the index in ``rows`` (``rows`` if there is none), the head, the span."""
     together = heads_together(rows, spans, kv_heads, parts)
     group, within = part + number // together * parts, number % together
     groups = kv_heads // together
@@ -164,7 +162,8 @@ def _merge(found: Any, spans: int, dim: int, out: Pointer, to: int, tag: Any) ->
         out[to + i] = narrow(first[i] / total, tag)
 
 
-def _attend_singles(
+@compiled
+def attend_singles(
     parts: int, singles: Any, longest: int, query_at: int, out_at: int, arena_at: int, starts_at: int,
     contexts_at: int, tables_at: int, widest: int, layer_at: int, shape: Any, scale: float, window: int,
     soft_cap: float, tag: Any,
@@ -195,6 +194,3 @@ def _attend_singles(
             for j in range(share):
                 to = ((starts[singles[at]] * kv_heads + head) * share + j) * dim
                 _merge(found[at, head, :, j], spans, dim, out, to, tag)
-
-
-attend_singles = compiled(_attend_singles, parallel=True)

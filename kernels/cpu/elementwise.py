@@ -47,13 +47,12 @@ def _norm_rows(low: int, high: int, x: Pointer, residual: Pointer, added: bool, 
         _norm_line(x, residual, added, row * width, width, weight, eps, line, total, out, tag)
 
 
-def _norm(
+@compiled
+def norm(
     parts: int, x_at: int, residual_at: int, weight_at: int, total_at: int, out_at: int,
     rows: int, width: int, eps: float, tag: Any,
 ) -> None:  # fmt: skip
-    """RMSNorm of ``[rows, width]``; with a residual (address not 0) of the sum, which is written to
-    ``total``.
-    """
+    """RMSNorm of ``[rows, width]``; with a residual (address not 0) of the sum, which goes to ``total``."""
     x, residual, weight = pointer(x_at, tag), pointer(residual_at, tag), pointer(weight_at, tag)
     total, out = pointer(total_at, tag), pointer(out_at, tag)
     added = residual_at != 0
@@ -81,7 +80,8 @@ def _gate_rows(low: int, high: int, gate_up: Pointer, out: Pointer, width: int, 
                 out[to + i] = narrow(half * widen(gate_up[up + i]), tag)
 
 
-def _gated(parts: int, gate_up_at: int, out_at: int, rows: int, width: int, kind: int, tag: Any) -> None:
+@compiled
+def gated(parts: int, gate_up_at: int, out_at: int, rows: int, width: int, kind: int, tag: Any) -> None:
     """``activation(gate) * up``: ``[rows, 2 * width]`` to ``[rows, width]``; ``SILU`` or ``GELU_TANH``."""
     gate_up, out = pointer(gate_up_at, tag), pointer(out_at, tag)
     if parts == 1:
@@ -89,10 +89,6 @@ def _gated(parts: int, gate_up_at: int, out_at: int, rows: int, width: int, kind
     else:
         for part in prange(parts):
             _gate_rows(rows * part // parts, rows * (part + 1) // parts, gate_up, out, width, kind, tag)
-
-
-norm = compiled(_norm, parallel=True)
-gated = compiled(_gated, parallel=True)
 
 
 # --- rotation -----------------------------------------------------------------------------------------------
@@ -168,7 +164,8 @@ def _tokens(low: int, high: int, slots: Pointer, qkv: Pointer, weight: Pointer, 
         _token(token, slots[token], qkv, weight, kind, eps, cos, sin, arena, query, shape, line, tag)
 
 
-def _rotate_and_store(
+@compiled
+def rotate_and_store(
     parts: int, tokens: int, slots_at: int, qkv_at: int, weight_at: int, kind: int, eps: float,
     cos_at: int, sin_at: int, arena_at: int, query_at: int, shape: Any, tag: Any,
 ) -> None:  # fmt: skip
@@ -182,6 +179,3 @@ def _rotate_and_store(
         for part in prange(parts):
             low, high = tokens * part // parts, tokens * (part + 1) // parts
             _tokens(low, high, slots, qkv, weight, kind, eps, cos, sin, arena, query, shape, tag)
-
-
-rotate_and_store = compiled(_rotate_and_store, parallel=True)

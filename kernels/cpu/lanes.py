@@ -55,9 +55,7 @@ TILE = 64
 """Positions in a tile of K and V."""
 
 HEIGHTS = {1: 16, 2: 8} if has_wide_registers() else {1: 4, 2: 2}
-"""For each number of columns of a product's tile its rows, so that the sums stay in registers; divisors of
-`TILE`.
-"""
+"""The rows of a product's tile, by its columns, so that the sums stay in registers; divisors of `TILE`."""
 
 UNSEEN = float("-inf")
 LOWEST = -1e30

@@ -45,7 +45,8 @@ def _columns(
                 to[i] = narrow(line[i], tag)
 
 
-def _few_rows(
+@compiled
+def few_rows(
     parts: int, x_at: int, weight_at: int, bias_at: int, out_at: int, rows: int, n: int, k: int, tag: Any
 ) -> None:
     """``out = x @ weight.T + bias``: ``[rows, k]``, ``[n, k]``, ``[n]`` or address 0, ``[rows, n]``."""
@@ -56,9 +57,6 @@ def _few_rows(
     else:
         for part in prange(parts):
             _columns(part, parts, x, weight, bias, bias_at != 0, out, rows, n, k, tag)
-
-
-few_rows = compiled(_few_rows, parallel=True)
 
 
 WIDENED = 1 << 20

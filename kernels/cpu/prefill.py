@@ -261,9 +261,7 @@ def _give(vectors: int, line: int, out: Pointer, shape: Any, work: Any, tag: Any
 def _blocks(part: int, parts: int, chunks: Any, blocks: int, tokens: int, query: Pointer, out: Pointer,
             arena: Pointer, starts: Pointer, contexts: Pointer, tables: Pointer, widest: int, layer_at: int,
             shape: Any, scale: float, window: int, soft_cap: float, tag: Any) -> None:  # fmt: skip
-    """Compute every ``parts``-th piece, the longest first: (block of ``tokens`` queries from the end, chunk,
-    head).
-    """
+    """Compute every ``parts``-th piece (block of ``tokens`` queries, chunk, head), the last blocks first."""
     share, kv_heads, dim, slots, _ = shape
     work = _workspace(dim, tag)
     for piece in range(part, blocks * chunks.size * kv_heads, parts):
@@ -298,7 +296,8 @@ def block_tokens(most: int, share: int, alike: int, parts: int) -> int:
     return best
 
 
-def _attend_chunks(
+@compiled
+def attend_chunks(
     parts: int, chunks: Any, most: int, query_at: int, out_at: int, arena_at: int, starts_at: int,
     contexts_at: int, tables_at: int, widest: int, layer_at: int, shape: Any, scale: float, window: int,
     soft_cap: float, tag: Any,
@@ -320,6 +319,3 @@ def _attend_chunks(
                 part, parts, chunks, blocks, tokens, query, out, arena, starts, contexts, tables, widest,
                 layer_at, shape, scale, window, soft_cap, tag,
             )  # fmt: skip
-
-
-attend_chunks = compiled(_attend_chunks, parallel=True)

@@ -97,9 +97,7 @@ def fused(builder: Any, one: Any, other: Any, old: Any) -> Any:
 
 
 def fused_pairs(builder: Any, one: Any, other: Any, old: Any) -> Any:
-    """``old`` plus the products of the bfloat16 numbers in each word of the two vectors: exact, added in
-    fp32.
-    """
+    """``old`` plus the exact products of the bfloat16 numbers in each word of the vectors, summed in fp32."""
     halves = [builder.bitcast(each, HALVES) for each in (one, other)]
     return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", WIDE, old, *halves)
 

@@ -49,9 +49,7 @@ class Compiled:
 
 @dataclass
 class AbsentGpu:
-    """A stand-in for triton's driver of a GPU with compute capability ``arch`` (90 for 9.0); launches do
-    nothing.
-    """
+    """A stand-in for triton's driver; ``arch``: the compute capability, 90 for 9.0. Launches do nothing."""
 
     arch: int
     compiled: list[Compiled] = field(default_factory=list)
@@ -97,15 +95,7 @@ class AbsentGpu:
         units = [word for word in ("tcgen05.mma", "wgmma.mma", "mma.sync") if word in ptx]
         registers, stack = resources_of(by_kind[".cubin"])
         self.compiled.append(
-            Compiled(
-                name,
-                self.arch,
-                registers,
-                stack,
-                meta["shared"],
-                meta["num_warps"],
-                units[0] if units else "",
-            )
+            Compiled(name, self.arch, registers, stack, meta["shared"], meta["num_warps"], "".join(units[:1]))
         )
 
 
@@ -136,9 +126,7 @@ def compiling_for(arch: int) -> Iterator[AbsentGpu]:
 
 
 def compile_all(arch: int, wanted: Sequence[str] = ("",)) -> Iterator[tuple[str, list[Compiled]]]:
-    """Compile every launch with one of ``wanted`` in its name; yields its name and the kernels that it
-    compiled.
-    """
+    """Compile every launch with one of ``wanted`` in its name; yields its name and its compiled kernels."""
     with compiling_for(arch) as gpu:
         for name, launch in all_launches(torch.device("meta")):
             if any(part in name for part in wanted):
@@ -148,9 +136,7 @@ def compile_all(arch: int, wanted: Sequence[str] = ("",)) -> Iterator[tuple[str,
 
 
 def main() -> int:
-    """Compile for each architecture and print a table; returns 1 if an attention kernel spills or none was
-    compiled.
-    """
+    """Compile for each architecture and print a table; returns 1 if attention spills or nothing compiled."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", type=int, action="append", choices=configurations.ARCHITECTURES)
     parser.add_argument("--only", action="append", help="launches with this in their name")

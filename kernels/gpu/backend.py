@@ -102,9 +102,7 @@ def sample(
     typical: Typical | None = None,
     candidates: int | None = None,
 ) -> Tensor:
-    """Sample one token id per row as `sampling.sample` of the reference; without a sort unless a row has
-    ``typical``.
-    """
+    """Sample one token id per row as the reference does; without a sort unless a row has ``typical``."""
     limits = (logits, temperature, top_k, top_p, seeds, positions)
     if typical is not None:
         return reference_sampling.sample(*limits, min_p=min_p, typical=typical, candidates=candidates)

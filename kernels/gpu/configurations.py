@@ -29,9 +29,7 @@ def table() -> Table:
 
 @functools.cache
 def architecture(device: torch.device) -> int:
-    """The entry of `ARCHITECTURES` that a device uses: the nearest not above its own; the first for the
-    interpreter.
-    """
+    """The nearest of `ARCHITECTURES` not above the device's own; the first for the interpreter."""
     if triton.knobs.runtime.interpret:
         return ARCHITECTURES[0]
     target = triton.runtime.driver.active.get_current_target()
@@ -61,9 +59,7 @@ def configuration(kernel: str, arch: int, dtype: torch.dtype, size: int) -> dict
 
 
 def chosen(kernel: str, tensor: torch.Tensor, size: int, stored: torch.dtype | None = None) -> dict[str, int]:
-    """The configuration for ``tensor``'s device and type; for 16 bits and 8-bit stored KV, that of 8 bits if
-    there is one.
-    """
+    """The configuration for ``tensor``'s device and type, or for 8-bit ``stored`` KV of a 16-bit type."""
     narrow = stored is not None and stored.itemsize == 1 and tensor.dtype.itemsize == 2
     dtype = stored if narrow and stored is not None else tensor.dtype
     return configuration(kernel, architecture(tensor.device), dtype, size)

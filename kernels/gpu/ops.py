@@ -64,12 +64,6 @@ def invariant_attention(
     return invariant_kernels.extend_attention(query, arena, layer, batch, Attention(scale, window, soft_cap))
 
 
-@torch.library.custom_op("holdfast::invariant_linear", mutates_args=())
-def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`invariant_kernels.linear`."""
-    return invariant_kernels.linear(x, weight, bias)
-
-
 @torch.library.custom_op("holdfast::rotate_and_store", mutates_args=("arena",))
 def rotate_and_store(
     qkv: Tensor,
@@ -87,22 +81,12 @@ def rotate_and_store(
     return store.rotate_and_store(qkv, norm, (cos, sin), arena, layer, slots)
 
 
-@torch.library.custom_op("holdfast::rms_norm", mutates_args=())
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`rowwise.rms_norm`."""
-    return rowwise.rms_norm(x, weight, eps)
-
-
-@torch.library.custom_op("holdfast::add_norm", mutates_args=())
-def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`rowwise.add_norm`."""
-    return rowwise.add_norm(x, residual, weight, eps)
-
-
-@torch.library.custom_op("holdfast::gated", mutates_args=())
-def gated(gate_up: Tensor, activation: str) -> Tensor:
-    """`rowwise.gated`."""
-    return rowwise.gated(gate_up, activation)
+invariant_linear = torch.library.custom_op(
+    "holdfast::invariant_linear", invariant_kernels.linear, mutates_args=()
+)
+rms_norm = torch.library.custom_op("holdfast::rms_norm", rowwise.rms_norm, mutates_args=())
+add_norm = torch.library.custom_op("holdfast::add_norm", rowwise.add_norm, mutates_args=())
+gated = torch.library.custom_op("holdfast::gated", rowwise.gated, mutates_args=())
 
 
 @paged_attention.register_fake
@@ -118,16 +102,9 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @rotate_and_store.register_fake
 def _(
-    qkv: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    whole: bool,
-    cos: Tensor,
-    sin: Tensor,
-    arena: Tensor,
-    layer: int,
-    slots: Tensor,
-) -> Tensor:
+    qkv: Tensor, weight: Tensor | None, eps: float, whole: bool, cos: Tensor, sin: Tensor, arena: Tensor,
+    *others: object,
+) -> Tensor:  # fmt: skip
     tokens, heads, dim = qkv.shape
     return qkv.new_empty((tokens, heads - 2 * arena.shape[3], dim))
 
@@ -143,5 +120,5 @@ def _(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, 
 
 
 @gated.register_fake
-def _(gate_up: Tensor, activation: str) -> Tensor:
+def _(gate_up: Tensor, activation: str = "silu") -> Tensor:
     return gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))

@@ -23,9 +23,7 @@ def tally_said(
     tally: tl.tensor, tokens: tl.tensor, owners: tl.tensor, output: tl.tensor,
     entries: tl.tensor, width: tl.tensor, ENTRIES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Count into ``tally`` ``[n, width]``, zeroed before: 2 for each time a token is in the output, plus 1 if
-    it occurs.
-    """
+    """Count into a zeroed ``tally`` ``[n, width]``: 2 each time a token is in the output, 1 if it occurs."""
     at = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
     there = at < entries
     cells = tl.load(owners + at, there, other=0) * width + tl.load(tokens + at, there, other=0)

@@ -132,9 +132,7 @@ def sample_rows(
     vocab: tl.tensor, stride_row: tl.tensor, thinned: tl.tensor, TILE: tl.constexpr, THIN: tl.constexpr,
     MIN_P: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One program per row: find the limits, then the first id at which the cumulated mass exceeds the random
-    number.
-    """
+    """One program per row: find the limits, then the first id with a cumulated mass above the random one."""
     row = tl.program_id(0).to(tl.int64)
     heat, p = tl.load(temperature + row).to(tl.float64), tl.load(top_p + row).to(tl.float64)
     greedy = heat <= 0
@@ -235,11 +233,8 @@ def sample(
     ``candidates`` None means vocab, so nothing waits for the device.
     """
     rows, vocab = logits.shape
-    for name, one in zip(
-        ("temperature", "top_k", "top_p", "seeds", "positions"),
-        (temperature, top_k, top_p, seeds, positions),
-        strict=True,
-    ):
+    limits = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    for name, one in {**limits, "seeds": seeds, "positions": positions}.items():
         expect(name, one, (rows,))
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     chunk = chosen("send_up", logits, vocab)
@@ -266,9 +261,7 @@ def mass_of(
     logits: tl.tensor, best: tl.tensor, mass: tl.tensor, vocab: tl.tensor, stride_row: tl.tensor,
     CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The greatest logit of a stretch, and the sum of exp(logit - greatest) in fp64; programs are (row,
-    stretch).
-    """
+    """The greatest logit of a (row, stretch), and the sum of exp(logit - greatest) in fp64."""
     row, stretch = tl.program_id(0).to(tl.int64), tl.program_id(1)
     places = stretch * CHUNK + tl.arange(0, CHUNK)
     wide = tl.load(logits + row * stride_row + places, places < vocab, other=float("-inf")).to(tl.float64)
@@ -280,9 +273,7 @@ def mass_of(
 
 
 def log_probabilities(logits: Tensor, ids: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As `sampling.log_probabilities` of the reference; each stretch of the vocabulary selects its own best
-    first.
-    """
+    """As the reference's; each stretch of the vocabulary selects its own best first."""
     rows, vocab = logits.shape
     expect("ids", ids, (rows,))
     chunk = chosen("send_up", logits, vocab)

@@ -14,16 +14,10 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def lines_of(
-    table: tl.tensor,
-    tokens: tl.tensor,
-    seen: tl.tensor,
-    stride_block: tl.tensor,
-    stride_slot: tl.tensor,
+    table: tl.tensor, tokens: tl.tensor, seen: tl.tensor, stride_block: tl.tensor, stride_slot: tl.tensor,
     BLOCK: tl.constexpr,
-) -> tl.tensor:
-    """The offset in elements of each token's line within its head and layer; int64, as an arena can exceed 4
-    GiB.
-    """
+) -> tl.tensor:  # fmt: skip
+    """The offset in elements of each token's line in its head and layer; int64: arenas exceed 4 GiB."""
     blocks = tl.load(table + tokens // BLOCK, mask=seen, other=0).to(tl.int64)
     return blocks * stride_block + (tokens % BLOCK).to(tl.int64) * stride_slot
 

@@ -156,9 +156,7 @@ def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -
 
 
 def waves(pairs: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Cut the copies where one reads what an earlier one writes, or writes what an earlier one reads or
-    writes.
-    """
+    """Cut the copies before one that reads an earlier one's target, or writes its source or target."""
     wave: list[tuple[int, int]] = []
     read, written = set[int](), set[int]()
     for source, target in pairs:

@@ -15,20 +15,6 @@ from ..batch import Families, PagedBatch
 from ..interface import Attention
 
 
-def decode_attention(
-    query: Tensor,
-    arena: Tensor,
-    layer: int,
-    batch: PagedBatch,
-    how: Attention,
-    sinks: Tensor | None = None,
-    *,
-    dtype: torch.dtype = torch.float64,
-) -> Tensor:
-    """Causal attention of each row's tokens over its own blocks, in ``dtype``: as `extend_attention`."""
-    return extend_attention(query, arena, layer, batch, how, sinks, dtype=dtype)
-
-
 def extend_attention(
     query: Tensor,
     arena: Tensor,
@@ -94,7 +80,7 @@ def prefix_attention(
     *,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """`decode_attention` that reads a family's shared tokens from the blocks of its first row."""
+    """`extend_attention` of single tokens; a family's shared tokens are read from its first row's blocks."""
     result = torch.empty(query.shape, dtype=dtype, device=query.device)
     starts, shared = families.starts.tolist(), families.shared.tolist()
     first_of = [start for start, end in pairwise(starts) for _ in range(start, end)]

@@ -93,9 +93,7 @@ def _attend_singles(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, h
 
 
 def _attend_chunk(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention) -> Tensor:
-    """Many tokens of one row: KV heads are the batch axis, and query heads that share one are its heads
-    (stride 0).
-    """
+    """Many tokens of one row: KV heads are the batch axis; query heads that share one, its heads."""
     count, q_heads, dim = query.shape
     heads, span = keys.shape[1:3]
     grouped = query.view(count, heads, -1, dim).permute(1, 2, 0, 3)

@@ -1,9 +1,8 @@
 """The operator's commands for records on disk while no server holds them: stat, verify, gc, clear.
 
-A store's ``kv`` folder has one folder per namespace (model, KV type, block size, layout), named by its
-digest, so that records of different models are never mistaken. A damaged file can kill the process that maps
-it, so each is opened in a process of its own: ``python -m holdfast.kvstore.disk.admin ACT FOLDER FLOOR`` does
-one act and prints an `Account`, or an error. Knows files and headers.
+A store's ``kv`` folder has one folder per namespace (model, KV type, block size, layout), named by its digest.
+A damaged file can kill the process that maps it, so each is opened in a process of its own: ``python -m
+holdfast.kvstore.disk.admin ACT FOLDER FLOOR`` does one act and prints an `Account`, or an error.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ..errors import KVStoreError
 from ..system_limits import explained
 from .payload_offsets import FILE
 from .process import CRASHES
-from .store import RecordStore, StoreFailed, StoreLocked, StoreTorn, clear, hold, throw_away
+from .store import RecordStore, StoreFailed, StoreLocked, StoreTorn, clear, disk_use, hold, throw_away
 
 ABOUT = "about.json"
 MOST_BLOCK_BYTES = 1 << 32
@@ -79,7 +78,7 @@ def clear_others(folder: Path, wanted: int) -> int:
         if path.parent == folder or freed >= wanted:
             continue
         with contextlib.suppress(OSError, StoreLocked):
-            taken = path.stat().st_blocks * 512
+            taken = disk_use(path)
             clear(path.parent)
             freed += taken
             log.warning("KV in %s is of another model, and removed for its space", path.parent)
@@ -88,11 +87,7 @@ def clear_others(folder: Path, wanted: int) -> int:
 
 def file_bytes(kv: Path) -> int:
     """Bytes of the disk that all KV files below ``kv`` take, and could be given back."""
-    taken = 0
-    for path in kv.glob(f"*/{FILE}"):
-        with contextlib.suppress(OSError):
-            taken += path.stat().st_blocks * 512
-    return taken
+    return sum(map(disk_use, kv.glob(f"*/{FILE}")))
 
 
 def stat(kv: Path) -> Iterator[Account]:
@@ -120,8 +115,7 @@ def give_back(kv: Path, floor: int) -> None:
     alone.
     """
     for path in sorted(kv.glob(f"*/{FILE}"), key=_last_use):
-        found = os.statvfs(kv)
-        if found.f_bavail * found.f_frsize >= floor:
+        if shutil.disk_usage(kv).free >= floor:
             return
         with contextlib.suppress(KVStoreError, OSError):
             log.warning("the disk of %s is full: KV gives way", kv)
@@ -133,8 +127,7 @@ def remove(kv: Path) -> int:
 
     If ``kv`` is a link to another disk, its content is removed and the link stays.
 
-    Raises:
-        StoreLocked, OSError
+    Raises `StoreLocked` or `OSError`.
     """
     folders = [path for path in kv.iterdir() if path.is_dir()]  # also those without `ABOUT`
     locks = [hold(folder) for folder in folders]
@@ -162,12 +155,6 @@ def _opened(folder: Path, floor: int | None = None) -> RecordStore:
     except (OSError, ValueError, OverflowError, TypeError, KeyError, RecursionError):
         raise StoreFailed(f"{folder / ABOUT} cannot be read: `holdfast store clear` removes all KV") from None
     return RecordStore(folder, space, block_bytes, 1 << 62, floor=floor)
-
-
-def _account(folder: Path, store: RecordStore, damaged: int = 0) -> Account:
-    path = folder / FILE
-    size = path.stat().st_blocks * 512 if path.exists() else 0
-    return Account(folder.name, len(store), store.size, size, damaged, store.ignored, store.held())
 
 
 def _each(kv: Path, act: str) -> Iterator[Account]:
@@ -218,7 +205,8 @@ def _act(act: str, folder: Path, floor: int) -> Account:
         damaged = sum(1 for _ in store.damaged()) if act == "verify" else 0
         if act == "give-back":
             store.relieve()
-        return _account(folder, store, damaged)
+        size, file_size = store.size, store.file_bytes
+        return Account(folder.name, len(store), size, file_size, damaged, store.ignored, store.held())
 
 
 def main(words: Sequence[str]) -> int:

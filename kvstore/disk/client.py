@@ -1,9 +1,9 @@
 """The engine's end of the disk tier: records go between host slots and a disk process that may be slow or dead.
 
-Never waits: requests go into a socket that may be full, and `poll` takes the answers. A request has a
-deadline. Past it, or when the socket ends, the disk process counts as lost, and another is asked for. The
-slots that the lost one had are taken back when the new one is there, which means that the first is dead.
-Knows which keys are on disk. The time is the caller's, except for measuring `read`. One thread uses it.
+Never waits: requests go into a socket that may be full, and `poll` takes the answers. Past a request's
+deadline, or when the socket ends, the disk process counts as lost, and another is asked for. The slots that the
+lost one had are taken back when the new one is there, which means that the first is dead. The time is the
+caller's.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import math
 import os
 import socket
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice, repeat, takewhile
 from pathlib import Path
 
@@ -26,23 +25,9 @@ from ..host.slots import PAGE
 from ..host.tier import HostTier
 from ..keys import KEY_BYTES
 from ..system_limits import explained
+from . import messages
 from .direct_read import DirectRead, Parts, RecordAt
-from .messages import (
-    PACKET_BYTES,
-    Begin,
-    Done,
-    Down,
-    Failed,
-    Fetch,
-    Fetched,
-    Gone,
-    Known,
-    Room,
-    Store,
-    Up,
-    encode,
-)
-from .messages import up_decoder as decoder
+from .messages import Fetch, Store
 
 DEADLINE = 5.0  # seconds a request may take
 STORES_IN_FLIGHT = 64  # stores at once: their slots cannot be evicted meanwhile
@@ -56,31 +41,6 @@ PIECE_BYTES = 1 << 20  # of records that are asked for at once
 MOST_IN_PIECE = 64
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    message: Store | Fetch
-    deadline: float
-
-
-@dataclass(frozen=True, slots=True)
-class DiskStatistics:
-    """``records`` and ``waiting`` requests now; the others count.
-
-    ``stored``, ``fetched``, ``failed``: requests by outcome. ``lost``: disk processes. ``read``: records read
-    directly. ``budget``: bytes that records may take now; less than was asked for where the disk is short of
-    space.
-    """
-
-    records: int
-    waiting: int
-    stored: int
-    fetched: int
-    failed: int
-    lost: int
-    read: int = 0
-    budget: int = 0
 
 
 class AnswerDeadline:
@@ -189,7 +149,7 @@ class DiskTier:
         self,
         host: HostTier,
         control: socket.socket,
-        begin: Begin,
+        begin: messages.Begin,
         blocks: Callable[[int], Parts] | None = None,
     ) -> None:
         self._host = host
@@ -203,7 +163,7 @@ class DiskTier:
         self._deadline = AnswerDeadline()
         self._keys: set[bytes] = set()
         self._tickets = itertools.count(1)
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, tuple[Store | Fetch, float]] = {}  # with their deadlines
         self._outbox: deque[bytes] = deque()
         self._looked = 0.0  # time when answers were taken last
         self._storing: set[bytes] = set()
@@ -211,10 +171,8 @@ class DiskTier:
         self._reads = PendingReads(host)
         self._superseded: list[bytes] = []
         self._touched: dict[bytes, bool] = {}  # key: counts as used now, else is evicted first
-        self._covers: dict[int, frozenset[bytes]] = {}  # by sequence with a lease
-        self._leases: Counter[bytes] = Counter()
         self._told: set[bytes] = set()  # leased keys that the disk process knows of
-        self._untold = False  # whether it may know wrong ones
+        self._told_changes = 0  # of the host tier's leases
         self._stored = self._fetched = self._failed = self._lost = self._pieces = self._read = 0
         self.reading_seconds = 0.0  # that `read` took so far
         control.setblocking(False)
@@ -308,24 +266,20 @@ class DiskTier:
         reach = self._blocks
         assert reach is not None, "no blocks within reach"
         began = time.perf_counter()
-        found = self._read_into(keys[: len(blocks)], lambda at: reach(blocks[at]))
-        self.reading_seconds += time.perf_counter() - began
-        return found
-
-    def _read_into(self, keys: Sequence[bytes], parts_of: Callable[[int], Parts]) -> list[int]:
         found: list[int] = []
-        here = self._host.here
+        here, keys = self._host.here, keys[: len(blocks)]
         while len(found) < len(keys):
             at = len(found)
-            above = self._host.find_beginning(takewhile(here.__contains__, keys[at:]))
-            found += self._copy(above, [parts_of(at + each) for each in range(len(above))])
+            above = self._host.find(takewhile(here.__contains__, keys[at:]))
+            found += self._copy(above, [reach(blocks[at + each]) for each in range(len(above))])
             at = len(found)
             below = list(takewhile(lambda key: key not in here, keys[at:]))
-            found += self._reader.read(below, parts_of, at)
+            found += self._reader.read(below, lambda number: reach(blocks[number]), at)
             self._read += len(found) - at
             self.evict_first(below[: len(found) - at])
             if len(found) < at + len(below) or not (above or below):
                 break
+        self.reading_seconds += time.perf_counter() - began
         return found
 
     def supersede(self, key: bytes) -> None:
@@ -348,18 +302,6 @@ class DiskTier:
             if key in here or key in coming:
                 moved[key] = False
 
-    def lease(self, holder: int, keys: Iterable[bytes]) -> None:
-        """The lease of sequence ``holder`` covers these records, here now or later, and no others from now on.
-
-        On disk they are evicted after all others, from the next store on.
-        """
-        before, now = self._covers.pop(holder, frozenset()), frozenset(keys)
-        if now:
-            self._covers[holder] = now
-        self._leases.update(now - before)
-        self._leases.subtract(before - now)
-        self._untold = True
-
     @property
     def full(self) -> bool:
         """Whether each new record takes the place of another; an estimate."""
@@ -374,22 +316,27 @@ class DiskTier:
             self._ask_for_pieces(now)
             self._flush()
             if self._receive(now) and self._sock is not None:
-                deadlines = (request.deadline for request in self._requests.values())
+                deadlines = (deadline for _, deadline in self._requests.values())
                 if self._deadline.over(now, deadlines, opening=not self._ready):
                     self._lose("does not answer")
 
-    def statistics(self) -> DiskStatistics:
-        """Gauges and counters."""
-        return DiskStatistics(
-            len(self),
-            len(self._requests),
-            self._stored,
-            self._fetched,
-            self._failed,
-            self._lost,
-            self._read,
-            self._budget,
-        )
+    def statistics(self) -> dict[str, int]:
+        """``records`` and ``waiting`` requests now; the others but the last count since the start.
+
+        ``stored``, ``fetched``, ``failed``: requests by outcome. ``lost``: disk processes. ``read``: records
+        read directly. ``budget``: bytes that records may take now; less than was asked for where the disk is
+        short of space.
+        """
+        return {
+            "records": len(self),
+            "waiting": len(self._requests),
+            "stored": self._stored,
+            "fetched": self._fetched,
+            "failed": self._failed,
+            "lost": self._lost,
+            "read": self._read,
+            "budget": self._budget,
+        }
 
     def close(self) -> None:
         """Close the sockets: the disk process writes what it has, and ends."""
@@ -398,18 +345,19 @@ class DiskTier:
             if sock is not None:
                 sock.close()
 
-    # --- inside -----------------------------------------------------------------------------------------
-
     def _changed_leases(self) -> tuple[list[bytes], list[bytes]]:
-        """Keys that leases cover now, and no longer, since the disk process was told last."""
-        if not self._untold:
+        """Keys that leases cover now, and no longer, since the disk process was told last.
+
+        On disk they are evicted after all others.
+        """
+        if self._told_changes == self._host.lease_changes:
             return [], []
-        self._leases = +self._leases
-        fresh = list(islice(self._leases.keys() - self._told, MOST_SUPERSEDED))
-        over = list(islice(self._told - self._leases.keys(), MOST_SUPERSEDED))
+        fresh = list(islice(self._host.leased - self._told, MOST_SUPERSEDED))
+        over = list(islice(self._told - self._host.leased, MOST_SUPERSEDED))
         self._told.update(fresh)
         self._told.difference_update(over)
-        self._untold = MOST_SUPERSEDED in (len(fresh), len(over))
+        if MOST_SUPERSEDED not in (len(fresh), len(over)):
+            self._told_changes = self._host.lease_changes
         return fresh, over
 
     def _ask_for_pieces(self, now: float, *, full: bool = False) -> None:
@@ -418,11 +366,11 @@ class DiskTier:
                 self._send(Fetch(next(self._tickets), slots, keys), now)
 
     def _send(self, message: Store | Fetch, now: float) -> None:
-        self._requests[message.ticket] = _Request(message, now + DEADLINE)
+        self._requests[message.ticket] = message, now + DEADLINE
         self._post(message)
 
-    def _post(self, message: Down) -> None:
-        self._outbox.append(encode(message))
+    def _post(self, message: messages.Down) -> None:
+        self._outbox.append(messages.encode(message))
         self._flush()
 
     def _flush(self) -> None:
@@ -442,7 +390,7 @@ class DiskTier:
         self._looked = now
         while self._sock is not None and self._pieces < enough:
             try:
-                packet = self._sock.recv(PACKET_BYTES)
+                packet = self._sock.recv(messages.PACKET_BYTES)
             except BlockingIOError:
                 return True
             except OSError:
@@ -450,29 +398,29 @@ class DiskTier:
             if not packet:
                 self._lose("is gone")
                 return True
-            self._answer(decoder.decode(packet))
+            self._answer(messages.up_decoder.decode(packet))
             self._deadline.heard(now)
         return False
 
-    def _answer(self, answer: Up) -> None:
+    def _answer(self, answer: messages.Up) -> None:
         match answer:
-            case Known():
+            case messages.Known():
                 self._keys.update(_split(answer.keys))
                 self._ready = self._ready or answer.last
                 if answer.ignored:
                     log.warning("%d records on disk are of another model or layout: ignored", answer.ignored)
-            case Gone():
+            case messages.Gone():
                 self._forget(_split(answer.keys))
-            case Room():
+            case messages.Room():
                 self._budget = answer.bytes
-            case Done() | Failed():
-                message = self._requests.pop(answer.ticket).message
+            case messages.Done() | messages.Failed():
+                message, _ = self._requests.pop(answer.ticket)
                 assert isinstance(message, Store)
-                self._end_store(message, kept=isinstance(answer, Done))
-                if isinstance(answer, Done):
+                self._end_store(message, kept=isinstance(answer, messages.Done))
+                if isinstance(answer, messages.Done):
                     self._reader.learn(message.key, RecordAt(answer.offset, message.tokens, message.digest))
-            case Fetched():
-                piece = self._requests.pop(answer.ticket).message
+            case messages.Fetched():
+                piece, _ = self._requests.pop(answer.ticket)
                 assert isinstance(piece, Fetch)
                 self._take_up(piece, answer)
 
@@ -485,7 +433,7 @@ class DiskTier:
         else:
             self._failed += 1
 
-    def _take_up(self, piece: Fetch, answer: Fetched) -> None:
+    def _take_up(self, piece: Fetch, answer: messages.Fetched) -> None:
         self._pieces += 1
         self._forget(piece.keys[at] for at in answer.gone)
         slots = piece.slots or repeat(None)
@@ -540,7 +488,7 @@ class DiskTier:
         self._keys.clear()  # the next one sends its own
         self._reader.forget_all()
         self._told.clear()
-        self._untold = True
+        self._told_changes = -1
         self._ask()
 
     def _ask(self) -> None:
@@ -557,8 +505,8 @@ class DiskTier:
                 log.warning("%s", explained(OSError(errno.EMFILE, ""), "the socket to the disk process"))
                 self._ask()
             return
-        for request in list(self._requests.values()):
-            self._give_up(request.message)
+        for message, _ in self._requests.values():
+            self._give_up(message)
         self._requests.clear()
         self._reads.give_up_unasked()
         os.set_inheritable(fds[0], False)

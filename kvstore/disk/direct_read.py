@@ -1,10 +1,9 @@
 """Reads records that lie in the page cache straight from the store's file, with one copy, to where KV is used.
 
-Through the disk process a record is copied twice, and where the device is a CPU both copies are of the same
-memory. So what is in the page cache is read here. The read never waits for the disk: what is not in memory
-comes through the disk process. The file is read by plain calls, never mapped: if it is truncated, it reads
-short. An offset is a hint from the disk process: bytes that are not those that were stored are left to that
-process, which drops such a record. Knows offsets and bytes; no slots.
+The read never waits for the disk: what is not in memory comes through the disk process. The file is read by
+plain calls, never mapped: if it is truncated, it reads short. An offset is a hint from the disk process: bytes
+that are not those that were stored are left to that process, which drops such a record. Knows offsets and
+bytes; no slots.
 """
 
 from __future__ import annotations

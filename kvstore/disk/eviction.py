@@ -48,9 +48,7 @@ class RecordEviction:
                 del self._queues[tenant]
 
     def move(self, key: bytes, *, last: bool) -> None:
-        """Make a record, if it is there, the ``last`` of its tenant's to be evicted, as used now; else the
-        first.
-        """
+        """Make a record, if it is there, the ``last`` of its tenant's to be evicted; else the first."""
         tenant = self._tenants.get(key)
         if tenant is not None:
             self._queues[tenant].move_to_end(key, last=last)
@@ -70,9 +68,7 @@ class RecordEviction:
         return list(islice(chain(first, last), count))
 
     def surplus(self, tenant: int, most: int, coming: int, besides: Collection[bytes] = ()) -> list[bytes]:
-        """The records that a tenant with a cap of ``most`` gives up for ``coming`` new ones of its own,
-        besides those of ``besides``, which go in any case.
-        """
+        """What a tenant with a cap of ``most`` gives up for ``coming`` new records; ``besides`` go anyway."""
         leaving = sum(self._tenants.get(key) == tenant for key in besides)
         staying = len(self._queues.get(tenant, ())) - leaving
         own = (self._keys(tenant, besides, leased=leased) for leased in (False, True))

@@ -53,9 +53,8 @@ def punch_free_pages(fd: int) -> int:
 
     The file must not be read or written through LMDB meanwhile, and no reader may be open.
 
-    Raises:
-        ListUnreadable: the file is damaged.
-        OSError: the file system cannot do that (``EOPNOTSUPP``), or the medium refused.
+    Raises `ListUnreadable`: the file is damaged; `OSError`: the file system cannot do that (``EOPNOTSUPP``),
+    or the medium refused.
     """
     before = os.fstat(fd).st_blocks
     for start, length in free_runs(fd):
@@ -73,8 +72,7 @@ def punch(fd: int, start: int, length: int) -> None:
 def free_runs(fd: int) -> list[tuple[int, int]]:
     """Offset and length in bytes of each run of free pages, and of what lies behind the last page in use.
 
-    Raises:
-        ListUnreadable, OSError
+    Raises `ListUnreadable` or `OSError`.
     """
     meta = _newest(fd)
     found = [pages for freed_by, pages in _entries(fd, meta) if freed_by < meta.transaction]

@@ -1,13 +1,10 @@
 """Where in the file each payload lies, and reading from there; what of a file is in the page cache. Linux only.
 
-LMDB touches every page of a value as it is looked up, through a map of the file. With the kernel's readahead
-each look into the B-tree also reads what lies around it (eight times what was wanted, as measured: 70 ms for
-25 MB that a plain read has in 13). Without it a value comes one page at a time (400 ms). So the map is
-advised *random*, and a payload with a known offset is read from the file there, without the B-trees and the
-page table. How much is read ahead there is the kernel's choice: advising it of what comes next cost 2 to 4 %
-more than leaving it alone, whether records lay in order, in pieces or at random. A payload does not move
-while it is kept. Payloads of an earlier process, with unknown offsets, are looked up in the B-trees once. An
-offset is only a hint: a reader checks the bytes. Knows keys, offsets and headers; no transactions.
+LMDB touches every page of a value as it is looked up, through a map of the file. With the kernel's readahead a
+look into the B-tree reads eight times what was wanted (70 ms for 25 MB that a plain read has in 13); without it
+a value comes one page at a time (400 ms). So the map is advised *random*, and a payload with a known offset is
+read from the file there. A payload does not move while it is kept. Those of an earlier process are looked up in
+the B-trees once. An offset is only a hint: a reader checks the bytes.
 """
 
 from __future__ import annotations
@@ -69,8 +66,7 @@ class PayloadOffsets:
     def read(self, key: bytes, into: memoryview) -> RecordHeader | None:
         """Copy the payload into ``into``, unchecked; its header, or None where its offset is unknown.
 
-        Raises:
-            OSError: the medium refused.
+        Raises `OSError`: the medium refused.
         """
         place = self._known.get(key)
         if place is None or self._fd is None:
@@ -158,8 +154,7 @@ def in_memory(fd: int, offset: int) -> bool:
     """Whether the page at ``offset`` is in the page cache, or on its way there. Reads nothing, as the kernel
     would then read ahead.
 
-    Raises:
-        OSError: the kernel cannot say.
+    Raises `OSError`: the kernel cannot say.
     """
     span, pages = _Range(offset // PAGE * PAGE, PAGE), _Pages()
     if _syscall(_CACHESTAT, fd, ctypes.byref(span), ctypes.byref(pages), 0) == 0:
@@ -173,8 +168,7 @@ def load_pages(fd: int, offset: int, length: int) -> bool:
 
     They are sent to the null device, which takes pages and copies no bytes.
 
-    Raises:
-        OSError: the medium refused.
+    Raises `OSError`: the medium refused.
     """
     end = offset + length
     while offset < end:

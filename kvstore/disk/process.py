@@ -49,9 +49,7 @@ class DiskProcess:
         return process.pid if process else None
 
     def start(self) -> None:
-        """Begin to listen. The engine has its end by now: this process's copy is closed, so that the engine's
-        death closes the socket.
-        """
+        """Begin to listen. This process's copy of the engine's end is closed: its death closes the socket."""
         self.theirs.close()
         self._thread.start()
 
@@ -91,9 +89,7 @@ class DiskProcess:
             return False
 
     def _spawned(self) -> bool:
-        """Start a disk process; whether that worked. The engine asks only once, so that the caller tries
-        again.
-        """
+        """Start a disk process; whether that worked. The engine asks once only: the caller tries again."""
         self._began = time.monotonic()  # before the engine can know of the process, and of its death
         try:
             self._spawn()

@@ -2,8 +2,7 @@
 
 Waiting requests are taken together: stores of up to ``BATCH_BYTES`` share a transaction, and a fetch waits
 behind one such transaction at most. If the medium refuses, the request fails and nothing else. Between
-requests it looks at the free space of its disk, more often the less there is, and gives space back before
-others are short of it.
+requests it looks at the free space of its disk, and gives space back before others are short of it.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from ..errors import RecordCorrupt, RecordUnavailable
 from ..host.slots import SlotMemory
 from . import messages
 from .admin import clear_others, others, write_about
+from .messages import KEYS_PER_PACKET
+from .record import RecordHeader
 from .store import NewRecord, RecordStore, StoreFailed, StoreFull
 
 BATCH_BYTES = 8 << 20
@@ -66,11 +67,10 @@ class DiskServer:
             self._serve([messages.down_decoder.decode(first), *self._more()])
 
     def _introduce(self) -> None:
-        keys = self._store.keys()
-        for start in range(0, max(1, len(keys)), messages.KEYS_PER_PACKET):
-            last = start + messages.KEYS_PER_PACKET >= len(keys)
-            part = b"".join(keys[start : start + messages.KEYS_PER_PACKET])
-            self._send(messages.Known(part, last, self._store.ignored if last else 0))
+        *parts, last = _packets(self._store.keys()) or [b""]
+        for part in parts:
+            self._send(messages.Known(part, last=False))
+        self._send(messages.Known(last, last=True, ignored=self._store.ignored))
 
     def _look(self) -> None:
         """Give space back if the disk is short of it, and set the time of the next look."""
@@ -79,7 +79,9 @@ class DiskServer:
         try:
             headroom = self._store.headroom
             if headroom < 0:
-                self._give_back(headroom)
+                clear_others(self._store.folder, -headroom)  # first what the engine does not ask for
+                self._store.relieve()
+                self._tell_given_up()
                 headroom = self._store.headroom
             elif self._giving and headroom > (self._store.floor or 0) // ROOM_SHARE:
                 self._giving = False
@@ -94,12 +96,6 @@ class DiskServer:
             self._refused(error)
         self._look_at = time.monotonic() + delay
 
-    def _give_back(self, headroom: int) -> None:
-        """Give space back: records of other models first, as the engine does not ask for these."""
-        clear_others(self._store.folder, -headroom)
-        self._store.relieve()
-        self._tell_given_up()
-
     def _tell_given_up(self) -> None:
         keys, self._store.given_up = self._store.given_up, []
         if keys and not self._giving:
@@ -108,8 +104,8 @@ class DiskServer:
             log.warning(
                 "less than %d bytes are free on the disk of %s: KV gives way", least, self._store.folder
             )
-        for start in range(0, len(keys), messages.KEYS_PER_PACKET):
-            self._send(messages.Gone(b"".join(keys[start : start + messages.KEYS_PER_PACKET])))
+        for part in _packets(keys):
+            self._send(messages.Gone(part))
 
     def _more(self) -> list[messages.Down]:
         """The requests that wait, as many as fit a batch."""
@@ -136,13 +132,12 @@ class DiskServer:
         count = len(request.keys)
         tokens, digests, gone = [0] * count, [0] * count, []
         for at, key in enumerate(request.keys):
+            header: RecordHeader | None
             try:
                 if request.slots:
                     header = self._store.get(key, self._memory.payload(request.slots[at]))
-                elif (found := self._store.load_pages(key)) is not None:
-                    header = found
                 else:
-                    continue
+                    header = self._store.load_pages(key)
             except RecordUnavailable as error:
                 if isinstance(error, RecordCorrupt):
                     log.warning("%s", error)
@@ -150,7 +145,8 @@ class DiskServer:
             except StoreFailed as error:
                 self._refused(error)
             else:
-                tokens[at], digests[at] = header.tokens, header.digest
+                if header is not None:
+                    tokens[at], digests[at] = header.tokens, header.digest
         offsets = [self._store.offset_of(key) for key in request.keys]
         self._send(messages.Fetched(request.ticket, tokens, digests, gone, offsets))
 
@@ -199,6 +195,11 @@ class DiskServer:
 
     def _send(self, message: messages.Up) -> None:
         self._sock.send(messages.encode(message))
+
+
+def _packets(keys: list[bytes]) -> list[bytes]:
+    """The keys one behind the other, as many in each part as a packet holds."""
+    return [b"".join(keys[at : at + KEYS_PER_PACKET]) for at in range(0, len(keys), KEYS_PER_PACKET)]
 
 
 def serve(sock: socket.socket, memory_fd: int, *, anew: bool = False) -> None:

@@ -2,13 +2,12 @@
 
 Never ``writemap`` (a full disk would kill the process), never a transaction that outlives a call. Payloads go
 straight from and into the caller's buffers, and every byte is checked when it is read. A record that was read
-is on a tier above again: it is evicted first until it is touched, which is written with the next batch. Two
-errors leave this file. `StoreFailed`: the medium refused, and may not refuse the next time. `StoreTorn`: the
-file's own pages are damaged; it is thrown away, and another store begins anew. For one process and thread.
+is on a tier above again: it is evicted first until it is touched. Two errors leave this file. `StoreFailed`:
+the medium refused, and may not refuse the next time. `StoreTorn`: the file's own pages are damaged; it is
+thrown away.
 
-KV is a cache, and others need the disk more. While less than ``floor`` bytes are free there, records are
-evicted and the pages they took become holes of the file (`free_pages`). On a file system without holes the
-whole file is given back, and the store begins anew.
+While less than ``floor`` bytes are free on the disk, records are evicted and their pages become holes of the
+file (`free_pages`). On a file system without holes the whole file is given back, and the store begins anew.
 """
 
 from __future__ import annotations
@@ -93,9 +92,8 @@ class RecordStore:
     ``given_up``: keys evicted because the disk is short of space; for the caller to take.
     ``anew``: throw away what is there, since the process that opened it last died of it.
 
-    Raises:
-        StoreLocked: another process holds it.
-        StoreFailed: the folder or file cannot be opened, even anew.
+    Raises `StoreLocked`: another process holds it; `StoreFailed`: the folder or file cannot be opened, even
+    anew.
     """
 
     def __init__(
@@ -151,10 +149,7 @@ class RecordStore:
     @property
     def file_bytes(self) -> int:
         """Bytes of the disk that the file takes."""
-        try:
-            return (self.folder / FILE).stat().st_blocks * 512
-        except OSError:
-            return 0
+        return disk_use(self.folder / FILE)
 
     @property
     def headroom(self) -> int:
@@ -162,10 +157,9 @@ class RecordStore:
         if self.floor is None:
             return self.budget
         try:
-            found = os.statvfs(self.folder)
+            return shutil.disk_usage(self.folder).free - self.floor
         except OSError as error:
             raise StoreFailed(explained(error, f"the folder {self.folder}")) from error
-        return found.f_bavail * found.f_frsize - self.floor
 
     @property
     def room(self) -> int:
@@ -187,8 +181,7 @@ class RecordStore:
         exceed the cap, the first of them. Where the disk is short of space others are evicted before these are
         stored (``given_up``); where that is not enough, the first of these are left out.
 
-        Raises:
-            StoreFailed: nothing was changed.
+        Raises `StoreFailed`: nothing was changed.
         """
         kept = set(superseded)
         for key in touched:
@@ -213,8 +206,7 @@ class RecordStore:
         headers = [self._header(record, first + at) for at, record in enumerate(fresh)]
 
         def work(txn: Any) -> None:
-            for key in (*gone, *evicted):
-                self._delete(txn, key)
+            self._delete(txn, (*gone, *evicted))
             for key, stamp in stamps.items():
                 self._restamp(txn, key, stamp)
             for header, record in zip(headers, fresh, strict=True):
@@ -252,10 +244,8 @@ class RecordStore:
     def get(self, key: bytes, into: memoryview) -> RecordHeader:
         """Copy the payload into ``into`` and check it there; from now on the record is the first to be evicted.
 
-        Raises:
-            RecordMissing: it is not here.
-            RecordCorrupt: header or bytes are not what was stored; it is dropped.
-            StoreFailed: the medium refused.
+        Raises `RecordMissing`: it is not here; `RecordCorrupt`: header or bytes are not what was stored; it
+        is dropped; `StoreFailed`: the medium refused.
         """
         header = self._get_by_offset(key, into)
         if header is not None:
@@ -263,18 +253,12 @@ class RecordStore:
             return header
         try:
             with self._env.begin(buffers=True) as txn:
-                head = txn.get(key, db=self._headers)
-                with self._offsets.searching(key):
-                    body = txn.get(key, db=self._payloads)
-                header = None if head is None else read_header(head, key, self._space, self._length)
-                if header is not None and body is not None and len(body) == self._length:
-                    self._offsets.learn(key, body, header)
+                header, body, present = self._look_up(txn, key)
+                if header is not None:
                     into[:] = body
-                else:
-                    header = None
         except lmdb.Error as error:
             raise self._failed(error) from error
-        if head is None and body is None:
+        if not present:
             self._order.remove(key)
             raise RecordMissing(key, "not on disk")
         if header is None or xxh3_64_intdigest(into) != header.digest:
@@ -288,12 +272,12 @@ class RecordStore:
 
         None: it did not come; `get` finds out why.
 
-        Raises:
-            StoreFailed: the medium refused.
+        Raises `StoreFailed`: the medium refused.
         """
         try:
             if key not in self._offsets:
-                self._look_for(key)
+                with self._env.begin(buffers=True) as txn:
+                    self._look_up(txn, key)
             header = self._offsets.load_pages(key, self._length)
         except (OSError, lmdb.Error) as error:
             raise self._failed(error) from error
@@ -304,13 +288,8 @@ class RecordStore:
     def drop(self, keys: Iterable[bytes]) -> None:
         """Forget these, also where the medium refuses."""
         listed = list(keys)
-
-        def work(txn: Any) -> None:
-            for key in listed:
-                self._delete(txn, key)
-
         with contextlib.suppress(StoreFailed):  # found again after a restart, and checked again
-            self._write(work)
+            self._write(lambda txn: self._delete(txn, listed))
         self._forget(listed)
 
     def relieve(self, coming: int = 0) -> int:
@@ -359,8 +338,6 @@ class RecordStore:
         self._env.close()
         os.close(self._lock)
 
-    # --- inside -----------------------------------------------------------------------------------------
-
     def _within_caps(self, fresh: list[NewRecord]) -> tuple[list[NewRecord], list[bytes]]:
         """The last of these, as many of each tenant as its cap allows; and the keys of the others."""
         left = dict(self._most)
@@ -387,12 +364,7 @@ class RecordStore:
 
     def _give_up(self, keys: list[bytes]) -> None:
         """Evict these for lack of space, so that their pages can be overwritten."""
-
-        def work(txn: Any) -> None:
-            for key in keys:
-                self._delete(txn, key)
-
-        self._write(work)
+        self._write(lambda txn: self._delete(txn, keys))
         self._write(lambda txn: txn.put(TURN, b""))  # after it the pages that were freed are free
         self._forget(keys)
         self.given_up += keys
@@ -460,13 +432,10 @@ class RecordStore:
         raise StoreFailed(f"{self.folder}: cannot be opened, even anew")
 
     def _environment(self) -> Any:
-        size = max(FIRST_MAP, (self.folder / FILE).stat().st_size if self._made else 0)
+        path = self.folder / FILE
+        size = max(FIRST_MAP, path.stat().st_size if path.exists() else 0)
         # With readahead, for the scan at the start; later `PayloadOffsets` advises the kernel.
         return lmdb.open(str(self.folder), map_size=size, max_dbs=2, sync=False, writemap=False)
-
-    @property
-    def _made(self) -> bool:
-        return (self.folder / FILE).exists()
 
     def _read_order(self) -> list[bytes]:
         """Read the headers into the eviction order; returns keys of records that are not ours."""
@@ -535,17 +504,19 @@ class RecordStore:
             raise StoreFailed(explained(error, f"the KV file {self.folder / FILE}")) from error
         return header if header is not None and xxh3_64_intdigest(into) == header.digest else None
 
-    def _look_for(self, key: bytes) -> None:
-        """Look the payload's offset up in the B-trees."""
-        with self._env.begin(buffers=True) as txn:
-            head = txn.get(key, db=self._headers)
-            header = None if head is None else read_header(head, key, self._space, self._length)
-            if header is None:
-                return
-            with self._offsets.searching(key):
-                body = txn.get(key, db=self._payloads)
-            if body is not None and len(body) == self._length:
-                self._offsets.learn(key, body, header)
+    def _look_up(self, txn: Any, key: bytes) -> tuple[RecordHeader | None, Any, bool]:
+        """Header and payload of a sound record in the B-trees, else None; whether any of it is there.
+
+        Its offset is known from now on.
+        """
+        head = txn.get(key, db=self._headers)
+        with self._offsets.searching(key):
+            body = txn.get(key, db=self._payloads)
+        header = None if head is None else read_header(head, key, self._space, self._length)
+        if header is None or body is None or len(body) != self._length:
+            return None, None, head is not None or body is not None
+        self._offsets.learn(key, body, header)
+        return header, body, True
 
     def _find(self, headers: Iterable[RecordHeader]) -> None:
         """Look up the offsets of records just stored, while their pages are in memory."""
@@ -555,9 +526,10 @@ class RecordStore:
                 if body is not None:
                     self._offsets.learn(header.key, body, header)
 
-    def _delete(self, txn: Any, key: bytes) -> None:
-        txn.delete(key, db=self._headers)
-        txn.delete(key, db=self._payloads)
+    def _delete(self, txn: Any, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            txn.delete(key, db=self._headers)
+            txn.delete(key, db=self._payloads)
 
     def _restamp(self, txn: Any, key: bytes, stamp: int) -> None:
         data = txn.get(key, db=self._headers)
@@ -569,6 +541,14 @@ class RecordStore:
         return RecordHeader(
             self._space, record.key, record.tokens, self._length, record.digest, stamp, record.tenant
         )
+
+
+def disk_use(path: Path) -> int:
+    """Bytes of the disk that a file takes; 0 if there is none."""
+    try:
+        return path.stat().st_blocks * 512
+    except OSError:
+        return 0
 
 
 def throw_away(folder: Path) -> None:

@@ -163,8 +163,7 @@ class SlotMemory:
 
         READING to READING: one more reader. READING to READY: no reader is left.
 
-        Raises:
-            SlotMisused: its state does not allow it.
+        Raises `SlotMisused`: its state does not allow it.
         """
         at = self._at(slot) + 20
         state = _STATE.unpack_from(self.map, at)[0]

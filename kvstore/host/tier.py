@@ -1,23 +1,19 @@
 """The host tier: which record is in which slot of the memory, and which is evicted when there is no room.
 
 Others move the bytes: they ``reserve`` a slot, fill it and report it ``filled``; or they ``find`` one,
-``hold`` it while it is read, and ``release`` it. The slots of a process that died are adopted: those it was
-filling are free, those it was reading are ready. Bytes that another process left are checked by their xxh3
-before their first use; bytes that this process has hashed, or that the process that filled the slot has
-checked there, are trusted. One thread uses it; no torch, no clock.
+``hold`` it while it is read, and ``release`` it. The slots of a process that died are adopted, and their bytes
+checked by their xxh3 before their first use. One thread uses it; no torch, no clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Set
 from math import ceil
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from ..errors import LeakFound, RecordCorrupt, RecordMissing
+from ..errors import LeakFound
 from ..quotas import FairOrder
 from .slots import SlotMemory, SlotState
 
@@ -25,36 +21,6 @@ AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
 """Share of the memory, and most bytes, of free slots that have their pages. Taking a page may cost ten times
 what filling it costs: a virtual machine returns freed pages to its host.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One block: the first ``tokens`` slots of ``payload`` (``block_bytes`` long) are filled.
-
-    ``key``: a block key of `keys.BlockHasher`; namespace, group and tenant are mixed into it.
-    """
-
-    key: bytes
-    tokens: int
-    payload: memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class TierStatistics:
-    """``records`` and ``bytes`` now, of ``capacity`` bytes; the others count since the start.
-
-    ``hits``, ``misses``, ``damaged``: how lookups ended. ``refused``: records without room. ``dropped``:
-    records evicted or dropped.
-    """
-
-    records: int
-    bytes: int
-    capacity: int
-    hits: int
-    misses: int
-    damaged: int
-    refused: int
-    dropped: int
 
 
 class HostTier:
@@ -82,6 +48,7 @@ class HostTier:
         self._order = FairOrder(max(1, memory.slots))  # of slots that are READY
         self._promised: dict[bytes, dict[int, float]] = {}  # key: sequence with a lease: return
         self._covers: dict[int, list[bytes]] = {}
+        self.lease_changes = 0
         self._stamp = 0  # rises with each use
         self._hits = self._misses = self._damaged = self._refused = self._dropped = 0
         self._free = self._adopt()
@@ -94,8 +61,6 @@ class HostTier:
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._here
-
-    # --- finding ----------------------------------------------------------------------------------------
 
     @property
     def here(self) -> Mapping[bytes, int]:
@@ -110,14 +75,8 @@ class HostTier:
         """Whether the record is in a slot, or one is being filled with it."""
         return key in self._slot_of
 
-    def find(self, key: bytes) -> int | None:
-        """The slot that holds the record, its bytes checked; None where there is none. Counts as a hit or
-        miss.
-        """
-        return next(iter(self.find_beginning([key])), None)
-
-    def find_beginning(self, keys: Iterable[bytes]) -> list[int]:
-        """`find` for the longest beginning of ``keys`` that is here and sound."""
+    def find(self, keys: Iterable[bytes]) -> list[int]:
+        """The slots of the longest beginning of ``keys`` that is here, their bytes checked."""
         found: list[int] = []
         for key in keys:
             slot = self._here.get(key)
@@ -146,10 +105,6 @@ class HostTier:
     def free(self) -> int:
         """Number of free slots."""
         return len(self._free)
-
-    def oldest(self, count: int) -> list[bytes]:
-        """Keys of the next ``count`` records in eviction order."""
-        return [self._key_of[slot] for slot in islice(self._order.slots(), count)]
 
     def in_order(self) -> Iterator[bytes]:
         """Keys of all records in eviction order; nothing may change during the iteration."""
@@ -188,6 +143,7 @@ class HostTier:
 
         Leased records are evicted after all others, the latest of their ``returns`` (seconds) first.
         """
+        self.lease_changes += 1
         before, now = self._covers.pop(holder, []), list(keys)
         for key in before:
             holders = self._promised[key]
@@ -203,11 +159,14 @@ class HostTier:
             if slot is not None:
                 self._order.lease(slot, self._return_of(key))
 
+    @property
+    def leased(self) -> Set[bytes]:
+        """Keys that leases cover, here or not."""
+        return self._promised.keys()
+
     def promised(self, key: bytes, besides: int | None = None) -> bool:
         """Whether a lease covers the record, other than that of the sequence ``besides``."""
         return any(holder != besides for holder in self._promised.get(key, ()))
-
-    # --- filling and reading ----------------------------------------------------------------------------
 
     def reserve(self, key: bytes, tokens: int, tenant: int = 0, *, spare: bool = False) -> int | None:
         """A slot to fill with the record; None if it has one already, or all slots are being filled or read.
@@ -304,29 +263,6 @@ class HostTier:
                 self._free_slot(slot)
         self._rank([slot for slot in over if slot in self._key_of and slot not in self._order], first=above)
 
-    # --- whole records -----------------------------------------------------------------------------------
-
-    def put(self, record: Record) -> bool:
-        """Keep a copy; False where there is no room. Of two records with one key the first wins."""
-        if record.key in self._slot_of:
-            return True
-        slot = self.reserve(record.key, record.tokens)
-        if slot is None:
-            return False
-        self.memory.payload(slot)[:] = record.payload
-        self.filled(slot)
-        return True
-
-    def get(self, key: bytes) -> Record:
-        """The record, whole and checked. Raises `RecordMissing`, `RecordCorrupt`."""
-        damaged = self._damaged
-        slot = self.find(key)
-        if slot is not None:
-            return Record(key, self._tokens[slot], self.memory.payload(slot))
-        if self._damaged > damaged:
-            raise RecordCorrupt(key, "its bytes are not those that were stored")
-        raise RecordMissing(key, "not held")
-
     def drop(self, key: bytes) -> None:
         """Forget the record, if there is one."""
         slot = self._slot_of.get(key)
@@ -338,25 +274,28 @@ class HostTier:
         if slot not in self._filling and slot not in self._readers:
             self._free_slot(slot)
 
-    def statistics(self) -> TierStatistics:
-        """Gauges and counters."""
+    def statistics(self) -> dict[str, int]:
+        """``records`` and ``bytes`` now, of ``capacity`` bytes; the others count since the start.
+
+        ``hits``, ``misses``, ``damaged``: how lookups ended. ``refused``: records without room. ``dropped``:
+        records evicted or dropped.
+        """
         size = self.memory.block_bytes
-        return TierStatistics(
-            records=len(self._slot_of),
-            bytes=len(self._slot_of) * size,
-            capacity=self.memory.slots * size,
-            hits=self._hits,
-            misses=self._misses,
-            damaged=self._damaged,
-            refused=self._refused,
-            dropped=self._dropped,
-        )
+        return {
+            "records": len(self._slot_of),
+            "bytes": len(self._slot_of) * size,
+            "capacity": self.memory.slots * size,
+            "hits": self._hits,
+            "misses": self._misses,
+            "damaged": self._damaged,
+            "refused": self._refused,
+            "dropped": self._dropped,
+        }
 
     def audit(self) -> None:
         """Check that the tier's own state and the memory's directory agree. O(slots): for idle moments.
 
-        Raises:
-            LeakFound: they do not.
+        Raises `LeakFound`: they do not.
         """
         memory, ranked = self.memory, set(self._order.slots())
         ready = ranked - self._readers.keys()
@@ -375,8 +314,6 @@ class HostTier:
         filled = {key: slot for key, slot in self._slot_of.items() if slot not in self._filling}
         if filled != self._here:
             raise LeakFound(f"host tier: {len(self._here)} records can be read, {len(filled)} are filled")
-
-    # --- inside -----------------------------------------------------------------------------------------
 
     def _adopt(self) -> list[int]:
         """Take over what the directory says; returns the free slots, the first to be used last."""
@@ -407,7 +344,7 @@ class HostTier:
 
     def _evict(self, tenant: int, *, spare: bool) -> bool:
         slot = self._order.first_besides(self._readers, tenant)
-        if slot is None or (spare and not self._gives_way(slot)):
+        if slot is None or (spare and (slot not in self._yielding or self._key_of[slot] in self._promised)):
             return False
         self._order.remove(slot)
         self._evicted.append(self._key_of[slot])
@@ -415,9 +352,6 @@ class HostTier:
         self._free_slot(slot)
         self._dropped += 1
         return True
-
-    def _gives_way(self, slot: int) -> bool:
-        return slot in self._yielding and self._key_of[slot] not in self._promised
 
     def _rank(self, slots: list[int], *, first: bool = False) -> None:
         """These were used now; ``first``: but are evicted first."""

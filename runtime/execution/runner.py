@@ -17,17 +17,16 @@ from ...kernels.batch import PagedBatch, upload
 from ...kernels.device import Device, device_of
 from ...kvstore.arena import DeviceArena
 from ...kvstore.block_mover import BlockMover, Saving
-from ..grammar.matcher import Matchers
+from ..grammar.llguidance import Matchers
 from ..model.decoder import Decoder
-from ..plan import GrammarMasks, Outcome, Plan, PlanRow
+from ..plan import Outcome, Plan, PlanRow
 from .device import device_watched
 from .sampler import draw, outcome
 
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """Token ids that one step sampled, on the device, int64 ``[rows]`` aligned with its plan; 0 where none
-    was."""
+    """Token ids that one step sampled, on the device: int64 ``[rows]`` as in its plan; 0 where none was."""
 
     step: int
     ids: Tensor
@@ -47,7 +46,7 @@ class TorchRunner:
         *arenas: DeviceArena,
         mover: BlockMover | None = None,
         device: Device | None = None,
-        grammars: GrammarMasks | None = None,
+        grammars: Matchers | None = None,
     ) -> None:
         self._grammars = Matchers() if grammars is None else grammars
         self._device = device or device_of(decoder.device)
@@ -106,8 +105,7 @@ class TorchRunner:
         return ids.index_copy_(0, to, self._before.ids[by])
 
     def _draw(self, plan: Plan, hidden: Tensor, batch: PagedBatch, tokens: Tensor) -> Tensor:
-        """What each row samples, as `sampler.draw` returns it: int64 ``[rows, 2 or more]``; 0 where none is
-        asked."""
+        """What each row samples, as `sampler.draw` returns it: int64 ``[rows, 2 or more]``; else 0."""
         drawn = np.array([at for at, row in enumerate(plan.rows) if row.sampling is not None], dtype=np.int64)
         if not drawn.size:
             return torch.zeros((len(plan.rows), 2), dtype=torch.int64, device=hidden.device)
@@ -132,7 +130,7 @@ class TorchHandle:
     def __init__(
         self,
         device: Device,
-        grammars: GrammarMasks,
+        grammars: Matchers,
         rows: tuple[PlanRow, ...],
         outcomes: Tensor | None,
         saving: Saving | None = None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 
 import numpy as np
 import torch
@@ -21,8 +22,9 @@ from ...kernels.reference import backend, penalties
 from ...kernels.reference.penalties import NO_TOKEN, NOTHING, Said
 from ...kernels.reference.sampling import Typical
 from ..errors import GrammarInvalid, GrammarStuck
+from ..grammar.llguidance import Matchers
 from ..link.messages import Sampling, TokenLogprob
-from ..plan import GrammarMasks, Outcome, PlanRow, RowFault, Scored
+from ..plan import Outcome, PlanRow, RowFault, Scored
 
 _WORD64 = 2**64 - 1
 _SOUND, _INFINITE, _FORBIDDEN = 1, 0, 2
@@ -36,7 +38,7 @@ def draw(
     rows: Sequence[PlanRow],
     logits: Tensor,
     last: Tensor,
-    grammars: GrammarMasks,
+    grammars: Matchers,
     kernels: Kernels = backend,
 ) -> Tensor:
     """One token for each row: int64 ``[rows, 2 + scores]``, to be read by `outcome`. May overwrite ``logits``.
@@ -64,7 +66,7 @@ def draw(
     return torch.cat((drawn, padded.index_copy_(0, places, scores)), dim=-1)
 
 
-def outcome(row: PlanRow, drawn: Sequence[int], grammars: GrammarMasks) -> Outcome:
+def outcome(row: PlanRow, drawn: Sequence[int], grammars: Matchers) -> Outcome:
     """The outcome of a row, from its line of `draw`; an empty list where it was to draw nothing."""
     if row.sampling is None:
         return []
@@ -79,7 +81,7 @@ def outcome(row: PlanRow, drawn: Sequence[int], grammars: GrammarMasks) -> Outco
     return Scored([token], [TokenLogprob(values[0], top)])
 
 
-def _fault(row: PlanRow, verdict: int, grammars: GrammarMasks) -> RowFault:
+def _fault(row: PlanRow, verdict: int, grammars: Matchers) -> RowFault:
     if row.grammar is None or verdict != _FORBIDDEN:
         return RowFault(f"sequence {row.seq}: {_FAULTS[verdict]}")
     fault = grammars.fault(row.grammar)
@@ -89,8 +91,7 @@ def _fault(row: PlanRow, verdict: int, grammars: GrammarMasks) -> RowFault:
 
 
 def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
-    """Log probability of ``ids``, then ids and log probabilities of the ``most`` likeliest: int64 ``[rows, 1 +
-    2 most]``."""
+    """Log probability of ``ids``; ids and those of the ``most`` likeliest: int64 ``[rows, 1 + 2 most]``."""
     chosen, names, values = kernels.log_probabilities(model, ids, most)
     return torch.cat((chosen.view(torch.int64)[:, None], names, values.view(torch.int64)), dim=-1)
 
@@ -98,13 +99,13 @@ def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
 # --- before temperature: bias, penalties, forbidden tokens -----------------------------------------------
 
 
-def _edit(asked: _Asked, logits: Tensor, last: Tensor, masks: GrammarMasks, kernels: Kernels) -> bool:
+def _edit(asked: _Asked, logits: Tensor, last: Tensor, masks: Matchers, kernels: Kernels) -> bool:
     """Apply to the logits, in place, what rows ask for; returns whether any asks."""
     if not any(
         one.logit_bias or one.reads_past or row.forbidden or row.grammar is not None for row, one in asked
     ):
         return False
-    makers = (_bias, _penalties, _bad_words, _forbidden, partial(_grammars, logits.shape[-1], masks))
+    makers = (_bias, _penalties, _bad_words, partial(_grammars, logits.shape[-1], masks))
     edits = [edit for make in makers if (edit := make(asked, kernels))]
     sizes = [len(arrays) for arrays, _ in edits]
     tensors = iter(upload([array for arrays, _ in edits for array in arrays], logits.device))
@@ -120,6 +121,7 @@ _Edit = tuple[list[Ints], _Act]
 
 def _bias(asked: _Asked, kernels: Kernels) -> _Edit | None:
     cells = [(at, token, bias) for at, (_, one) in enumerate(asked) for token, bias in one.logit_bias]
+    cells += [(at, token, -inf) for at, (row, _) in enumerate(asked) for token in row.forbidden]
     if not cells:
         return None
     rows, tokens, values = zip(*cells, strict=True)
@@ -196,19 +198,7 @@ def _bad_words(asked: _Asked, kernels: Kernels) -> _Edit | None:
     return [_ints([at for at, _ in words]), _ints([word[-1] for _, word in words]), beginnings, ends], act
 
 
-def _forbidden(asked: _Asked, kernels: Kernels) -> _Edit | None:
-    cells = [(at, token) for at, (row, _) in enumerate(asked) for token in row.forbidden]
-    if not cells:
-        return None
-
-    def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
-        penalties.forbid(logits, *up)
-
-    rows, tokens = zip(*cells, strict=True)
-    return [_ints(rows), _ints(tokens)], act
-
-
-def _grammars(vocab: int, owner: GrammarMasks, asked: _Asked, kernels: Kernels) -> _Edit | None:
+def _grammars(vocab: int, owner: Matchers, asked: _Asked, kernels: Kernels) -> _Edit | None:
     some = [(at, row.grammar) for at, (row, _) in enumerate(asked) if row.grammar is not None]
     if not some:
         return None

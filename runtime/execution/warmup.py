@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 
 from ..errors import EngineDied
-from ..grammar.matcher import ANY_TOKEN
+from ..grammar.llguidance import ANY_TOKEN
 from ..link.messages import Sampling
 from ..plan import NO_SEQUENCE, BlockCopy, Plan, PlanRow, Runner
 
@@ -69,8 +69,7 @@ def _steps(block_tokens: int, max_context: int) -> Iterator[Step]:
 
 
 def _kernels(block_tokens: int, max_context: int) -> Iterator[Step]:
-    """Single tokens at each order of context length, rows together, with a chunk, each way to sample, a
-    copy."""
+    """Single tokens at each order of context length, rows with a chunk, each way to sample, a copy."""
     first = 1
     while first < max_context - 1:
         yield (_row(first, 1, block_tokens),), ()

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import takewhile
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +27,13 @@ from ...kvstore.system_limits import roam
 from ..errors import GrammarInvalid
 from ..link.messages import Grammar, GrammarKind
 from .limits import check
-from .matcher import Matcher
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
+
+ANY_TOKEN = 0
+"""The number of a grammar that allows every token, for warm-up."""
 
 KEPT = 256
 """How many compiled grammars are cached; the last used ones stay."""
@@ -64,8 +66,8 @@ def available() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
-class LLGuidance:
-    """`matcher.Compiler` for one model."""
+class Compiler:
+    """Compiles grammars for one model on other threads, while steps run."""
 
     def __init__(self, tokenizer_file: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._file = tokenizer_file
@@ -82,12 +84,12 @@ class LLGuidance:
 
     @property
     def warm(self) -> bool:
-        """Whether the tokenizer is loaded."""
+        """Whether the tokenizer is loaded. Before, the time a grammar takes says nothing of it."""
         return self._tokenizer is not None
 
     @property
     def threads(self) -> int:
-        """How many grammars are compiled at once."""
+        """How many grammars are compiled at once; more calls of `compile` wait."""
         return WORKERS
 
     def knows(self, grammar: Grammar) -> bool:
@@ -97,7 +99,11 @@ class LLGuidance:
     def compile(
         self, grammar: Grammar, stop_ids: tuple[int, ...], said: NDArray[np.int32]
     ) -> Future[Matcher]:
-        """A matcher for the reply that has begun with ``said``; see `matcher.Compiler`."""
+        """A matcher that has taken ``said``, int32 ``[tokens]``; done at once where the grammar is cached.
+
+        ``stop_ids``: what ends the reply. Those that are end tokens are allowed exactly where the grammar
+        accepts; those that are text are allowed as the grammar has them. The future raises `GrammarInvalid`.
+        """
         with self._books:
             known = self._kept.get(grammar)
             if known is not None:
@@ -134,7 +140,7 @@ class LLGuidance:
             tokenizer.eos_tokens
         )  # the library takes one where none is named
         ends = frozenset(token for token in stop_ids if token in own or tokenizer.is_special_token(token))
-        return LLGuidanceMatcher(matcher, ends, own - ends, frozenset(stop_ids))
+        return Matcher(matcher, ends, own - ends, frozenset(stop_ids))
 
     def _loaded(self) -> LLTokenizer:
         with self._loading:
@@ -187,8 +193,8 @@ class LLGuidance:
                 self._bytes -= len(oldest.text)
 
 
-class LLGuidanceMatcher:
-    """`matcher.Matcher`: one reply's own copy of a compiled grammar.
+class Matcher:
+    """How far one reply has come in its grammar. It moves on with the reply's tokens, and never back.
 
     ``ends``: tokens that end it, allowed exactly where the grammar accepts. ``others``: end tokens of the model
     that do not end this reply, never allowed. ``stops``: ends too, but ends that the grammar has as text.
@@ -204,20 +210,25 @@ class LLGuidanceMatcher:
 
     @property
     def complete(self) -> bool:
-        """See `matcher.Matcher`."""
+        """Whether nothing but an end may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
     def fault(self) -> str:
-        """See `matcher.Matcher`."""
+        """Why it allows no token any more; empty while it does."""
         return _shortened(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def take(self, token: int) -> None:
-        """See `matcher.Matcher`."""
+        """The reply goes on with ``token``, which does not end it."""
         self._matcher.consume_token(token)
 
     def go_on(self, most: int) -> list[int]:
-        """See `matcher.Matcher`."""
+        """Take the tokens that must come next, at most ``most``, and return them; none of them ends the reply.
+
+        They are written as the tokenizer would write them, and depend only on the tokens taken before. Once
+        they are taken the next token is a choice. Taking the same tokens one by one, or as the ``said`` of
+        `Compiler.compile`, leads to the same state.
+        """
         if most < 1 or self._matcher.is_error():
             return []
         forced = self._matcher.compute_ff_tokens()[:most]
@@ -225,7 +236,11 @@ class LLGuidanceMatcher:
         return ids if not ids or self._matcher.consume_tokens(ids) else []
 
     def fill(self, mask: NDArray[np.int64]) -> None:
-        """See `matcher.Matcher`."""
+        """Set the bits of the tokens that may come next, and clear all others. End tokens may come where the
+        grammar accepts.
+
+        ``mask``: contiguous ``[words]``, little-endian: token t is bit ``t % 8`` of byte ``t // 8``.
+        """
         mask[:] = 0
         if self._matcher.is_error():
             return
@@ -242,6 +257,40 @@ class LLGuidanceMatcher:
                 octets[token // 8] |= bit
             else:
                 octets[token // 8] &= ~bit
+
+
+class Matchers:
+    """The matchers of all turns that follow a grammar, by the numbers that plans carry."""
+
+    def __init__(self) -> None:
+        self._matchers: dict[int, Matcher] = {}
+        self._numbers = count(ANY_TOKEN + 1)
+
+    def __getitem__(self, grammar: int) -> Matcher:
+        return self._matchers[grammar]
+
+    def add(self, matcher: Matcher) -> int:
+        """Keep a turn's matcher; returns its number, which is never used again."""
+        grammar = next(self._numbers)
+        self._matchers[grammar] = matcher
+        return grammar
+
+    def drop(self, grammar: int | None) -> None:
+        """The turn is over; None: it followed no grammar."""
+        if grammar is not None:
+            del self._matchers[grammar]
+
+    def fill(self, grammar: int, mask: NDArray[np.int64]) -> None:
+        """As `Matcher.fill` of this grammar does."""
+        if grammar == ANY_TOKEN:
+            mask.fill(-1)
+        else:
+            self._matchers[grammar].fill(mask)
+
+    def fault(self, grammar: int) -> str:
+        """As `Matcher.fault` of this grammar is; empty if its turn is over."""
+        matcher = self._matchers.get(grammar)
+        return "" if matcher is None else matcher.fault
 
 
 def _step_back() -> None:
@@ -267,8 +316,7 @@ def _source(grammar: Grammar) -> str:
 
 
 def _choice(text: str) -> str:
-    """One regular expression for all choices: an automaton follows it, where rules would be tried one by
-    one."""
+    """One regular expression for all choices: an automaton follows it; rules would be tried in turn."""
     choices = json.loads(text)
     if not isinstance(choices, list) or not choices or not all(isinstance(one, str) for one in choices):
         raise ValueError("a choice is an array of strings")

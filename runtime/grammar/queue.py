@@ -8,7 +8,7 @@ nothing of what a grammar says.
 from __future__ import annotations
 
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from ..errors import GrammarFault, GrammarInvalid, GrammarUnavailable
 from ..link.messages import Grammar
 from ..scheduler.queues import Queues
 from ..sequence import Sequence, Turn
-from .matcher import Compiler, Matcher
+from .llguidance import Compiler, Matcher
 
 COMPILE_SECONDS = 0.75
 """How long a grammar may take to be compiled, its time in the queue included."""
@@ -40,14 +40,14 @@ class _Awaited:
     job: Future[Matcher] | None = None
 
 
+@dataclass(eq=False)
 class GrammarQueue:
     """Has grammars compiled, and gives out matchers. Without a ``compiler`` a grammar is refused."""
 
-    def __init__(self, compiler: Compiler | None, queues: Queues) -> None:
-        self._compiler = compiler
-        self._queues = queues
-        self._awaited: list[_Awaited] = []
-        self._running: dict[int, Future[Matcher]] = {}  # by tenant; the longest ago begun first
+    _compiler: Compiler | None
+    _queues: Queues
+    _awaited: list[_Awaited] = field(default_factory=list)
+    _running: dict[int, Future[Matcher]] = field(default_factory=dict)  # by tenant; the longest ago first
 
     def check(self) -> None:
         """Raises ``GrammarUnavailable``."""
@@ -122,8 +122,7 @@ class GrammarQueue:
         return job
 
     def _wanted(self, awaited: _Awaited) -> bool:
-        """Whether its turn is still open; if not, its job is given up. The sequence may have begun another
-        turn."""
+        """Whether its turn is still open; if not, its job is given up."""
         sequence = awaited.sequence
         if sequence.turn is awaited.turn and self._queues.compiling.get(sequence.id) is sequence:
             return True

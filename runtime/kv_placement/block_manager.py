@@ -7,6 +7,7 @@ decided by `preemption`, what is computed by `planner`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 
@@ -17,6 +18,7 @@ from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
 from ..plan import BlockCopy
 from ..sequence import Sequence
+from ..stats import Counters
 from .residency import Residency
 from .transfers import Transfers
 
@@ -24,17 +26,24 @@ from .transfers import Transfers
 class BlockManager:
     """Allocates, shares and releases ``pool``'s blocks for sequences.
 
-    Keys are made by ``hasher`` under ``namespace``; ``transfers`` saves and loads blocks.
+    Keys are made by ``hasher`` under ``namespace``; ``transfers`` saves and loads blocks. ``counters``: count
+    the tokens found and restored.
     """
 
-    def __init__(self, pool: BlockPool, hasher: BlockHasher, namespace: bytes, transfers: Transfers) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        hasher: BlockHasher,
+        namespace: bytes,
+        transfers: Transfers,
+        counters: Counters,
+    ) -> None:
         self.pool = pool
+        self._counters = counters
         self.transfers = transfers
         self.block_tokens = hasher.block_tokens
         self.residency = Residency(pool.index, hasher, namespace, transfers.tier, transfers.disk)
-        self._sources: list[
-            tuple[int, int]
-        ] = []  # (block, owner): sources of copies in the step being planned
+        self._sources: list[tuple[int, int]] = []  # of copies in the step being planned: block, owner
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that ``tokens`` tokens take up."""
@@ -53,15 +62,15 @@ class BlockManager:
         if most <= own:
             return 0
         self.residency.name(sequence, most)
-        parent = sequence.keys[own - 1] if own else sequence.root
-        match = self.pool.index.match(sequence.keys[own:most], parent)
-        if not match.blocks:
+        blocks = self.pool.index.match(sequence.keys[own:most])
+        if not blocks:
             return 0
-        self.pool.share(match.blocks, sequence.id, behind=sequence.table.view[:own])
+        self.pool.share(blocks, sequence.id, behind=sequence.table.view[:own])
         self._drop(sequence, own)
-        sequence.table.extend(match.blocks)
+        sequence.table.extend(blocks)
         before = sequence.computed
-        sequence.found(own * self.block_tokens + match.tokens, sealed=len(sequence.table))
+        sequence.found((own + len(blocks)) * self.block_tokens, sealed=len(sequence.table))
+        self._counters.adopted += sequence.computed - before
         return sequence.computed - before
 
     def restore(self, sequence: Sequence, keys: list[bytes]) -> int:
@@ -130,9 +139,7 @@ class BlockManager:
     def _named(
         self, sequence: Sequence, keys: Items[bytes], allocated: list[int], tokens: Items[int]
     ) -> list[int]:
-        """Name the restored blocks; returns those that the table takes: where a key names another block
-        already, that one.
-        """
+        """Name the restored blocks; where a key names another block already, the table takes that one."""
         full = len(allocated) - (tokens[-1] < self.block_tokens)
         return self.pool.join_each(allocated[:full], keys[:full], sequence.id) + allocated[full:]
 
@@ -146,10 +153,12 @@ class BlockManager:
         if from_disk:
             disk = sum(count for key, count in zip(keys, tokens, strict=False) if key in from_disk)
         if tokens[-1] < self.block_tokens:
-            sequence.saved_tail(keys[len(tokens) - 1], end)
+            sequence.tail = keys[len(tokens) - 1], end
         restored = end - sequence.computed
         sequence.found(end, sealed=end // self.block_tokens)
-        sequence.from_tiers.count(restored, disk)
+        self._counters.restored += restored
+        sequence.from_tiers.host += restored
+        sequence.from_tiers.disk += disk
         return restored
 
     def shortfall(self, sequence: Sequence, end: int) -> int:
@@ -188,8 +197,7 @@ class BlockManager:
     # --- keeping ----------------------------------------------------------------------------------------
 
     def seal(self, sequence: Sequence) -> None:
-        """Name the blocks that became full of *computed* KV, so that the prefix cache finds them, and save
-        them.
+        """Name the blocks that became full of computed KV, for the prefix cache, and save them.
 
         Where a key names another block already, the sequence takes that one.
         """
@@ -214,7 +222,7 @@ class BlockManager:
         if sequence.tail is not None and sequence.tail[0] != key:
             self.transfers.drop(sequence.tail[0])
         self.transfers.save(key, sequence.table[full], part, sequence.tenant)
-        sequence.saved_tail(key, sequence.computed)
+        sequence.tail = key, sequence.computed
 
     def offload_tail(self, sequence: Sequence) -> None:
         """Save the partial last block, which counts as used now.
@@ -226,9 +234,7 @@ class BlockManager:
             self.transfers.touch([sequence.tail[0]] if sequence.tail else [])
 
     def lower(self, sequence: Sequence) -> None:
-        """Save all full blocks that the host tier does not have, also those that were read directly from
-        disk.
-        """
+        """Save all full blocks that the host tier does not have."""
         for key, block in zip(sequence.keys, sequence.table.view[: sequence.sealed].tolist(), strict=False):
             self.transfers.save(key, block, tenant=sequence.tenant)
 
@@ -309,7 +315,7 @@ class BlockManager:
         if not keep:
             self._drop_below(sequence)
         if sequence.turn is None or sequence.turn.resident is None:
-            sequence.from_tiers.forget()
+            sequence.from_tiers.host = sequence.from_tiers.disk = 0
         sequence.surrendered()
         return held
 
@@ -322,11 +328,7 @@ class BlockManager:
 
     def held(self, sequences: Iterable[Sequence]) -> dict[int, int]:
         """References by block that ``sequences`` have, for the pool's audit."""
-        counts: dict[int, int] = {}
-        for sequence in sequences:
-            for block in sequence.table.to_list():
-                counts[block] = counts.get(block, 0) + 1
-        return counts
+        return Counter(block for sequence in sequences for block in sequence.table.view.tolist())
 
     def _allocate(self, count: int, sequence: Sequence) -> list[int]:
         """Blocks of the pool; what was evicted for them is saved below by the plan that is being made."""

@@ -6,14 +6,9 @@
     [have, meet)       computed now, while the disk brings up what follows
     [meet, end)        restored: read from disk where it must be, then copied to the device
 
-Computing goes from the beginning, as a token needs all before it; so what is read meanwhile is the end, and the
-two meet. ``meet = have`` restores everything, ``meet = end`` computes everything: `blocks_to_compute`, a pure
-function of measured `Costs`.
-
 Copying and computing are timed once per model, layout and machine. The disk is timed by the reads that turns
-wait for: its latency by the small ones, its rate by the large ones; before the first large one its rate is
-unknown. `CostBook` keeps the figures beside the records they are about, with the machine's name, since a store
-may be carried to another machine.
+wait for: its latency by the small ones, its rate by the large ones. `CostBook` keeps the figures beside the
+records they are about, with the machine's name, since a store may be carried to another machine.
 """
 
 from __future__ import annotations
@@ -23,7 +18,6 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -42,78 +36,16 @@ MOST_LATENCY = 0.05  # a longer wait for a few bytes was for something else
 DOUBT = 1.05
 LEAST = 1e-12
 
-
 Figure = Annotated[float, msgspec.Meta(ge=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Measured on this machine for this model; all positive.
+class Costs(msgspec.Struct, frozen=True):
+    """Measured on this machine for this model, as it is kept in a file; 0 where nothing was measured.
 
     ``copy``: bytes per second from the host tier to the device. ``fetch``: from disk to the host tier, begun
     after ``latency`` seconds. ``token``: seconds to prefill a token with no history, and ``history`` more for
-    each token before it. ``beside``: whether the disk works while the device computes.
+    each token before it.
     """
-
-    copy: float
-    fetch: float
-    latency: float
-    token: float
-    history: float
-    beside: bool = True
-
-    def computing(self, first: int, end: int) -> float:
-        """Seconds to prefill ``[first, end)``."""
-        count = end - first
-        return self.token * count + self.history * count * (first + end) / 2
-
-    def copying(self, size: int) -> float:
-        """Seconds from the host tier to the device."""
-        return size / self.copy
-
-    def fetching(self, size: int) -> float:
-        """Seconds from disk to the host tier."""
-        return self.latency + size / self.fetch if size else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Restorable:
-    """What lower tiers hold behind ``first`` computed tokens: for each block whether it is only on disk."""
-
-    first: int
-    on_disk: tuple[bool, ...]
-    block_tokens: int
-    block_bytes: int
-
-
-def blocks_to_compute(held: Restorable, costs: Costs | None) -> int:
-    """How many blocks, from the first on, to compute instead of restoring them, so that all is done soonest.
-
-    0 without measured costs. Of equal choices, the one that computes less. O(blocks).
-    """
-    if costs is None or not held.on_disk:
-        return 0
-    best, soonest = 0, float("inf")
-    fetched = sum(held.on_disk)
-    for count in range(len(held.on_disk) + 1):
-        if count:
-            fetched -= held.on_disk[count - 1]
-        ends = _ends(held, costs, count, fetched)
-        if ends < soonest:
-            best, soonest = count, ends
-    return best
-
-
-def _ends(held: Restorable, costs: Costs, count: int, fetched: int) -> float:
-    computing = costs.computing(held.first, held.first + count * held.block_tokens)
-    fetching = costs.fetching(fetched * held.block_bytes)
-    copying = costs.copying((len(held.on_disk) - count) * held.block_bytes)
-    waiting = max(computing, fetching) if costs.beside else computing + fetching
-    return waiting + copying
-
-
-class Measured(msgspec.Struct, frozen=True):
-    """Measured figures, as they are kept: bytes per second, seconds; 0 where nothing was measured."""
 
     layout: int = LAYOUT
     machine: str = ""
@@ -122,6 +54,38 @@ class Measured(msgspec.Struct, frozen=True):
     history: Figure = 0.0
     fetch: Figure = 0.0
     latency: Figure = 0.0
+
+    def computing(self, first: int, end: int) -> float:
+        """Seconds to prefill ``[first, end)``."""
+        count = end - first
+        return self.token * count + self.history * count * (first + end) / 2
+
+    def fetching(self, size: int) -> float:
+        """Seconds from disk to the host tier."""
+        return self.latency + size / self.fetch if size else 0.0
+
+
+def blocks_to_compute(
+    costs: Costs, first: int, on_disk: list[bool], block_tokens: int, block_bytes: int, *, beside: bool
+) -> int:
+    """How many blocks to compute instead of restoring them, so that all is done soonest.
+
+    ``first``: tokens that are computed. ``on_disk``: for each block behind them whether it is only on disk; the
+    others are in the host tier. ``beside``: the disk works while the device computes. Of equal choices, the one
+    that computes less. O(blocks).
+    """
+    best, soonest = 0, float("inf")
+    fetched = sum(on_disk)
+    for count in range(len(on_disk) + 1):
+        if count:
+            fetched -= on_disk[count - 1]
+        computing = costs.computing(first, first + count * block_tokens)
+        fetching = costs.fetching(fetched * block_bytes)
+        copying = (len(on_disk) - count) * block_bytes / costs.copy
+        ends = (max(computing, fetching) if beside else computing + fetching) + copying
+        if ends < soonest:
+            best, soonest = count, ends
+    return best
 
 
 class CostBook:
@@ -142,12 +106,9 @@ class CostBook:
 
     def costs(self) -> Costs | None:
         """The costs; None while something has not been measured."""
-        known = self.measured
-        if not self.calibrated or not known.fetch:
-            return None
-        return Costs(known.copy, known.fetch, known.latency, known.token, known.history, self.beside)
+        return self.measured if self.calibrated and self.measured.fetch else None
 
-    def calibrate(self, measured: Measured) -> None:
+    def calibrate(self, measured: Costs) -> None:
         """Take over and keep the figures of a calibration."""
         seen = self.measured
         self.measured = msgspec.structs.replace(
@@ -199,7 +160,7 @@ def measure(
     block_tokens: int,
     block_bytes: int,
     clock: Callable[[], float] = time.perf_counter,
-) -> Measured:
+) -> Costs:
     """Time copies into the first blocks, which must be free, and prompts computed in them.
 
     The plans have negative numbers, below a scheduler's. ``slots``: the host tier's; their bytes are only read.
@@ -228,7 +189,7 @@ def measure(
     fresh, later = computing(0), computing(before)
     history = max(0.0, later - fresh) / before
     token = max(LEAST, fresh - history * chunk / 2)
-    return Measured(copy=count * block_bytes / copying, token=token, history=history)
+    return Costs(copy=count * block_bytes / copying, token=token, history=history)
 
 
 def _blended(old: float, new: float) -> float:
@@ -245,10 +206,10 @@ def this_machine(device: str) -> str:
     return f"{processor}, {os.cpu_count()} cores, {device}"
 
 
-def _read(path: Path | None, machine: str) -> Measured:
+def _read(path: Path | None, machine: str) -> Costs:
     if path is not None:
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            found = msgspec.json.decode(path.read_bytes(), type=Measured)
+            found = msgspec.json.decode(path.read_bytes(), type=Costs)
             if (found.layout, found.machine) == (LAYOUT, machine):
                 return found
-    return Measured(machine=machine)
+    return Costs(machine=machine)

@@ -1,17 +1,15 @@
 """Leases: promises to keep KV, within a budget and with a receipt; never a lock.
 
-A lease covers the beginning of a sequence, as much of it as the budget has room for, and grows with it at
-the end of each turn. What it covers is evicted last when blocks or slots are short (`preemption`,
-``kvstore.host``), and is restored shortly before the sequence is expected back. A lease ends with its time
-or with its sequence. The time when a sequence is expected back counts without a lease too, as a hint for
-eviction (`idle_eviction`).
+A lease covers the beginning of a sequence, as much of it as the budget has room for, and grows with it at the
+end of each turn. What it covers is evicted last, and is restored shortly before the sequence is expected back.
+A lease ends with its time or with its sequence. The time when a sequence is expected back counts without a
+lease too, as a hint for eviction (`idle_eviction`).
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping
+import sys
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -48,11 +46,8 @@ class Leases:
         self._ends = math.inf  # no lease ends before
         self._expected: list[tuple[float, int, Sequence]] = []  # a heap of returns, some of them outdated
         self._counter = count()
-        self._blocks = self._records = 0
         roots = {block_manager.residency.root(salt): most for salt, most in settings.lease_caps.items()}
         self._caps = {tenant_of(root): most for root, most in roots.items()}
-        self._blocks_of: Counter[int] = Counter()
-        self._records_of: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -65,13 +60,13 @@ class Leases:
         back = ttl if wish.returns_in is None else wish.returns_in
         returns_in = _within(back, 0.0, ttl or MOST_SECONDS)
         priority = int(_within(wish.priority or 0, -MOST_PRIORITY, MOST_PRIORITY))
-        if not ttl or self._room(sequence) < 1:
+        if not ttl or self._room(sequence)[0] < 1:
             self._expect(sequence, None if wish.returns_in is None else now + returns_in, now)
             if ttl:
                 return Receipt(Grant.DENIED, 0, 0.0, 0.0 if wish.returns_in is None else returns_in, 0, 0)
             grant = Grant.GRANTED if (asked, back) == (0.0, returns_in) else Grant.CLIPPED
             return Receipt(grant, 0, 0.0, returns_in, 0, 0)
-        sequence.grant(GrantedLease(priority, now + ttl, now + returns_in, 0, 0))
+        sequence.lease = GrantedLease(priority, now + ttl, now + returns_in, 0, 0)
         self._held[sequence.id] = sequence
         self._ends = min(self._ends, now + ttl)
         self._expect(sequence, now + returns_in, now)
@@ -86,12 +81,11 @@ class Leases:
         lease = sequence.lease
         if lease is None:
             return
-        self._count(sequence, -lease.blocks, -lease.records)
         names = sequence.names()
-        blocks = min(self._block_manager.blocks_for(len(sequence.tokens)), self._room(sequence))
-        records = min(len(names), self._host_room(sequence))
-        self._count(sequence, blocks, records)
-        sequence.grant(replace(lease, blocks=blocks, records=records))
+        block_room, record_room = self._room(sequence)
+        blocks = min(self._block_manager.blocks_for(len(sequence.tokens)), block_room)
+        records = min(len(names), record_room)
+        sequence.lease = replace(lease, blocks=blocks, records=records)
         self._block_manager.transfers.lease(sequence.id, names[:records], lease.returns)
 
     def end(self, sequence: Sequence) -> None:
@@ -99,8 +93,7 @@ class Leases:
         sequence.expect_return(None)
         if sequence.lease is not None:
             del self._held[sequence.id]
-            self._count(sequence, -sequence.lease.blocks, -sequence.lease.records)
-            sequence.grant(None)
+            sequence.lease = None
             self._block_manager.transfers.lease(sequence.id, [], 0.0)
             self._rank(sequence)
 
@@ -122,9 +115,9 @@ class Leases:
 
     def statistics(self) -> dict[str, float]:
         """Number of leases, and of the blocks and records that they cover."""
-        return {"leases": len(self._held), "leased_blocks": self._blocks, "leased_records": self._records}
-
-    # --- inside -----------------------------------------------------------------------------------------
+        leases = [held.lease for held in self._held.values() if held.lease is not None]
+        blocks, records = sum(lease.blocks for lease in leases), sum(lease.records for lease in leases)
+        return {"leases": len(leases), "leased_blocks": blocks, "leased_records": records}
 
     def _expect(self, sequence: Sequence, returns: float | None, now: float) -> None:
         """The sequence is expected back at ``returns``; None: unknown.
@@ -163,30 +156,23 @@ class Leases:
         if sequence.id in self._queues.idle_eviction or sequence.id in self._queues.leased:
             self._queues.rank(sequence)
 
-    def _count(self, sequence: Sequence, blocks: int, records: int) -> None:
-        tenant = tenant_of(sequence.root)
-        self._blocks += blocks
-        self._records += records
-        self._blocks_of[tenant] += blocks
-        self._records_of[tenant] += records
-
-    def _room(self, sequence: Sequence) -> int:
-        """Blocks left in the budget and under the tenant's cap."""
-        left = int(self._settings.lease_share * self._settings.blocks) - self._blocks
-        return self._within_cap(sequence, left, self._blocks_of)
-
-    def _host_room(self, sequence: Sequence) -> int:
-        """Host slots left in the budget and under the tenant's cap."""
+    def _room(self, sequence: Sequence) -> tuple[int, int]:
+        """Blocks and host slots that the sequence's lease may cover: what the others leave of the budget, and
+        of the tenant's cap.
+        """
+        others = [
+            (held.tenant, held.lease) for held in self._held.values() if held.lease and held is not sequence
+        ]
+        own = [lease for tenant, lease in others if tenant == sequence.tenant]
+        share, cap = self._settings.lease_share, self._caps.get(sequence.tenant, sys.maxsize)
         tier = self._block_manager.transfers.tier
-        if tier is None:
-            return 0
-        left = int(self._settings.lease_share * tier.memory.slots) - self._records
-        return self._within_cap(sequence, left, self._records_of)
-
-    def _within_cap(self, sequence: Sequence, left: int, used: Mapping[int, int]) -> int:
-        tenant = tenant_of(sequence.root)
-        most = self._caps.get(tenant)
-        return left if most is None else min(left, most - used[tenant])
+        slots = 0 if tier is None else tier.memory.slots
+        blocks = int(share * self._settings.blocks) - sum(lease.blocks for _, lease in others)
+        records = int(share * slots) - sum(lease.records for _, lease in others)
+        return (
+            min(blocks, cap - sum(lease.blocks for lease in own)),
+            min(records, cap - sum(lease.records for lease in own)),
+        )
 
     def _covered(self, sequence: Sequence) -> tuple[int, int]:
         """Tokens that the lease covers on the device, and in the host tier."""

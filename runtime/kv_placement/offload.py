@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import dataclass, field
 
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
@@ -25,18 +25,16 @@ LEAVING_SHARE = 4  # one in so many of the host tier's records is on disk before
 MOST_LEAVING = 1024
 
 
+@dataclass(eq=False)
 class Offload:
     """Sends records from the host tier to ``disk``; keeps ``costs`` when the engine ends."""
 
-    def __init__(self, block_manager: BlockManager, disk: DiskTier | None, costs: CostBook | None) -> None:
-        self.disk = disk
-        self._costs = costs
-        self._block_manager = block_manager
-        self._idle: OrderedDict[int, tuple[Sequence, float]] = OrderedDict()
-        self._queue: OrderedDict[bytes, None] = OrderedDict()
-        self._looked = -1  # the host tier's `uses` when nothing was left to store
-
-    # --- down -------------------------------------------------------------------------------------------
+    _block_manager: BlockManager
+    disk: DiskTier | None
+    _costs: CostBook | None
+    _idle: OrderedDict[int, tuple[Sequence, float]] = field(default_factory=OrderedDict)
+    _queue: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    _looked: int = -1  # the host tier's `uses` when nothing was left to store
 
     def rest(self, sequence: Sequence, now: float) -> None:
         """A turn ended: its KV goes to disk after `IDLE_SECONDS`."""
@@ -54,18 +52,19 @@ class Offload:
     def leave(self, sequence: Sequence) -> None:
         """Send the sequence's KV to disk now."""
         self._idle.pop(sequence.id, None)
-        if self.disk is not None:
-            self._enqueue(sequence.names())
+        self.send(sequence.names())
 
     def send(self, keys: Iterable[bytes]) -> None:
         """Send these records to disk now; those that wait already keep their place."""
-        self._enqueue(keys)
+        for key in keys:
+            if self.disk is not None and not self.disk.stored(key):
+                self._queue[key] = None
 
     def flush(self) -> None:
         """Send all that the host tier has to disk, the longest unused last."""
         tier = self._block_manager.transfers.tier
         if self.disk is not None and tier is not None:
-            self._enqueue(reversed(tier.oldest(len(tier))))
+            self.send(reversed(list(tier.in_order())))
 
     def close(self) -> None:
         """Save the measured costs, and close the disk."""
@@ -73,8 +72,6 @@ class Offload:
             self._costs.save()
         if self.disk is not None:
             self.disk.close()
-
-    # --- time -------------------------------------------------------------------------------------------
 
     def poll(self, now: float) -> None:
         """Take the disk's answers."""
@@ -91,7 +88,7 @@ class Offload:
                 break
             del self._idle[sequence.id]
             if sequence.turn is None and not self.disk.full:
-                self._enqueue(sequence.names())
+                self.send(sequence.names())
         self._send_down(self.disk, now)
 
     def due(self, now: float) -> float | None:
@@ -116,15 +113,8 @@ class Offload:
         """The disk's gauges and counters, and the lengths of queues; empty without a disk."""
         if self.disk is None:
             return {}
-        disk = {f"disk_{name}": value for name, value in asdict(self.disk.statistics()).items()}
+        disk = {f"disk_{name}": value for name, value in self.disk.statistics().items()}
         return {**disk, "disk_queue": len(self._queue)}
-
-    # --- inside -----------------------------------------------------------------------------------------
-
-    def _enqueue(self, keys: Iterable[bytes]) -> None:
-        for key in keys:
-            if self.disk is not None and not self.disk.stored(key):
-                self._queue[key] = None
 
     def _leaving(self, tier: HostTier, disk: DiskTier) -> list[bytes]:
         """What the host tier evicts next and is not on disk: a share of it, ahead of the need."""
@@ -136,7 +126,7 @@ class Offload:
         tier = self._block_manager.transfers.tier
         if tier is not None and not self._queue and tier.free * PRESSED < tier.memory.slots:
             if self._looked != tier.uses:
-                self._enqueue(self._leaving(tier, disk))
+                self.send(self._leaving(tier, disk))
             if not self._queue:
                 self._looked = tier.uses
         unsaved: list[bytes] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -60,25 +60,15 @@ class Located:
 NOWHERE = Located(0, [], [], 0)
 
 
+@dataclass(eq=False)
 class Residency:
-    """Finds blocks by the keys that ``hasher`` makes under ``namespace``: on the device in ``index``, below it
-    in ``tier`` and ``disk``.
-    """
+    """Finds blocks by the keys that ``hasher`` makes of ``namespace``: in ``index``, ``tier`` and ``disk``."""
 
-    def __init__(
-        self,
-        index: PrefixIndex,
-        hasher: BlockHasher,
-        namespace: bytes,
-        tier: HostTier | None,
-        disk: DiskTier | None,
-    ) -> None:
-        self._index = index
-        self._hasher = hasher
-        self._namespace = namespace
-        self._tier = tier
-        self._disk = disk
-        self._block_tokens = hasher.block_tokens
+    _index: PrefixIndex
+    _hasher: BlockHasher
+    _namespace: bytes
+    _tier: HostTier | None
+    _disk: DiskTier | None
 
     def root(self, salt: bytes) -> bytes:
         """The key before a tenant's first block."""
@@ -89,7 +79,7 @@ class Residency:
 
         `NOWHERE` without a host tier, and while a step in flight computes the sequence. O(blocks).
         """
-        tier, size, most = self._tier, self._block_tokens, len(sequence.tokens) - 1
+        tier, size, most = self._tier, self._hasher.block_tokens, len(sequence.tokens) - 1
         if tier is None or not (len(tier) or self._disk):
             return NOWHERE
         if sequence.planned != sequence.computed or sequence.computed >= most:
@@ -107,7 +97,8 @@ class Residency:
             places.append(place)
         full = len(places)
         del keys[full:]
-        for tail in self._tails(sequence, first + full):
+        at, most = (first + full) * size, min(most, (first + full + 1) * size - 1)
+        for tail in (self.tail(sequence, end) for end in range(most, max(at, sequence.computed), -1)):
             place = HOST if tail in in_host else self._below_host(tail)
             if place:
                 keys.append(tail)
@@ -119,24 +110,19 @@ class Residency:
         disk = self._disk
         return DISK if disk is not None and (key in disk or disk.fetching(key)) else 0
 
-    def _tails(self, sequence: Sequence, at: int) -> Iterator[bytes]:
-        """Keys under which a partial block ``at`` of the sequence could be kept, the longest first."""
-        size, most = self._block_tokens, len(sequence.tokens) - 1
-        parent = sequence.keys[at - 1] if at else sequence.root
-        for end in range(min(most, (at + 1) * size - 1), max(at * size, sequence.computed), -1):
-            yield self._hasher.tail(parent, sequence.tokens.span(at * size, end))
-
     def tail(self, sequence: Sequence, end: int) -> bytes:
         """The key of the partial block of its tokens that ends at position ``end``."""
-        full = end // self._block_tokens
+        full = end // self._hasher.block_tokens
         self.name(sequence, full)
         parent = sequence.keys[full - 1] if full else sequence.root
-        return self._hasher.tail(parent, sequence.tokens.span(full * self._block_tokens, end))
+        return self._hasher.tail(parent, sequence.tokens.span(full * self._hasher.block_tokens, end))
 
     def name(self, sequence: Sequence, blocks: int) -> None:
         """Make the keys of the first ``blocks`` blocks, those that are not made yet."""
         done = len(sequence.keys)
         if done < blocks:
             parent = sequence.keys[-1] if done else sequence.root
-            tokens = sequence.tokens.span(done * self._block_tokens, blocks * self._block_tokens)
+            tokens = sequence.tokens.span(
+                done * self._hasher.block_tokens, blocks * self._hasher.block_tokens
+            )
             sequence.name(self._hasher.chain(parent, tokens))

@@ -1,28 +1,23 @@
 """Restores KV from disk: for turns that wait for it, and for idle sequences that are expected back.
 
 A turn with KV on disk waits in `Queues.restoring` while others run. Its records come up in pieces, and those
-that have come go to the device while the rest comes. When all have come, or will not, the turn waits for
-admission like any other. An idle sequence is restored in the same way, at the first sign of its return.
-
-There are two ways for the bytes. Through host slots: the disk process fills them, and a plan loads them to
-the device; so a long sequence needs few slots. *Directly*, where the device is this machine's memory: the
-disk process only brings records into the page cache, and one copy takes them from there to the device. What
-is in the page cache already is read at once. The direct way saves one of two copies of the same memory. A
-record that cannot be read directly comes through the slots.
+that have come go to the device while the rest comes. There are two ways for the bytes. Through host slots: the
+disk process fills them, and a plan loads them to the device; so a long sequence needs few slots. *Directly*,
+where the device is this machine's memory: the disk process brings records into the page cache only, and one
+copy takes them from there to the device. What is in the page cache already is read at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
 from ..scheduler.queues import Queues
 from ..sequence import Sequence
-from ..stats import Counters
 from .block_manager import BlockManager
-from .costs import CostBook, Restorable, blocks_to_compute
+from .costs import CostBook, blocks_to_compute
 
 FETCH_SECONDS = 8.0  # a turn waits so long for the disk's next piece; then it is computed
 FETCH_POLL_SECONDS = 0.0003  # between two looks at the disk while a sequence waits for its records
@@ -70,29 +65,20 @@ class _PendingRestore:
         del self.keys[self.asked :]
 
 
+@dataclass(eq=False)
 class Restore:
     """Restores records of ``disk`` for the sequences of ``queues``.
 
     ``relieve``: has so many blocks available for a sequence, at the cost of idle KV. ``costs``: decide what is
-    computed instead; without any, all is restored.
+    computed instead.
     """
 
-    def __init__(
-        self,
-        queues: Queues,
-        block_manager: BlockManager,
-        relieve: Callable[[int, Sequence, float], None],
-        counters: Counters,
-        disk: DiskTier | None,
-        costs: CostBook | None = None,
-    ) -> None:
-        self._disk = disk
-        self.costs = costs or CostBook(None)
-        self._queues = queues
-        self._block_manager = block_manager
-        self._relieve = relieve
-        self._counters = counters
-        self._pending: dict[int, _PendingRestore] = {}
+    _queues: Queues
+    _block_manager: BlockManager
+    _relieve: Callable[[int, Sequence, float], None]
+    _disk: DiskTier | None
+    costs: CostBook
+    _pending: dict[int, _PendingRestore] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -115,16 +101,11 @@ class Restore:
         if disk.reads_directly and (began is None or began.sequence is not sequence):
             before = disk.reading_seconds
             self._read(sequence, disk, tier, disk.offset_known, now)
-            sequence.from_tiers.wait(disk.reading_seconds - before)
+            sequence.from_tiers.seconds += disk.reading_seconds - before
         meets, skipped = self._meeting(sequence, disk)
         direct &= disk.reads_directly and not meets
-        if (
-            began is not None
-            and began.goes_on(sequence)
-            and began.direct <= direct
-            and not skipped
-            and not meets
-        ):
+        whole = not skipped and not meets
+        if began is not None and began.goes_on(sequence) and began.direct <= direct and whole:
             return True
         keys = self._block_manager.residency.locate(sequence).on_disk()[skipped:]
         if keys:  # its own beginning must not be evicted for the rest
@@ -135,10 +116,10 @@ class Restore:
         self._ask(pending, disk, tier, now)
         if not pending.asked:
             return False
-        sequence.from_tiers.expect(keys)
+        sequence.from_tiers.from_disk.update(keys)
         self._pending[sequence.id] = pending
         if meets:
-            sequence.from_tiers.stop_at(meets)
+            sequence.from_tiers.compute_until = meets
         return not meets
 
     def line_up(self, sequence: Sequence, now: float) -> None:
@@ -150,22 +131,18 @@ class Restore:
             self._queues.enqueue(sequence)
 
     def _meeting(self, sequence: Sequence, disk: DiskTier) -> tuple[int, int]:
-        """The position up to which a turn is computed meanwhile, 0 for none; and its records on disk before
-        that.
-        """
+        """Position up to which a turn is computed meanwhile, 0 for none; its records on disk before that."""
         costs, tier = self.costs.costs(), self._block_manager.transfers.tier
         if costs is None or sequence.turn is None or tier is None or sequence.planned != sequence.computed:
             return 0, 0
         first, on_disk = self._block_manager.residency.locate(sequence).to_restore()
-        size = self._block_manager.block_tokens
-        held = Restorable(first * size, tuple(on_disk), size, tier.memory.block_bytes)
-        count = blocks_to_compute(held, costs)
-        sequence.from_tiers.choose(count * size)
-        if any(on_disk[:count]) and not (costs.beside and any(on_disk[count:])):
+        size, beside = self._block_manager.block_tokens, self.costs.beside
+        block_bytes = tier.memory.block_bytes
+        count = blocks_to_compute(costs, first * size, on_disk, size, block_bytes, beside=beside)
+        sequence.from_tiers.chosen = count * size
+        if any(on_disk[:count]) and not (beside and any(on_disk[count:])):
             self.costs.passed_over()
-        if count == len(
-            on_disk
-        ):  # all of it is computed; or nothing full is there, and a tail is not worth it
+        if count == len(on_disk):  # all is computed; or nothing full is there, and a tail is not worth it
             return 0, len(sequence.keys) + 1 if count else 0
         return (first + count) * size if count else 0, sum(on_disk[:count])
 
@@ -195,15 +172,8 @@ class Restore:
         pending = self._pending.get(sequence.id)
         return pending is not None and pending.sequence is sequence
 
-    # --- inside ---------------------------------------------------------------------------------------
-
     def _read(
-        self,
-        sequence: Sequence,
-        disk: DiskTier,
-        tier: HostTier,
-        there: Callable[[bytes], bool],
-        now: float,
+        self, sequence: Sequence, disk: DiskTier, tier: HostTier, there: Callable[[bytes], bool], now: float
     ) -> list[bytes]:
         """Read records that lie in this machine's memory to the device, now: no step is in flight.
 
@@ -211,7 +181,7 @@ class Restore:
         `AT_ONCE_BYTES`, and as many as find blocks. Without one of the disk it does nothing: a plan loads what
         is in the host tier. Returns the keys of those that are on the device now.
         """
-        self._adopt(sequence)
+        sequence.count_found(self._block_manager.adopt(sequence))
         keys = self._block_manager.residency.locate(sequence).readable(there)
         first = next((key for key in keys if key not in tier), None)
         if first is None or not disk.in_page_cache(first):
@@ -219,21 +189,13 @@ class Restore:
         del keys[max(1, AT_ONCE_BYTES // tier.memory.block_bytes) :]
         if len(keys) > self._block_manager.pool.available:
             self._relieve(len(keys), sequence, now)
-        sequence.from_tiers.expect(key for key in keys if key not in tier)
+        sequence.from_tiers.from_disk.update(key for key in keys if key not in tier)
         own = sequence.computed // self._block_manager.block_tokens
         restored = self._block_manager.read_up(sequence, keys, disk)
-        self._counters.restored += restored
         return keys[: len(sequence.table) - own] if restored else []
 
-    def _adopt(self, sequence: Sequence) -> None:
-        adopted = self._block_manager.adopt(sequence)
-        self._counters.adopted += adopted
-        sequence.count_found(adopted)
-
     def _ask(self, pending: _PendingRestore, disk: DiskTier, tier: HostTier, now: float) -> None:
-        """Ask the disk for the next records: as many as its share of slots holds; read directly, as many as are
-        copied at once.
-        """
+        """Ask the disk for the next records: as many as its share of slots, or one direct copy, holds."""
         window = pending.arrived + max(tier.free, tier.memory.slots // WINDOW_SHARE, 1)
         most = pending.moved + max(1, int(tier.memory.slots * FETCHED_SHARE))
         if pending.direct:
@@ -255,18 +217,16 @@ class Restore:
         self._count_arrived(pending, disk, tier)
         if pending.arrived > before:
             pending.last_arrival = now
+        to_read = pending.direct and pending.arrived > pending.moved
         if not self._wanted(pending.sequence):
             pending.stop()
-            pending.sequence.from_tiers.stop_at(None)
-        elif (
-            pending.direct
-            and pending.arrived > pending.moved
-            and not self._read_arrived(pending, disk, tier, now)
-        ):
+            pending.sequence.from_tiers.compute_until = None
+        elif to_read and not self._read_arrived(pending, disk, tier, now):
             return self._fetch_into_slots(pending, now)
         if not pending.broken and now <= pending.last_arrival + FETCH_SECONDS:
             self._ask(pending, disk, tier, now)
-        met = self._met(pending)
+        until = pending.sequence.from_tiers.compute_until
+        met = until is None or pending.sequence.computed >= until  # computed up to what is restored
         if met and pending.arrived > pending.moved:
             pending.sequence.look_up()
         over = pending.arrived == len(pending.keys) and met
@@ -294,7 +254,7 @@ class Restore:
     def _fetch_into_slots(self, began: _PendingRestore, now: float) -> None:
         """Restore through host slots what could not be read directly."""
         sequence = began.sequence
-        sequence.from_tiers.wait(now - began.since)
+        sequence.from_tiers.seconds += now - began.since
         if not self.fetch(sequence, now, direct=False):
             if self._pending[sequence.id] is began:
                 del self._pending[sequence.id]
@@ -324,31 +284,22 @@ class Restore:
     def _wanted(self, sequence: Sequence) -> bool:
         """Whether the sequence still waits: it was not stopped or closed, nor its KV taken for another."""
         queues = self._queues
-        waits = queues.restoring.get(sequence.id) is sequence or queues.staged.get(sequence.id) is sequence
-        meets = (
-            sequence.from_tiers.compute_until is not None and queues.sequences.get(sequence.id) is sequence
-        )
-        return waits or meets
-
-    def _met(self, pending: _PendingRestore) -> bool:
-        """Whether the turn is computed up to the restored part, or never will be."""
-        sequence = pending.sequence
-        return (
-            sequence.from_tiers.compute_until is None
-            or sequence.computed >= sequence.from_tiers.compute_until
-        )
+        if queues.restoring.get(sequence.id) is sequence or queues.staged.get(sequence.id) is sequence:
+            return True
+        met_later = sequence.from_tiers.compute_until is not None
+        return met_later and queues.sequences.get(sequence.id) is sequence
 
     def _arrived(self, pending: _PendingRestore, tier: HostTier, now: float) -> None:
         sequence = pending.sequence
         del self._pending[sequence.id]
-        sequence.from_tiers.stop_at(None)
+        sequence.from_tiers.compute_until = None
         whole = pending.arrived == len(pending.keys) and not pending.broken
         if whole and (self.costs.beside or not pending.compute_until):
             self.costs.fetched(
                 len(pending.keys) * tier.memory.block_bytes, pending.last_arrival - pending.since
             )
         if self._queues.sequences.get(sequence.id) is sequence:
-            sequence.from_tiers.wait(now - pending.since)
+            sequence.from_tiers.seconds += now - pending.since
             self._finish(sequence, now)
 
     def _finish(self, sequence: Sequence, now: float) -> None:

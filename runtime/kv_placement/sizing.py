@@ -1,6 +1,4 @@
-"""How many KV blocks the device gets: as asked, or a share of the free memory. Arithmetic; allocates
-nothing.
-"""
+"""How many KV blocks the device gets: as asked, or a share of the free memory. Allocates nothing."""
 
 from __future__ import annotations
 
@@ -43,8 +41,7 @@ def cuda_kv_bytes(free_bytes: int) -> int:
 def blocks_of(settings: EngineSettings, block_bytes: int, allowed_bytes: int) -> int:
     """Blocks for the pool, perhaps 0; ``allowed_bytes`` counts where the settings name no number.
 
-    Raises:
-        SettingsInvalid: ``kv_bytes`` are not enough for one block.
+    Raises `SettingsInvalid`: ``kv_bytes`` are not enough for one block.
     """
     if settings.blocks is not None:
         return settings.blocks
@@ -72,8 +69,7 @@ def context_of(settings: EngineSettings, blocks: int, model_context: int) -> int
 def check_budget(name: str, asked: int, there: int, of: str) -> None:
     """Check that no more bytes are asked for than there are.
 
-    Raises:
-        SettingsInvalid: naming both numbers.
+    Raises `SettingsInvalid`: naming both numbers.
     """
     if asked > there:
         raise SettingsInvalid(
@@ -115,7 +111,5 @@ def memory_line(weights: int, blocks: int, block_bytes: int, block_tokens: int) 
 
 
 def refusal(error: BaseException, what: str) -> str | None:
-    """A sentence naming ``what`` and the limit of process or machine behind ``error``; None if there is
-    none.
-    """
+    """A sentence naming ``what`` and the limit of process or machine behind ``error``; None without one."""
     return explained(error, what) if errno_of(error) in NAMED else None

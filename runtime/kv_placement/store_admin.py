@@ -13,8 +13,7 @@ from ..errors import SettingsInvalid
 def tend(act: str, store: Path) -> Iterator[str]:
     """Do ``act`` (stat, verify, gc or clear) to the KV below ``store``; a line for each kind of records.
 
-    Raises:
-        SettingsInvalid: it is no store, a server holds it, or it cannot be read.
+    Raises `SettingsInvalid`: it is no store, a server holds it, or it cannot be read.
     """
     kv = store.expanduser() / "kv"
     if not kv.is_dir():

@@ -46,8 +46,7 @@ log = logging.getLogger(__name__)
 def host_bytes(settings: EngineSettings) -> int:
     """Bytes for the host tier: as asked, or a share of the machine's memory; 0: no host tier.
 
-    Raises:
-        SettingsInvalid: more was asked for than there is.
+    Raises `SettingsInvalid`: more was asked for than there is.
     """
     if settings.host_bytes is not None:
         check_budget("--host-bytes", settings.host_bytes, machine_bytes(), "this machine's memory")
@@ -58,8 +57,7 @@ def host_bytes(settings: EngineSettings) -> int:
 def host_memory(settings: EngineSettings) -> int | None:
     """The file descriptor of a new memory for the host tier; None where the settings want none.
 
-    Raises:
-        SettingsInvalid: a limit of this process does not allow it.
+    Raises `SettingsInvalid`: a limit of this process does not allow it.
     """
     size = host_bytes(settings)
     try:
@@ -85,9 +83,7 @@ def kv_folder(settings: EngineSettings) -> Path | None:
 
 
 def disk_floor(settings: EngineSettings, folder: Path) -> int:
-    """Bytes that KV leaves free on the disk of ``folder``: a margin, and the journal's reserve if it is
-    there.
-    """
+    """Bytes that KV leaves free on the disk of ``folder``: a margin, and the reserve of a journal there."""
     margin = settings.disk_reserve // MARGIN_SHARE
     shared = folder.stat().st_dev == folder.parent.stat().st_dev
     return settings.disk_reserve + margin if shared else margin
@@ -135,8 +131,7 @@ def make_room(settings: EngineSettings) -> None:
 def disk_bytes(settings: EngineSettings, folder: Path) -> int:
     """Bytes that records may take under ``folder``, which exists, as long as the disk has room (`disk_room`).
 
-    Raises:
-        SettingsInvalid: more was asked for than the disk has.
+    Raises `SettingsInvalid`: more was asked for than the disk has.
     """
     if settings.disk_bytes is not None:
         check_budget("--disk-bytes", settings.disk_bytes, shutil.disk_usage(folder).total, "the store's disk")
@@ -148,8 +143,7 @@ def with_secret(settings: EngineSettings) -> EngineSettings:
     """The settings with a secret, so that all engines name their blocks alike; after a restart too, with a
     store.
 
-    Raises:
-        SettingsInvalid: the store cannot be written.
+    Raises `SettingsInvalid`: the store cannot be written.
     """
     if settings.secret:
         return settings

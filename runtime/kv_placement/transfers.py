@@ -1,16 +1,15 @@
 """Copies between device blocks and the host tier, as data: saves and loads for the plan being made.
 
-A save goes out before its block can be written: allocating a block never waits for a slot, and a save without
-a slot is dropped. Evicted blocks are saved with the plan being made. Blocks that stay on the device may wait:
-where copies take the step's own time, a step that turns wait for carries few of them. A slot that is loaded
-is held from the plan until its commit; a slot that is filled is found after it. Without a tier every method
-does nothing. Knows blocks, slots and keys; no sequences, no tensors.
+Evicted blocks are saved with the plan being made; a save without a slot is dropped. Blocks that stay on the
+device may wait: where copies take the step's own time, a step that turns wait for carries few of them. A slot
+that is loaded is held from the plan until its commit; a slot that is filled is found after it. Without a tier
+every method does nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from itertools import islice, starmap
 
 from ...kvstore.disk.client import DiskTier
@@ -24,6 +23,7 @@ ALONE = 8
 """Saves of blocks that stay, in a plan without rows: a verb that comes meanwhile waits for them."""
 
 
+@dataclass(eq=False)
 class Transfers:
     """Copies between the pool's blocks of ``block_tokens`` tokens and ``tier``, below which is ``disk``.
 
@@ -31,27 +31,19 @@ class Transfers:
     nothing.
     """
 
-    def __init__(
-        self,
-        tier: HostTier | None,
-        block_of: Callable[[bytes], int | None],
-        block_tokens: int,
-        disk: DiskTier | None = None,
-        *,
-        beside: bool = False,
-    ) -> None:
-        self.tier = tier
-        self.disk = disk
-        self._block_of = block_of
-        self._beside = beside
-        self.saved = self.loaded = 0
-        self._block_tokens = block_tokens
-        self._wanted: dict[bytes, tuple[int, int]] = {}  # key: (block, tokens), saved with the next plan
-        self._spare: set[bytes] = set()  # of those: saved only if no record is evicted for them
-        self._staying: dict[bytes, int] = {}  # key: full block, on the device until `evicted`; spare, too
-        self._loads: list[BlockLoad] = []
-        self._leaving: dict[bytes, None] = {}  # see `foresee_evictions`
-        self._tenants: dict[int, int] = {}  # by block: of its content when it was sealed or loaded
+    tier: HostTier | None
+    _block_of: Callable[[bytes], int | None]
+    _block_tokens: int
+    disk: DiskTier | None
+    _beside: bool
+    saved: int = 0
+    loaded: int = 0
+    _wanted: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # (block, tokens), saved next
+    _spare: set[bytes] = field(default_factory=set)  # of those: saved only if no record is evicted for them
+    _staying: dict[bytes, int] = field(default_factory=dict)  # full blocks, here until `evicted`; spare, too
+    _loads: list[BlockLoad] = field(default_factory=list)
+    _leaving: dict[bytes, None] = field(default_factory=dict)  # see `foresee_evictions`
+    _tenants: dict[int, int] = field(default_factory=dict)  # by block: of its content when sealed or loaded
 
     @property
     def waiting(self) -> bool:
@@ -92,7 +84,7 @@ class Transfers:
 
     def checked(self, keys: Iterable[bytes]) -> list[int]:
         """The slots of the longest beginning of ``keys`` that the tier holds, their bytes checked."""
-        return [] if self.tier is None else self.tier.find_beginning(keys)
+        return [] if self.tier is None else self.tier.find(keys)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """A turn used these records, in this order."""
@@ -100,13 +92,9 @@ class Transfers:
             self.tier.touch(keys)
 
     def lease(self, holder: int, keys: Sequence[bytes], returns: float) -> None:
-        """The lease of sequence ``holder`` covers these records from now on, and no others; it is expected
-        back at ``returns`` (seconds).
-        """
+        """As `HostTier.lease`; the disk tier looks there."""
         if self.tier is not None:
             self.tier.lease(holder, keys, returns)
-        if self.disk is not None:
-            self.disk.lease(holder, keys)
 
     def saving(self, key: bytes) -> bool:
         """Whether the record is on its way to the host tier."""
@@ -184,8 +172,6 @@ class Transfers:
         if self.disk is not None:
             self.disk.supersede(key)
 
-    # --- with the plan ----------------------------------------------------------------------------------
-
     def emit(self, rows: Sequence[PlanRow]) -> tuple[tuple[BlockSave, ...], tuple[BlockLoad, ...]]:
         """Saves and loads for the plan of ``rows`` that goes out now; a save without a slot is dropped."""
         if not self.waiting:
@@ -245,7 +231,7 @@ class Transfers:
         """The tier's gauges and counters, and blocks moved; empty without a tier."""
         if self.tier is None:
             return {}
-        tier = {f"host_{name}": value for name, value in asdict(self.tier.statistics()).items()}
+        tier = {f"host_{name}": value for name, value in self.tier.statistics().items()}
         return {**tier, "host_saved": self.saved, "host_loaded": self.loaded}
 
     def audit(self) -> None:

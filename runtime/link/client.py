@@ -12,44 +12,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 
-import msgspec
-
-from ..errors import EngineDied, EngineGone, FrameInvalid, SequenceUnknown, VerbRefused
+from ..errors import EngineDied, EngineGone, FrameInvalid, SequenceUnknown
+from . import messages
 from .crash_report import EngineDeath
 from .gateway_end import GatewayEnd
 from .generation import Generation
-from .messages import (
-    Close,
-    Extend,
-    Finish,
-    Fork,
-    Generate,
-    Heartbeat,
-    Hello,
-    Lease,
-    Moved,
-    Open,
-    Opening,
-    Phase,
-    Receipt,
-    Row,
-    Sampling,
-    SequenceState,
-    Settle,
-    Stage,
-    Statistics,
-    Stop,
-    TokenLimits,
-    TokenLogprob,
-    Truncate,
-    VerbReply,
-)
 
 KEPT_DEATHS = 16
-_SEEDS = 2**63
 
 
 class EngineLink:
@@ -65,7 +35,7 @@ class EngineLink:
         self.deaths: deque[EngineDeath] = deque(maxlen=KEPT_DEATHS)
         self._on_recovery: list[Callable[[float], None]] = []
         self._end: GatewayEnd | None = None
-        self._hello: Hello | None = None
+        self._hello: messages.Hello | None = None
         self._fault: EngineGone | None = None  # why no engine will be started again
         self._changed = asyncio.Event()  # an engine is ready, or none will be started again
         self._loaded = False
@@ -75,14 +45,14 @@ class EngineLink:
     # --- the engine's state ---------------------------------------------------------------------------------
 
     @property
-    def hello(self) -> Hello:
+    def hello(self) -> messages.Hello:
         """What the latest engine serves. Raises ``EngineDied`` before the first is loaded."""
         if self._hello is None:
             raise EngineDied("no engine has been ready yet")
         return self._hello
 
     @property
-    def heartbeat(self) -> Heartbeat | None:
+    def heartbeat(self) -> messages.Heartbeat | None:
         """The latest heartbeat of the engine that runs or loads."""
         return self._end.heartbeat if self._end else None
 
@@ -92,9 +62,9 @@ class EngineLink:
         return self._end.last_heartbeat if self._end else 0.0
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> messages.Phase:
         """The phase of the latest heartbeat; loading before the first."""
-        return self.heartbeat.phase if self.heartbeat else Phase.LOADING
+        return self.heartbeat.phase if self.heartbeat else messages.Phase.LOADING
 
     @property
     def overdue(self) -> float:
@@ -111,7 +81,7 @@ class EngineLink:
         """Whether an engine is loaded and in time with its heartbeats, so that it takes verbs."""
         return self._ready_end is not None and self.overdue == 0.0
 
-    async def wait_ready(self) -> Hello:
+    async def wait_ready(self) -> messages.Hello:
         """Wait until an engine is loaded. Raises ``EngineGone`` once none will be started again."""
         while self._ready_end is None:
             if self._fault is not None:
@@ -130,18 +100,20 @@ class EngineLink:
 
     # --- verbs ----------------------------------------------------------------------------------------------
 
-    async def open(self, tokens: Sequence[int], salt: bytes = b"", isolated: bool = False) -> SequenceState:
+    async def open(
+        self, tokens: Sequence[int], salt: bytes = b"", isolated: bool = False
+    ) -> messages.SequenceState:
         """Begin a sequence; its id is in the state. ``salt`` separates the tenants' cached blocks.
 
         ``isolated``: no other sequence shares its steps until it has sampled a token.
         """
         end = self._end_for()
         seq = self._new_id()
-        return _state(await end.call(Open(end.next_request(), seq, salt, list(tokens), isolated)))
+        return _state(await end.call(messages.Open(end.next_request(), seq, salt, list(tokens), isolated)))
 
     def extend(
         self, seq: int, tokens: Sequence[int], turn_expected: bool = False, expect_length: int | None = None
-    ) -> asyncio.Future[VerbReply]:
+    ) -> asyncio.Future[messages.VerbReply]:
         """Append tokens; refused while the sequence generates. ``turn_expected``: compute them like a
         turn's.
 
@@ -150,18 +122,18 @@ class EngineLink:
         one is refused, too. Raises at once if the verb cannot be sent.
         """
         end = self._end_for(seq)
-        return end.ask(Extend(end.next_request(), seq, list(tokens), turn_expected, expect_length))
+        return end.ask(messages.Extend(end.next_request(), seq, list(tokens), turn_expected, expect_length))
 
-    async def truncate(self, seq: int, length: int, expect_epoch: int) -> SequenceState:
+    async def truncate(self, seq: int, length: int, expect_epoch: int) -> messages.SequenceState:
         """End what runs and keep the first ``length`` tokens; refused if the epoch is not ``expect_epoch``."""
         end = self._end_for(seq)
-        return _state(await end.call(Truncate(end.next_request(), seq, length, expect_epoch)))
+        return _state(await end.call(messages.Truncate(end.next_request(), seq, length, expect_epoch)))
 
     async def generate(
         self,
         seq: int,
-        sampling: Sampling,
-        limits: TokenLimits,
+        sampling: messages.Sampling,
+        limits: messages.TokenLimits,
         generated_from: int = 0,
         tokens: Sequence[int] = (),
         expect_length: int | None = None,
@@ -171,7 +143,7 @@ class EngineLink:
         ``generated_from``: how many of the last tokens were generated before this call.
         """
         end = self._end_for(seq)
-        verb = Generate(
+        verb = messages.Generate(
             end.next_request(),
             seq,
             sampling,
@@ -184,9 +156,9 @@ class EngineLink:
 
     async def begin(
         self,
-        opening: Opening,
-        sampling: Sampling,
-        limits: TokenLimits,
+        opening: messages.Opening,
+        sampling: messages.Sampling,
+        limits: messages.TokenLimits,
         generated_from: int = 0,
         tokens: Sequence[int] = (),
     ) -> Generation:
@@ -196,27 +168,27 @@ class EngineLink:
         """
         end = self._end_for(opening.parent)
         request, seq = end.next_request(), self._new_id()
-        verb = Generate(request, seq, sampling, limits, generated_from, list(tokens), opening)
+        verb = messages.Generate(request, seq, sampling, limits, generated_from, list(tokens), opening)
         return await self._generated(end, verb)
 
-    async def _generated(self, end: GatewayEnd, verb: Generate) -> Generation:
+    async def _generated(self, end: GatewayEnd, verb: messages.Generate) -> Generation:
         generation = Generation(self.stop)
         await end.call(verb, generation)
         return generation
 
-    async def stop(self, seq: int, keep: int | None = None) -> SequenceState:
+    async def stop(self, seq: int, keep: int | None = None) -> messages.SequenceState:
         """End the generation, if one runs; its iterator ends without an error. The state has the true length.
 
         ``keep``: also cut the sequence to this many tokens, if it has more.
         """
         end = self._end_for(seq)
-        return _state(await end.call(Stop(end.next_request(), seq, keep)))
+        return _state(await end.call(messages.Stop(end.next_request(), seq, keep)))
 
     async def fork(self, seq: int, children: int, at: int | None = None) -> list[int]:
         """Make sequences that share the first ``at`` tokens (None: all committed ones); returns their ids."""
         end = self._end_for(seq)
         ids = [self._new_id() for _ in range(children)]
-        await end.call(Fork(end.next_request(), seq, ids, at))
+        await end.call(messages.Fork(end.next_request(), seq, ids, at))
         return ids
 
     async def lease(
@@ -225,33 +197,33 @@ class EngineLink:
         priority: int | None = None,
         ttl: float | None = None,
         returns_in: float | None = None,
-    ) -> Receipt:
+    ) -> messages.Receipt:
         """Evict its KV last and restore it first, within the budget; the receipt says what is promised."""
         end = self._end_for(seq)
-        reply = await end.call(Lease(end.next_request(), seq, priority, ttl, returns_in))
+        reply = await end.call(messages.Lease(end.next_request(), seq, priority, ttl, returns_in))
         if reply.receipt is None:
             raise FrameInvalid("the reply to a lease has no receipt")
         return reply.receipt
 
-    async def stage(self, seq: int) -> Moved:
+    async def stage(self, seq: int) -> messages.Moved:
         """Restore an idle sequence's KV to the device and wait; returns where it came from."""
         end = self._end_for(seq)
-        return _moved(await end.call(Stage(end.next_request(), seq, wait=True)))
+        return _moved(await end.call(messages.Stage(end.next_request(), seq, wait=True)))
 
-    async def settle(self, seq: int, disk: bool = False) -> Moved:
+    async def settle(self, seq: int, disk: bool = False) -> messages.Moved:
         """Offload an idle sequence's KV from the device, or to ``disk``, and wait; returns where it is now."""
         end = self._end_for(seq)
-        return _moved(await end.call(Settle(end.next_request(), seq, disk, wait=True)))
+        return _moved(await end.call(messages.Settle(end.next_request(), seq, disk, wait=True)))
 
     async def close(self, seq: int, keep_kv: bool = True) -> None:
         """Remove a sequence; with ``keep_kv`` its sealed blocks stay cached until they are evicted."""
         end = self._end_for(seq)
-        await end.call(Close(end.next_request(), seq, keep_kv))
+        await end.call(messages.Close(end.next_request(), seq, keep_kv))
 
     async def statistics(self) -> dict[str, float]:
         """The engine's counters and both ends' queue lengths (``link_*``)."""
         end = self._end_for()
-        reply = await end.call(Statistics(end.next_request()))
+        reply = await end.call(messages.Statistics(end.next_request()))
         return {**(reply.statistics or {}), **end.lengths(), "link_incarnation": self.engine_number}
 
     # --- for the two forms ----------------------------------------------------------------------------------
@@ -261,7 +233,7 @@ class EngineLink:
         self._end = end
         self._loaded = False
 
-    def welcome(self, hello: Hello) -> None:
+    def welcome(self, hello: messages.Hello) -> None:
         """The engine is loaded: it gets the verbs, and sequences of earlier engines become unknown."""
         self.engine_number += 1
         self._hello = hello
@@ -304,75 +276,13 @@ class EngineLink:
         return self._next_id - 1
 
 
-def _state(reply: VerbReply) -> SequenceState:
+def _state(reply: messages.VerbReply) -> messages.SequenceState:
     if reply.state is None:
         raise FrameInvalid("the reply to a verb has no state")
     return reply.state
 
 
-def _moved(reply: VerbReply) -> Moved:
+def _moved(reply: messages.VerbReply) -> messages.Moved:
     if reply.moved is None:
         raise FrameInvalid("the reply to a verb does not say where KV went")
     return reply.moved
-
-
-# --- several replies to one prompt --------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Choice:
-    """One of several generations. ``finish`` None: it was stopped. ``logprobs``, if requested: one per
-    token.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    finish: Finish | None = None
-    error: str | None = None
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-
-    def take(self, row: Row) -> None:
-        """Append a row."""
-        self.tokens += row.tokens
-        self.logprobs += row.logprobs or []
-        self.finish, self.error = row.finish, row.error
-
-
-async def choices(
-    link: EngineLink,
-    prompt: Sequence[int],
-    sampling: Sampling,
-    limits: TokenLimits,
-    n: int,
-    salt: bytes = b"",
-) -> list[Choice]:
-    """Sample ``n`` generations of ``prompt``, which is computed once; number i has the seed ``sampling.seed
-    + i``.
-
-    Raises what the link's verbs raise. All its sequences are closed at the end.
-    """
-    assert n >= 1, "at least one generation"
-    first = await link.begin(Opening(salt), sampling, limits, tokens=prompt)
-    opened = [first.state.seq]
-    made = [Choice() for _ in range(n)]
-    try:
-        async for row in first:  # once the first token is sampled the prompt has KV to share
-            made[0].take(row)
-            break
-        if n > 1:
-            opened += await link.fork(opened[0], n - 1, len(prompt))
-        seeds = ((sampling.seed + number) % _SEEDS for number in range(1, n))
-        others = [
-            await link.generate(seq, msgspec.structs.replace(sampling, seed=seed), limits)
-            for seq, seed in zip(opened[1:], seeds, strict=True)
-        ]
-        await asyncio.gather(*map(_read, (first, *others), made))
-    finally:
-        for seq in opened:
-            with suppress(EngineGone, VerbRefused):
-                await link.close(seq)
-    return made
-
-
-async def _read(generation: Generation, choice: Choice) -> None:
-    async for row in generation:
-        choice.take(row)

@@ -76,9 +76,7 @@ class CrashReport:
         struct.pack_into("<Q", self._record, 0, len(ids))
 
     def take_stacks(self) -> None:
-        """Let faulthandler write all threads' stacks at a fatal signal and at ``ASK``, even if an extension
-        hangs.
-        """
+        """Let faulthandler write all threads' stacks at a fatal signal, and at ``ASK``."""
         faulthandler.enable(self.fd, all_threads=True)
         faulthandler.register(ASK, self.fd, all_threads=True)
 

@@ -21,20 +21,8 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from ..errors import EngineDied, FrameInvalid, LinkClosed, RuntimeFault
+from . import messages
 from .heartbeat import LOAD_STALL, STEP_FLOOR, Liveness
-from .messages import (
-    AnyReport,
-    AnyVerb,
-    Fatal,
-    Hello,
-    Phase,
-    Refusal,
-    Statistics,
-    Step,
-    VerbReply,
-    frame,
-    verb_reader,
-)
 
 OUTBOX_BYTES = 8 * 1024 * 1024  # beyond the kernel's own buffer
 STALL_SECONDS = 30.0
@@ -42,9 +30,7 @@ READ_BYTES = 256 * 1024
 
 
 class EngineEnd:
-    """Owns ``sock``. ``on_gateway_gone`` is called on the link thread when the gateway closes; it must not
-    block.
-    """
+    """Owns ``sock``. ``on_gateway_gone``: called on the link thread when the gateway closes; must not block."""
 
     def __init__(
         self,
@@ -58,11 +44,11 @@ class EngineEnd:
         self._liveness = liveness
         self._on_gateway_gone = on_gateway_gone
         self._stall_seconds = stall_seconds
-        self._reader = verb_reader()
+        self._reader = messages.verb_reader()
         self._woken, self._waker = socket.socketpair()
         self._waker.setblocking(False)
         self._changed = threading.Condition()  # guards all below
-        self._inbox: deque[AnyVerb] = deque()
+        self._inbox: deque[messages.AnyVerb] = deque()
         self._outbox: deque[memoryview] = deque()
         self._outbox_bytes = 0
         self._closed: LinkClosed | None = None
@@ -78,7 +64,7 @@ class EngineEnd:
         if self._closing:
             return
         self._closing = True
-        self._hang_up("the engine closed the link")
+        self._end("the engine closed the link")
         self._wake()
         self._thread.join()
         for sock in (self._sock, self._woken, self._waker):
@@ -94,7 +80,7 @@ class EngineEnd:
         if self._closed:
             raise LinkClosed(self._closed.message)
 
-    def take(self, wait: bool, seconds: float | None = None) -> list[AnyVerb]:
+    def take(self, wait: bool, seconds: float | None = None) -> list[messages.AnyVerb]:
         """All verbs that have arrived, in order. With ``wait``, block until there is one, or for ``seconds``.
 
         Raises ``LinkClosed`` when the link has ended.
@@ -107,9 +93,9 @@ class EngineEnd:
             self._inbox.clear()
             return verbs
 
-    def send(self, report: AnyReport) -> None:
+    def send(self, report: messages.AnyReport) -> None:
         """Write ``report``, or leave it to the link thread. Raises ``LinkClosed`` when the link has ended."""
-        data = memoryview(frame(report))
+        data = memoryview(messages.frame(report))
         with self._changed:
             self.check()
             if not self._outbox:
@@ -125,11 +111,11 @@ class EngineEnd:
         """Send why this end closes, unless earlier reports are still unsent, and end the link."""
         with self._changed:
             if self._closed is None and not self._outbox:
-                self.send(Fatal(fault.code, fault.message))
+                self.send(messages.Fatal(fault.code, fault.message))
             self._end(fault.message)
 
     def _wait_for_room(self) -> None:
-        self._liveness.enter(Phase.IDLE, detail="waiting for the gateway to read")
+        self._liveness.enter(messages.Phase.IDLE, detail="waiting for the gateway to read")
         if not self._changed.wait_for(self._has_room, self._stall_seconds):
             self._end(f"the gateway read nothing for {self._stall_seconds} s")
         self.check()
@@ -149,7 +135,7 @@ class EngineEnd:
         except FrameInvalid as fault:
             self.send_fatal(fault)
         except OSError as error:
-            self._hang_up(f"the link broke: {error}")
+            self._end(f"the link broke: {error}")
         if not self._closing:
             self._on_gateway_gone()
 
@@ -172,7 +158,7 @@ class EngineEnd:
         except BlockingIOError:
             return
         if not data:
-            self._hang_up("the gateway closed the link")
+            self._end("the gateway closed the link")
             return
         for verb in self._reader.feed(data):
             with self._changed:
@@ -209,14 +195,11 @@ class EngineEnd:
             with contextlib.suppress(LinkClosed):
                 self.send(heartbeat)
 
-    def _hang_up(self, reason: str) -> None:
-        with self._changed:
-            self._end(reason)
-
     def _end(self, reason: str) -> None:
-        if self._closed is None:
-            self._closed = LinkClosed(reason)
-        self._changed.notify_all()
+        with self._changed:
+            if self._closed is None:
+                self._closed = LinkClosed(reason)
+            self._changed.notify_all()
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -232,11 +215,11 @@ LoadProgress: TypeAlias = Callable[[float, str], None]
 class ServedEngine(Protocol):
     """The engine, as the link sees it."""
 
-    def apply(self, verb: AnyVerb) -> VerbReply | Refusal | None:
+    def apply(self, verb: messages.AnyVerb) -> messages.VerbReply | messages.Refusal | None:
         """Apply a verb or refuse it; None: the reply comes later, by ``LoadedEngine.answers``."""
         ...
 
-    def step(self) -> Step | None:
+    def step(self) -> messages.Step | None:
         """Make one step; None if there is nothing to do until the next verb."""
         ...
 
@@ -250,10 +233,10 @@ class LoadedEngine:
     """
 
     engine: ServedEngine
-    hello: Hello
+    hello: messages.Hello
     next_step_in: Callable[[], float | None] = lambda: None
     leave: Callable[[], None] = lambda: None
-    answers: Callable[[], list[VerbReply]] = list
+    answers: Callable[[], list[messages.VerbReply]] = list
 
 
 Load: TypeAlias = Callable[[LoadProgress, Liveness], LoadedEngine]
@@ -278,7 +261,7 @@ def serve(
     end.start()
     try:
         loaded = _load(load, end, liveness)
-        liveness.enter(Phase.IDLE)
+        liveness.enter(messages.Phase.IDLE)
         _shorten(end, liveness)
         end.send(loaded.hello)
         try:
@@ -299,7 +282,7 @@ def serve(
 def _load(load: Load, end: EngineEnd, liveness: Liveness) -> LoadedEngine:
     def progress(fraction: float, detail: str) -> None:
         end.check()  # stop loading if the gateway is gone
-        liveness.enter(Phase.LOADING, LOAD_STALL, detail, fraction)
+        liveness.enter(messages.Phase.LOADING, LOAD_STALL, detail, fraction)
 
     progress(0.0, "starting")
     return load(progress, liveness)
@@ -309,9 +292,11 @@ def _drive(loaded: LoadedEngine, end: EngineEnd, liveness: Liveness) -> None:
     engine, busy = loaded.engine, True
     while True:
         if not busy:
-            liveness.enter(Phase.IDLE)
+            liveness.enter(messages.Phase.IDLE)
         verbs = end.take(wait=not busy, seconds=None if busy else loaded.next_step_in())
-        liveness.enter(Phase.STEPPING, STEP_FLOOR)  # the runner sets a better limit once it has a plan
+        liveness.enter(
+            messages.Phase.STEPPING, STEP_FLOOR
+        )  # the runner sets a better limit once it has a plan
         for verb in verbs:
             answer = _answer(engine, verb, end)
             if answer is not None:
@@ -321,7 +306,7 @@ def _drive(loaded: LoadedEngine, end: EngineEnd, liveness: Liveness) -> None:
         for reply in loaded.answers():
             end.send(reply)
         if step is not None:
-            liveness.enter(Phase.STEPPING, STEP_FLOOR)
+            liveness.enter(messages.Phase.STEPPING, STEP_FLOOR)
             _shorten(end, liveness)
             if step.rows:  # a step of prefill alone need not wake the gateway
                 liveness.release([row.seq for row in step.rows if row.finish is not None])
@@ -335,8 +320,10 @@ def _shorten(end: EngineEnd, liveness: Liveness) -> None:
         end.send(beat)
 
 
-def _answer(engine: ServedEngine, verb: AnyVerb, end: EngineEnd) -> VerbReply | Refusal | None:
+def _answer(
+    engine: ServedEngine, verb: messages.AnyVerb, end: EngineEnd
+) -> messages.VerbReply | messages.Refusal | None:
     answer = engine.apply(verb)
-    if isinstance(verb, Statistics) and isinstance(answer, VerbReply):
+    if isinstance(verb, messages.Statistics) and isinstance(answer, messages.VerbReply):
         return msgspec.structs.replace(answer, statistics={**(answer.statistics or {}), **end.statistics()})
     return answer

@@ -17,31 +17,14 @@ from dataclasses import dataclass
 from typing import cast
 
 from ..errors import EngineDied, EngineGone, FrameInvalid, LinkClosed, RuntimeFault, fault_of
+from . import messages
 from .generation import Generation
-from .messages import (
-    AnyReport,
-    AnyVerb,
-    Close,
-    Fatal,
-    Fork,
-    Generate,
-    Heartbeat,
-    Hello,
-    Open,
-    Refusal,
-    Row,
-    Step,
-    Stop,
-    VerbReply,
-    frame,
-    report_reader,
-)
 
 
 @dataclass(slots=True)
 class _PendingVerb:
-    verb: AnyVerb
-    reply: asyncio.Future[VerbReply] | None = None  # None: nothing awaits it
+    verb: messages.AnyVerb
+    reply: asyncio.Future[messages.VerbReply] | None = None  # None: nothing awaits it
     generation: Generation | None = None
 
 
@@ -56,25 +39,25 @@ class GatewayEnd(asyncio.Protocol):
 
     def __init__(
         self,
-        on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
+        on_heartbeat: Callable[[messages.Heartbeat], None] = lambda beat: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.hello: asyncio.Future[Hello] = asyncio.get_running_loop().create_future()
+        self.hello: asyncio.Future[messages.Hello] = asyncio.get_running_loop().create_future()
         self.hello.add_done_callback(lambda hello: hello.cancelled() or hello.exception())  # may go unread
         self.lost = asyncio.Event()
-        self.heartbeat: Heartbeat | None = None
+        self.heartbeat: messages.Heartbeat | None = None
         self.last_heartbeat = clock()
         self.gone_at = math.inf  # when the link ended, by ``clock``
         self.stale_rows = 0
         self._on_heartbeat = on_heartbeat
         self._clock = clock
-        self._reader = report_reader()
+        self._reader = messages.report_reader()
         self._requests = itertools.count(1)
         self._pending: dict[int, _PendingVerb] = {}
         self._generations: dict[int, Generation] = {}
         self._unread: weakref.WeakSet[Generation] = weakref.WeakSet()
         self._transport: asyncio.WriteTransport | None = None
-        self._fatal: Fatal | None = None
+        self._fatal: messages.Fatal | None = None
         self._gone: EngineGone | None = None
 
     # --- down -----------------------------------------------------------------------------------------------
@@ -99,13 +82,13 @@ class GatewayEnd(asyncio.Protocol):
         """The id for the next verb."""
         return next(self._requests)
 
-    async def call(self, verb: AnyVerb, generation: Generation | None = None) -> VerbReply:
+    async def call(self, verb: messages.AnyVerb, generation: Generation | None = None) -> messages.VerbReply:
         """Send a verb and wait for its reply; ``generation`` begins with it.
 
         Raises the error of the engine's refusal, or ``EngineGone``. If the caller is cancelled here, what the
         verb began is stopped or closed by another verb, which is sent at once and before all later ones.
         """
-        reply: asyncio.Future[VerbReply] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[messages.VerbReply] = asyncio.get_running_loop().create_future()
         pending = _PendingVerb(verb, reply, generation)
         self._send(pending)
         try:
@@ -114,16 +97,16 @@ class GatewayEnd(asyncio.Protocol):
             self._undo(pending)
             raise
 
-    def ask(self, verb: AnyVerb) -> asyncio.Future[VerbReply]:
+    def ask(self, verb: messages.AnyVerb) -> asyncio.Future[messages.VerbReply]:
         """Send a verb that need not be undone; returns the future of its reply, which fails as `call` does.
 
         Raises ``EngineGone`` if it cannot be sent.
         """
-        reply: asyncio.Future[VerbReply] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[messages.VerbReply] = asyncio.get_running_loop().create_future()
         self._send(_PendingVerb(verb, reply))
         return reply
 
-    def post(self, verb: AnyVerb) -> None:
+    def post(self, verb: messages.AnyVerb) -> None:
         """Send a verb and drop its reply."""
         self._send(_PendingVerb(verb))
 
@@ -141,7 +124,7 @@ class GatewayEnd(asyncio.Protocol):
         }
 
     def _send(self, pending: _PendingVerb) -> None:
-        data = frame(pending.verb)
+        data = messages.frame(pending.verb)
         if self._gone is not None or self._transport is None:
             raise _copy(self._gone or EngineDied("the engine is not connected"))
         self._pending[pending.verb.request] = pending
@@ -154,13 +137,13 @@ class GatewayEnd(asyncio.Protocol):
         if refused or self._gone is not None:
             return
         begun = _begun_by(pending.verb)
-        if isinstance(pending.verb, Generate):
+        if isinstance(pending.verb, messages.Generate):
             if self._generations.get(pending.verb.seq) is pending.generation:
                 self._end_generation(pending.verb.seq)
             if not begun:
-                self.post(Stop(self.next_request(), pending.verb.seq))
+                self.post(messages.Stop(self.next_request(), pending.verb.seq))
         for seq in begun:
-            self.post(Close(self.next_request(), seq))
+            self.post(messages.Close(self.next_request(), seq))
 
     # --- up (called by the event loop) ----------------------------------------------------------------------
 
@@ -184,25 +167,25 @@ class GatewayEnd(asyncio.Protocol):
         self._end(EngineDied(reason))
         self.lost.set()
 
-    def _receive(self, report: AnyReport) -> None:
+    def _receive(self, report: messages.AnyReport) -> None:
         match report:
-            case Step():
+            case messages.Step():
                 for row in report.rows:
                     self._receive_row(row)
-            case VerbReply():
+            case messages.VerbReply():
                 self._receive_reply(report)
-            case Refusal():
+            case messages.Refusal():
                 _resolve(self._take(report.request), fault_of(report.code, report.message))
-            case Heartbeat():
+            case messages.Heartbeat():
                 self.heartbeat, self.last_heartbeat = report, self._clock()
                 self._on_heartbeat(report)
-            case Hello():
+            case messages.Hello():
                 if not self.hello.done():
                     self.hello.set_result(report)
-            case Fatal():
+            case messages.Fatal():
                 self._fatal = report
 
-    def _receive_row(self, row: Row) -> None:
+    def _receive_row(self, row: messages.Row) -> None:
         generation = self._generations.get(row.seq)
         if generation is None or row.epoch != generation.state.epoch:
             self.stale_rows += 1
@@ -211,9 +194,9 @@ class GatewayEnd(asyncio.Protocol):
         if row.finish is not None:
             del self._generations[row.seq]
 
-    def _receive_reply(self, reply: VerbReply) -> None:
+    def _receive_reply(self, reply: messages.VerbReply) -> None:
         pending = self._take(reply.request)
-        if isinstance(pending.verb, Close):
+        if isinstance(pending.verb, messages.Close):
             self._end_generation(pending.verb.seq)
         elif reply.state is not None:
             running = self._generations.get(reply.state.seq)
@@ -255,10 +238,10 @@ class GatewayEnd(asyncio.Protocol):
             self._transport.abort()
 
 
-def _resolve(pending: _PendingVerb, answer: VerbReply | RuntimeFault) -> None:
+def _resolve(pending: _PendingVerb, answer: messages.VerbReply | RuntimeFault) -> None:
     if pending.reply is None or pending.reply.done():
         return
-    if isinstance(answer, VerbReply):
+    if isinstance(answer, messages.VerbReply):
         pending.reply.set_result(answer)
     else:
         pending.reply.set_exception(answer)
@@ -269,7 +252,7 @@ def _copy(fault: EngineGone) -> EngineGone:
     return type(fault)(fault.message)
 
 
-def _begun_by(verb: AnyVerb) -> list[int]:
-    if isinstance(verb, Open) or (isinstance(verb, Generate) and verb.opening is not None):
+def _begun_by(verb: messages.AnyVerb) -> list[int]:
+    if isinstance(verb, messages.Open) or (isinstance(verb, messages.Generate) and verb.opening is not None):
         return [verb.seq]
-    return verb.children if isinstance(verb, Fork) else []
+    return verb.children if isinstance(verb, messages.Fork) else []

@@ -19,9 +19,7 @@ from ..errors import FrameInvalid, LengthInvalid, LinkClosed
 
 
 class GrammarKind(StrEnum):
-    """The language of a grammar: JSON Schema, a regular expression, a JSON array of strings, or llguidance's
-    Lark.
-    """
+    """A grammar's language: JSON Schema, regular expression, JSON array of strings, or llguidance's Lark."""
 
     JSON = "json"
     REGEX = "regex"
@@ -146,9 +144,7 @@ class Truncate(Verb, frozen=True, tag="truncate"):
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
-    """How a sequence begins: empty, with ``salt`` and ``isolated`` as in `Open`; or as a fork that shares
-    the first ``at`` tokens of ``parent``.
-    """
+    """How a sequence begins: as in `Open`, or as a fork that shares the first ``at`` tokens of ``parent``."""
 
     salt: bytes = b""
     isolated: bool = False
@@ -464,11 +460,6 @@ class FrameReader(Generic[M]):
     def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
         self._decoder = decoder
         self._buffer = bytearray()
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes kept of a frame that is not complete yet."""
-        return len(self._buffer)
 
     def feed(self, data: bytes | memoryview) -> Iterator[M]:
         """The messages that ``data`` completes, in order. The caller must read the iterator to its end.

@@ -65,9 +65,7 @@ class Lateness:
         self._own = self._all = self._waited = 0.0
 
     def tick(self, waited: float, *, overdue: bool) -> None:
-        """Count one check. ``waited``: seconds that the device thread has waited for a core so far; 0 if on
-        time.
-        """
+        """Count one check. ``waited``: the device thread's seconds without a core so far; 0 if on time."""
         starved, self._waited = min(TICK, max(0.0, waited - self._waited)), waited
         self._own, self._all = (self._own + TICK - starved, self._all + TICK) if overdue else (0.0, 0.0)
 

@@ -46,9 +46,7 @@ class Decoder:
         kernels: Kernels = backend,
         key_scale: float = 1.0,
     ) -> None:
-        """``key_scale``: the factor that the weights leave out of K and attention multiplies in: see
-        `KVFormat`.
-        """
+        """``key_scale``: the factor that attention multiplies scores by, as in `KVFormat`."""
         self.config = config
         self.key_scale = key_scale
         self.weights = weights

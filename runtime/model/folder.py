@@ -1,6 +1,4 @@
-"""Finds a model's folder: a local one, the pocket model of this package, or a download from the hub. No
-torch.
-"""
+"""Finds a model's folder: a local one, the pocket model, or a download from the hub. No torch."""
 
 from __future__ import annotations
 

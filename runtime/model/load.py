@@ -1,6 +1,4 @@
-"""Loads a model: finds its folder, reads its shape, checks, reads and hashes the weights, builds the
-decoder.
-"""
+"""Loads a model: finds its folder, reads its shape and the weights, builds the decoder."""
 
 from __future__ import annotations
 

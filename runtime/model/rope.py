@@ -88,9 +88,7 @@ def read_ropes(fields: Fields, family: Family, head_dim: int, max_context: int |
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """One object of rotary settings: ``given`` inside ``fields``, or None; ``theta`` names the field for
-    theta.
-    """
+    """One object of rotary settings: ``given`` inside ``fields``, or None; ``theta``: the field for theta."""
 
     fields: Fields
     family: Family
@@ -118,9 +116,7 @@ class _Source:
         return Fields(given.path, given.values, {**_DEFAULTS, **beside}, given.inside)
 
     def context(self, rope: RopeConfig) -> int:
-        """Positions that the model allows: the stated ones, or these stretched if they were stated
-        unstretched.
-        """
+        """Positions that the model allows; dynamic and yarn may stretch the stated ones."""
         if rope.kind in ("dynamic", "yarn"):
             return max(self.stated, int(min(rope.original * rope.factor, LARGEST)))
         return self.stated
@@ -264,20 +260,13 @@ class Rope:
 
 def make_rope(config: RopeConfig, device: torch.device) -> Rope:
     """Compute the frequencies of ``config`` on ``device``."""
-    exponents = _exponents(config)
+    exponents = torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim
     frequencies = _FREQUENCIES[config.kind](config, config.theta**exponents)
     return Rope(config, frequencies.to(device), exponents.to(device))
 
 
-def _exponents(config: RopeConfig) -> Tensor:
-    return torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim
-
-
-def _plain(config: RopeConfig, periods: Tensor) -> Tensor:
-    return 1.0 / periods
-
-
 def _linear(config: RopeConfig, periods: Tensor) -> Tensor:
+    """Also for ``default``, with a factor of 1, and for ``dynamic``, which does not read the result."""
     return 1.0 / periods / config.factor
 
 
@@ -302,9 +291,9 @@ def _llama3(config: RopeConfig, periods: Tensor) -> Tensor:
 
 
 _FREQUENCIES: Mapping[str, Callable[[RopeConfig, Tensor], Tensor]] = {
-    "default": _plain,
+    "default": _linear,
     "linear": _linear,
-    "dynamic": _plain,
+    "dynamic": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,

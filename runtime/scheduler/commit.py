@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
 
-from ..grammar.matcher import Matcher, Matchers
+from ..grammar.llguidance import Matcher, Matchers
 from ..kv_placement.block_manager import BlockManager
 from ..link.messages import Finish, Row, TokenLogprob, Work
 from ..plan import Outcome, Plan, RowFault, Scored
@@ -14,23 +15,16 @@ from .policy import Policy
 from .queues import Queues
 
 
+@dataclass(eq=False)
 class Committer:
     """Commits plans, in the order in which they were made."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        queues: Queues,
-        block_manager: BlockManager,
-        matchers: Matchers,
-        counters: Counters,
-    ) -> None:
-        self._matchers = matchers
-        self._policy = policy
-        self._queues = queues
-        self._block_manager = block_manager
-        self._counters = counters
-        self._ended: list[Sequence] = []
+    _policy: Policy
+    _queues: Queues
+    _block_manager: BlockManager
+    _matchers: Matchers
+    _counters: Counters
+    _ended: list[Sequence] = field(default_factory=list)
 
     def commit(self, plan: Plan, outcomes: Items[Outcome], now: float, *, moved: bool = True) -> list[Row]:
         """Take over what ``plan`` computed; returns a row for each turn that has tokens to tell or ended.
@@ -93,7 +87,8 @@ class Committer:
 
         None: it leaves a choice at once.
         """
-        sequence.follow(self._matchers.add(matcher))
+        assert sequence.turn is not None
+        sequence.turn.grammar = self._matchers.add(matcher)
         ids = self._go_on(sequence)
         return self._said(sequence, ids, now) if ids else None
 
@@ -176,11 +171,13 @@ class Committer:
         """The row of these tokens and of those that waited to be told with them; None while they wait, too."""
         turn = sequence.turn
         assert turn is not None
-        sequence.tell(tokens, logprobs)
+        turn.untold += tokens
+        turn.scores += logprobs
         finish = self._finish(turn, tokens[-1])
         if finish is None and len(turn.untold) < turn.limits.gather:
             return None
-        told, scores = sequence.told()
+        told, turn.untold = turn.untold, []
+        scores, turn.scores = turn.scores, []
         work = self.end(sequence, now) if finish is not None else None
         length = len(sequence.tokens)
         return Row(sequence.id, sequence.epoch, told, length, finish, work, logprobs=scores or None)

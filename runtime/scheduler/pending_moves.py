@@ -39,27 +39,20 @@ class PendingMove:
     computed: int = 0
 
 
+@dataclass(eq=False)
 class PendingMoves:
     """All stage and settle verbs that wait.
 
     ``send`` has records of the host tier go to ``disk``.
     """
 
-    def __init__(
-        self,
-        queues: Queues,
-        block_manager: BlockManager,
-        restore: Restore,
-        disk: DiskTier | None,
-        send: Callable[[Iterable[bytes]], None],
-    ) -> None:
-        self._restore = restore
-        self._disk = disk
-        self._send = send
-        self._queues = queues
-        self._block_manager = block_manager
-        self._running: list[PendingMove] = []
-        self._answers: list[VerbReply] = []
+    _queues: Queues
+    _block_manager: BlockManager
+    _restore: Restore
+    _disk: DiskTier | None
+    _send: Callable[[Iterable[bytes]], None]
+    _running: list[PendingMove] = field(default_factory=list)
+    _answers: list[VerbReply] = field(default_factory=list)
 
     @property
     def busy(self) -> bool:
@@ -83,8 +76,7 @@ class PendingMoves:
         self._running.append(move)
 
     def tick(self, now: float, *, idle: bool) -> None:
-        """Complete those that are ready. ``idle``: no step can be planned before a verb or an answer of the
-        disk."""
+        """Complete those that are ready. ``idle``: nothing is in flight, and nothing can be planned."""
         for move in list(self._running):
             over = self._is_down(move, now) if move.settling else self._is_up(move, idle=idle)
             if over or now > move.since + PATIENCE_SECONDS:
@@ -96,8 +88,6 @@ class PendingMoves:
         """Replies that became ready since the last call."""
         ready, self._answers = self._answers, []
         return ready
-
-    # --- up ---------------------------------------------------------------------------------------------
 
     def _is_up(self, move: PendingMove, *, idle: bool) -> bool:
         sequence = move.sequence
@@ -114,8 +104,6 @@ class PendingMoves:
         host = min(left - disk, max(0, sequence.from_tiers.host - move.host - disk))
         computed = min(left - disk - host, max(0, sequence.work.total - move.computed))
         return Moved(left - disk - host - computed, host, disk, computed, now - move.since)
-
-    # --- down -------------------------------------------------------------------------------------------
 
     def _is_down(self, move: PendingMove, now: float) -> bool:
         sequence = move.sequence

@@ -1,14 +1,9 @@
 """Plans a step: rows in the order of turns, within the budgets of tokens and blocks.
 
 Each running turn that decodes has one token of the budget. What is left goes to prompts in chunks, in the order
-of turns. What is left then goes to idle sequences, but only while no turn waits, and beside turns no more than
-`prefill_budget` allows, unless a turn on them is expected.
-
-A turn may find no block because the blocks taken for it still lie behind the step fence. It stalls for one
-step; in the next, where it comes before all turns behind it, they are there.
-
-A turn that is suspected of having killed an engine comes before all others and shares no step until it has
-sampled a token: if the engine dies again, only that turn was in the step. No tensors, no clock, no I/O.
+of turns, then to idle sequences, but only while no turn waits, and beside turns as `prefill_budget` allows. A
+turn that finds no block, because those taken for it lie behind the step fence, stalls for one step. A suspect
+of having killed an engine comes before all others and shares no step until it has sampled a token.
 """
 
 from __future__ import annotations
@@ -18,6 +13,7 @@ from itertools import islice
 
 import numpy as np
 
+from ...kvstore.pool import BlockPool
 from ..kv_placement.block_manager import BlockManager
 from ..plan import BlockCopy, Plan, PlanRow
 from ..sequence import Flight, Sequence
@@ -43,25 +39,17 @@ class _Draft:
     copies: list[BlockCopy] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class Planner:
     """Makes plans, and records in each sequence what is in flight for it."""
 
-    def __init__(
-        self,
-        settings: SchedulerSettings,
-        queues: Queues,
-        block_manager: BlockManager,
-        preemption: Preemption,
-        prefill_budget: PrefillBudget,
-        counters: Counters,
-    ) -> None:
-        self._settings = settings
-        self._queues = queues
-        self._block_manager = block_manager
-        self._pool = block_manager.pool
-        self._preemption = preemption
-        self._prefill_budget = prefill_budget
-        self._counters = counters
+    _settings: SchedulerSettings
+    _queues: Queues
+    _block_manager: BlockManager
+    _pool: BlockPool
+    _preemption: Preemption
+    _prefill_budget: PrefillBudget
+    _counters: Counters
 
     def plan(self, now: float) -> Plan | None:
         """The next step; None if nothing can be computed before a commit or a verb."""
@@ -79,7 +67,7 @@ class Planner:
         running = [sequence for sequence in queues.running.values() if not sequence.isolated]
         ready = {sequence.id for sequence in running if self._adopt(sequence, now)}
         to_do = [sequence.to_do for sequence in running]
-        draft = self._draft(self._settings.max_step_tokens - to_do.count(1))
+        draft = _Draft(self._counters.steps + 1, self._settings.max_step_tokens - to_do.count(1))
         for sequence, tokens in zip(running, to_do, strict=True):
             # If not, it was preempted for a turn before it, or waits for blocks to restore KV into.
             if sequence.id in queues.running and sequence.id in ready:
@@ -91,13 +79,10 @@ class Planner:
 
     def plan_alone(self, sequence: Sequence, now: float) -> Plan | None:
         """A step for one sequence; None if it has nothing to do or finds no blocks."""
-        draft = self._draft(self._settings.max_step_tokens)
+        draft = _Draft(self._counters.steps + 1, self._settings.max_step_tokens)
         if self._adopt(sequence, now):
             self._add(draft, sequence, sequence.to_do, now, reserved=False)
         return self._emit(draft)
-
-    def _draft(self, chunk: int) -> _Draft:
-        return _Draft(self._counters.steps + 1, chunk)
 
     def _emit(self, draft: _Draft) -> Plan | None:
         if not draft.rows and not self._block_manager.transfers.waiting:
@@ -119,22 +104,20 @@ class Planner:
         if not sequence.needs_lookup or sequence.planned != sequence.computed:
             return True
         sequence.look_up(False)
-        adopted = self._block_manager.adopt(sequence)
-        self._counters.adopted += adopted
-        sequence.count_found(adopted)
+        sequence.count_found(self._block_manager.adopt(sequence))
         keys = self._block_manager.residency.locate(sequence).in_host()
         if not keys:
             return True
         if len(keys) > self._pool.available:
             self._preemption.relieve(len(keys), sequence, now)
-        room, coming = self._pool.available, self._pool.statistics().fenced
+        room, coming = self._pool.available, self._pool.fenced
         if room < len(keys):
             sequence.look_up()  # the rest another time
             if coming and room + coming >= len(keys):
                 self._counters.stalls += 1
                 return False
         most = self._at_once(len(keys))
-        self._counters.restored += self._block_manager.restore(sequence, keys[: min(room, most)])
+        self._block_manager.restore(sequence, keys[: min(room, most)])
         if most < len(keys):
             sequence.look_up()
         # The rest comes in the next step, if this one carries anything: of damaged records it does not.
@@ -184,8 +167,7 @@ class Planner:
                     del self._queues.prefill[sequence.id]
 
     def _add(self, draft: _Draft, sequence: Sequence, to_do: int, now: float, *, reserved: bool) -> None:
-        """Give the sequence a row, as far as budgets allow. ``reserved``: one token of the budget is its
-        own."""
+        """Give the sequence a row, as budgets allow. ``reserved``: one token of the budget is its own."""
         most = min(to_do, max(draft.chunk, reserved))
         if most <= 0:
             return
@@ -199,10 +181,9 @@ class Planner:
         draft.rows.append(self._row(draft, sequence, end))
 
     def _secure(self, sequence: Sequence, most: int, now: float) -> int:
-        """Position, at most ``most`` tokens ahead, up to which there are blocks or they can be allocated
-        now."""
+        """Position, at most ``most`` tokens ahead, up to which there are blocks or can be allocated now."""
         end = self._find_room(sequence, most, now)
-        if end > sequence.planned or not sequence.shared_tail or self._pool.statistics().fenced:
+        if end > sequence.planned or not sequence.shared_tail or self._pool.fenced:
             return end
         # There is no block for the copy, and none will come: compute the last few tokens again instead.
         self._block_manager.drop_tail(sequence)

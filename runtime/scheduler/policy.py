@@ -110,8 +110,7 @@ NAMED: dict[str, type[Policy]] = {"first_come_first_served": FirstComeFirstServe
 def policy_named(name: str, patience: int) -> Policy:
     """A new policy by its name in `NAMED`, or by ``package.module:Class``; aged if it has no bound of its own.
 
-    Raises:
-        SettingsInvalid: there is no such policy.
+    Raises `SettingsInvalid`: there is no such policy.
     """
     policy = (NAMED.get(name) or _imported(name))()
     return policy if policy.bound(0, 0) is not None else Aged(policy, patience)

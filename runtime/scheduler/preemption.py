@@ -23,7 +23,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, takewhile
+from typing import TypeAlias
 
+from ...kvstore.pool import BlockPool
 from ..kv_placement.block_manager import BlockManager
 from ..sequence import Sequence
 from ..settings import SchedulerSettings
@@ -31,34 +33,20 @@ from ..stats import Counters
 from .policy import Policy
 from .queues import Queues
 
-
-@dataclass(frozen=True, slots=True)
-class _Victim:
-    """A sequence that is to give blocks, and how many of its first blocks it keeps."""
-
-    sequence: Sequence
-    kept: int = 0
+_Victim: TypeAlias = tuple[Sequence, int]
+"""A sequence that is to give blocks, and how many of its first blocks it keeps."""
 
 
+@dataclass(eq=False)
 class Preemption:
     """Admits turns, and makes room in the pool."""
 
-    def __init__(
-        self,
-        settings: SchedulerSettings,
-        policy: Policy,
-        queues: Queues,
-        block_manager: BlockManager,
-        counters: Counters,
-    ) -> None:
-        self._policy = policy
-        self._settings = settings
-        self._queues = queues
-        self._block_manager = block_manager
-        self._pool = block_manager.pool
-        self._counters = counters
-
-    # --- admission --------------------------------------------------------------------------------------
+    _settings: SchedulerSettings
+    _policy: Policy
+    _queues: Queues
+    _block_manager: BlockManager
+    _pool: BlockPool
+    _counters: Counters
 
     def admit(self) -> None:
         """Let waiting turns run, from the front, while their prompts find room beside the running ones."""
@@ -67,7 +55,7 @@ class Preemption:
             if not self._fits(queues.waiting[0]):
                 return
             sequence = queues.admit()
-            self._counters.adopted += self._block_manager.adopt(sequence)
+            self._block_manager.adopt(sequence)
             sequence.admit()
 
     def _fits(self, head: Sequence) -> bool:
@@ -101,11 +89,8 @@ class Preemption:
         """Blocks to allocate before the turn can sample one more token."""
         return max(0, self._block_manager.blocks_for(sequence.total) - len(sequence.table))
 
-    # --- room -------------------------------------------------------------------------------------------
-
     def relieve(self, blocks: int, sequence: Sequence, now: float) -> None:
-        """Make ``blocks`` blocks available for ``sequence``, now or behind the fence; no running turn gives
-        any."""
+        """Make ``blocks`` blocks available, now or behind the fence; no running turn gives any."""
         if sequence.turn is None:
             return self._take(blocks, self._before(blocks, sequence, now))
         coming_up = reversed(self._queues.restoring.values())
@@ -113,9 +98,8 @@ class Preemption:
             behind = takewhile(lambda other: other is not sequence, coming_up)
             return self._take(blocks, chain(self._ends(blocks, behind), self._idle(blocks, now)))
         later = chain(self._queues.compiling.values(), reversed(self._queues.waiting))
-        return self._take(
-            blocks, chain(self._ends(blocks, coming_up), self._idle(blocks, now), map(_Victim, later))
-        )
+        whole = ((holder, 0) for holder in later)
+        return self._take(blocks, chain(self._ends(blocks, coming_up), self._idle(blocks, now), whole))
 
     def preempt(self, blocks: int, sequence: Sequence) -> None:
         """The same, taking from running turns behind ``sequence``, the last first."""
@@ -133,10 +117,10 @@ class Preemption:
             victim = next(victims, None)
             if victim is None:
                 return
-            holder = victim.sequence
-            if self._block_manager.surrender(holder, victim.kept):
+            holder, kept = victim
+            if self._block_manager.surrender(holder, kept):
                 self._counters.taken += 1
-            if victim.kept:
+            if kept:
                 self._queues.prefill.pop(holder.id, None)
             elif holder.turn is None:
                 self._queues.taken(holder)
@@ -144,38 +128,27 @@ class Preemption:
     def _ends(self, blocks: int, sequences: Iterator[Sequence]) -> Iterator[_Victim]:
         """Of each sequence its last blocks, as many as are missing; then all, in case those are shared."""
         for sequence in sequences:
-            yield _Victim(sequence, max(0, len(sequence.table) - (blocks - self._coming())))
-            yield _Victim(sequence)
+            yield sequence, max(0, len(sequence.table) - (blocks - self._coming()))
+            yield sequence, 0
 
     def _idle(self, blocks: int, now: float) -> Iterator[_Victim]:
         """Idle sequences with blocks, in the order in which they give; one gives before the next is chosen."""
-        while self._queues.idle_eviction:
-            yield from self._ends(blocks, iter([self._next_idle(now)]))
-        leased = sorted(self._queues.leased.values(), key=_return, reverse=True)
-        size = self._block_manager.block_tokens  # blocks beyond it that are being written go with the rest
-        beyond = [holder for holder in leased if holder.computed > _covered(holder) * size]
-        yield from (_Victim(holder, _covered(holder)) for holder in beyond)
-        yield from self._ends(blocks, iter(leased))
-
-    def _next_idle(self, now: float) -> Sequence:
-        """The idle sequence without a lease that gives its blocks next."""
         idle = self._queues.idle_eviction
-        return self._policy.idle_victim(idle, idle.longest(now), now)
+        while idle:
+            yield from self._ends(blocks, iter([self._policy.idle_victim(idle, idle.longest(now), now)]))
+        leased = [(held, held.lease) for held in self._queues.leased.values() if held.lease is not None]
+        leased.sort(key=lambda pair: pair[1].returns, reverse=True)
+        size = self._block_manager.block_tokens  # blocks beyond it that are being written go with the rest
+        beyond = [(held, lease.blocks) for held, lease in leased if held.computed > lease.blocks * size]
+        yield from beyond
+        yield from self._ends(blocks, (held for held, _ in leased))
 
     def _before(self, blocks: int, sequence: Sequence, now: float) -> Iterator[_Victim]:
         """Idle sequences before ``sequence`` in that order, up to the first that has a row in this step."""
         step = self._counters.steps + 1
-        before = takewhile(lambda victim: victim.sequence is not sequence, self._idle(blocks, now))
-        return takewhile(lambda victim: step not in victim.sequence.in_flight, before)
+        before = takewhile(lambda victim: victim[0] is not sequence, self._idle(blocks, now))
+        return takewhile(lambda victim: step not in victim[0].in_flight, before)
 
     def _coming(self) -> int:
         """Blocks that can be allocated now, or when the steps in flight have finished."""
-        return self._pool.available + self._pool.statistics().fenced
-
-
-def _return(sequence: Sequence) -> float:
-    return sequence.lease.returns if sequence.lease is not None else 0.0
-
-
-def _covered(sequence: Sequence) -> int:
-    return sequence.lease.blocks if sequence.lease is not None else 0
+        return self._pool.available + self._pool.fenced

@@ -8,12 +8,9 @@
       │                       └────────────────────┤
       └────────────────────────────────────────────┘ end, stop, truncate
 
-The order of turns is `running` followed by `waiting`, each as the policy has it. A turn is admitted from the
-front of waiting and preempted from the end of running; the first of running keeps its place until it ends.
-
-A turn has a `TurnPlace` by age: its number, less `HEAD_START` for each step of its priority. So with equal
-priorities the older one is first. With a higher priority a turn goes before those that began less than so many
-turns before it, and no turn is overtaken without end.
+The order of turns is `running` followed by `waiting`, each as the policy has it. A turn has a `TurnPlace` by
+age: its number, less `HEAD_START` for each step of its priority. So a turn of higher priority goes before those
+that began less than so many turns before it, and no turn is overtaken without end.
 """
 
 from __future__ import annotations
@@ -66,7 +63,7 @@ class Queues:
     def touch(self, sequence: Sequence, now: float) -> None:
         """An idle sequence was used: insert it, rank it anew for idle eviction, and queue its prefill."""
         self.sequences[sequence.id] = sequence
-        sequence.use(now)
+        sequence.used = now
         self.rank(sequence)
         if sequence.to_do:
             self.prefill[sequence.id] = sequence
@@ -96,7 +93,7 @@ class Queues:
         self.taken(sequence)
         self._turns += 1
         rank = self._turns - HEAD_START * sequence.priority
-        sequence.queue(TurnPlace(rank, self._turns, self._counters.steps))
+        sequence.place = TurnPlace(rank, self._turns, self._counters.steps)
         self._await(sequence)
 
     def arrange(self) -> None:

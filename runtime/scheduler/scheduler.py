@@ -8,14 +8,10 @@
                               │     Preemption                              │
                               └─────────────────────────────────────────────┘
 
-At depth 1 plan and commit alternate. At depth 2 a plan is made while the one before it is in flight: its rows
-may be fed by tokens that the earlier one has still to sample. Plans are committed, or revoked, in the order
-they were made.
-
-A verb takes effect between a commit and the next plan. It is checked first, so that a refused verb changes
-nothing. If a step in flight holds the sequence, the row of that step is discarded when it lands. A verb costs
-time by the new tokens, never by the history; a fork copies arrays. ``now`` is always in seconds of one clock,
-and the caller's.
+At depth 2 a plan is made while the one before it is in flight, and may be fed by tokens that it has still to
+sample. Plans are committed, or revoked, in the order they were made. A verb takes effect between a commit and
+the next plan. It is checked first, so that a refused verb changes nothing. If a step in flight holds the
+sequence, its row is discarded when it lands. ``now`` is in seconds of one clock, the caller's.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ from ..errors import (
     SequenceExists,
     SettingsInvalid,
 )
-from ..grammar.matcher import Compiler, Matchers
+from ..grammar.llguidance import Compiler, Matchers
 from ..grammar.queue import GrammarQueue
 from ..kv_placement.block_manager import BlockManager
 from ..kv_placement.costs import CostBook
@@ -121,12 +117,13 @@ class Scheduler:
         self._queues = queues = Queues(policy, self.counters)
         self._matchers = Matchers() if matchers is None else matchers
         beside = costs is not None and costs.beside
-        self._transfers = Transfers(tier, pool.index.block_of, settings.block_tokens, disk, beside=beside)
-        self._block_manager = blocks = BlockManager(pool, hasher, namespace, self._transfers)
-        preemption = Preemption(settings, policy, queues, blocks, self.counters)
+        self._transfers = Transfers(tier, pool.index.block_of, settings.block_tokens, disk, beside)
+        self._block_manager = blocks = BlockManager(pool, hasher, namespace, self._transfers, self.counters)
+        preemption = Preemption(settings, policy, queues, blocks, pool, self.counters)
         self._prefill_budget = PrefillBudget(settings.idle_stretch)
-        self._planner = Planner(settings, queues, blocks, preemption, self._prefill_budget, self.counters)
-        self._restore = Restore(queues, blocks, preemption.relieve, self.counters, disk, costs)
+        budget = self._prefill_budget
+        self._planner = Planner(settings, queues, blocks, pool, preemption, budget, self.counters)
+        self._restore = Restore(queues, blocks, preemption.relieve, disk, costs or CostBook(None))
         self.offload = Offload(blocks, disk, costs)
         self._leases = Leases(settings, queues, blocks, self._restore)
         self._pending_moves = PendingMoves(queues, blocks, self._restore, disk, self.offload.send)
@@ -139,8 +136,7 @@ class Scheduler:
     def apply(self, verb: SequenceVerb, now: float) -> VerbReply | None:
         """Do what a verb says. None: it waits for KV to move, and `answers` has the reply when that is done.
 
-        Raises:
-            VerbRefused: nothing has changed.
+        Raises `VerbRefused`: nothing has changed.
         """
         match verb:
             case Open():
@@ -175,7 +171,7 @@ class Scheduler:
         self._check_context(len(tokens))
         root = self._block_manager.residency.root(verb.salt)
         sequence = Sequence(verb.seq, root, TokenList(tokens), isolated=verb.isolated)
-        self._find_prefix(sequence)
+        self._block_manager.adopt(sequence)
         self._queues.touch(sequence, now)
         self._restore.stage(sequence, now)
         return sequence.state
@@ -215,7 +211,7 @@ class Scheduler:
         if len(tokens):
             sequence.extend(tokens)
         if opening is not None and opening.parent is None:
-            self._find_prefix(sequence)
+            self._block_manager.adopt(sequence)
             self._restore.stage(sequence, now)
         if sequence.planned == sequence.total:  # after a truncation; its last token's logits are wanted
             self._block_manager.cut(sequence, sequence.total - 1)
@@ -375,7 +371,7 @@ class Scheduler:
             "idle_expected": queues.idle_eviction.expected,
             "idle_prefill": len(queues.prefill),
         }
-        pool = {f"pool_{name}": value for name, value in asdict(self.pool.statistics()).items()}
+        pool = {f"pool_{name}": value for name, value in self.pool.statistics().items()}
         return {
             **gauges,
             **pool,
@@ -390,8 +386,7 @@ class Scheduler:
     def audit(self) -> None:
         """Check the pool's references against the open sequences, block by block, and the host tier's tables.
 
-        Raises:
-            LeakFound: they do not agree.
+        Raises `LeakFound`: they do not agree.
         """
         self.pool.audit(self._block_manager.held(self._queues.sequences.values()))
         self._transfers.audit()
@@ -416,9 +411,6 @@ class Scheduler:
             self._queues.touch(child, now)
             self._queues.prefill.pop(child.id, None)  # the parent computes it already
         return children
-
-    def _find_prefix(self, sequence: Sequence) -> None:
-        self.counters.adopted += self._block_manager.adopt(sequence)
 
     def _shorten(self, sequence: Sequence, length: int, now: float) -> None:
         self._halt(sequence, now)

@@ -1,9 +1,7 @@
 """Tools of an MCP server, for `chat.run` (the extra `mcp`).
 
-    async with stdio_client(parameters) as streams, ClientSession(*streams) as session:
-        await session.initialize()
-        async for event in chat.run("...", await mcp_tools(session)):
-            ...
+    async for event in chat.run("...", await mcp_tools(session)):
+        ...
 
 The session is a `ClientSession` of the `mcp` package, version 1 or 2.
 """
@@ -36,10 +34,8 @@ class MCPSession(Protocol):
 
 
 async def mcp_tools(session: MCPSession, *, timeout: float | None = None, prefix: str = "") -> list[Tool]:
-    """All tools of the server, their names after `prefix`; `timeout`: seconds for each call.
-
-    Raises `ToolInvalid` for a tool that cannot be offered or too many pages, and what the session raises.
-    """
+    """All tools of the server, their names after `prefix`; `timeout`: seconds for each call. Raises
+    `ToolInvalid` for a tool that cannot be offered or too many pages, and what the session raises."""
     return [_tool(session, listed, timeout, prefix) async for listed in _listed(session)]
 
 

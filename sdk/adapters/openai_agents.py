@@ -1,12 +1,10 @@
 """A model for the openai-agents package (the extra `agents`), over sessions that keep the history.
 
-    async with connect("ws://127.0.0.1:8040") as client:
-        agent = Agent(name="Pocket", model=SessionModel(client), tools=[get_weather])
-        result = await Runner.run(agent, "What is the weather in Oslo?")
+    agent = Agent(name="Pocket", model=SessionModel(client), tools=[get_weather])
 
 A grammar enforces an agent's `output_type`: its reply is a call of a tool, or JSON that fits the type. That
-package gives a model all items with each step. Only new ones are sent here: the session goes on that holds the
-first of the given items.
+package gives a model all items with each step; only new ones are sent to the session that holds the first
+of them.
 """
 
 from __future__ import annotations
@@ -92,19 +90,8 @@ class SessionModel(Model):
         async for event in self._respond(*given):
             finished = event if isinstance(event, Finished) else finished
         assert finished is not None
-        usage = _usage(finished)
-        return ModelResponse(
-            output=_outputs(finished),
-            usage=AgentUsage(
-                requests=1,
-                input_tokens=usage.input_tokens,
-                output_tokens=usage.output_tokens,
-                total_tokens=usage.total_tokens,
-                input_tokens_details=usage.input_tokens_details,
-                output_tokens_details=usage.output_tokens_details,
-            ),
-            response_id=finished.response.id,
-        )
+        usage = AgentUsage(requests=1, **vars(_usage(finished)))
+        return ModelResponse(output=_outputs(finished), usage=usage, response_id=finished.response.id)
 
     async def stream_response(
         self,
@@ -119,7 +106,7 @@ class SessionModel(Model):
     ) -> AsyncIterator[Any]:
         """The next response as it comes, in the events of the Responses API."""
         numbers = iter(range(1 << 30))
-        begun = _whole("resp_begun", "in_progress", (), None, tools)
+        begun = _whole("resp_begun", "in_progress", (), None)
         yield ResponseCreatedEvent(type="response.created", response=begun, sequence_number=next(numbers))
         given = (system_instructions, input, model_settings, tools, output_schema, handoffs)
         async with aclosing(self._respond(*given)) as events:
@@ -144,7 +131,7 @@ class SessionModel(Model):
                         )
                     case Finished():
                         outputs, usage = _outputs(event), _usage(event)
-                        whole = _whole(event.response.id, "completed", outputs, usage, tools)
+                        whole = _whole(event.response.id, "completed", outputs, usage)
                         yield ResponseCompletedEvent(
                             type="response.completed", response=whole, sequence_number=next(numbers)
                         )
@@ -263,21 +250,15 @@ def _tool(tool: Any) -> dict[str, Any]:
     schema = getattr(tool, "params_json_schema", None)
     if schema is None:
         raise UserError(f"The tool {getattr(tool, 'name', tool)!r} is not served by this model")
-    return {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": _plain(schema),
-    }
+    return _function(tool.name, tool.description, schema)
 
 
 def _handoff(handoff: Any) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "name": handoff.tool_name,
-        "description": handoff.tool_description,
-        "parameters": _plain(handoff.input_json_schema),
-    }
+    return _function(handoff.tool_name, handoff.tool_description, handoff.input_json_schema)
+
+
+def _function(name: str, description: str, schema: Any) -> dict[str, Any]:
+    return {"type": "function", "name": name, "description": description, "parameters": _plain(schema)}
 
 
 def _plain(schema: Any) -> Any:
@@ -373,7 +354,7 @@ def _usage(finished: Finished) -> Any:
     )
 
 
-def _whole(response_id: str, status: str, output: Iterable[Any], usage: Any, tools: Sequence[Any]) -> Any:
+def _whole(response_id: str, status: str, output: Iterable[Any], usage: Any) -> Any:
     return Response.construct(
         id=response_id,
         object="response",

@@ -55,7 +55,6 @@ class RunningCall:
 
     @property
     def id(self) -> str:
-        """The model's id of the call."""
         return self.item.call_id or ""
 
 
@@ -83,7 +82,6 @@ class RunningCalls:
 
     @property
     def running(self) -> bool:
-        """Whether a tool still runs."""
         return any(call.output is None for call in self._calls.values())
 
     def unsent(self) -> list[RunningCall]:
@@ -198,10 +196,8 @@ class CallOutputs:
             self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def take(self) -> tuple[int, list[ItemCreate], SentOutputs]:
-        """How many calls the step had, the outputs still to send, and those that were sent; once no call runs.
-
-        Raises what sending raises.
-        """
+        """How many calls the step had, the outputs still to send, and those that were sent; once no call
+        runs. Raises what sending raises."""
         if self._task is not None:
             await asyncio.wait([self._task])
             task, self._task = self._task, None

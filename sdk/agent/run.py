@@ -67,7 +67,6 @@ class RunBudget:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the beginning."""
         return time.monotonic() - self._began
 
     @property

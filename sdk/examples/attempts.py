@@ -83,7 +83,6 @@ def recalls(ask: str, wanted: str) -> Step:
 
 
 async def main(url: str) -> None:
-    """Run the example at the server."""
     steps = [counts(3, 12), recalls("What is my locker code?", "4821"), counts(20, 31)]
     async with connect(url) as client:
         for attempt in await climb(client, ["My locker code is 4821."], steps):

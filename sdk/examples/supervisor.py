@@ -28,7 +28,6 @@ class Worker:
         self._items: list[ItemReference] = []
 
     async def hears(self, line: str) -> str:
-        """Take a turn; the model's text."""
         self._note(await self._chat.add(MessageItem.of("user", line)))
         async for _ in self._chat.respond():
             pass
@@ -68,7 +67,6 @@ async def supervise(
 
 
 async def main(url: str) -> None:
-    """Run the example at the server."""
     lines = {
         "first": ["My name is Marisol.", "My locker code is 4821."],
         "second": ["My name is Bella.", "My locker code is 1357."],

@@ -49,7 +49,6 @@ async def work(
 
 
 def show(event: RunEvent) -> None:
-    """Print an event."""
     match event:
         case TextPiece(text=text):
             print(text, end="", flush=True)
@@ -62,7 +61,6 @@ def show(event: RunEvent) -> None:
 
 
 async def main(url: str) -> None:
-    """Run the example at the server."""
     async with connect(url) as client:
         await work(client, TASKS, show)
 

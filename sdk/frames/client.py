@@ -238,28 +238,10 @@ class SessionDetach(ClientFrame, frozen=True, tag="session.detach"):
     """Take the session `session_id` off this socket; it can be resumed."""
 
 
-ClientEvent: TypeAlias = (
-    SessionUpdate
-    | ItemCreate
-    | ItemRetrieve
-    | ItemDelete
-    | ResponseCreate
-    | ResponseCancel
-    | TextAppend
-    | TextReplace
-    | TextClear
-    | TextCommit
-    | SessionResume
-    | SessionLease
-    | SessionStage
-    | SessionSettle
-    | ItemTruncate
-    | SessionRewind
-    | SessionFork
-    | SessionTree
-    | SessionName
-    | SessionPrune
-    | ResponseSteer
-    | SessionAttach
-    | SessionDetach
-)
+_Items: TypeAlias = SessionUpdate | ItemCreate | ItemRetrieve | ItemDelete
+_Responses: TypeAlias = ResponseCreate | ResponseCancel
+_Text: TypeAlias = TextAppend | TextReplace | TextClear | TextCommit
+_KV: TypeAlias = SessionResume | SessionLease | SessionStage | SessionSettle
+_Tree: TypeAlias = ItemTruncate | SessionRewind | SessionFork | SessionTree | SessionName | SessionPrune
+_Socket: TypeAlias = ResponseSteer | SessionAttach | SessionDetach
+ClientEvent: TypeAlias = _Items | _Responses | _Text | _KV | _Tree | _Socket

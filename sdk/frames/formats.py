@@ -103,21 +103,6 @@ class JsonObject(Format, frozen=True, tag="json_object"):
     """Any JSON object."""
 
 
-class JsonSchema(Format, frozen=True, tag="json_schema"):
-    """JSON that fits `schema`, as in the Responses API.
-
-    `strict` false: unsupported keywords of the schema are ignored; else they are refused.
-    """
-
-    name: _Name
-    schema: dict[str, Any]
-    description: str | None = None
-    strict: bool | None = None
-
-    def __post_init__(self) -> None:
-        _check_depth(self.schema)
-
-
 class NamedSchema(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """The inner object of `ChatJsonSchema`; fields as in `JsonSchema`."""
 
@@ -127,7 +112,15 @@ class NamedSchema(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
     strict: bool | None = None
 
     def __post_init__(self) -> None:
-        _check_depth(self.schema)
+        if too_deep(self.schema):
+            raise ValueError(f"The schema nests deeper than {MAX_DEPTH} levels")
+
+
+class JsonSchema(NamedSchema, frozen=True, tag_field="type", tag="json_schema"):
+    """JSON that fits `schema`, as in the Responses API.
+
+    `strict` false: unsupported keywords of the schema are ignored; else they are refused.
+    """
 
 
 class ChatJsonSchema(Format, frozen=True, tag="json_schema"):
@@ -162,8 +155,3 @@ class TextConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
     """The field `text` of the Responses API."""
 
     format: AnyText | JsonObject | JsonSchema | None = None
-
-
-def _check_depth(value: Any) -> None:
-    if too_deep(value):
-        raise ValueError(f"The schema nests deeper than {MAX_DEPTH} levels")

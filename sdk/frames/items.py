@@ -61,7 +61,6 @@ class MessageItem(Item, frozen=True, tag="message"):
 
     @property
     def text(self) -> str:
-        """The text of all parts."""
         return "".join(part.text for part in self.content)
 
 

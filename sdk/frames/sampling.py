@@ -15,13 +15,6 @@ MAX_STOPS = 16
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 MaxOutputTokens: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)] | Literal["inf"]
-MinOutputTokens: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2)]
-TopP: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
-TopK: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-MinP: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
-TypicalP: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
-RepetitionPenalty: TypeAlias = Annotated[float, Meta(ge=0.01, le=100)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 LogitBias: TypeAlias = Annotated[
     dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)
@@ -31,12 +24,10 @@ BadWord: TypeAlias = (
     | Annotated[list[TokenId], Meta(min_length=1, max_length=64)]
 )
 BadWords: TypeAlias = Annotated[list[BadWord], Meta(max_length=256)]
-Seed: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Stop: TypeAlias = Annotated[
     list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=MAX_STOPS)
 ]
 StopTokenIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=64)]
-TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=20)]
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -58,21 +49,21 @@ class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     """
 
     max_output_tokens: MaxOutputTokens | UnsetType | None = UNSET
-    min_output_tokens: MinOutputTokens | UnsetType | None = UNSET
-    temperature: Temperature | UnsetType | None = UNSET
-    top_p: TopP | UnsetType | None = UNSET
-    top_k: TopK | UnsetType | None = UNSET
-    min_p: MinP | UnsetType | None = UNSET
-    typical_p: TypicalP | UnsetType | None = UNSET
-    repetition_penalty: RepetitionPenalty | UnsetType | None = UNSET
+    min_output_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | UnsetType | None = UNSET
+    temperature: Annotated[float, Meta(ge=0, le=2)] | UnsetType | None = UNSET
+    top_p: Annotated[float, Meta(gt=0, le=1)] | UnsetType | None = UNSET
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | UnsetType | None = UNSET
+    min_p: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
+    typical_p: Annotated[float, Meta(gt=0, le=1)] | UnsetType | None = UNSET
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | UnsetType | None = UNSET
     presence_penalty: Penalty | UnsetType | None = UNSET
     frequency_penalty: Penalty | UnsetType | None = UNSET
     logit_bias: LogitBias | UnsetType | None = UNSET
     bad_words: BadWords | UnsetType | None = UNSET
-    seed: Seed | UnsetType | None = UNSET
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | UnsetType | None = UNSET
     stop: Stop | UnsetType | None = UNSET
     stop_token_ids: StopTokenIds | UnsetType | None = UNSET
-    top_logprobs: TopLogprobs | UnsetType | None = UNSET
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | UnsetType | None = UNSET
 
 
 class SamplingResource(msgspec.Struct, kw_only=True, frozen=True):

@@ -381,40 +381,17 @@ class SessionDetached(OwnFrame, frozen=True, tag="session.detached"):
     """The session `session_id` has left this socket: it was detached, or a newer socket has it now."""
 
 
+_Session: TypeAlias = SessionCreated | SessionResumed | SessionUpdated
+_Items: TypeAlias = ConversationCreated | ItemAdded | ItemDone | ItemRetrieved | ItemDeleted
+_Text: TypeAlias = TextCommitted | TextCleared
+_Response: TypeAlias = ResponseCreated | ResponseDone | OutputItemAdded | OutputItemDone
+_Content: TypeAlias = ContentPartAdded | ContentPartDone | TextDelta | TextDone | ReasoningDelta
+_Calls: TypeAlias = ArgumentsDelta | ArgumentsDone
+_Faults: TypeAlias = ErrorEvent | SessionRecovered | ServerGoingAway
+_KV: TypeAlias = SessionLeased | SessionStaged | SessionSettled
+_Edits: TypeAlias = ItemTruncated | SessionRewound
+_Tree: TypeAlias = SessionForked | SessionTreeListed | SessionNamed | SessionPruned
+_Socket: TypeAlias = SteerAccepted | SessionDetached
 ServerEvent: TypeAlias = (
-    SessionCreated
-    | SessionResumed
-    | SessionUpdated
-    | ConversationCreated
-    | ItemAdded
-    | ItemDone
-    | ItemRetrieved
-    | ItemDeleted
-    | TextCommitted
-    | TextCleared
-    | ResponseCreated
-    | ResponseDone
-    | OutputItemAdded
-    | OutputItemDone
-    | ContentPartAdded
-    | ContentPartDone
-    | TextDelta
-    | TextDone
-    | ReasoningDelta
-    | ArgumentsDelta
-    | ArgumentsDone
-    | ErrorEvent
-    | SessionRecovered
-    | ServerGoingAway
-    | SessionLeased
-    | SessionStaged
-    | SessionSettled
-    | ItemTruncated
-    | SessionRewound
-    | SessionForked
-    | SessionTreeListed
-    | SessionNamed
-    | SessionPruned
-    | SteerAccepted
-    | SessionDetached
+    _Session | _Items | _Text | _Response | _Content | _Calls | _Faults | _KV | _Edits | _Tree | _Socket
 )

@@ -29,9 +29,7 @@ Wrote = Callable[[str], None]
 
 class ToolContext:
     """What a tool can use of its own call: a parameter annotated `ToolContext` gets it, unseen by the model.
-
-    ``cancelled``: nothing waits for the call any more. A callable in a thread can check it and return.
-    """
+    ``cancelled``: nothing waits for the call any more. A callable in a thread can check it and return."""
 
     def __init__(
         self,
@@ -120,10 +118,8 @@ def joined(written: str, rest: str) -> str:
 
 
 def output_text(result: Any) -> str:
-    """A tool's result as text: str as it is, UTF-8 bytes decoded, anything else as JSON with spaces.
-
-    Lone surrogates become U+FFFD. Raises `ToolFailed` where it is too long.
-    """
+    """A tool's result as text: str as it is, UTF-8 bytes decoded, anything else as JSON with spaces. Lone
+    surrogates become U+FFFD. Raises `ToolFailed` where it is too long."""
     if isinstance(result, bytes | bytearray):
         with suppress(UnicodeDecodeError):
             result = bytes(result).decode()
@@ -140,7 +136,6 @@ def checked(text: str) -> str:
 
 
 def size_of(text: str) -> int:
-    """Bytes of the text in a frame."""
     return len(msgspec.json.encode(text))
 
 

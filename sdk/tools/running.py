@@ -75,9 +75,7 @@ def _raised(error: BaseException) -> BaseException:
 
 async def drained(result: Any, context: ToolContext) -> bool:
     """Write all that a generator yields, sync (in a thread) or async; False where the result is no generator.
-
-    Raises what the generator raises, and `ToolFailed` for a piece that is no str.
-    """
+    Raises what the generator raises, and `ToolFailed` for a piece that is no str."""
     if inspect.isasyncgen(result):
         stream: AsyncGenerator[Any, Any] = result
         async with aclosing(stream) as pieces:

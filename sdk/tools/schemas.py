@@ -57,10 +57,8 @@ def yields(function: Callable[..., Any]) -> bool:
 
 
 def signature_of(function: Callable[..., Any], name: str) -> ToolSignature:
-    """The signature of a callable, without the arguments that `functools.partial` gave it already.
-
-    Raises `ToolInvalid`, and `ToolTypeUnsupported` with the parameter and its type.
-    """
+    """The signature of a callable, without the arguments that `functools.partial` gave it already. Raises
+    `ToolInvalid`, and `ToolTypeUnsupported` with the parameter and its type."""
     inner, bound = _unbound(function)
     try:
         signature = inspect.signature(function, eval_str=True)

@@ -1,9 +1,5 @@
 """Python callables as tools: their definitions for the model, and running them.
 
-    @tool(timeout=5.0)
-    async def get_weather(city: str) -> dict[str, Any]:
-        \"\"\"The weather in a city.\"\"\"
-
 A sync callable runs in a thread, an async one is awaited; a generator gives its output in pieces. Exceptions
 and timeouts become outputs that the model reads.
 """
@@ -146,9 +142,7 @@ def tool(
     expected: float | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """A tool from a callable, as a decorator with or without arguments; `timeout` and `expected` in seconds.
-
-    Raises `ToolInvalid`, or `ToolTypeUnsupported` where a parameter's type is no JSON type.
-    """
+    Raises `ToolInvalid`, or `ToolTypeUnsupported` where a parameter's type is no JSON type."""
 
     def made(function: Callable[..., Any]) -> Tool:
         called = called_by(function) if name is None else name

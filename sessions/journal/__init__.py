@@ -10,7 +10,7 @@ costs the sessions that have records in the damaged place. Knows nothing of sock
 | `records.py` | what is written: operations, records, changes |
 | `replay.py` | operations to a history, and to one snapshot |
 | `store.py` | changes to records, room, reading |
-| `state.py`, `retention.py` | the index in memory: which record counts, and where it lies; what is forgotten |
+| `state.py` | the index in memory: which record counts, and where it lies; what is forgotten |
 | `logs.py`, `segment.py` | the log files; their bytes |
 | `compaction.py` | rewrites logs without dead records |
 | `opening.py`, `folder.py` | finds a model's store at start; its lock, its identity, calls on files |

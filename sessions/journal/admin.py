@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -44,9 +44,7 @@ def places(root: Path) -> list[Path]:
 def opened(place: Path, *, write: bool = False, whole: bool = True) -> JournalStore:
     """Open the journal in a folder, of any model. ``whole``: read every log. Raises ``StoreUnusable``."""
     _check_moved(place)
-    known = _known(place)
-    header = None if known is None else known.header()
-    return JournalStore.open(place, b"", SETTINGS, known=header, write=write, whole=whole)
+    return JournalStore.open(place, b"", SETTINGS, known=_known(place), write=write, whole=whole)
 
 
 def _check_moved(place: Path) -> None:
@@ -83,8 +81,7 @@ def _known(place: Path) -> Identity | None:
 
 def _differs(known: Identity | None, store: JournalStore) -> list[str]:
     """How the journal differs from its identity, as no line or one."""
-    line = "" if known is None else store.mismatch(known)
-    return [line] if line else []
+    return [line] if known is not None and (line := store.mismatch(known)) else []
 
 
 def _account(place: Path, store: JournalStore) -> str:
@@ -106,9 +103,6 @@ def _damage(store: JournalStore) -> list[str]:
     logs = [f"log {path}" for path in dict.fromkeys(store.logs.findings.damaged)]
     lost = store.logs.findings.lost
     return [*sessions, *logs, *([f"{lost} records of unknown sessions"] if lost else [])]
-
-
-# --- repair -------------------------------------------------------------------------------------------------
 
 
 def repair(root: Path) -> Iterator[str]:
@@ -133,20 +127,19 @@ def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
     shutil.rmtree(fresh, ignore_errors=True)
     model = store.logs.header.model
     logs, _ = LogFolder.open(fresh, model, SETTINGS.log_bytes, Disk())
-    logs.generation = store.generation
+    logs.generation = store.logs.generation
     told: list[str] = []
     damaged = set(store.damaged())
     try:
         states = store.sessions.states.values()
         gone = {state.number for state in states if not state.kept and not _is_whole(store, state)}
         alone = damaged | store.sessions.descendants(*damaged, *gone)
-        needed = _needed(store, alone)
         for state in sorted(store.sessions.states.values(), key=lambda state: state.last):
             if state.number in alone:
                 told += _copy_alone(store, logs, state, state.number in damaged)
-            elif state.kept or state.number in needed:
+            elif state.number not in gone:
                 _copy(store, logs, state)
-        logs.append([Fresh(0, store.generation, Kind.START, b"")])
+        logs.append([Fresh(0, logs.generation, Kind.START, b"")])
         write_identity(place, logs.identity(), Disk())
     except StorageUnavailable as fault:
         raise StoreUnusable(f"{place / FOLDER} cannot be repaired: {fault.message}") from None
@@ -157,19 +150,6 @@ def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
     yield from (f"  {line}" for line in told)
     if lost := store.logs.findings.lost:
         yield f"  lost: {lost} records of unknown sessions"
-
-
-def _needed(store: JournalStore, alone: set[int]) -> set[int]:
-    """Forgotten sessions that forks need which are copied as forks."""
-    found: set[int] = set()
-    for state in store.sessions.states.values():
-        if not state.kept or state.number in alone:
-            continue
-        origin = state.origin
-        while origin is not None and origin[0] in store.sessions.states and origin[0] not in found:
-            found.add(origin[0])
-            origin = store.sessions.states[origin[0]].origin
-    return found
 
 
 def _is_whole(store: JournalStore, state: SessionState) -> bool:
@@ -256,14 +236,9 @@ def _ring(store: JournalStore, state: SessionState) -> Fresh:
     return put(state.number, ring)
 
 
-# --- copies -------------------------------------------------------------------------------------------------
-
-
 def backup(root: Path, target: Path) -> Iterator[str]:
     """Copy the journals to ``target``, a new folder, up to the last whole group; a server may run meanwhile.
-
-    KV is not copied: it is recomputed. Raises ``StoreUnusable``.
-    """
+    KV is not copied: it is recomputed. Raises ``StoreUnusable``."""
     if target.resolve().is_relative_to(root.resolve()):
         raise StoreUnusable(f"{target} is inside the store {root}: choose a folder outside it")
     try:
@@ -294,47 +269,33 @@ def _copy_logs(source: Path, target: Path) -> None:
     """Copy the logs of one moment: if a compaction removes some meanwhile, begin again. Raises ``OSError``."""
     for _ in range(TRIES):
         names = sorted(name for name in os.listdir(source) if NAME.fullmatch(name))
-        files: dict[str, int] = {}
         try:
-            for name in names:
-                files[name] = os.open(source / name, os.O_RDONLY | os.O_CLOEXEC)
-            if set(names) <= set(os.listdir(source)):
-                for name, fd in files.items():
+            with ExitStack() as files:
+                opened = {name: files.enter_context((source / name).open("rb")) for name in names}
+                if not set(names) <= set(os.listdir(source)):
+                    continue
+                for name, file in opened.items():
                     # The index before the log: the log may be ahead of it.
                     with suppress(FileNotFoundError):
                         shutil.copy(source / Path(name).with_suffix(".index"), target)
-                    _copy_file(fd, target / name)
+                    with (target / name).open("wb") as copy:
+                        shutil.copyfileobj(file, copy)
+                        copy.flush()
+                        os.fsync(copy.fileno())
                 Disk().sync_folder(target)
                 return
         except FileNotFoundError:
             pass
-        finally:
-            for fd in files.values():
-                os.close(fd)
     raise OSError(f"{source} changes faster than it can be copied")
-
-
-def _copy_file(fd: int, target: Path) -> None:
-    with target.open("wb") as file:
-        size, at = os.fstat(fd).st_size, 0
-        while at < size and (piece := os.pread(fd, min(1 << 20, size - at), at)):
-            file.write(piece)
-            at += len(piece)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-# --- clean-up ------------------------------------------------------------------------------------------------
 
 
 def gc(root: Path) -> Iterator[str]:
     """Rewrite the logs without dead records, and remove what a migration left. Raises ``StoreUnusable``."""
     with StoreLock(root).acquire(LOCK_SECONDS):
         for place in places(root):
-            for name in (legacy.KEPT,):
-                if (place / name).exists():
-                    (place / name).unlink()
-                    yield f"{place / name}: removed"
+            if (kept := place / legacy.KEPT).exists():
+                kept.unlink()
+                yield f"{kept}: removed"
             with closing(opened(place, write=True)) as store:
                 before = store.logs.bytes
                 yield from (f"{place / FOLDER}: {line}" for line in _differs(_known(place), store))
@@ -366,11 +327,9 @@ def erase(root: Path, salt: bytes) -> Iterator[str]:
                 except StorageUnavailable as fault:
                     raise StoreUnusable(f"{place / FOLDER} cannot be rewritten: {fault.message}") from None
                 yield f"{place / FOLDER}: {len(numbers)} sessions erased, {len(store.sessions.states)} are left"
-            for path in sorted(place.iterdir()):
-                if path.name.startswith(ASIDE) or path.name in (legacy.KEPT, legacy.UNREADABLE, REPAIRED):
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-                    yield f"{path}: removed"
-            for path in (place / FOLDER).glob("*.unreadable"):
+            older = {place / name for name in (legacy.KEPT, legacy.UNREADABLE, REPAIRED)}
+            older |= {*place.glob(f"{ASIDE}*"), *(place / FOLDER).glob("*.unreadable")}
+            for path in sorted(path for path in older if path.exists()):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
                 yield f"{path}: removed"
 

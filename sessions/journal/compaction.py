@@ -1,10 +1,9 @@
 """Compaction: rewrites logs that are mostly dead. Needed records go to a new log, which replaces the old ones.
 
 It runs in slices, so that commits and readers do not wait. The new log is written under another name and synced
-slice by slice; when it is whole it is renamed, and its header names the logs that it replaces. If the process
-dies, the next start finds the old logs or the new one, or both: then the header says which to remove. Records
-keep their sequence numbers. A drop is kept as long as any log has a record of its session, and so are the marks
-of damaged records.
+slice by slice; when it is whole it is renamed, and its header names the logs that it replaces. If a start finds
+both, it removes the old ones. Records keep their sequence numbers. A drop is kept as long as any log has a
+record of its session, and so are the marks of damaged records.
 """
 
 from __future__ import annotations
@@ -37,23 +36,22 @@ class Compaction:
         self._moved: list[tuple[int, int, int, int, int]] = []  # session, kind, index, from, to
         self._work = self._copies()
 
-    def step(self, most: int = SLICE_BYTES) -> bool:
-        """Write one slice; true when the new log is in place. Then remove the ``victims``: those that stay are
-        removed at the next start, as the new log's header names them. Raises ``OSError``; then `abandon` it.
-        """
+    def step(self) -> bool:
+        """Write one slice; true when the new log is in place: then remove the ``victims``. Raises ``OSError``;
+        then `abandon` it."""
         pieces: list[bytes] = []
         size, begin, whole = 0, self._out.end, True
         for piece in self._work:
             pieces.append(piece)
             size += len(piece)
-            if size >= most or len(pieces) >= SLICE_RECORDS:
+            if size >= SLICE_BYTES or len(pieces) >= SLICE_RECORDS:
                 whole = False
                 break
         if pieces:
-            assert self._out.fd is not None
-            self._logs.disk.write(self._out.fd, b"".join(pieces), begin)
+            fd = self._logs.opened(self._out)
+            self._logs.disk.write(fd, b"".join(pieces), begin)
             if not whole:
-                self._logs.disk.sync(self._out.fd)
+                self._logs.disk.sync(fd)
         if whole:
             self._finish()
         return whole
@@ -74,10 +72,7 @@ class Compaction:
                         yield copy
 
     def _copy(self, one: Log, row: tuple[int, ...], extra: bytes) -> bytes | None:
-        """The bytes of a record of the log ``one`` in the new log; None if it is not needed.
-
-        ``row`` is its entry in the index.
-        """
+        """The bytes of a record in the new log; None if not needed. ``row``: its entry in ``one``'s index."""
         sequence, session, word, moment, offset, length, _ = row
         kind, index = word >> 8 & 0xFF, word >> 16
         payload, source = b"", place_of(one.slot, offset, segment.padded(length))

@@ -9,10 +9,9 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 from xxhash import xxh3_64_digest
@@ -26,15 +25,12 @@ FOLDER = "journal"
 IDENTITY = "identity"
 CHECK_BYTES = 8
 MOST_BYTES = 1 << 20
-NAMED = 20  # logs in one line
+NAMED = 20  # names in one line of the log
 POLL_SECONDS = 0.05
 
 
 class Disk:
-    """The calls that the journal makes on files. Tests use one that fails on demand.
-
-    All raise ``OSError`` with the path's name.
-    """
+    """The calls that the journal makes on files. All raise ``OSError`` with the path's name."""
 
     def create(self, path: Path) -> int:
         """Create the file, or empty it; returns a descriptor to read and write."""
@@ -84,6 +80,17 @@ class Disk:
         """Cut the file to ``length`` bytes."""
         os.ftruncate(fd, length)
 
+    def replace(self, path: Path, data: bytes) -> None:
+        """Write the file anew and sync it; it has all of ``data``, or is as it was."""
+        fresh = path.with_name(f"{path.name}.new")
+        fd = self.create(fresh)
+        try:
+            self.write(fd, data, 0)
+            self.sync(fd)
+        finally:
+            os.close(fd)
+        self.rename(fresh, path)
+
     def rename(self, old: Path, new: Path) -> None:
         """Rename ``old``; it replaces a file named ``new``."""
         os.rename(old, new)
@@ -103,9 +110,8 @@ class Disk:
 
 
 class StoreLock:
-    """Holds ``folder/lock`` from ``acquire`` to ``release``, by ``flock``: the kernel frees it when the holding
-    process ends. The file names that process.
-    """
+    """Holds ``folder/lock`` from ``acquire`` to ``release``, by ``flock``: the kernel frees it when the
+    holding process ends. The file names that process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -136,9 +142,7 @@ class StoreLock:
     def __enter__(self) -> StoreLock:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def _wait(self, fd: int, until: float) -> None:
@@ -213,15 +217,7 @@ def read_identity(folder: Path) -> Identity | None:
 def write_identity(folder: Path, identity: Identity, disk: Disk) -> None:
     """Replace the identity in ``folder``, as a whole or not at all. Raises ``OSError``."""
     payload = msgspec.msgpack.encode(identity)
-    fresh = folder / f"{IDENTITY}.new"
-    fd = disk.create(fresh)
-    try:
-        disk.write(fd, xxh3_64_digest(payload) + payload, 0)
-        disk.sync(fd)
-    finally:
-        with suppress(OSError):
-            os.close(fd)
-    disk.rename(fresh, folder / IDENTITY)
+    disk.replace(folder / IDENTITY, xxh3_64_digest(payload) + payload)
     disk.sync_folder(folder)
 
 
@@ -256,9 +252,13 @@ def mismatch(known: Identity | None, found: Identity, *, fresh: bool, absent: Co
         return (
             f"{IDENTITY} is older than the journal (start {starts} of {found.generation}): it was rolled back"
         )
-    gone = [number for number in known.logs if number not in found.logs and number not in absent]
+    gone = [f"{number:08}.log" for number in known.logs if number not in found.logs and number not in absent]
     if not gone:
         return ""
-    names = ", ".join(f"{number:08}.log" for number in gone[:NAMED])
-    more = f" and {len(gone) - NAMED} more" if len(gone) > NAMED else ""
-    return f"logs of the last start are gone: {names}{more}: sessions that have records in them are lost"
+    return f"logs of the last start are gone: {named(gone)}: sessions that have records in them are lost"
+
+
+def named(names: Sequence[str]) -> str:
+    """Up to `NAMED` names for a line of the log, and how many more there are."""
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")

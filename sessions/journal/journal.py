@@ -8,6 +8,7 @@ meanwhile. `JournaledLog` is one session's log. Knows nothing of what a change m
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
@@ -22,21 +23,10 @@ import msgspec
 
 from ..errors import RecordDamaged, ShareFull, StorageUnavailable
 from ..settings import JournalSettings
+from . import records
 from .folder import StoreLock
 from .opening import open_for
-from .records import (
-    AnyOperation,
-    Emitted,
-    EventReceived,
-    Keyring,
-    Origin,
-    SessionLog,
-    SessionRecord,
-    Typed,
-    append,
-    merged,
-    put,
-)
+from .records import AnyOperation, Emitted, EventReceived, Keyring, Origin, SessionLog, SessionRecord, Typed
 from .replay import condensed
 from .segment import Fresh
 from .store import Condense, JournalStore
@@ -55,7 +45,6 @@ class Journal:
         store: JournalStore,
         lock: StoreLock,
         settings: JournalSettings,
-        first: int,
         reclaimable: Callable[[], int] = lambda: 0,
     ) -> None:
         self.settings = settings
@@ -69,7 +58,8 @@ class Journal:
         self._lock = lock
         self._reclaimable = reclaimable
         self._loop = asyncio.get_running_loop()
-        self._next_number = first
+        self.numbers = itertools.count(store.logs.next_session)
+        """Numbers for new sessions."""
         self._changed = threading.Condition()
         self._queue: list[Fresh] = []
         self._jobs: deque[tuple[Callable[[JournalStore], Any], asyncio.Future[Any]]] = deque()
@@ -98,21 +88,16 @@ class Journal:
         *,
         reclaimable: Callable[[], int] = lambda: 0,
     ) -> Journal:
-        """Open the model's journal in ``folder``, taking its lock unless ``lock`` holds it.
+        """Open the model's journal in ``folder``; take its lock unless given. Raises ``StoreUnusable``.
 
         ``reclaimable`` returns the bytes that a cache on the same disk gives back when the journal needs them.
-        Raises ``StoreUnusable``.
         """
         held = lock
         if held is None:
             held = await asyncio.to_thread(StoreLock(folder).acquire, settings.lock_seconds)
         try:
-            store = await asyncio.to_thread(open_for, folder, model, settings)
-            # No client can resume yet, and the clock of a machine that just started may be wrong by months:
-            # sessions are not forgotten for their age now.
-            await asyncio.to_thread(store.sweep, frozenset(), aged=False)
-            await asyncio.to_thread(store.keep_shares, frozenset())
-            journal = cls(store, held, settings, await asyncio.to_thread(store.next_number), reclaimable)
+            store = await asyncio.to_thread(_opened, folder, model, settings)
+            journal = cls(store, held, settings, reclaimable)
         except BaseException:
             held.release()
             raise
@@ -127,13 +112,6 @@ class Journal:
         await asyncio.to_thread(self._thread.join)
         self._store.close()
         self._lock.release()
-
-    # --- for sessions ---------------------------------------------------------------------------------------
-
-    def new_number(self) -> int:
-        """A number for a new session."""
-        self._next_number += 1
-        return self._next_number - 1
 
     def put(self, changes: Iterable[Fresh], *, urgent: bool = True) -> None:
         """Queue changes; they are committed together, in order. Those that are not ``urgent`` may wait."""
@@ -220,10 +198,6 @@ class Journal:
             log.warning("the journal has room again")
         self._lack = lack
 
-    async def statistics_of(self, salt: bytes) -> dict[str, float]:
-        """What a tenant with a share of the journal holds. Raises ``StorageUnavailable``."""
-        return await self.read(lambda store: store.shares.statistics(salt))
-
     async def statistics(self) -> dict[str, float]:
         """Counters of the queue and of the store."""
         stored: dict[str, float] = {}
@@ -237,8 +211,6 @@ class Journal:
             "journal_failures": float(self._failures),
             "journal_unavailable": float(self.fault is not None),
         }
-
-    # --- the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         swept = time.monotonic()
@@ -264,8 +236,7 @@ class Journal:
                     return
 
     def _next(self) -> tuple[list[Fresh], int, list[Any]]:
-        """Wait for work: the queued changes as a group, how many changes that makes in all, and the jobs. An
-        empty group if a compaction can go on."""
+        """Wait for work: the queued group, the number of changes so far, and the jobs; both may be empty."""
         compacting = self._store.wants_compaction
         with self._changed:
             while not (self._urgent or self._jobs or self._closing):
@@ -277,21 +248,17 @@ class Journal:
                 if compacting:
                     return [], 0, []
                 self._changed.wait(left)
-            return self._taken()
-
-    def _taken(self) -> tuple[list[Fresh], int, list[Any]]:
-        group, self._queue = self._queue, []
-        jobs = list(self._jobs)
-        self._jobs.clear()
-        self._urgent, self._oldest = False, None
-        return group, self._queued, jobs
+            group, self._queue = self._queue, []
+            jobs = list(self._jobs)
+            self._jobs.clear()
+            self._urgent, self._oldest = False, None
+            return group, self._queued, jobs
 
     def _keep_shares(self) -> None:
         self._full = self._store.keep_shares(self.live)
 
     def _relieve(self) -> None:
-        """Admit tenants that fill their shares no more. One that fills it now may still lose closed sessions
-        first, so none is added."""
+        """Admit tenants that fill their shares no more. None is added: it may lose closed sessions first."""
         self._full &= self._store.shares.full()
 
     def _upkeep(self, work: Callable[[], object]) -> None:
@@ -327,8 +294,13 @@ class Journal:
         """Try until the group is committed; False if the journal closes before."""
         while True:
             try:
-                self._write(group)
-            except StorageUnavailable as fault:
+                self._store.write(group)
+            except Exception as error:  # the thread must not end
+                fault = error if isinstance(error, StorageUnavailable) else None
+                if fault is None:
+                    if self._fault is None:
+                        log.exception("the journal cannot write what it was given")
+                    fault = StorageUnavailable(f"the journal cannot be written: {type(error).__name__}")
                 self._failures += 1
                 if self._fault is None:
                     log.error("%s; new turns are refused", fault.message)
@@ -342,18 +314,6 @@ class Journal:
                 log.warning("the journal can be written again")
                 self._fault = None
             return True
-
-    def _write(self, group: list[Fresh]) -> None:
-        """Write a group. Raises ``StorageUnavailable``, for an unexpected error too: the thread must not
-        end."""
-        try:
-            self._store.write(group)
-        except StorageUnavailable:
-            raise
-        except Exception as error:
-            if self._fault is None:
-                log.exception("the journal cannot write what it was given")
-            raise StorageUnavailable(f"the journal cannot be written: {type(error).__name__}") from error
 
     def _relieved(self) -> bool:
         """Whether room was made in a full journal."""
@@ -377,39 +337,45 @@ class Journal:
         try:
             found = job(self._store)
         except Exception as fault:
-            self._tell(_fail, answer, fault)
+            self._tell(_finish, answer, None, fault)
         else:
-            self._tell(_resolve, answer, found)
+            self._tell(_finish, answer, found)
 
     def _answer_closed(self, jobs: Iterable[tuple[Any, asyncio.Future[Any]]]) -> None:
         """Fail these jobs: they would read past changes that are not committed."""
         for _, answer in jobs:
             fault = self._fault or StorageUnavailable("the journal is closed")
-            self._tell(_fail, answer, StorageUnavailable(fault.message))
+            self._tell(_finish, answer, None, StorageUnavailable(fault.message))
 
     def _tell(self, heard: Callable[..., None], *words: Any) -> None:
         with suppress(RuntimeError):  # the loop is gone
             self._loop.call_soon_threadsafe(heard, *words)
 
-    # --- on the loop ----------------------------------------------------------------------------------------
-
     def _committed(self, upto: int) -> None:
         self._durable = upto
         while self._waiting and self._waiting[0][0] <= upto:
-            _resolve(self._waiting.popleft()[1], None)
+            _finish(self._waiting.popleft()[1])
 
     def _alarm(self, fault: StorageUnavailable) -> None:
         for watcher in list(self.watchers):
             watcher(fault)
 
 
-def _resolve(future: asyncio.Future[Any], found: Any) -> None:
-    if not future.done():
+def _opened(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
+    store = open_for(folder, model, settings)
+    # No client can resume yet, and the clock of a machine that just started may be wrong by months: sessions
+    # are not forgotten for their age now.
+    store.sweep(frozenset(), aged=False)
+    store.keep_shares(frozenset())
+    return store
+
+
+def _finish(future: asyncio.Future[Any], found: Any = None, fault: Exception | None = None) -> None:
+    if future.done():
+        return
+    if fault is None:
         future.set_result(found)
-
-
-def _fail(future: asyncio.Future[Any], fault: Exception) -> None:
-    if not future.done():
+    else:
         future.set_exception(fault)
 
 
@@ -427,7 +393,7 @@ class JournaledLog(SessionLog):
     durable = True
 
     def __init__(self, journal: Journal, number: int, index: int = 0, salt: bytes = b"") -> None:
-        self.number = number
+        super().__init__(number)
         self._salt = salt
         self._journal = journal
         self._index = index
@@ -441,7 +407,7 @@ class JournaledLog(SessionLog):
     @classmethod
     def begin(cls, journal: Journal, record: SessionRecord) -> JournaledLog:
         """The log of a new session; writes its record."""
-        log = cls(journal, journal.new_number(), salt=record.salt)
+        log = cls(journal, next(journal.numbers), salt=record.salt)
         log.rewrite(record)
         return log
 
@@ -451,10 +417,8 @@ class JournaledLog(SessionLog):
         return self._journal.fault_of(self._salt)
 
     def append(self, operation: AnyOperation) -> None:
-        """Queue an operation for the journal.
-
-        Raises what encoding it raises: in the journal's thread that would block all sessions.
-        """
+        """Queue an operation for the journal. Raises what encoding it raises: in the journal's thread that
+        would block all sessions."""
         if not self._closed:
             if not isinstance(operation, LAZY):
                 msgspec.msgpack.encode(operation)
@@ -463,11 +427,11 @@ class JournaledLog(SessionLog):
 
     def keep_handles(self, keyring: Keyring) -> None:
         """Replace the keyring."""
-        self._queue(put(self.number, keyring))
+        self._queue(records.put(self.number, keyring))
 
     def rewrite(self, record: SessionRecord) -> None:
         """Replace the session's record."""
-        self._queue(put(self.number, record))
+        self._queue(records.put(self.number, record))
 
     def sync(self) -> asyncio.Future[None]:
         """A future that is done when everything appended so far is durable."""
@@ -484,6 +448,10 @@ class JournaledLog(SessionLog):
         self._flush()
         self._closed = True
         self._journal.leave(self.number, self._salt)
+
+    def forget(self) -> None:
+        """Forget the session; call it last."""
+        self._journal.put([records.drop(self.number)])
 
     def _queue(self, record: Fresh) -> None:
         if not self._closed:
@@ -505,10 +473,10 @@ class JournaledLog(SessionLog):
             self._flushing.cancel()
             self._flushing = None
         if self._operations or self._others:
-            records = self._others
-            for operation in merged(self._operations):
-                records.append(append(self.number, self._index, operation))
+            group = self._others
+            for operation in records.merged(self._operations):
+                group.append(records.append(self.number, self._index, operation))
                 self._index += 1
-            self._journal.put(records, urgent=self._hurried)
+            self._journal.put(group, urgent=self._hurried)
             self._hurried = False
             self._operations, self._others = [], []

@@ -25,7 +25,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,10 +34,10 @@ import xxhash
 
 from ..errors import RecordDamaged, StoreForeign, StoreNewer, StoreUnusable
 from ..settings import JournalSettings
-from .folder import FOLDER, IDENTITY, Disk, read_identity
-from .logs import LogFolder, named
+from .folder import FOLDER, IDENTITY, Disk, named, read_identity
+from .logs import LogFolder
 from .records import AnyOperation, Keyring, SessionRecord, append, drop, put, session_extra
-from .segment import LOST, Fresh, Kind, kinds_of
+from .segment import LOST, Fresh, Kind
 
 log = logging.getLogger(__name__)
 
@@ -50,28 +49,23 @@ SILENT_SECONDS = 30.0  # without a byte from the child, it is killed
 SALVAGE_SECONDS = 300.0  # for all tries after the first death of a child
 CHECK_BYTES = 8
 END = 0xFFFFFFFF
-ALL, EACH, FIRST = "all", "each", "first"
+ALL, FIRST = "all", "first"
 T = TypeVar("T")
 
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
     """How many operations a session has had, and when the last was written (seconds since the epoch).
-
-    Operations before ``first`` are in the snapshot at ``first``.
-    """
+    Operations before ``first`` are in the snapshot at ``first``."""
 
     operations: int
     used: float
     first: int = 0
-    base: int = 0
-    grown: int = 0
 
 
 class HandleRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The session that a handle opens, and its owner. Only the handle's digest is kept."""
+    """The session that a handle opens. Only the handle's digest is kept."""
 
     session: int
-    owner: bytes
 
 
 class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,41 +87,30 @@ def unseal(key: bytes, value: bytes, kind: type[T] | Any) -> T:
     return record
 
 
-@dataclass(slots=True)
-class Migration:
-    """What a migration moved. ``unread``: ranges of keys that could not be read, with unknown content."""
-
-    sessions: int = 0
-    damaged: list[str] = field(default_factory=list)
-    unread: int = 0
-
-
-def migrate(folder: Path, model: bytes, settings: JournalSettings) -> Migration | None:
-    """Move the journal in ``folder`` into logs beside it; None if there is none to move.
-
-    Raises ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``; then the old file is unchanged.
-    """
+def migrate(folder: Path, model: bytes, settings: JournalSettings) -> bool:
+    """Move the journal in ``folder`` into logs beside it; whether there was one to move. Raises
+    ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``; then the old file is unchanged."""
     old = folder / FILE
     if not old.exists() or old.stat().st_size == 0:
-        return None  # left by a server that died before its first commit
+        return False  # left by a server that died before its first commit
     if (folder / FOLDER).exists():
         if not _in_use(folder, settings):  # else the old file came later
             _put_away(folder)
-        return None
+        return False
     with Reader(folder) as reader:
         found = reader.about()
         if found is None:
             aside = folder / UNREADABLE
             os.rename(old, aside)
             log.error("%s cannot be read: its sessions are lost; it is kept as %s", old, aside)
-            return Migration(unread=1)
+            return True
         if found.format not in FORMATS:
             raise StoreNewer(f"the store {folder} has format {found.format}; this version reads up to 3")
         if found.model != model:
             raise StoreForeign(f"the store {folder} was written for another model")
         fresh = folder / f"{FOLDER}.new"
         try:
-            moved = _copied(reader, fresh, model, settings)
+            sessions, damaged = _copied(reader, fresh, model, settings)
             os.rename(fresh, folder / FOLDER)
             Disk().sync_folder(folder)
         except OSError as fault:
@@ -135,26 +118,24 @@ def migrate(folder: Path, model: bytes, settings: JournalSettings) -> Migration 
     _put_away(folder)
     log.warning(
         "%s had format %d: its %d sessions are in %s now; it is kept as %s, which `holdfast store gc` removes",
-        *(old, found.format, moved.sessions, folder / FOLDER, folder / KEPT),
+        *(old, found.format, sessions, folder / FOLDER, folder / KEPT),
     )
-    if moved.damaged or moved.unread:
+    if damaged or reader.unread:
         log.error(
             "%s is damaged: %d places cannot be read, and these sessions are lost: %s",
-            *(folder / KEPT, moved.unread, named(moved.damaged) or "none known"),
+            *(folder / KEPT, reader.unread, named(damaged) or "none known"),
         )
-    return moved
+    return True
 
 
 def _in_use(folder: Path, settings: JournalSettings) -> bool:
-    """Whether a server has started with the journal in ``folder``. Raises ``StoreUnusable``.
-
-    An identity alone does not prove it: an earlier journal may have left it.
-    """
+    """Whether a server has started with the journal in ``folder``. Raises ``StoreUnusable``. An identity
+    alone does not prove it: an earlier journal may have left it."""
     if not (folder / IDENTITY).exists():
         return False
-    logs, parts = LogFolder.open(folder / FOLDER, b"", settings.log_bytes, Disk(), write=False)
+    logs, _ = LogFolder.open(folder / FOLDER, b"", settings.log_bytes, Disk(), write=False)
     logs.close()
-    if logs.generation or any((kinds_of(part.entries) == Kind.START).any() for part in parts):
+    if logs.generation:
         return True
     with suppress(ValueError):
         known = read_identity(folder)
@@ -168,11 +149,11 @@ def _put_away(folder: Path) -> None:
         os.unlink(folder / "lock.mdb")
 
 
-def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSettings) -> Migration:
-    """Make a new journal in ``folder``, with everything that can be read."""
+def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSettings) -> tuple[int, list[str]]:
+    """Copy all that can be read to ``folder``. Returns the number of sessions and the damaged ones' names."""
     shutil.rmtree(folder, ignore_errors=True)
     logs, _ = LogFolder.open(folder, model, settings.log_bytes, _Later())
-    moved = Migration()
+    moved, damaged = 0, list[str]()
     try:
         sessions = {_number(key): value for key, value in reader.records("sessions", SessionRecord)}
         tails = {_number(key): value for key, value in reader.records("tails", Tail)}
@@ -185,17 +166,16 @@ def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSetting
         for number, items in groupby(reader.records("log", AnyOperation), lambda item: _number(item[0])):
             operations = {struct.unpack(">QQ", key)[1]: value for key, value in items}
             told.discard(number)
-            _move(logs, number, operations, sessions, tails, rings, handles, moved)
+            moved += _move(logs, number, operations, sessions, tails, rings, handles, damaged)
         for number in sorted(told):
-            _move(logs, number, {}, sessions, tails, rings, handles, moved)
+            moved += _move(logs, number, {}, sessions, tails, rings, handles, damaged)
         for one in logs.logs.values():
             if one.fd is not None:
                 os.fsync(one.fd)
         Disk().sync_folder(folder)
     finally:
         logs.close()
-    moved.unread = reader.unread
-    return moved
+    return moved, damaged
 
 
 class _Later(Disk):
@@ -216,14 +196,21 @@ def _move(
     tails: dict[int, Any],
     rings: dict[int, Any],
     handles: dict[int, list[bytes]],
-    moved: Migration,
-) -> None:
-    """Write one session as one group; records that it lacks are marked as lost."""
+    damaged: list[str],
+) -> bool:
+    """Write one session, lost records marked, its name to ``damaged`` then; whether it is kept."""
     record, ring, tail = (table.get(number) for table in (sessions, rings, tails))
     kept = any(number in table for table in (rings, tails, handles))
-    group = [_session(number, record)]
-    if kept:
-        group.append(_keyring(number, ring, handles.get(number, [])))
+    if isinstance(record, SessionRecord):
+        group = [put(number, record)]
+    else:
+        unknown = session_extra(SessionRecord(id="", owner=b"", salt=b"", clock=""))
+        group = [Fresh(number, 0, Kind.SESSION, unknown, unknown, flags=LOST)]
+    if isinstance(ring, Keyring):
+        group.append(put(number, ring))
+    elif kept:
+        known = b"".join(handles.get(number, []))
+        group.append(Fresh(number, 0, Kind.KEYRING, known, known, flags=LOST))
     first = tail.first if isinstance(tail, Tail) else min(operations, default=0)
     count = tail.operations if isinstance(tail, Tail) else max(operations, default=-1) + 1
     for index in range(first, count):
@@ -236,23 +223,9 @@ def _move(
         group.append(drop(number))
     moment = int(tail.used * 1_000_000) if isinstance(tail, Tail) else None
     logs.append(group, moment)
-    moved.sessions += kept
     if any(one.flags & LOST for one in group):
-        moved.damaged.append(record.id if isinstance(record, SessionRecord) else f"number {number}")
-
-
-def _session(number: int, record: Any) -> Fresh:
-    if isinstance(record, SessionRecord):
-        return put(number, record)
-    unknown = session_extra(SessionRecord(id="", owner=b"", salt=b"", clock=""))
-    return Fresh(number, 0, Kind.SESSION, unknown, unknown, flags=LOST)
-
-
-def _keyring(number: int, ring: Any, digests: list[bytes]) -> Fresh:
-    if isinstance(ring, Keyring):
-        return put(number, ring)
-    known = b"".join(digests)
-    return Fresh(number, 0, Kind.KEYRING, known, known, flags=LOST)
+        damaged.append(record.id if isinstance(record, SessionRecord) else f"number {number}")
+    return kept
 
 
 def _number(key: bytes) -> int:
@@ -260,8 +233,7 @@ def _number(key: bytes) -> int:
 
 
 class Reader:
-    """Reads an LMDB journal in a child process, and in another one when it dies. ``unread``: ranges of keys
-    that no child could read."""
+    """Reads an LMDB journal in child processes. ``unread``: ranges of keys that none could read."""
 
     def __init__(self, folder: Path) -> None:
         self.unread = 0
@@ -277,14 +249,12 @@ class Reader:
 
     def about(self) -> StoreRecord | None:
         """The store's record; None if it cannot be read."""
-        (item,) = list(self._asked("meta", b"", FIRST)) or (None,)
-        if item is None:
-            return None
-        try:
-            found: StoreRecord = unseal(*item, StoreRecord)
-        except RecordDamaged:
-            return None
-        return found
+        for item in list(self._asked("meta", b"", FIRST)):
+            if item is not None:
+                with suppress(RecordDamaged):
+                    found: StoreRecord = unseal(*item, StoreRecord)
+                    return found
+        return None
 
     def records(self, table: str, kind: Any) -> Iterator[tuple[bytes, Any]]:
         """Key and record of each entry of a table; None for a damaged record."""
@@ -295,24 +265,16 @@ class Reader:
                 yield key, None
 
     def _all(self, table: str) -> Iterator[tuple[bytes, bytes]]:
-        """Key and value of each entry of a table, in order. Ranges that cannot be read are skipped and
-        counted."""
+        """Key and value of each entry of a table, in order. Ranges that cannot be read are counted."""
         first = b""
         while True:
-            whole = True
             for item in self._asked(table, first):
                 if item is None:
-                    whole = False
                     break
                 yield item
                 first = item[0]
-            if whole:
+            else:
                 return
-            for item in self._asked(table, first + b"\0" if first else b"", EACH):
-                if item is None:
-                    break
-                yield item
-                first = item[0]
             self.unread += 1
             if self._until is None:
                 self._until = time.monotonic() + SALVAGE_SECONDS
@@ -322,10 +284,7 @@ class Reader:
             first = struct.pack(">Q", beyond)
 
     def _beyond(self, table: str, low: int) -> int | None:
-        """The lowest session number from ``low`` on from which the table can be read; None if there is none.
-
-        Doubles its steps until a number is found, then halves them.
-        """
+        """The lowest number from ``low`` on where the table can be read, found by doubling, then halving."""
         bad, good, step = low - 1, low, 1
         while not self._reads(table, good):
             bad, good, step = good, low + step, 2 * step
@@ -387,8 +346,5 @@ class Reader:
         child, self._child = self._child, None
         if child is not None:
             child.kill()
-            child.wait()
-            for pipe in (child.stdin, child.stdout):
-                if pipe is not None:
-                    with suppress(OSError):
-                        pipe.close()
+            with suppress(OSError), child:  # waits for its end and closes its pipes
+                pass

@@ -1,9 +1,8 @@
 """Reads a journal of formats 1 and 2 for `legacy`, in its own process, as LMDB ends its process on damage.
 
-``python -I legacy_reader.py FOLDER`` reads lines ``TABLE KEY all|each|first`` from stdin. KEY is
-hexadecimal, or ``-`` for the first. For each line it writes the table's records from that key on, or only
-the next one (``first``), to stdout: length of key and of value, 4 bytes each, key, value; then ``END``, and
-0 if all could be read. With ``each`` every record is written at once.
+``python -I legacy_reader.py FOLDER`` reads lines ``TABLE KEY all|first`` from stdin. KEY is hexadecimal, or
+``-`` for the first. For each line it writes the table's records from that key on, or only the next one, to
+stdout: length of key and of value, 4 bytes each, key, value; then ``END``, and 0 if all could be read.
 """
 
 from __future__ import annotations
@@ -15,14 +14,12 @@ import sys
 import lmdb
 
 END = 0xFFFFFFFF
-BATCH = 64
 TABLES = 8
 
 
 def answer(environment: lmdb.Environment, table: str, first: bytes, how: str) -> int:
     """Write the records; returns 0, or 1 if not all could be read."""
-    batch: list[bytes] = []
-    whole, before = 0, b""
+    before = b""
     try:
         named = environment.open_db(table.encode(), create=False)
         with environment.begin(db=named) as transaction:
@@ -31,25 +28,20 @@ def answer(environment: lmdb.Environment, table: str, first: bytes, how: str) ->
             while found:
                 key, value = cursor.item()
                 if before and key <= before:  # a damaged tree that leads back to itself
-                    whole = 1
-                    break
+                    return 1
                 before = key
-                batch.append(struct.pack("<II", len(key), len(value)) + key + value)
-                if len(batch) == BATCH or how == "each":
-                    send(batch)
+                send(struct.pack("<II", len(key), len(value)) + key + value)
                 found = how != "first" and cursor.next()
     except lmdb.NotFoundError:
-        pass
+        return 0
     except lmdb.Error:
-        whole = 1
-    send(batch)
-    return whole
+        return 1
+    return 0
 
 
-def send(batch: list[bytes]) -> None:
-    """Write the batch now, as this process may end at the next page."""
-    data = memoryview(b"".join(batch))
-    batch.clear()
+def send(record: bytes) -> None:
+    """Write the record now, as this process may end at the next page."""
+    data = memoryview(record)
     while data:
         data = data[os.write(1, data) :]
 
@@ -60,7 +52,7 @@ def main() -> None:
     for line in sys.stdin:
         table, first, how = line.split()
         whole = answer(environment, table, b"" if first == "-" else bytes.fromhex(first), how)
-        send([struct.pack("<II", END, whole)])
+        send(struct.pack("<II", END, whole))
 
 
 if __name__ == "__main__":

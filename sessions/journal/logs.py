@@ -28,24 +28,7 @@ from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer
 from . import segment
 from .folder import Disk, Identity
 from .records import extra_of
-from .segment import (
-    ENTRY,
-    GIANT,
-    HIT,
-    LOG_START,
-    LOST,
-    MISSING,
-    MOST_SLOTS,
-    Found,
-    Fresh,
-    LoadedLog,
-    SegmentHeader,
-    bytes_at,
-    offset_of,
-    place_of,
-    places_of,
-    slot_of,
-)
+from .segment import LOG_START, Found, Fresh, LoadedLog, SegmentHeader
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +36,6 @@ NAME = re.compile(r"(\d{8,})\.log")
 INDEX_NAME = re.compile(r"(\d{8,})\.index")
 MOST_AHEAD = 2 << 20  # bytes of zeros behind the active log's end
 PLENTY = 128  # zeros are written ahead if so many times as much is free
-NAMED = 20  # sessions in one line of the log
 
 
 @dataclass(slots=True, eq=False)
@@ -104,8 +86,7 @@ class Log:
 
 @dataclass(slots=True)
 class Findings:
-    """What was found wrong when the logs were opened: lines for the server's log, ``damaged`` logs, and the
-    number of ``lost`` records of unknown sessions."""
+    """What was wrong at opening: lines to log, ``damaged`` logs, ``lost`` records of unknown sessions."""
 
     lines: list[str] = field(default_factory=list)
     lost: int = 0
@@ -140,7 +121,7 @@ class LogFolder:
         self.unnoted = False
         """Whether logs were added or removed since `identity` was written."""
         self.header = SegmentHeader(format=segment.FORMAT, store=b"", seed=0, sync=b"", model=b"", number=0)
-        self._slots = iter(range(1, MOST_SLOTS))
+        self._slots = iter(range(1, segment.MOST_SLOTS))
         self._free_slots: list[int] = []
         self._next_number = 1
         self._believing = True
@@ -155,14 +136,14 @@ class LogFolder:
         model: bytes,
         segment_bytes: int,
         disk: Disk,
-        known: SegmentHeader | None = None,
+        known: Identity | None = None,
         *,
         write: bool = True,
         whole: bool = False,
     ) -> tuple[LogFolder, list[LoadedLog]]:
         """Open the logs in ``folder``; returns them and their records.
 
-        ``known``: the store's header as `identity` has it. If not ``write``, no file is changed. ``whole``:
+        ``known``: the store's identity. If not ``write``, no file is changed. ``whole``:
         read every log, not only its index. Raises ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``.
         """
         logs = cls(folder, segment_bytes, disk)
@@ -202,7 +183,7 @@ class LogFolder:
             self._close_files(one)
         self.active = None
 
-    def _opened(self, model: bytes, known: SegmentHeader | None, write: bool) -> list[LoadedLog]:
+    def _opened(self, model: bytes, known: Identity | None, write: bool) -> list[LoadedLog]:
         if write:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         numbers = self._listed(write)
@@ -248,7 +229,8 @@ class LogFolder:
             sequence, session = (int(part.entries[name].max(initial=0)) for name in ("sequence", "session"))
             self.next_sequence = max(self.next_sequence, header.next_sequence, sequence + 1)
             self.next_session = max(self.next_session, header.next_session, session + 1)
-            self.generation = max(self.generation, header.generation)
+            starts = part.entries["word"][segment.kinds_of(part.entries) == segment.Kind.START] >> 16
+            self.generation = max(self.generation, header.generation, int(starts.max(initial=0)))
         return loaded
 
     def _listed(self, write: bool) -> list[int]:
@@ -308,14 +290,12 @@ class LogFolder:
             or segment.decoded_header(beside, segment.INDEX_MAGIC)
         )
 
-    def _choose(
-        self, headers: dict[int, SegmentHeader | None], known: SegmentHeader | None, model: bytes
-    ) -> None:
+    def _choose(self, headers: dict[int, SegmentHeader | None], known: Identity | None, model: bytes) -> None:
         """Take the header that most logs have, or ``known`` if none can be read."""
         found = [one for one in headers.values() if one is not None]
         if not found:
             if headers and known is not None and model in (b"", known.model):
-                self.header = known
+                self.header = known.header()
             return
         newer = [one.format for one in found if one.format > segment.FORMAT]
         if newer:
@@ -371,10 +351,8 @@ class LogFolder:
         self, one: Log, size: int, index: segment.Index | None, *, last: bool
     ) -> tuple[Any, Any, dict[int, bytes], bool]:
         """Read a whole log: its entries, which of them are damaged, their extras, and whether all is well.
-
-        ``last``: it is the active log, and may be repaired.
-        """
-        data = self.disk.read(self._fd(one), size, 0)
+        ``last``: it is the active log, and may be repaired."""
+        data = self.disk.read(self.opened(one), size, 0)
         found = segment.scan(data, self.header.sync, one.header.file_seed())
         listed, cut = self._listed_entries(one, size, index)
         records = _committed(found.records, set(listed["offset"].tolist()), cut)
@@ -385,7 +363,7 @@ class LogFolder:
         if index is not None:
             gone = set(hits["offset"].tolist())
             extras.update((offset, extra) for offset, extra in index.extras.items() if offset in gone)
-        entries = np.array([_entry(record) for record in records], dtype=ENTRY)
+        entries = np.array([_entry(record) for record in records], dtype=segment.ENTRY)
         flags = np.concatenate([np.zeros(len(entries), bool), np.ones(len(hits), bool)])
         clean = cut == size and not len(hits) and not unknown
         if clean and last:
@@ -398,11 +376,9 @@ class LogFolder:
         return np.concatenate([entries, hits]), flags, extras, clean
 
     def _listed_entries(self, one: Log, size: int, index: segment.Index | None) -> tuple[Any, int]:
-        """The entries of a log's index, and where the log's last whole group ends.
-
-        A log that is shorter than its index says has lost its end: it goes on from the last whole group.
-        """
-        listed = np.empty(0, ENTRY) if index is None else index.entries
+        """The entries of a log's index, and where the log's last whole group ends. A log that is shorter than
+        its index says has lost its end: it goes on from the last whole group."""
+        listed = np.empty(0, segment.ENTRY) if index is None else index.entries
         ends = listed["offset"] + _padded_lengths(listed)
         if not len(listed) or int(ends.max()) <= size:
             return listed, size
@@ -424,36 +400,24 @@ class LogFolder:
             return
         one.end, one.room = kept, len(data)
         if any(data[kept:]):
-            self.disk.truncate(self._fd(one), kept)
+            self.disk.truncate(self.opened(one), kept)
             one.room = kept
 
     def _unknown(
-        self,
-        one: Log,
-        found: segment.Scan,
-        told: Any,
-        data: bytes,
-        index: segment.Index | None,
+        self, one: Log, found: segment.Scan, listed: Any, data: bytes, index: segment.Index | None
     ) -> int:
         """Count damaged records that the index does not list, and report them."""
         unknown, size = 0, len(data)
-        starts = told["offset"].tolist()
-        by_end = {record.offset: record for record in found.records}
+        starts, lengths = listed["offset"], _padded_lengths(listed)
         for begin, beyond in found.gaps:
-            covered = sum(
-                segment.padded(int(length))
-                for offset, length in zip(starts, told["length"].tolist(), strict=True)
-                if begin <= offset < beyond
-            )
-            if covered < beyond - begin:
-                before = max((o for o in by_end if o < begin), default=None)
-                first = by_end[before].sequence if before is not None else by_end[beyond].sequence - 2
-                count = by_end[beyond].sequence - first - 1
-                count -= sum(begin <= offset < beyond for offset in starts)
-                unknown += max(1, count)
-        tail = sum(offset >= found.end for offset in starts)
+            inside = (starts >= begin) & (starts < beyond)
+            if int(lengths[inside].sum()) < beyond - begin:
+                after = next(record.sequence for record in found.records if record.offset == beyond)
+                before = [record.sequence for record in found.records if record.offset < begin] or [after - 2]
+                unknown += max(1, after - before[-1] - 1 - int(inside.sum()))
         ahead = not any(data[found.end :])  # zeros that were written ahead
-        if size > found.end and not tail and not ahead and (index is None or not index.whole):
+        listed_behind = bool((starts >= found.end).any())
+        if size > found.end and not listed_behind and not ahead and (index is None or not index.whole):
             unknown += 1
             self.findings.report(
                 f"the last {size - found.end} bytes of {one.path} are no record: "
@@ -468,8 +432,8 @@ class LogFolder:
         return unknown
 
     def _known(self, one: Log, entries: Any, hits: Any, extras: dict[int, bytes]) -> LoadedLog:
-        places = places_of(one.slot, entries["offset"], _padded_lengths(entries))
-        places[hits | (entries["word"] & LOST != 0)] = HIT
+        places = segment.places_of(one.slot, entries["offset"], _padded_lengths(entries))
+        places[hits | (entries["word"] & segment.LOST != 0)] = segment.HIT
         one.sessions = np.unique(entries["session"])
         if hits.any():
             self.findings.damaged.append(str(one.path))
@@ -478,11 +442,8 @@ class LogFolder:
     # --- writing --------------------------------------------------------------------------------------------
 
     def append(self, records: Sequence[Fresh], moment: int | None = None) -> tuple[list[int], int, int]:
-        """Write a group and sync it. Returns the records' places, the first one's sequence number, and the time
-        of the group (microseconds).
-
-        Raises ``StorageUnavailable``: then none of the group is there.
-        """
+        """Write a group and sync it. Returns the records' places, the first one's sequence number, and the
+        time of the group (microseconds). Raises ``StorageUnavailable``: then none of the group is there."""
         total = sum(segment.padded(len(one.payload)) for one in records)
         moment = time.time_ns() // 1000 if moment is None else moment
         first, self.next_sequence = self.next_sequence, self.next_sequence + len(records)
@@ -496,16 +457,18 @@ class LogFolder:
                 segment.encoded_record(sync, seed, at, sequence, one.session, word, moment, one.payload)
             )
             entries.append((sequence, one.session, word, moment, at, len(one.payload), len(one.extra)))
-            places.append(place_of(active.slot, at, len(pieces[-1])))
+            places.append(segment.place_of(active.slot, at, len(pieces[-1])))
             at += len(pieces[-1])
         written = False
         try:
             self._put(active, b"".join(pieces), at)
             written = True
-            self.disk.sync(self._fd(active))
+            self.disk.sync(self.opened(active))
         except OSError as fault:
-            if not self._cut(active) or written:
-                self._abandon(active, records)
+            if not self._cut(active) or written:  # it is not known whether the group is on the disk
+                self.active = None
+                active.fresh.update(one.session for one in records)
+                self._close_index(active)
             raise StorageUnavailable(explained(fault, f"the journal's log {active.path}")) from None
         active.end = at
         active.fresh.update(one.session for one in records)
@@ -520,21 +483,24 @@ class LogFolder:
         files, such as KV. So on a disk with plenty of room zeros are written ahead, and later groups overwrite
         them.
         """
-        if end > one.room and self._is_roomy():
+        if end > one.room and self.free_bytes() > PLENTY * self._ahead:
             with suppress(OSError):
-                self.disk.write(self._fd(one), data + bytes(self._ahead), one.end)
+                self.disk.write(self.opened(one), data + bytes(self._ahead), one.end)
                 one.room = end + self._ahead
                 return
-        self.disk.write(self._fd(one), data, one.end)
+        self.disk.write(self.opened(one), data, one.end)
 
-    def _is_roomy(self) -> bool:
+    def free_bytes(self) -> int:
+        """Free bytes on the disk. Raises ``OSError``."""
         found = os.statvfs(self.folder)
-        return found.f_bavail * found.f_frsize > PLENTY * self._ahead
+        return found.f_bavail * found.f_frsize
 
     def roll(self) -> None:
-        """Seal the active log; the next group begins another."""
+        """Seal the active log: cut the zeros behind its end, and mark its index as complete. The next group
+        begins another."""
         if self.active is not None:
-            self._seal(self.active)
+            self._cut(self.active)
+            self._end_index(self.active, segment.SEALED)
             self.active = None
 
     def _room_for(self, total: int) -> Log:
@@ -548,10 +514,7 @@ class LogFolder:
         return self.active
 
     def begin(self, replaces: Sequence[int] = (), name: Path | None = None) -> Log:
-        """Begin a new log and sync its header. With ``name`` the file has that name until `adopt`.
-
-        Raises ``StorageUnavailable``.
-        """
+        """Begin a log, named ``name`` until `adopt` if given. Raises ``StorageUnavailable``."""
         header = changed(
             self.header,
             number=self._next_number,
@@ -594,23 +557,19 @@ class LogFolder:
             return self._free_slots.pop()
         slot = next(self._slots, None)
         if slot is None:
-            raise StorageUnavailable(f"the journal {self.folder} has {MOST_SLOTS} logs, the most it may have")
+            raise StorageUnavailable(
+                f"the journal {self.folder} has {segment.MOST_SLOTS} logs, the most it may have"
+            )
         return slot
 
     def _cut(self, one: Log) -> bool:
         """Cut off what is behind the last whole group; whether that succeeded."""
         try:
-            self.disk.truncate(self._fd(one), one.end)
+            self.disk.truncate(self.opened(one), one.end)
         except OSError:
             return False
         one.room = one.end
         return True
-
-    def _abandon(self, one: Log, records: Sequence[Fresh]) -> None:
-        """Make the log inactive, as it is not known whether its last group is on the disk."""
-        self.active = None
-        one.fresh.update(record.session for record in records)
-        self._close_index(one)
 
     def _extend_index(self, one: Log, entries: list[Any], extras: bytes, flags: int = 0) -> None:
         """Add a chunk to the log's index. If that fails the index is removed; the log can be read instead."""
@@ -626,11 +585,6 @@ class LogFolder:
             one.index_end = 0
             with suppress(OSError):
                 self.disk.remove(one.index_path)
-
-    def _seal(self, one: Log) -> None:
-        """Cut the zeros behind the log's end, and mark its index as complete, synced."""
-        self._cut(one)
-        self._end_index(one, segment.SEALED)
 
     def _end_index(self, one: Log, flags: int) -> None:
         """Add a last chunk to the log's index, sync and close it."""
@@ -649,19 +603,12 @@ class LogFolder:
         chunk = segment.encoded_chunk(
             sync, seed, len(header), [tuple(row) for row in ordered.tolist()], listed, one.end, segment.SEALED
         )
-        fresh = one.index_path.with_suffix(".index.new")
-        fd = self.disk.create(fresh)
-        try:
-            self.disk.write(fd, header + chunk, 0)
-            self.disk.sync(fd)
-        finally:
-            os.close(fd)
-        self.disk.rename(fresh, one.index_path)
+        self.disk.replace(one.index_path, header + chunk)
         one.index_end = len(header) + len(chunk)
 
     def adopt(self, one: Log, entries: Any, extras: dict[int, bytes], fresh: Path) -> None:
         """Put a log that was written under the name ``fresh`` in place, with its index. Raises ``OSError``."""
-        self.disk.sync(self._fd(one))
+        self.disk.sync(self.opened(one))
         one.sessions = np.unique(entries["session"])
         self._rewrite_index(one, entries, extras)
         self.disk.rename(fresh, one.path)
@@ -695,11 +642,15 @@ class LogFolder:
 
     def read(self, place: int) -> Found:
         """Read the record at ``place``. Raises ``RecordDamaged``, ``StorageUnavailable``."""
-        one, offset, length = self.logs[slot_of(place)], offset_of(place), bytes_at(place)
+        one, offset, length = (
+            self.logs[segment.slot_of(place)],
+            segment.offset_of(place),
+            segment.bytes_at(place),
+        )
         try:
-            if length >> 3 >= GIANT:
+            if length >> 3 >= segment.GIANT:
                 length = self._giant(one, offset)
-            data = self.disk.read(self._fd(one), length, offset)
+            data = self.disk.read(self.opened(one), length, offset)
         except OSError as fault:
             if fault.errno == errno.EIO:
                 raise RecordDamaged(f"{one.path} cannot be read at {offset}: {fault.strerror}") from None
@@ -710,8 +661,7 @@ class LogFolder:
         return found
 
     def entries_of(self, one: Log) -> tuple[Any, dict[int, bytes]]:
-        """A log's entries and extras, from its index or else from the log; damaged records too if the index
-        lists them."""
+        """A log's entries and extras from its index, or else from the log and what the index lists."""
         index = self._index_of(one)
         if index is not None and index.sealed == one.end:
             return index.entries, index.extras
@@ -724,7 +674,7 @@ class LogFolder:
 
     def mark_dirty(self, place: int) -> None:
         """Damage was found at ``place``: mark the log, so that opening the store reads it whole."""
-        one = self.logs[slot_of(place)]
+        one = self.logs[segment.slot_of(place)]
         if one.dirty:
             return
         one.dirty = True
@@ -738,16 +688,16 @@ class LogFolder:
 
     def size(self, place: int) -> int:
         """Bytes of the record at ``place``; 0 for a missing or damaged one."""
-        length = bytes_at(place)
-        if length >> 3 < GIANT or place in (MISSING, HIT):
-            return length if slot_of(place) else 0
+        length = segment.bytes_at(place)
+        if length >> 3 < segment.GIANT or place in (segment.MISSING, segment.HIT):
+            return length if segment.slot_of(place) else 0
         with suppress(OSError, StorageUnavailable):
-            return self._giant(self.logs[slot_of(place)], offset_of(place))
+            return self._giant(self.logs[segment.slot_of(place)], segment.offset_of(place))
         return length
 
     def _giant(self, one: Log, offset: int) -> int:
         """The bytes of a record that is too long for its place to tell."""
-        head = self.disk.read(self._fd(one), 16, offset)
+        head = self.disk.read(self.opened(one), 16, offset)
         length = int.from_bytes(head[12:16], "little") if len(head) == 16 else 0
         return min(segment.padded(length), max(0, one.end - offset))
 
@@ -756,7 +706,7 @@ class LogFolder:
         """Bytes of all logs and indexes."""
         return sum(one.end + one.index_end for one in self.logs.values())
 
-    def _fd(self, one: Log) -> int:
+    def opened(self, one: Log) -> int:
         """The descriptor of a log's file, opened if it is not."""
         if one.fd is None:
             one.fd = self.disk.open(one.path)
@@ -786,7 +736,7 @@ def _new_header(model: bytes) -> SegmentHeader:
 
 
 def _extra(record: Found) -> bytes:
-    return record.payload if record.word & LOST else extra_of(record.kind, record.payload)
+    return record.payload if record.word & segment.LOST else extra_of(record.kind, record.payload)
 
 
 def _entry(record: Found) -> tuple[int, int, int, int, int, int, int]:
@@ -808,9 +758,3 @@ def _committed(records: Sequence[Found], listed: set[int], cut: int) -> list[Fou
         for at, record in enumerate(records)
         if record.offset < cut and (at <= finished or record.offset in listed)
     ]
-
-
-def named(names: Sequence[str]) -> str:
-    """Up to `NAMED` names for a line of the log, and how many more there are."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,5 +1,4 @@
-"""Opening a model's store at start: finds its folder, ends a cut-off repair or migration, compares the
-identity."""
+"""Opening a model's store at start: finds its folder, ends a repair or migration, compares the identity."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from ..errors import StoreForeign, StoreNewer, StoreUnusable
 from ..settings import JournalSettings
-from .folder import FOLDER, IDENTITY, Disk, Identity, read_identity
+from .folder import FOLDER, IDENTITY, Disk, read_identity
 from .legacy import FILE, migrate
 from .logs import LogFolder
 from .segment import FORMAT
@@ -23,10 +22,9 @@ ASIDE = f"{FOLDER}.damaged"
 
 def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
     """Open the store of ``model`` in ``folder``, or in a folder below it if another model or a later version
-    has a store there. Records that a server starts with it.
+    has a store there, which is left as it is. Records that a server starts with it.
 
-    The other store is left as it is, with a warning. A store of an earlier format is migrated. Hold the
-    folder's lock. Raises ``StoreUnusable``.
+    A store of an earlier format is migrated. Hold the folder's lock. Raises ``StoreUnusable``.
     """
     own = folder / f"model-{model.hex()[:16]}"
     places = [folder, own, own.with_name(f"{own.name}-format-{FORMAT}")]
@@ -48,10 +46,7 @@ def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalSt
 
 
 def finish_repair(folder: Path, settings: JournalSettings) -> bool:
-    """Finish a repair that died before the repaired journal was in place; whether there was one.
-
-    Hold the folder's lock. Raises ``StoreUnusable``.
-    """
+    """Finish a repair that died; whether there was one. Hold the folder's lock. Raises ``StoreUnusable``."""
     if not awaits_repair(folder, settings):
         return False
     try:
@@ -64,9 +59,7 @@ def finish_repair(folder: Path, settings: JournalSettings) -> bool:
 
 def exchange(folder: Path) -> Path:
     """Rename the damaged journal, and put the repaired one in its place. Returns the damaged one's new path.
-
-    Raises ``OSError``.
-    """
+    Raises ``OSError``."""
     names = (ASIDE if number == 1 else f"{ASIDE}-{number}" for number in range(1, 1 << 20))
     aside = next(folder / name for name in names if not (folder / name).exists())
     if (folder / FOLDER).exists():
@@ -77,11 +70,8 @@ def exchange(folder: Path) -> Path:
 
 
 def awaits_repair(folder: Path, settings: JournalSettings) -> bool:
-    """Whether a repaired journal is whole and not in place yet. Raises ``StoreUnusable``.
-
-    `identity` is that of the repaired journal as soon as this is whole; a server that starts with another
-    journal replaces it.
-    """
+    """Whether a repaired journal is whole and not in place yet: then `identity` is that of the repaired
+    journal. Raises ``StoreUnusable``."""
     if not (folder / REPAIRED).is_dir():
         return False
     try:
@@ -100,31 +90,26 @@ def awaits_repair(folder: Path, settings: JournalSettings) -> bool:
 
 def _begun(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
     """Open the store in ``folder``, compare it with its identity, and record that a server starts."""
-    unreadable = ""
-    known: Identity | None = None
+    known, unreadable = None, ""
     try:
         known = read_identity(folder)
     except ValueError as fault:
-        unreadable = (
-            f"{IDENTITY} cannot be read ({fault}): it cannot be checked that this is the journal of the "
-            "last start"
-        )
+        unreadable = f"{IDENTITY} cannot be read ({fault}): "
+        unreadable += "it cannot be checked that this is the journal of the last start"
     if known is not None and known.model != model:
         known = None  # left by another model's journal
-    store = JournalStore.open(folder, model, settings, known=None if known is None else known.header())
+    store = JournalStore.open(folder, model, settings, known=known)
     with store.closed_on_failure():
-        for line in [*store.logs.vanished, *_left(folder)]:
-            store.mismatches.append(line)
+        store.mismatches += [*store.logs.vanished, *_left(folder)]
         if line := unreadable or store.mismatch(known):
             store.mismatches.append(f"{folder}: {line}")
             log.warning("%s", store.mismatches[-1])
-        store.begin(max(store.generation, 0 if known is None else known.generation) + 1)
+        store.begin(max(store.logs.generation, 0 if known is None else known.generation) + 1)
     return store
 
 
 def _left(folder: Path) -> list[str]:
-    """A line about a file of an earlier version that is not migrated, as a newer journal is in use beside
-    it."""
+    """A line about a file of an earlier version that lies beside a journal in use."""
     old = folder / FILE
     if not old.exists() or not old.stat().st_size:
         return []

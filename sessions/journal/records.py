@@ -74,9 +74,7 @@ class Begun(Operation, frozen=True, tag="begun"):
 
 class Emitted(Operation, frozen=True, tag="said"):
     """The next token ids of a reply, little-endian int32. The last such record is the durable cursor.
-
-    ``logprobs``: one for each id, if the reply reports them.
-    """
+    ``logprobs``: one for each id, if the reply reports them."""
 
     response: str
     ids: bytes
@@ -84,8 +82,7 @@ class Emitted(Operation, frozen=True, tag="said"):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn node's own tokens: ``prompt`` (little-endian int32) behind the first ``keep`` of its parent's
-    path."""
+    """A turn node's tokens: ``prompt`` (little-endian int32) behind ``keep`` tokens of its parent's path."""
 
     node: str
     keep: int
@@ -265,8 +262,7 @@ def merged(operations: Iterable[AnyOperation]) -> list[AnyOperation]:
 
 
 def extra_of(kind: int, payload: bytes) -> bytes:
-    """What a log's index holds of a record beside its entry: a session's tenant and origin, a keyring's
-    digests."""
+    """What a log's index holds of a record: a session's tenant and origin, or a keyring's digests."""
     try:
         if kind == Kind.SESSION:
             return session_extra(msgspec.msgpack.decode(payload, type=SessionRecord))
@@ -283,9 +279,6 @@ def session_extra(record: SessionRecord) -> bytes:
     return msgspec.msgpack.encode((record.salt, origin.session, origin.operations))
 
 
-# --- what is written ---
-
-
 def put(number: int, record: SessionRecord | Keyring) -> Fresh:
     """Write a session's record or its keyring; it replaces the one before. Raises what encoding raises."""
     payload = msgspec.msgpack.encode(record)
@@ -295,25 +288,24 @@ def put(number: int, record: SessionRecord | Keyring) -> Fresh:
 
 
 def append(number: int, index: int, operation: AnyOperation) -> Fresh:
-    """Write a session's operation at ``index``; a snapshot replaces all before it too. Raises what encoding
-    raises."""
+    """Write a session's operation; a snapshot replaces all before it too. Raises what encoding raises."""
     kind = Kind.SNAPSHOT if isinstance(operation, SessionSnapshot) else Kind.OPERATION
     return Fresh(number, index, kind, msgspec.msgpack.encode(operation))
 
 
 def drop(number: int) -> Fresh:
-    """Forget a session: its record, its handles, its operations.
-
-    Operations that its forks need stay until the last of these is forgotten.
-    """
+    """Forget a session. Operations that its forks need stay until the last of these is forgotten."""
     return Fresh(number, 0, Kind.DROP, b"")
 
 
 class SessionLog:
     """A session's log: it takes the session's operations. This one keeps nothing: for a session without a
-    journal. ``durable``: what it takes outlives the process."""
+    journal. ``durable``: what it takes outlives the process. ``number``: the session's."""
 
     durable = False
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
 
     def append(self, operation: AnyOperation) -> None:
         """Append an operation."""
@@ -339,3 +331,6 @@ class SessionLog:
 
     def close(self) -> None:
         """Take no more; what was appended is still written."""
+
+    def forget(self) -> None:
+        """Forget the session; call it last."""

@@ -27,26 +27,8 @@ from ..tree import Draft, Script, Segment, TurnNode, TurnReply, turns_of
 from ..turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus
 from ..turn.reply_reader import ReplyReader
 from ..turn.request import TurnRequest
-from .records import (
-    AnyOperation,
-    Begun,
-    Branched,
-    Configured,
-    Deleted,
-    Emitted,
-    Ended,
-    EventReceived,
-    Fault,
-    Inserted,
-    Interrupted,
-    KeptNode,
-    KeptReply,
-    Rewound,
-    SessionSnapshot,
-    Span,
-    Truncated,
-    Typed,
-)
+from . import records
+from .records import AnyOperation, Begun, Ended, SessionSnapshot, Span
 
 MANY_ITEMS = 1 << 30
 """No limit of items: for operations that were checked when they were made."""
@@ -95,7 +77,12 @@ def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: in
     replayed = Replayed(History(max_items=max_items), deque(maxlen=max_events))
     try:
         for operation in operations:
-            _step(replayed, operation)
+            if isinstance(operation, records.Branched):
+                # events and responses of the session that this one was forked from are not its own
+                heard = deque[str](maxlen=max_events)
+                replayed = Replayed(replayed.history, heard, config=replayed.config)
+            else:
+                _step(replayed, operation)
     except SessionError as fault:
         raise RecordDamaged(f"the journal contradicts itself: {fault.message}") from fault
     return replayed
@@ -104,11 +91,7 @@ def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: in
 def condensed(
     operations: Sequence[AnyOperation], *, max_items: int = MANY_ITEMS, max_events: int = 1024
 ) -> tuple[int, SessionSnapshot] | None:
-    """A snapshot of the first operations, as many as possible: how many, and the snapshot; None for fewer than
-    two.
-
-    Raises ``RecordDamaged``.
-    """
+    """A snapshot of as many operations as possible, and how many; None for fewer than two."""
     until = quiet(operations)
     if until < 2:
         return None
@@ -120,18 +103,18 @@ def _step(replayed: Replayed, operation: AnyOperation) -> None:
     match operation:
         case SessionSnapshot():
             _begin_from(replayed, operation)
-        case EventReceived(event=event):
+        case records.EventReceived(event=event):
             replayed.heard.append(event)
-        case Inserted(item=item, previous=previous):
+        case records.Inserted(item=item, previous=previous):
             history.insert(item, previous)
             if history.busy and (previous is None or previous in replayed.after_reply):
                 replayed.after_reply.add(item.id)
-        case Deleted(item=item_id):
+        case records.Deleted(item=item_id):
             history.delete(item_id)
             replayed.after_reply.discard(item_id)
-        case Typed(start=start, text=text, role=role, item=item_id, call=call):
+        case records.Typed(start=start, text=text, role=role, item=item_id, call=call):
             replayed.typed = TextBuffer(replayed.typed.text[:start] + text, role, item_id, call)
-        case Configured(preamble=preamble, config=config):
+        case records.Configured(preamble=preamble, config=config):
             history.preamble = preamble
             replayed.config = config
         case Begun(writes=False):
@@ -141,18 +124,16 @@ def _step(replayed: Replayed, operation: AnyOperation) -> None:
             replayed.responses += 1
             replayed.after_reply.clear()
             replayed.last = Past(operation.response, request, operation.note, history.place(request))
-        case Emitted(ids=ids, logprobs=logprobs):
+        case records.Emitted(ids=ids, logprobs=logprobs):
             past = _last(replayed, operation.response)
             past.said += ids
             past.logprobs += logprobs
-        case Interrupted(response=response, item=item_id, end=end):
+        case records.Interrupted(response=response, item=item_id, end=end):
             _last(replayed, response).cut = (item_id, end)
-        case Truncated():
+        case records.Truncated():
             history.cut(operation)
-        case Rewound(item=item_id):
+        case records.Rewound(item=item_id):
             history.rewind(item_id)
-        case Branched():
-            _branched(replayed)
         case Ended(response=response):
             if replayed.orphans.pop(response, None) is None:
                 _end(history, _last(replayed, response), operation)
@@ -174,14 +155,6 @@ def _begin_from(replayed: Replayed, snapshot: SessionSnapshot) -> None:
         replayed.last.said += snapshot.said
         replayed.last.logprobs += snapshot.logprobs
         replayed.last.ended = snapshot.ended
-
-
-def _branched(replayed: Replayed) -> None:
-    """Begin a fork's own state: events and responses of the session it was forked from are not its own."""
-    replayed.heard.clear()
-    replayed.orphans.clear()
-    replayed.after_reply.clear()
-    replayed.responses, replayed.last, replayed.typed = 0, None, TextBuffer()
 
 
 def _last(replayed: Replayed, response: str) -> Past:
@@ -249,12 +222,12 @@ def refused(response: str, fault: BaseException | None) -> Ended:
     return Ended(response=response, status=status, reason=EndReason.ERROR, began=False, error=error)
 
 
-def fault_of(error: SessionError) -> Fault:
+def fault_of(error: SessionError) -> records.Fault:
     """The error as it is journaled."""
-    return Fault(code=error.code, message=error.message, param=error.param)
+    return records.Fault(code=error.code, message=error.message, param=error.param)
 
 
-def error_of(fault: Fault | None) -> SessionError:
+def error_of(fault: records.Fault | None) -> SessionError:
     """The error of a journaled fault; ``TurnFailed`` for an unknown code, or none."""
     if fault is None:
         return errors.TurnFailed("The response was cut off")
@@ -270,8 +243,7 @@ def reader_of(
     *,
     whole_calls: bool = False,
 ) -> ReplyReader:
-    """The reader of a response's tokens. The items' ids are the same each time. ``whole_calls`` as in the
-    reader."""
+    """The reader of a response's tokens. It gives the items the same ids each time."""
     begun = 0
 
     def next_id(prefix: str) -> str:
@@ -307,9 +279,6 @@ def retold(past: Past, language: Language, end_ids: frozenset[int]) -> list[Repl
     return [*events, ReplyDone(ended.status, ended.reason, ended.items, ended.usage, turn_error)]
 
 
-# --- snapshots ---
-
-
 def quiet(operations: Sequence[AnyOperation]) -> int:
     """How many operations there are up to the last one after which no response runs."""
     running: set[str] = set()
@@ -319,7 +288,7 @@ def quiet(operations: Sequence[AnyOperation]) -> int:
             running.add(operation.response)
         elif isinstance(operation, Ended):
             running.discard(operation.response)
-        elif isinstance(operation, Branched):
+        elif isinstance(operation, records.Branched):
             running.clear()  # they belong to the session it was forked from
         if not running:
             until = at
@@ -353,7 +322,7 @@ def snapshot_of(replayed: Replayed) -> SessionSnapshot:
     entries = tuple(places.of(segment) for segment in history.segments())
     path = () if history.head is None else tuple(history.head.ancestry())[::-1]
     nodes = tuple(
-        KeptNode(
+        records.KeptNode(
             node=node.id,
             keep=node.keep,
             prompt=bytes_of(node.prompt),
@@ -371,14 +340,14 @@ def snapshot_of(replayed: Replayed) -> SessionSnapshot:
         rendered=history.rendered,
         items=tuple(places.items),
         replies=tuple(
-            KeptReply(items=reply.items, ids=bytes_of(reply.ids), ended=reply.ended)
+            records.KeptReply(items=reply.items, ids=bytes_of(reply.ids), ended=reply.ended)
             for reply in places.replies
         ),
         entries=entries,
         nodes=nodes,
         config=replayed.config,
         heard=tuple(replayed.heard),
-        typed=Typed(start=0, text=typed.text, role=typed.role, item=typed.id, call=typed.call_id),
+        typed=records.Typed(start=0, text=typed.text, role=typed.role, item=typed.id, call=typed.call_id),
         responses=replayed.responses,
         last=begun,
         said=b"" if last is None else bytes(last.said),
@@ -398,9 +367,6 @@ def restore(history: History, snapshot: SessionSnapshot) -> None:
     items = snapshot.items
     entries = [items[place] if place >= 0 else replies[-1 - place] for place in snapshot.entries]
     history.restore(snapshot.preamble, snapshot.rendered, entries, head)
-
-
-# --- requests ---
 
 
 def request_form(request: TurnRequest) -> dict[str, Any]:

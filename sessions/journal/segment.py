@@ -307,8 +307,6 @@ class LoadedLog:
     extras: dict[int, bytes]
 
 
-# --- places ---
-
 MISSING, HIT = 0, 1
 """The places of a missing record and of a damaged one.
 

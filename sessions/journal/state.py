@@ -2,20 +2,25 @@
 
 A session has a place of 8 bytes for its record, for its keyring and for each of its operations. A record
 that a later one replaces is dead. A fork's own operations follow the first ones of the session it was
-forked from; these stay as long as a fork needs them. Knows no files.
+forked from; these stay as long as a fork needs them. When the journal or a tenant's share of it has too many,
+the longest unused sessions are forgotten, none that is open. Knows no files.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
+from itertools import islice
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from ..errors import RecordDamaged
+from ..settings import JournalShare
 from .records import NOWHERE
 from .segment import ENTRY, HIT, MISSING, Fresh, Kind, LoadedLog, all_bytes_at, kinds_of
 
@@ -74,8 +79,7 @@ class SessionState:
 
 
 class Sessions:
-    """All sessions. ``size`` returns the bytes of a record at a place; ``died`` is called with the place of a
-    record that no session needs any more."""
+    """All sessions. ``size`` gives a record's bytes by its place; ``died`` is called when none needs it."""
 
     def __init__(self, size: Callable[[int], int], died: Callable[[int], None]) -> None:
         self.states: dict[int, SessionState] = {}
@@ -84,8 +88,6 @@ class Sessions:
         self._size = size
         self._died = died
         self._salts: dict[bytes, bytes] = {}
-
-    # --- one record -----------------------------------------------------------------------------------------
 
     def apply(self, record: Fresh, place: int, sequence: int, moment: int) -> list[SessionState]:
         """Take in a record that was written. Returns the sessions of which no record is needed any more."""
@@ -200,17 +202,14 @@ class Sessions:
             number = state.origin[0]
         return erased
 
-    # --- all records ----------------------------------------------------------------------------------------
-
-    def load(self, parts: list[LoadedLog]) -> int:
-        """Build the index from the records of all logs. Returns the highest generation among them."""
+    def load(self, parts: list[LoadedLog]) -> None:
+        """Build the index from the records of all logs."""
         entries = np.concatenate([np.empty(0, ENTRY), *(part.entries for part in parts)])
         places = np.concatenate([np.empty(0, "<u8"), *(part.places for part in parts)])
         listed = [extra for part in parts for extra in _in_order(part)]
         extras = dict(zip(np.flatnonzero(entries["extra"]).tolist(), listed, strict=True))
         del listed
         parts.clear()  # there may be millions: do not keep them twice
-        starts = entries["word"][kinds_of(entries) == Kind.START] >> 16
         order = np.lexsort((entries["sequence"], entries["session"]))
         order = order[kinds_of(entries)[order] != Kind.START]
         if len(order):
@@ -221,7 +220,6 @@ class Sessions:
                 self.forks.setdefault(state.origin[0], set()).add(number)
         for number in [number for number, state in self.states.items() if not state.kept]:
             self._erase(number)
-        return int(starts.max()) if len(starts) else 0
 
     def _fill(self, entries: Any, places: Any, extras: dict[int, bytes], order: Any) -> None:
         words = entries["word"][order]
@@ -237,20 +235,10 @@ class Sessions:
         joined[1:] &= ~again[1:] & ~again[:-1]
         begins = np.flatnonzero(~joined)
         ends = np.append(begins[1:], len(order))
-        rows = zip(
-            begins.tolist(),
-            ends.tolist(),
-            sessions[begins].tolist(),
-            kinds[begins].tolist(),
-            indexes[begins].tolist(),
-            placed[begins].tolist(),
-            order[begins].tolist(),
-            again[begins].tolist(),
-            strict=True,
-        )
-        lasts, moments = sequences[ends - 1].tolist(), times[ends - 1].tolist()
-        for (begin, end, number, kind, index, place, row, repeated), last, moment in zip(
-            rows, lasts, moments, strict=True
+        columns = [column[begins] for column in (sessions, kinds, indexes, placed, order, again)]
+        columns += [begins, ends, sequences[ends - 1], times[ends - 1]]
+        for number, kind, index, place, row, repeated, begin, end, last, moment in zip(
+            *(column.tolist() for column in columns), strict=True
         ):
             if repeated and place == HIT:
                 continue  # its other copy is whole, or as damaged
@@ -284,8 +272,6 @@ class Sessions:
                 yield np.frombuffer(state.operations, "<u8")
         yield np.frombuffer(few, "<u8")
 
-    # --- forks ----------------------------------------------------------------------------------------------
-
     def forked(self, number: int) -> bool:
         """Whether the session has forks."""
         return bool(self.forks.get(number))
@@ -314,10 +300,7 @@ class Sessions:
         return state
 
     def needed(self, number: int) -> Iterator[tuple[SessionState, int, int]]:
-        """The operations that a session needs, its ancestors' first: session, index and place of each.
-
-        Raises ``RecordDamaged``.
-        """
+        """Session, index and place of the operations a session needs, in order. Raises ``RecordDamaged``."""
         state = self._known(number)
         pieces = [self._own(state, state.count)]
         while state.origin is not None and not state.snapshot:
@@ -388,3 +371,95 @@ def _in_order(part: LoadedLog) -> Iterator[bytes]:
     """The extra bytes of a log's records, in the order of their entries."""
     for place in np.flatnonzero(part.entries["extra"]).tolist():
         yield part.extras.get(int(part.entries["offset"][place]), b"")
+
+
+@dataclass(slots=True)
+class _TenantHolding:
+    """One tenant's share and what it holds: bytes by session; kept sessions, the longest unused first."""
+
+    share: JournalShare
+    sizes: dict[int, int] = field(default_factory=dict)
+    kept: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    bytes: int = 0
+
+    def surplus(self, live: Container[int]) -> Iterator[int]:
+        """The sessions to forget, if no fork needs them."""
+        sessions, size = len(self.kept), self.bytes
+        for number in self.kept:
+            if sessions <= self.share.sessions and size <= self.share.bytes:
+                return
+            if number not in live:
+                sessions, size = sessions - 1, size - self.sizes[number]
+                yield number
+
+
+class TenantShares:
+    """The tenants that have a share of the journal, by salt; others are not counted."""
+
+    def __init__(self, shares: Mapping[bytes, JournalShare]) -> None:
+        self._held = {salt: _TenantHolding(share) for salt, share in shares.items()}
+        self._changed: set[bytes] = set()
+        self._over: set[bytes] = set()
+
+    def count(self, state: SessionState, size: int) -> None:
+        """A session was written to, or forgotten: its records take ``size`` bytes now."""
+        held = self._held.get(state.salt)
+        if held is None:
+            return
+        held.bytes += size - held.sizes.pop(state.number, 0)
+        if size:
+            held.sizes[state.number] = size
+        held.kept.pop(state.number, None)
+        if state.kept:
+            held.kept[state.number] = None
+        self._changed.add(state.salt)
+        (self._over.add if held.bytes > held.share.bytes else self._over.discard)(state.salt)
+
+    def look_again(self, salt: bytes) -> None:
+        """A session of this tenant was closed, and may be forgotten now."""
+        if salt in self._held:
+            self._changed.add(salt)
+
+    def surplus(self, live: Container[int], most: int) -> list[int]:
+        """The next sessions, at most ``most``, that a tenant beyond its share loses; call again until empty."""
+        while self._changed:
+            salt = next(iter(self._changed))
+            if gone := list(islice(self._held[salt].surplus(live), most)):
+                return gone
+            self._changed.discard(salt)
+        return []
+
+    def full(self) -> frozenset[bytes]:
+        """The tenants with more bytes than their share."""
+        return frozenset(self._over)
+
+    def statistics(self, salt: bytes) -> dict[str, float]:
+        """A tenant's kept sessions and bytes; empty if it has no share."""
+        held = self._held.get(salt)
+        return {} if held is None else {"kept": float(len(held.kept)), "journal": float(held.bytes)}
+
+
+def surplus(states: Iterable[SessionState], count: int, weigh: Callable[[SessionState], int]) -> list[int]:
+    """Up to ``count`` sessions to forget, each from the tenant that holds most by the sum of ``weigh``: first
+    its forks that were never opened, then the session that it used longest ago."""
+    holds: dict[bytes, int] = defaultdict(int)
+    queues: dict[bytes, list[SessionState]] = defaultdict(list)
+    if count <= 0:
+        return []
+    for state in states:
+        holds[state.salt] += weigh(state)
+        queues[state.salt].append(state)
+    for queue in queues.values():
+        queue.sort(key=lambda state: (not state.is_unopened_fork, state.used, state.last), reverse=True)
+    tenants = [(-holds[salt], salt) for salt in queues]
+    heapify(tenants)
+    gone: list[int] = []
+    while tenants and len(gone) < count:
+        held, salt = tenants[0]
+        state = queues[salt].pop()
+        gone.append(state.number)
+        if queues[salt]:
+            heapreplace(tenants, (held + weigh(state), salt))
+        else:
+            heappop(tenants)
+    return gone

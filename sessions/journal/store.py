@@ -8,13 +8,12 @@ operation means.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -23,18 +22,11 @@ from ..errors import RecordDamaged, StorageUnavailable, StoreUnusable
 from ..settings import JournalSettings
 from . import segment
 from .compaction import Compaction, dispensable
-from .folder import FOLDER, IDENTITY, Disk, Identity, mismatch, write_identity
-from .logs import Log, LogFolder, named
-from .records import (
-    AnyOperation,
-    Keyring,
-    SessionRecord,
-    append,
-    drop,
-)
-from .retention import TenantShares, surplus
+from .folder import FOLDER, IDENTITY, Disk, Identity, mismatch, named, write_identity
+from .logs import Log, LogFolder
+from .records import AnyOperation, Keyring, SessionRecord, append, drop
 from .segment import HIT, LOG_START, MISSING, SLOT_SHIFT, Fresh, Kind, all_bytes_at, slot_of
-from .state import Sessions, SessionState
+from .state import Sessions, SessionState, TenantShares, surplus
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +37,6 @@ DEAD_SHARE = 0.5  # of a log's bytes: it is rewritten
 MOST_SMALL = 8
 REST_SECONDS = 30.0  # after a compaction that failed
 MICROSECONDS = 1_000_000
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +53,7 @@ class StoredSession:
 
 
 Condense: TypeAlias = Callable[[Sequence[AnyOperation]], tuple[int, AnyOperation] | None]
-"""Makes a snapshot of a session's first operations: how many of them, and the snapshot; None if not worth
-it."""
+"""Makes a snapshot of a session's first operations, and says how many; None if not worth it."""
 
 
 class JournalStore:
@@ -80,8 +70,7 @@ class JournalStore:
         self.shares = TenantShares(settings.tenants)
         self.mismatches: list[str] = []
         """How the journal differs from that of the last start, one sentence each."""
-        self.fresh = logs.made
-        """Whether there was no journal before `open`."""
+        self._fresh = logs.made  # there was no journal before
         self._settings = settings
         self._writes = True
         self._declined: dict[int, int] = {}  # sessions that could not be condensed, and their operations then
@@ -97,13 +86,13 @@ class JournalStore:
         settings: JournalSettings,
         *,
         disk: Disk | None = None,
-        known: segment.SegmentHeader | None = None,
+        known: Identity | None = None,
         write: bool = True,
         whole: bool = False,
     ) -> JournalStore:
         """Open or make the store of ``model`` (b"": of any model). Hold its lock, unless ``write`` is false.
 
-        ``known``: the header as `identity` has it, in case no log's header can be read. ``whole``: read every
+        ``known``: the store's identity, in case no log's header can be read. ``whole``: read every
         log, not only their indexes. Raises ``StoreUnusable`` or one of its kinds.
         """
         size = settings.log_bytes
@@ -135,7 +124,7 @@ class JournalStore:
 
     def close(self) -> None:
         """Close the files."""
-        if self.generation and self._writes:
+        if self.logs.generation and self._writes:
             self.note()
         if self._compaction is not None:
             self._compaction.abandon()
@@ -158,7 +147,7 @@ class JournalStore:
                 raise
             written = self.logs.append(records)
         self._apply(records, *written)
-        if self.logs.unnoted and self.generation:
+        if self.logs.unnoted and self.logs.generation:
             self.note()
 
     def begin(self, generation: int) -> None:
@@ -168,8 +157,7 @@ class JournalStore:
         self.note()
 
     def note(self, without: Sequence[Log] = ()) -> None:
-        """Write `identity`, as if the logs ``without`` were removed already. If that fails it is tried again
-        later."""
+        """Write `identity`, as if the logs ``without`` were removed; after a failure, again later."""
         try:
             write_identity(self.folder, self.logs.identity(without), self.logs.disk)
         except OSError as fault:
@@ -179,12 +167,7 @@ class JournalStore:
 
     def mismatch(self, known: Identity | None) -> str:
         """How the journal differs from the identity ``known``; "" if it does not."""
-        return mismatch(known, self.logs.identity(), fresh=self.fresh, absent=self.logs.explained)
-
-    @property
-    def generation(self) -> int:
-        """How many servers have started with this store."""
-        return self.logs.generation
+        return mismatch(known, self.logs.identity(), fresh=self._fresh, absent=self.logs.explained)
 
     def erase(self, numbers: Sequence[int]) -> None:
         """Forget these sessions. Raises ``StorageUnavailable``."""
@@ -234,10 +217,7 @@ class JournalStore:
         return behind >= least and state.grown >= state.base
 
     def condense(self, number: int, how: Condense) -> bool:
-        """Replace a session's first operations by a snapshot, unless it has forks; whether that was done.
-
-        Raises ``StorageUnavailable``, ``RecordDamaged``.
-        """
+        """Replace a session's first operations by a snapshot, unless it has forks; whether that was done."""
         self.long.discard(number)
         state = self.sessions.states.get(number)
         if state is None:
@@ -257,15 +237,18 @@ class JournalStore:
     def free_bytes(self) -> int | None:
         """Free bytes on the disk; None if the folder is gone."""
         try:
-            found = os.statvfs(self.logs.folder)
+            return self.logs.free_bytes()
         except OSError:
             return None
-        return found.f_bavail * found.f_frsize
 
     def sweep(self, keep: frozenset[int], *, aged: bool = True) -> int:
-        """Forget the sessions that retention gives up, none of those in ``keep``; returns how many. If not
-        ``aged``, none is forgotten for its age."""
-        gone = self._past(keep, aged=aged)
+        """Forget what retention gives up, none in ``keep``, none for its age if not ``aged``; how many."""
+        kept = [state for state in self.sessions.states.values() if state.kept]
+        oldest = (time.time() - self._settings.max_age_seconds) * MICROSECONDS if aged else 0.0
+        gone = [state.number for state in kept if state.used < oldest]
+        left = [state for state in kept if state.used >= oldest]
+        gone += surplus(left, len(left) - self._settings.max_sessions, lambda state: 1)
+        gone = [number for number in gone if number not in keep]
         self.erase(gone)
         return len(gone)
 
@@ -274,18 +257,14 @@ class JournalStore:
         states = self.sessions.states.values()
         closed = [state for state in states if state.kept and state.number not in keep]
         gone = surplus(closed, SWEEP_SESSIONS, lambda state: max(1, state.base + state.grown))
-        if gone:
-            self.write([drop(number) for number in gone])
+        self.erase(gone)
         return bool(gone)
 
     def keep_shares(self, live: Container[int]) -> frozenset[bytes]:
         """Forget what tenants have beyond their shares, but no open session. Returns the tenants that still
-        fill their shares.
-
-        Raises ``StorageUnavailable``.
-        """
+        fill their shares. Raises ``StorageUnavailable``."""
         while gone := self.shares.surplus(live, SWEEP_SESSIONS):
-            self.write([drop(number) for number in gone])
+            self.erase(gone)
         return self.shares.full()
 
     # --- room -----------------------------------------------------------------------------------------------
@@ -335,7 +314,7 @@ class JournalStore:
     def _remove(self, gone: Sequence[Log]) -> bool:
         """Remove these logs; whether all could be removed. `identity` is written first: a log that it lists and
         that is absent counts as lost."""
-        if self.generation:
+        if self.logs.generation:
             self.note(without=gone)
         removed = True
         for one in gone:
@@ -420,15 +399,9 @@ class JournalStore:
 
     # --- reading --------------------------------------------------------------------------------------------
 
-    def next_number(self) -> int:
-        """The next number for a session."""
-        return self.logs.next_session
-
     def handle(self, digest: bytes) -> tuple[int, bytes] | None:
-        """The number and the owner of the session that a handle opens; None for an unknown handle.
-
-        Raises ``RecordDamaged``, ``StorageUnavailable``.
-        """
+        """The number and the owner of the session that a handle opens; None for an unknown handle. Raises
+        ``RecordDamaged``, ``StorageUnavailable``."""
         number = self.sessions.handles.get(digest)
         return None if number is None else (number, self._record(number).owner)
 
@@ -442,10 +415,8 @@ class JournalStore:
         return StoredSession(number, record, ring, self._operations(state), state.count)
 
     def fork_tree(self, number: int) -> list[tuple[int, SessionRecord]]:
-        """Number and record of each session of this one's fork tree that is kept and not damaged.
-
-        Raises ``RecordDamaged`` if this session's own record is damaged, and ``StorageUnavailable``.
-        """
+        """Number and record of each session of this one's fork tree that is kept and not damaged. Raises
+        ``RecordDamaged`` if this session's own record is damaged, and ``StorageUnavailable``."""
         found = [(number, self._record(number))]
         for one in self.sessions.fork_tree(number):
             if one != number:
@@ -482,8 +453,7 @@ class JournalStore:
 
     def _load(self, parts: list[Any]) -> None:
         """Build the index from the records, and log what is damaged."""
-        generation = self.sessions.load(parts)
-        self.logs.generation = max(self.logs.generation, generation)
+        self.sessions.load(parts)
         for one in self.logs.logs.values():
             one.live = 0
         for places in self.sessions.live():
@@ -518,8 +488,7 @@ class JournalStore:
         return tuple(found)
 
     def _read(self, number: int, kind: Kind, index: int, place: int, form: Any, needed_by: int) -> Any:
-        """Read a record. If it is damaged, its session and the one that needs it count as damaged from now
-        on."""
+        """Read a record. If it is damaged, its session and the one that needs it are damaged from now on."""
         try:
             return self._decoded(place, kind, number, index, form)
         except RecordDamaged as fault:
@@ -554,12 +523,3 @@ class JournalStore:
         for state in sorted(self.sessions.states.values(), key=lambda state: state.last if state.kept else 0):
             if state.record:
                 self.shares.count(state, self._size(state))
-
-    def _past(self, keep: frozenset[int], *, aged: bool) -> list[int]:
-        """The sessions to forget: those unused for too long, and those beyond the number that is kept."""
-        kept = [state for state in self.sessions.states.values() if state.kept]
-        oldest = (time.time() - self._settings.max_age_seconds) * MICROSECONDS if aged else 0.0
-        past = [state.number for state in kept if state.used < oldest]
-        left = [state for state in kept if state.used >= oldest]
-        past += surplus(left, len(left) - self._settings.max_sessions, lambda state: 1)
-        return [number for number in past if number not in keep]

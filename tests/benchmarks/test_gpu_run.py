@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.benchmarks.gpu import attention, engine, measure, models, run, wheels
-from holdfast.benchmarks.gpu.limits import limited
+from holdfast.benchmarks.gpu.measure import limited
 from holdfast.benchmarks.harness import servers
 from holdfast.benchmarks.harness.servers import run_seconds
 from holdfast.benchmarks.toys import make_toy

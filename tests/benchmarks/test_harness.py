@@ -16,8 +16,7 @@ from safetensors.torch import save_file
 
 from holdfast.benchmarks.harness.options import CannotMeasure, Options
 from holdfast.benchmarks.harness.rounds import agreeing, prompt, ratio, rotated, slope
-from holdfast.benchmarks.harness.talk import Request
-from holdfast.benchmarks.harness.traffic import LoadPoint, ResourceUsage
+from holdfast.benchmarks.harness.traffic import LoadPoint, Request, ResourceUsage
 from holdfast.benchmarks.harness.workers import PEER_SCRIPT, Command, EngineWorker, commands, environment
 from holdfast.benchmarks.peers.worker import FirstToken, read_safetensors
 from holdfast.benchmarks.report import summary

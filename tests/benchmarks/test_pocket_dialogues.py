@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from transformers import PreTrainedTokenizerFast
 
+from holdfast.benchmarks.pocket.chatter import STORIES
 from holdfast.benchmarks.pocket.dialogues import dialogue
 from holdfast.benchmarks.pocket.script import Dialogue, head, segments
 from holdfast.benchmarks.pocket.skills import SKILLS, ScoredConversation, conversations
-from holdfast.benchmarks.pocket.stories import STORIES
 from holdfast.benchmarks.pocket.tokens import MARKS, SPECIAL, train_tokenizer
 from holdfast.benchmarks.pocket.words import WorldWords, is_held_out
 

@@ -116,11 +116,11 @@ def build(model: LoadedModel, *, blocks: int = 1024, **numbers: int) -> Engine:
         **{"max_context": min(blocks * BLOCK, 4096), "max_sequences": 16, "max_step_tokens": 512, **numbers},
     )
     groups = model.kv_groups(BLOCK)
-    arenas = [DeviceArena(group, blocks, "cpu", torch.float32) for group in groups]
+    arenas = [DeviceArena(group, blocks, "cpu") for group in groups]
     for arena in arenas:
         arena.poison(range(blocks))
     hasher = BlockHasher(b"0" * 32, BLOCK)
-    scheduler = Scheduler(settings, BlockPool(blocks, BLOCK, debug=True), hasher, model.namespace(groups))
+    scheduler = Scheduler(settings, BlockPool(blocks, debug=True), hasher, model.namespace(groups))
     return Engine(scheduler, TorchRunner(model.decoder, *arenas), debug=True)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-import torch
 from xxhash import xxh3_64_intdigest
 
 from holdfast.benchmarks.harness.replay import InlineDisk
@@ -111,7 +110,7 @@ class Stage:
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     model = load_model("pocket", "cpu", "float32")
     (group,) = model.kv_groups(BLOCK)
-    arena = DeviceArena(group, BLOCKS, "cpu", torch.float32)
+    arena = DeviceArena(group, BLOCKS, "cpu")
     arena.poison(range(BLOCKS))
     fd = make_memory(3 * 4096 + SLOTS * (group.block_bytes + 4096 + 64))
     tier = HostTier(SlotMemory(fd, bytes(16), group.block_bytes))
@@ -122,7 +121,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     )
     scheduler = Scheduler(
         settings,
-        BlockPool(BLOCKS, BLOCK, debug=True),
+        BlockPool(BLOCKS, debug=True),
         BlockHasher(bytes(32), BLOCK),
         model.namespace((group,)),
         tier,

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -15,12 +17,14 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.execution.runner import TorchRunner
-from holdfast.runtime.link.client import choices
+from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.messages import (
     Finish,
     Generate,
     Open,
+    Opening,
     Refusal,
+    Row,
     Sampling,
     TokenLimits,
     TokenLogprob,
@@ -101,10 +105,10 @@ def build(model: LoadedModel, depth: int, blocks: int = 256) -> Engine:
         depth=depth,
     )
     groups = model.kv_groups(BLOCK)
-    arenas = [DeviceArena(group, blocks, "cpu", torch.float32) for group in groups]
+    arenas = [DeviceArena(group, blocks, "cpu") for group in groups]
     for arena in arenas:
         arena.poison(range(blocks))
-    pool = BlockPool(blocks, BLOCK, debug=True)
+    pool = BlockPool(blocks, debug=True)
     scheduler = Scheduler(settings, pool, BlockHasher(b"0" * 32, BLOCK), model.namespace(groups))
     return Engine(scheduler, TorchRunner(model.decoder, *arenas), debug=True)
 
@@ -269,6 +273,23 @@ def test_stop_ids_and_the_least_number_of_tokens(pocket: LoadedModel, how: Sampl
         assert later.tokens[:9] + rest[0].tokens == later.tokens
 
 
+async def choices(
+    link: EngineLink, prompt: list[int], sampling: Sampling, limits: TokenLimits, n: int
+) -> Any:
+    """The rows of ``n`` generations of ``prompt``, computed once; number i has seed ``sampling.seed + i``."""
+    first = await link.begin(Opening(), sampling, limits, tokens=prompt)
+    row = await anext(first)  # once the first token is sampled the prompt has KV to share
+    made: list[list[Row]] = [[row]]
+    opened = [first.state.seq, *await link.fork(first.state.seq, n - 1, len(prompt))]
+    seeds = [msgspec.structs.replace(sampling, seed=sampling.seed + number) for number in range(1, n)]
+    others = [await link.generate(seq, how, limits) for seq, how in zip(opened[1:], seeds, strict=True)]
+    made[0] += [row async for row in first]
+    made += [[row async for row in other] for other in others]
+    for seq in opened:
+        await link.close(seq)
+    return made
+
+
 @pytest.mark.anyio
 async def test_choices_share_the_prompt_and_are_what_their_seeds_say_alone(pocket: LoadedModel) -> None:
     prompt, how = prompts(6)[5], Sampling(2.0, seed=8, logprobs=1)
@@ -280,8 +301,9 @@ async def test_choices_share_the_prompt_and_are_what_their_seeds_say_alone(pocke
         before = await link.statistics()
         made = await choices(link, prompt, how, TokenLimits(10), 4)
         after = await link.statistics()
-    assert [one.tokens for one in made] == alone
-    assert all(one.finish is Finish.LENGTH and len(one.logprobs) == 10 for one in made)
+    assert [[token for row in rows for token in row.tokens] for rows in made] == alone
+    for rows in made:
+        assert rows[-1].finish is Finish.LENGTH and sum(len(row.logprobs or ()) for row in rows) == 10
     computed = after["computed"] - before["computed"]
     assert computed <= len(prompt) + 4 * 10, "the prompt is computed once"
     assert after["sequences"] == before["sequences"]

@@ -165,7 +165,7 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(server: Serving) -> 
         leaving.socket.transport.abort()
     async with wire(server.url) as good:
         await works(good)
-    if open_still := server.service.connections:
+    if open_still := server.service._sockets:
         await asyncio.wait(open_still)
     engine = await server.engine.link.statistics()
     assert engine["sequences"] == engine["running"] == 0 and engine["leaks"] == 0

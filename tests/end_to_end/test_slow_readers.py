@@ -76,7 +76,7 @@ async def test_a_real_socket_that_is_not_read_is_dropped_too(pocket: EngineSetti
         port=0, limits=replace(ClientLimits(), stall_seconds=1.0, send_buffer_bytes=4096)
     )
     async with serving(settings, pocket) as running, wire(running.url, max_queue=1) as deaf:
-        (connection,) = running.service.connections
+        (connection,) = running.service._sockets
         part = {"type": "input_text", "text": "x" * 1_000_000}
         item = {"type": "message", "role": "user", "content": [part]}
         create = {"type": "conversation.item.create", "item": item}

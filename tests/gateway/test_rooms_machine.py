@@ -138,7 +138,7 @@ class RoomsMachine(RuleBasedStateMachine):
         live, socket = self.one(index)
         self.handles.append((live.session.handles.current, self.book.salt_of(live.id)))
         del self.held[live.id]
-        if not live.responses:
+        if not live.running:
             self.keep.discard(live.id)
 
         async def left() -> None:
@@ -172,7 +172,7 @@ class RoomsMachine(RuleBasedStateMachine):
         if self.held:
             live, _ = self.one(index)
             self.run(RealtimeFace.side_of(live).take(SAY))
-            assert live.responses
+            assert live.running
             self.keep.add(live.id)
 
     @rule()

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.gateway import limit_checks
 from holdfast.gateway.auth import salt_of
 from holdfast.gateway.cli import doctor
 from holdfast.gateway.cli.serve import run
 from holdfast.gateway.errors import KeysUnusable, LimitsTooLarge, wire_error
-from holdfast.gateway.limit_checks import check, check_leases
 from holdfast.gateway.quotas import CLIENT_QUOTAS, TENANT_QUOTAS
 from holdfast.gateway.settings import ClientLimits, GatewaySettings
-from holdfast.gateway.tenants import ALLOWED, Allowance, Tenants
+from holdfast.gateway.tenants import ALLOWED, Allowance, Tenants, amount, check, check_leases, told
 from holdfast.runtime.link.messages import Hello
 from holdfast.runtime.settings import EngineSettings, TenantBudget
 from holdfast.sessions.settings import UNLIMITED, JournalShare, TenantLimits
@@ -173,7 +171,7 @@ def test_a_limit_and_a_sum_of_limits_must_fit_the_server(
     check(asking(tmp_path, acme={limit: alone - 1}, zenith={limit: 1}, free={}), settings, engine)
     with pytest.raises(LimitsTooLarge) as single:
         check(asking(tmp_path, acme={limit: alone + 1}), settings, engine)
-    tell = limit_checks.amount(limit)
+    tell = amount(limit)
     assert told.format(f"acme {tell(alone + 1)}") in single.value.message
     with pytest.raises(LimitsTooLarge) as summed:
         check(asking(tmp_path, acme={limit: alone - 1}, zenith={limit: 2}), settings, engine)
@@ -234,8 +232,8 @@ def test_doctor_shows_the_limits_and_checks_them_with_a_model(
 
 
 def test_every_limit_is_shown() -> None:
-    assert limit_checks.told(Allowance()) == "no limits"
-    words = limit_checks.told(Allowance(**dict.fromkeys(ALLOWED, 7))).split(", ")
+    assert told(Allowance()) == "no limits"
+    words = told(Allowance(**dict.fromkeys(ALLOWED, 7))).split(", ")
     assert len(words) == len(ALLOWED) and all("7" in word for word in words)
 
 

@@ -1,50 +1,56 @@
-"""The audit finds every way in which books can be wrong."""
+"""The audit finds every way in which a pool's state can be wrong."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 
 import pytest
 
-from holdfast.kvstore.audit import Books, balance
 from holdfast.kvstore.errors import LeakFound
-
-GOOD = Books(
-    blocks=5,
-    free=[0],
-    references={1: 2, 2: 1},
-    fenced=[3],
-    cached=[4],
-    sealed=frozenset({2, 4}),
-    in_flight=True,
-)
+from holdfast.kvstore.pool import BlockPool
 
 
-def test_good_books_pass() -> None:
-    balance(GOOD)
-    balance(GOOD, {1: 2, 2: 1, 0: 0})
+def sound() -> BlockPool:
+    """Block 0 is free, 1 held twice, 2 held once and sealed, 3 fenced, 4 cached."""
+    pool = BlockPool(5)
+    _, one, two, three, four = pool.allocate(5).blocks
+    pool.share([one], None)
+    pool.seal(two, b"two")
+    pool.seal(four, b"four")
+    pool.release([0, four])
+    pool.launched(1)
+    pool.release([three])
+    return pool
+
+
+def test_a_sound_pool_passes() -> None:
+    pool = sound()
+    pool.audit()
+    pool.audit({1: 2, 2: 1, 0: 0})
 
 
 @pytest.mark.parametrize(
-    ("wrong", "complaint"),
+    ("harm", "complaint"),
     [
-        ({"free": [0, 1]}, "in two states: 1"),
-        ({"free": [0, 0]}, "in two states: 0"),
-        ({"free": []}, "in no state: 0"),
-        ({"free": [0, 5]}, "not of this pool: 5"),
-        ({"references": {1: 0, 2: 1}}, "held without a reference: 1"),
-        ({"sealed": frozenset({2})}, "cached without a key: 4"),
-        ({"sealed": frozenset({0, 2, 4})}, "free with a key: 0"),
-        ({"in_flight": False}, "fenced with no step in flight: 3"),
-        ({"blocks": 40}, "in no state: 5, 6, 7, 8, 9, 10, 11, 12 and 27 more"),
+        (lambda pool: pool._free.append(1), "in two states: 1"),
+        (lambda pool: pool._free.append(0), "in two states: 0"),
+        (lambda pool: pool._free.clear(), "in no state: 0"),
+        (lambda pool: pool._free.append(5), "not of this pool: 5"),
+        (lambda pool: pool._references._counts.__setitem__(1, -1), "held without a reference: 1"),
+        (lambda pool: pool.index.drop([4]), "cached without a key: 4"),
+        (lambda pool: pool.index.add(b"free", 0), "free with a key: 0"),
+        (lambda pool: pool._in_flight.clear(), "fenced with no step in flight: 3"),
+        (lambda pool: setattr(pool, "blocks", 40), "in no state: 5, 6, 7, 8, 9, 10, 11, 12 and 27 more"),
     ],
 )
-def test_wrong_books_do_not(wrong: dict[str, object], complaint: str) -> None:
+def test_a_wrong_one_does_not(harm: Callable[[BlockPool], object], complaint: str) -> None:
+    pool = sound()
+    harm(pool)
     with pytest.raises(LeakFound) as found:
-        balance(replace(GOOD, **wrong))  # type: ignore[arg-type]
+        pool.audit()
     assert str(found.value) == complaint
 
 
 def test_all_complaints_are_listed() -> None:
     with pytest.raises(LeakFound, match=r"block 1 is held 2 times, 1 .*; block 3 is held 0 times, 1 "):
-        balance(GOOD, {1: 1, 2: 1, 3: 1})
+        sound().audit({1: 1, 2: 1, 3: 1})

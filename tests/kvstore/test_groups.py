@@ -18,11 +18,6 @@ def test_a_block_s_bytes() -> None:
     assert replace(GROUP, dtype="float32").block_bytes == 2 * GROUP.block_bytes
 
 
-@pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (32, 2)])
-def test_blocks_for_tokens(tokens: int, blocks: int) -> None:
-    assert GROUP.blocks_for(tokens) == blocks
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -12,20 +12,15 @@ KEYS = [bytes([at]) for at in range(6)]
 
 
 def filled(*held: int) -> PrefixIndex:
-    index = PrefixIndex(16)
+    index = PrefixIndex()
     for at in held:
         assert index.add(KEYS[at], 100 + at)
     return index
 
 
-def test_nothing_matched_goes_on_from_the_root() -> None:
-    match = filled().match(KEYS, b"root")
-    assert (match.blocks, match.tokens, match.key) == ((), 0, b"root")
-
-
-def test_a_match_is_the_longest_beginning_and_carries_its_key() -> None:
-    match = filled(0, 1, 3, 4).match(KEYS, b"root")
-    assert (match.blocks, match.tokens, match.key) == ((100, 101), 32, KEYS[1])
+def test_a_match_is_the_longest_beginning() -> None:
+    assert filled().match(KEYS) == []
+    assert filled(0, 1, 3, 4).match(KEYS) == [100, 101]
 
 
 def test_the_first_block_of_a_key_stays() -> None:
@@ -43,22 +38,14 @@ def test_a_dropped_key_can_name_another_block() -> None:
     assert index.block_of(KEYS[0]) is None
     assert index.key_of(100) is None
     assert index.add(KEYS[0], 7)
-    assert index.match(KEYS, b"").blocks == (7, 101)
+    assert index.match(KEYS) == [7, 101]
     assert index.blocks() == {7, 101}
     assert len(index) == 2
 
 
-def test_statistics_count_what_was_asked_and_found() -> None:
-    index = filled(0, 1)
-    index.match(KEYS, b"")
-    index.match(KEYS[2:], b"")
-    now = index.statistics()
-    assert (now.entries, now.lookups, now.asked, now.found) == (2, 2, 10, 2)
-
-
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 5)), max_size=40))
 def test_both_ways_agree_with_a_dict(moves: list[tuple[bool, int, int]]) -> None:
-    index, shadow = PrefixIndex(1), dict[bytes, int]()
+    index, shadow = PrefixIndex(), dict[bytes, int]()
     for adding, key, block in moves:
         if adding and block not in shadow.values():
             assert index.add(KEYS[key], block) is (KEYS[key] not in shadow)

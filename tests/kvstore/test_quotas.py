@@ -48,7 +48,7 @@ def fill(tier: HostTier, tenant: int, number: int) -> None:
 
 def use(tier: HostTier, tenant: int, number: int) -> bool:
     """One use of a record, which is made anew where it is not there; whether it was."""
-    if tier.find(key(tenant, number)) is not None:
+    if tier.find([key(tenant, number)]):
         tier.touch([key(tenant, number)])
         return True
     fill(tier, tenant, number)
@@ -115,9 +115,9 @@ def test_no_tenant_loses_a_record_while_another_has_more_that_could_go(acts: lis
     tier = HostTier(memory_of_exactly(12))
     leased: set[bytes] = set()
     for number, (tenant, act) in enumerate(acts):
-        mine = [one for one in tier.oldest(99) if one[0] == tenant]
+        mine = [one for one in tier.in_order() if one[0] == tenant]
         if act == "fill":
-            before, could = Counter(tier.held()), set(tier.oldest(99)) - leased
+            before, could = Counter(tier.held()), set(tier.in_order()) - leased
             fill(tier, tenant, number)
             before[tenant] += 1
             after = Counter(tier.held())

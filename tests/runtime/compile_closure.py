@@ -22,7 +22,7 @@ from holdfast.kernels.gpu.ahead import compiling_for
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.execution.warmup import rehearse
-from holdfast.runtime.grammar.matcher import ANY_TOKEN
+from holdfast.runtime.grammar.llguidance import ANY_TOKEN
 from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.model.load import load_model
 from holdfast.runtime.plan import BlockCopy, Plan, PlanRow

@@ -375,7 +375,7 @@ def device_engine(
     mover = None if memory is None else BlockMover([arena], memory, device=device)
     decoder = DigestDecoder(device, vocab_size, poison)
     runner = TorchRunner(decoder, arena, mover=mover, device=device)  # type: ignore[arg-type]
-    pool = BlockPool(settings.blocks, settings.block_tokens, debug=True)
+    pool = BlockPool(settings.blocks, debug=True)
     hasher = BlockHasher(SECRET, settings.block_tokens)
     tier = None if memory is None else PoisoningTier(memory)
     if disk is not None and tier is not None:

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from holdfast.runtime.errors import GrammarInvalid
-from holdfast.runtime.grammar.matcher import Matcher
+from holdfast.runtime.grammar.llguidance import Matcher
 from holdfast.runtime.link.messages import Grammar, GrammarKind
 
 

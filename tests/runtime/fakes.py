@@ -22,14 +22,13 @@ from random import Random
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from holdfast.kvstore.disk.client import DiskStatistics
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import GrammarStuck
-from holdfast.runtime.grammar.matcher import Compiler, Matchers
+from holdfast.runtime.grammar.llguidance import Compiler, Matchers
 from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.plan import BlockCopy, BlockLoad, BlockSave, Outcome, Plan, RowFault
 from holdfast.runtime.scheduler.scheduler import Scheduler
@@ -400,7 +399,7 @@ def fake_engine(
     ``memory``: its host tier's, of slots of `slot_bytes`; ``disk``: below that, its clock is the engine's, else
     ``clock``.
     """
-    pool = BlockPool(settings.blocks, settings.block_tokens, debug=True)
+    pool = BlockPool(settings.blocks, debug=True)
     hasher = BlockHasher(SECRET, settings.block_tokens)
     runner.setdefault("vocab_size", settings.vocab_size)
     matchers = Matchers()
@@ -479,7 +478,7 @@ class FakeDisk:
     def read(self, keys: list[bytes], blocks: list[int]) -> list[int]:
         found: list[int] = []
         for key, block in zip(keys, blocks, strict=False):
-            slot = self._host.find(key)
+            slot = next(iter(self._host.find([key])), None)
             if slot is not None:
                 tokens, payload = self._tokens(slot), bytes(self._host.memory.payload(slot))
             elif self.in_page_cache(key) and self._chance.random() < 0.95:
@@ -525,9 +524,6 @@ class FakeDisk:
     def touch(self, key: bytes) -> None:
         """Nothing is ever given up here."""
 
-    def lease(self, holder: int, keys: Iterable[bytes]) -> None:
-        """Leases are of no account here."""
-
     def evict_first(self, keys: Iterable[bytes]) -> None:
         """Nothing is ever given up here."""
 
@@ -558,8 +554,8 @@ class FakeDisk:
     def _tokens(self, slot: int) -> int:
         return self._host.memory.entry(slot).tokens
 
-    def statistics(self) -> DiskStatistics:
-        return DiskStatistics(len(self.records), len(self._restore), 0, self.fetched, 0, 0)
+    def statistics(self) -> dict[str, int]:
+        return {"records": len(self.records), "waiting": len(self._restore), "fetched": self.fetched}
 
     def close(self) -> None:
         """Nothing to leave."""

@@ -66,6 +66,14 @@ async def ask(session: Session, text: str, **request: object) -> ReplyDone:
     return (await read(session, TurnRequest.checked(**request)))[1]
 
 
+async def cancel(session: Session) -> bool:
+    """Cancel the response that writes the conversation; False if there is none."""
+    writers = [response for response in session._live() if response.writes]
+    for response in writers:
+        await response.cancel()
+    return bool(writers)
+
+
 def text_of(events: list[ReplyEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, ReplyTextDelta))
 

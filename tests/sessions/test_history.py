@@ -13,6 +13,7 @@ from holdfast.sessions.items import FunctionCall, Message, Preamble, new_id
 from holdfast.sessions.token_ids import ids_of
 from holdfast.sessions.tree import Draft, TurnReply
 from holdfast.sessions.turn.events import MissReason
+from holdfast.sessions.turn.request import TurnRequest
 
 
 def user(item_id: str = "") -> Message:
@@ -41,7 +42,7 @@ def drafted(turn: RunningTurn) -> Draft:
 
 
 def take_turn(history: History, *item_ids: str) -> None:
-    turn = history.begin_turn()
+    turn = history.place(TurnRequest.checked()).turn
     history.commit_turn(turn, drafted(turn), said(*item_ids))
 
 
@@ -97,18 +98,18 @@ def test_appending_keeps_the_head_as_base() -> None:
 
 def test_one_turn_at_a_time() -> None:
     history = History()
-    turn = history.begin_turn()
+    turn = history.place(TurnRequest.checked()).turn
     with pytest.raises(ConversationBusy):
-        history.begin_turn()
+        history.place(TurnRequest.checked())
     history.abort_turn(turn)
-    history.begin_turn()
+    history.place(TurnRequest.checked())
 
 
 def test_an_aborted_turn_leaves_no_trace() -> None:
     history = History()
     history.insert(user("a"))
     before = history.script()
-    history.abort_turn(history.begin_turn())
+    history.abort_turn(history.place(TurnRequest.checked()).turn)
     assert history.script() == before
     assert history.head is None
 
@@ -152,7 +153,7 @@ def test_a_preamble_that_comes_back_costs_nothing() -> None:
 def test_editing_within_a_reply_gives_up_its_ids_and_keeps_its_other_items() -> None:
     history = History()
     history.insert(user("a"))
-    turn = history.begin_turn()
+    turn = history.place(TurnRequest.checked()).turn
     call = FunctionCall(id="c", call_id="call", name="f", arguments="{}")
     reply = TurnReply((Message(id="b", role="assistant", text="yes"), call), ids_of([7]), True)
     history.commit_turn(turn, drafted(turn), reply)
@@ -189,7 +190,7 @@ class Editing(RuleBasedStateMachine):
     @precondition(lambda self: self.turn is None)
     @rule()
     def begin(self) -> None:
-        self.turn = self.history.begin_turn()
+        self.turn = self.history.place(TurnRequest.checked()).turn
         self.shadow.append("*")
 
     @precondition(lambda self: self.turn is not None)

@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from holdfast.sessions.items import FunctionCallOutput, Preamble, Tool
-from holdfast.sessions.return_hints import PATIENCE, Wait, Waits
+from holdfast.sessions.placement import PATIENCE, Waits
 from holdfast.sessions.session import Session
 
 from .session_stage import ask, read, reciting, run, session_on
@@ -154,13 +154,12 @@ async def test_a_session_that_is_closed_says_nothing() -> None:
 
 def test_a_pause_is_kept_with_what_was_expected_of_it() -> None:
     now = [0.0]
-    waits = Waits(keep=2, clock=lambda: now[0])
+    waits = Waits(clock=lambda: now[0])
     for session, expected, real in (("a", 1.0, 3.0), ("b", 5.0, 2.0), ("c", 4.0, 4.5)):
-        waits.leaves(session, 100, expected)
+        waits.leaves(session, expected)
         assert waits.statistics()["waiting"] == 1
         now[0] += real
         waits.returns(session)
-    assert list(waits.records) == [Wait("b", 100, 5.0, 2.0), Wait("c", 100, 4.0, 4.5)]
     assert waits.statistics() == {
         "waits_ended": 3,
         "waits_early": 1,
@@ -173,15 +172,20 @@ def test_a_pause_is_kept_with_what_was_expected_of_it() -> None:
 def test_the_last_expectation_counts_and_a_closed_session_does_not_return() -> None:
     now = [0.0]
     waits = Waits(clock=lambda: now[0])
-    waits.leaves("a", 10, 60.0)
+    waits.leaves("a", 60.0)
     now[0] = 5.0
-    waits.leaves("a", 10, 1.0)
+    waits.leaves("a", 1.0)
     now[0] = 7.0
     waits.returns("a")
     waits.returns("a")
     waits.returns("unknown")
-    assert list(waits.records) == [Wait("a", 10, 1.0, 2.0)]
-    waits.leaves("b", 10, 1.0)
+    found = waits.statistics()
+    assert (found["waits_ended"], found["waits_expected_seconds"], found["waits_real_seconds"]) == (
+        1,
+        1.0,
+        2.0,
+    )
+    waits.leaves("b", 1.0)
     waits.ends("b")
     waits.returns("b")
     assert waits.statistics()["waits_ended"] == 1 and waits.statistics()["waiting"] == 0

@@ -14,6 +14,7 @@ from .session_stage import (
     END,
     NAME,
     ask,
+    cancel,
     one_shot,
     prompts,
     read,
@@ -97,7 +98,7 @@ async def test_cancel_keeps_what_was_said_and_its_kv(ahead: int) -> None:
     say(session, "Count")
     response = session.respond(TurnRequest.checked())
     events = [await anext(response) for _ in range(4)]
-    assert await session.cancel()
+    assert await cancel(session)
     events += [event async for event in response]
     done = events[-1]
     assert (done.status, done.reason) == (ReplyStatus.CANCELLED, EndReason.CLIENT_CANCELLED)
@@ -114,7 +115,7 @@ async def test_cancel_keeps_what_was_said_and_its_kv(ahead: int) -> None:
     )
     assert done.usage.prefilled_tokens <= done.usage.new_tokens
     assert done.usage.miss_reason is None
-    assert not await session.cancel()
+    assert not await cancel(session)
 
 
 @run
@@ -128,7 +129,7 @@ async def test_cancel_while_the_reader_waits() -> None:
     link.flowing = False
     waiting = asyncio.create_task(anext(response))
     await link.stuck.wait()
-    assert await session.cancel()
+    assert await cancel(session)
     rest = [await waiting, *[event async for event in response]]
     assert rest[-1].status is ReplyStatus.CANCELLED
 
@@ -174,7 +175,7 @@ async def test_a_cut_is_told_at_once_and_the_turn_behind_it_waits_for_the_engine
     for _ in range(4):
         await anext(response)
     link.cut_off.add("stop")
-    assert await session.cancel()
+    assert await cancel(session)
     done = [event async for event in response][-1]
     assert done.status is ReplyStatus.CANCELLED and not session.history.busy
     await link.stuck.wait()

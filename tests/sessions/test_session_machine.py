@@ -11,7 +11,7 @@ from holdfast.sessions.items import Preamble
 from holdfast.sessions.turn.request import TurnRequest
 
 from .scripted_link import ScriptedLink
-from .session_stage import END, say, session_on, toks
+from .session_stage import END, cancel, say, session_on, toks
 
 actions = st.lists(
     st.sampled_from(
@@ -57,7 +57,7 @@ def test_whatever_happens_the_engine_holds_what_the_tree_says(
                 async for _ in response:
                     seen += 1
                     if action == "cancel" and seen == 3:
-                        await session.cancel()
+                        await cancel(session)
                     if action == "leave" and seen == 3:
                         break
             assert not session.history.busy

@@ -19,7 +19,7 @@ from holdfast.sessions.turn.request import TurnRequest
 from holdfast.sessions.turn.response import TurnResponse
 
 from .scripted_link import Held, ScriptedLink
-from .session_stage import END, LANGUAGE, ask, reciting, run, say, session_on, text_of, toks
+from .session_stage import END, LANGUAGE, ask, cancel, reciting, run, say, session_on, text_of, toks
 
 TALE = "The quick brown fox jumps over the lazy dog, and then 🎉 it goes home to sleep."
 
@@ -195,7 +195,7 @@ async def test_a_reply_cancelled_while_it_waits_keeps_its_words() -> None:
     link.die()
     reading = asyncio.create_task(rest(response, events))
     await link.waiting.wait()
-    await session.cancel()
+    await cancel(session)
     text, done = await reading
     assert done.status is ReplyStatus.CANCELLED and TALE.startswith(text) and text
     link.restart()

@@ -319,7 +319,7 @@ class VerbsMachine(RuleBasedStateMachine):
         child = await self.opened(
             [*session.log.operations, *operations], history=history.branch(), sequence=session.heir()
         )
-        await session.lend([child._sequence], history.head)
+        await session.lend([child], history.head)
         if response is not None:
             with pytest.raises(ConversationBusy):
                 session.rewind("root")

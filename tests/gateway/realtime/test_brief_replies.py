@@ -26,6 +26,7 @@ from holdfast.sessions.turn.events import (
     ReplyTextDelta,
     TurnUsage,
 )
+from holdfast.sessions.turn.request import TurnRequest
 
 BRIEF = {"events": "brief"}
 REPLY: tuple[ReplyEvent, ...] = (
@@ -112,7 +113,7 @@ def test_a_brief_reply_is_told_again_in_brief() -> None:
 def test_a_call_of_a_brief_reply_can_be_answered_while_that_runs() -> None:
     stage = Stage()
     (start,) = stage.asks(said("Hello"), **BRIEF)
-    stage.history.begin_turn()
+    stage.history.place(TurnRequest.checked())
     stage.runs(start, *REPLY[:-1])
     event = {"type": "conversation.item.create", "item": answered("c")}
     effects = stage.conversation.receive(codec.decode_client(msgspec.json.encode(event)))

@@ -35,6 +35,7 @@ from holdfast.sessions.turn.events import (
     TokenScore,
     TurnUsage,
 )
+from holdfast.sessions.turn.request import TurnRequest
 
 from .realtime_grammar import Grammar
 
@@ -397,7 +398,7 @@ def test_an_item_added_during_a_reply_follows_it() -> None:
     stage = Stage()
     stage.says("one", item={"id": "u1"})
     start = stage.starts()
-    turn = stage.history.begin_turn()
+    turn = stage.history.place(TurnRequest.checked()).turn
     early = stage.says("two", item={"id": "u2"})
     stage.tells(start.response_id, ReplyStarted(5), ReplyTextDelta("a", "Hi"))
     late = stage.says("three", item={"id": "u3"})

@@ -36,6 +36,7 @@ from holdfast.sessions.turn.events import (
     ReplyTextDelta,
     TurnUsage,
 )
+from holdfast.sessions.turn.request import TurnRequest
 
 from .realtime_grammar import Grammar
 
@@ -111,7 +112,7 @@ class ConversationMachine(RuleBasedStateMachine):
                 case Send(event=told):
                     self.grammar.feed(told)
                 case StartResponse(response_id=response_id, request=request):
-                    turn = None if request.out_of_band else self.history.begin_turn()
+                    turn = None if request.out_of_band else self.history.place(TurnRequest.checked()).turn
                     self.running[response_id] = Running(turn)
                 case CancelResponse(response_id=response_id):
                     self.running[response_id].cancelled = True

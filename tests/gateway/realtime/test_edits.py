@@ -63,7 +63,7 @@ async def test_sessions_on_one_socket_behave_as_on_sockets_of_their_own(client: 
         assert await told(alone[1]) == expected
         assert await beside[1].say("more", max_output_tokens=9).text()
         assert await told(chat) == expected, "the first goes on as it did alone"
-        connection = await chat._connection.share(chat.session.id)
+        connection = (await chat._connection.share(chat.session.id)).transport
         await connection.send(b'{"type":"response.cancel","session_id":"sess_nobody"}')
         with pytest.raises(ServerError) as refused:
             await chat._connection.answer("none", lambda event: False)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.gateway.net.outbox import Outbox
+from holdfast.gateway.net.outbox import Outbox, SessionOutbox
 from holdfast.gateway.realtime.event_log import WRITER, EventLog, EventPlace
 from holdfast.gateway.settings import ClientLimits
 from holdfast.sdk.frames import server
@@ -48,9 +48,9 @@ class Reader:
         self.outbox = Outbox(ClientLimits())
         self.events: list[dict[str, Any]] = []
         if resumes:
-            feed.attach(self.outbox, greeting, after, running=running)
+            feed.attach(SessionOutbox(self.outbox), greeting, after, running=running)
         else:
-            feed.open_to(self.outbox)
+            feed.open_to(SessionOutbox(self.outbox))
 
     async def read(self) -> list[str]:
         """What all frames that have left so far said."""
@@ -281,7 +281,7 @@ async def test_without_a_reader_a_reply_goes_on_until_no_more_can_be_kept() -> N
 
 async def test_a_reply_that_waits_for_a_reader_that_left_goes_on_with_the_next() -> None:
     feed = EventLog(ClientLimits(outbox_events=2))
-    slow = Outbox(ClientLimits(outbox_events=2))
+    slow = SessionOutbox(Outbox(ClientLimits(outbox_events=2)))
     feed.open_to(slow)
     feed.begin_reply()
     said(feed, "1", "2")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +18,9 @@ from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Client, ConnectionLost, ServerError, SessionLost
 from holdfast.sdk.frames.client import SessionFork, SessionPrune
+from holdfast.sessions import registry
 from holdfast.sessions.journal.journal import Journal
+from holdfast.sessions.journal.replay import replay
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import JournalSettings
 from holdfast.sessions.text.language import Language
@@ -118,7 +122,9 @@ async def test_a_session_pruned_while_it_prunes_completes_its_prune(tmp_path: Pa
                 pass
 
 
-async def test_a_session_pruned_while_it_is_resumed_is_gone(tmp_path: Path) -> None:
+async def test_a_session_pruned_while_it_is_resumed_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with kept(tmp_path) as (client, service, _, book), client.session() as chat:
         await chat.say(LONG).text()
         (fork,) = await chat.fork()
@@ -126,17 +132,18 @@ async def test_a_session_pruned_while_it_is_resumed_is_gone(tmp_path: Path) -> N
         handle, name = fork.handle or "", fork.session.id or ""
         for live in service.sessions():
             if live.id == name:
-                await service._live._leave(live, interrupt=True)  # type: ignore[union-attr]
+                sessions = service._live
+                assert sessions is not None and sessions._live.pop(name) is live
+                await sessions.registry.close(name, leave_readers=live.aclose, interrupt=True)
         assert len(service.sessions()) == 1
-        reached, opened = anyio.Event(), anyio.Event()
-        again = book._restored
+        reached, opened, loop = anyio.Event(), threading.Event(), asyncio.get_running_loop()
 
-        async def slowly(*args: Any) -> Any:
-            reached.set()
-            await opened.wait()
-            return await again(*args)
+        def slowly(*args: Any, **limits: Any) -> Any:
+            loop.call_soon_threadsafe(reached.set)
+            opened.wait(60)
+            return replay(*args, **limits)
 
-        book._restored = slowly  # type: ignore[method-assign]
+        monkeypatch.setattr(registry, "replay", slowly)
         check, checked = book.check_pruned, anyio.Event()
 
         async def told(*args: Any) -> Any:

@@ -21,6 +21,7 @@ from holdfast.sessions.journal.records import AnyOperation, Typed
 from holdfast.sessions.text.eager_prefill import PrefilledInput
 from holdfast.sessions.text.text_buffer import TextBuffer
 from holdfast.sessions.turn.events import ReplyCallDone, ReplyCallStarted, ReplyStarted
+from holdfast.sessions.turn.request import TurnRequest
 
 
 class Stage:
@@ -158,7 +159,7 @@ def test_an_item_that_finds_no_room_stays_in_the_buffer(stage: Stage) -> None:
 def test_the_first_piece_may_come_while_the_reply_still_runs(stage: Stage) -> None:
     (start,) = stage.does("response.create")
     assert isinstance(start, StartResponse)
-    stage.history.begin_turn()
+    stage.history.place(TurnRequest.checked())
     assert stage.refused("append", text="x", call_id="d") == ("invalid_tool_call_id", "call_id")
     for event in (ReplyStarted(3), ReplyCallStarted("g", "d", "look"), ReplyCallDone("g", "d", "look", "{}")):
         stage.conversation.reply(start.response_id, event)

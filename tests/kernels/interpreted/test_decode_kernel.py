@@ -7,7 +7,7 @@ import torch
 
 from holdfast.kernels.gpu.decode import decode_attention
 from holdfast.kernels.interface import Attention
-from holdfast.kernels.reference.attention import decode_attention as reference
+from holdfast.kernels.reference.attention import extend_attention as reference
 from holdfast.tests.kernels.interpreted.paged import paged, queries
 
 LENGTHS = (1, 15, 16, 17, 64, 65, 129, 300)

@@ -23,7 +23,8 @@ from holdfast.kvstore.disk.client import DEADLINE, OPENING, DiskTier
 from holdfast.kvstore.disk.messages import PACKET_BYTES, Begin, Known, encode
 from holdfast.kvstore.disk.process import DiskProcess
 from holdfast.kvstore.host.slots import SlotMemory, SlotState, make_memory
-from holdfast.kvstore.host.tier import HostTier, Record
+from holdfast.kvstore.host.tier import HostTier
+from holdfast.tests.kvstore.host.records import get, put
 
 SIZE = 8192
 SPACE = bytes(range(16))
@@ -62,7 +63,7 @@ class Stage:
     def lateness(self, seconds: float) -> None:
         """Wait until a process that does not answer is given up, which takes so long."""
         end = self.now + seconds + 1
-        while self.now < end and self.disk.statistics().lost == 0:
+        while self.now < end and self.disk.statistics()["lost"] == 0:
             self.now += 0.5
             self.disk.poll(self.now)
         assert not self.disk.ready
@@ -72,7 +73,7 @@ class Stage:
 
     def keep(self, *numbers: int) -> None:
         for number in numbers:
-            assert self.host.put(Record(key(number), number % 4 + 1, memoryview(payload(number))))
+            assert put(self.host, key(number), number % 4 + 1, memoryview(payload(number)))
 
     def down(self, *numbers: int) -> None:
         self.keep(*numbers)
@@ -82,8 +83,8 @@ class Stage:
         self.until(self.settled)
 
     def check(self, number: int) -> None:
-        record = self.host.get(key(number))
-        assert (record.tokens, bytes(record.payload)) == (number % 4 + 1, payload(number))
+        record = get(self.host, key(number))
+        assert (record[0], bytes(record[1])) == (number % 4 + 1, payload(number))
 
     def close(self) -> None:
         self.disk.close()
@@ -112,7 +113,7 @@ def test_records_go_down_and_come_up_as_they_were(stage: Stage) -> None:
     for number in range(30):
         stage.check(number)
     statistics = stage.disk.statistics()
-    assert (statistics.stored, statistics.fetched, statistics.lost) == (30, 30, 0)
+    assert (statistics["stored"], statistics["fetched"], statistics["lost"]) == (30, 30, 0)
 
 
 def test_a_record_that_is_gone_fails_alone_in_its_piece(stage: Stage) -> None:
@@ -128,7 +129,7 @@ def test_a_record_that_is_gone_fails_alone_in_its_piece(stage: Stage) -> None:
         if number != 7:
             stage.check(number)
     assert key(7) not in stage.host and key(7) not in stage.disk
-    assert (stage.disk.statistics().fetched, stage.disk.statistics().failed) == (19, 1)
+    assert (stage.disk.statistics()["fetched"], stage.disk.statistics()["failed"]) == (19, 1)
 
 
 @pytest.fixture
@@ -158,7 +159,7 @@ def test_a_disk_that_another_fills_gets_the_space_of_kv_and_returns_it(small_dis
     stage = Stage(small_disk, floor=floor)
     stage.until(stage.settled)
     stage.down(*range(30))
-    assert stage.disk.statistics().budget == 1 << 22
+    assert stage.disk.statistics()["budget"] == 1 << 22
     ballast = small_disk / "ballast"
     taken = (small_disk / bytes(16).hex() / "data.mdb").stat().st_blocks * 512
     ballast.write_bytes(bytes(free(small_disk) - floor + taken // 2))
@@ -171,10 +172,10 @@ def test_a_disk_that_another_fills_gets_the_space_of_kv_and_returns_it(small_dis
     assert len(stage.disk) > 5 and key(29) in stage.disk and key(0) not in stage.disk
     with ballast.open("ab") as file:
         file.write(bytes(free(small_disk) - 1024))
-    stage.until(lambda: len(stage.disk) == 0 and stage.disk.statistics().budget < 1 << 20)
+    stage.until(lambda: len(stage.disk) == 0 and stage.disk.statistics()["budget"] < 1 << 20)
     assert stage.disk.full
     ballast.unlink()
-    stage.until(lambda: stage.disk.statistics().budget == 1 << 22)
+    stage.until(lambda: stage.disk.statistics()["budget"] == 1 << 22)
     stage.down(*range(40, 60))
     stage.host.drop(key(45))
     assert stage.disk.fetch(key(45), stage.now)
@@ -233,7 +234,7 @@ def test_one_look_takes_up_few_pieces_and_what_may_have_come_during_a_step(
     for passed in (0.0, 0.0, 0.001, 1.0):
         stage.now += passed
         stage.disk.poll(stage.now)
-        found.append(stage.disk.statistics().fetched)
+        found.append(stage.disk.statistics()["fetched"])
     assert found == [4, 8, 22, 30]
     sock.setblocking(False)
     monkeypatch.undo()
@@ -248,10 +249,10 @@ def test_records_count_when_they_can_be_fetched(stage: Stage, monkeypatch: pytes
     monkeypatch.setattr(stage.disk, "_sock", Queued([encode(first)]))
     stage.disk.poll(stage.now)
     assert not stage.disk.fetch(key(1), stage.now)
-    assert (stage.disk.statistics().records, len(stage.disk)) == (0, 0)
+    assert (stage.disk.statistics()["records"], len(stage.disk)) == (0, 0)
     monkeypatch.setattr(stage.disk, "_sock", Queued([encode(second)]))
     stage.disk.poll(stage.now)
-    assert (stage.disk.statistics().records, len(stage.disk)) == (2, 2)
+    assert (stage.disk.statistics()["records"], len(stage.disk)) == (2, 2)
     assert key(1) in stage.disk and key(2) in stage.disk
     monkeypatch.undo()
 
@@ -377,7 +378,7 @@ def test_slots_of_a_process_that_is_lost_come_back_when_it_is_dead(stage: Stage,
     assert stage.disk.fetch(key(1), stage.now)
     stage.until(stage.settled)
     stage.check(1)
-    assert stage.disk.statistics().lost == 1
+    assert stage.disk.statistics()["lost"] == 1
 
 
 def test_a_process_that_stops_before_it_sends_its_keys_is_replaced(
@@ -412,7 +413,7 @@ def test_answers_that_came_while_the_engine_did_not_look_are_taken(stage: Stage)
         stage.disk._ask_for_pieces(stage.now)  # a piece each: more than one look takes up
     stage.now += 60 * DEADLINE
     stage.until(stage.settled)
-    assert stage.disk.statistics().lost == 0
+    assert stage.disk.statistics()["lost"] == 0
     for number in range(16):
         stage.check(number)
 
@@ -426,7 +427,7 @@ def test_kills_at_any_moment_lose_and_mix_up_nothing(stage: Stage, monkeypatch: 
         numbers = random.sample(range(60), 8)
         for number in numbers:
             if key(number) not in stage.host and not stage.disk.fetch(key(number), stage.now):
-                stage.host.put(Record(key(number), number % 4 + 1, memoryview(payload(number))))
+                put(stage.host, key(number), number % 4 + 1, memoryview(payload(number)))
             stage.disk.store(key(number), stage.now)
         for _ in range(random.randrange(200)):
             stage.disk.poll(stage.now)
@@ -437,7 +438,7 @@ def test_kills_at_any_moment_lose_and_mix_up_nothing(stage: Stage, monkeypatch: 
         for number in numbers:
             if key(number) in stage.host:
                 stage.check(number)
-    assert stage.disk.statistics().lost > 0
+    assert stage.disk.statistics()["lost"] > 0
 
 
 def test_the_disk_process_ends_with_the_engine(tmp_path: Path) -> None:
@@ -448,3 +449,15 @@ def test_the_disk_process_ends_with_the_engine(tmp_path: Path) -> None:
     stage.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_the_disk_process_is_told_once_which_records_leases_cover(stage: Stage) -> None:
+    """The leases are those of the host tier; another disk process is told all of them again."""
+    stage.host.lease(1, [key(1), key(2)], 5.0)
+    assert [set(keys) for keys in stage.disk._changed_leases()] == [{key(1), key(2)}, set()]
+    assert stage.disk._changed_leases() == ([], [])
+    stage.host.lease(2, [key(2)], 5.0)
+    stage.host.lease(1, [], 0.0)
+    assert stage.disk._changed_leases() == ([], [key(1)])
+    stage.disk._lose("is gone")
+    assert stage.disk._changed_leases() == ([key(2)], [])

@@ -13,7 +13,8 @@ from xxhash import xxh3_64_intdigest
 from holdfast.kvstore.errors import LeakFound, RecordCorrupt, RecordMissing
 from holdfast.kvstore.host import tier as host
 from holdfast.kvstore.host.slots import SlotMemory, SlotState, make_memory
-from holdfast.kvstore.host.tier import HostTier, Record
+from holdfast.kvstore.host.tier import HostTier
+from holdfast.tests.kvstore.host.records import find, get, put
 
 SIZE = 64
 SLOTS = 5
@@ -78,7 +79,7 @@ class HostMachine(RuleBasedStateMachine):
 
     @rule(key=KEYS, used=st.booleans())
     def read(self, key, used) -> None:
-        slot = self.tier.find(key)
+        slot = find(self.tier, key)
         if key in self.damaged:
             assert slot is None
             self._lose(key)
@@ -101,7 +102,7 @@ class HostMachine(RuleBasedStateMachine):
         self.version += 1
         payload = content(key, self.version)
         known = self.tier.has_slot(key)
-        if self.tier.put(Record(key, 4, memoryview(payload))) and not known:
+        if put(self.tier, key, 4, memoryview(payload)) and not known:
             self.held[key] = payload
             self.damaged.discard(key)
             self._forget_evicted()
@@ -158,23 +159,28 @@ TestHost.settings = settings(max_examples=200, stateful_step_count=50, deadline=
 
 def filled(tier: HostTier, *keys: bytes) -> None:
     for key in keys:
-        assert tier.put(Record(key, 4, memoryview(content(key, 0))))
+        assert put(tier, key, 4, memoryview(content(key, 0)))
 
 
 def test_it_keeps_and_finds_a_record() -> None:
     tier = HostTier(memory_of())
     key = b"k" * 16
     with pytest.raises(RecordMissing):
-        tier.get(key)
-    assert tier.put(Record(key, 3, memoryview(content(key, 0)))) and key in tier
-    record = tier.get(key)
-    assert (record.tokens, bytes(record.payload)) == (3, content(key, 0))
-    record.payload[9] ^= 1
+        get(tier, key)
+    assert put(tier, key, 3, memoryview(content(key, 0))) and key in tier
+    record = get(tier, key)
+    assert (record[0], bytes(record[1])) == (3, content(key, 0))
+    record[1][9] ^= 1
     with pytest.raises(RecordCorrupt):
-        tier.get(key)
+        get(tier, key)
     assert key not in tier
     statistics = tier.statistics()
-    assert (statistics.hits, statistics.misses, statistics.damaged, statistics.records) == (1, 1, 1, 0)
+    assert (statistics["hits"], statistics["misses"], statistics["damaged"], statistics["records"]) == (
+        1,
+        1,
+        1,
+        0,
+    )
 
 
 def test_what_was_used_last_goes_last_and_a_chain_from_its_end() -> None:
@@ -190,7 +196,7 @@ def test_what_was_found_again_outlives_what_was_not() -> None:
     keys = [bytes([n]) * 16 for n in range(1, 9)]
     tier = HostTier(memory_of())
     filled(tier, *keys[:5])
-    slot = tier.find(keys[0])
+    slot = find(tier, keys[0])
     assert slot is not None
     tier.touch([keys[0]])
     filled(tier, *keys[5:])
@@ -211,18 +217,18 @@ def test_a_record_is_found_when_it_is_whole_and_not_before() -> None:
     tier = HostTier(memory_of())
     key = b"k" * 16
     slot = tier.reserve(key, 4)
-    assert slot is not None and tier.has_slot(key) and key not in tier and tier.find(key) is None
+    assert slot is not None and tier.has_slot(key) and key not in tier and find(tier, key) is None
     tier.memory.payload(slot)[:] = content(key, 0)
     assert key not in tier
     tier.filled(slot)
-    assert tier.find(key) == slot
+    assert find(tier, key) == slot
 
 
 def test_what_a_dead_process_was_filling_is_free_and_what_it_was_reading_is_there() -> None:
     memory = memory_of()
     dead = HostTier(memory)
     filled(dead, b"k" * 16)
-    read = dead.find(b"k" * 16)
+    read = find(dead, b"k" * 16)
     assert read is not None
     dead.hold(read)
     dead.hold(read)
@@ -232,7 +238,7 @@ def test_what_a_dead_process_was_filling_is_free_and_what_it_was_reading_is_ther
     assert (len(tier), tier.adopted, tier.has_slot(b"h" * 16)) == (1, 1, False)
     assert memory.entry(half).state is SlotState.FREE and memory.entry(read).state is SlotState.READY
     tier.audit()
-    assert tier.find(b"k" * 16) == read
+    assert find(tier, b"k" * 16) == read
 
 
 def test_bytes_that_come_from_elsewhere_are_checked() -> None:
@@ -244,8 +250,8 @@ def test_bytes_that_come_from_elsewhere_are_checked() -> None:
         tier.memory.payload(slot)[:] = content(b"k" * 16, version)
         tier.filled(slot, tokens=3, digest=digest)
         assert (b"k" * 16 in tier) is found
-    assert tier.get(b"k" * 16).tokens == 3 and tier.statistics().damaged == 1
-    assert HostTier(tier.memory).get(b"k" * 16).tokens == 3
+    assert get(tier, b"k" * 16)[0] == 3 and tier.statistics()["damaged"] == 1
+    assert get(HostTier(tier.memory), b"k" * 16)[0] == 3
     tier.audit()
 
 
@@ -289,14 +295,14 @@ def test_what_this_process_hashed_is_trusted_and_what_it_adopted_is_not() -> Non
     memory = memory_of()
     tier = HostTier(memory, recheck=False)
     for key in (KEY_A, KEY_B):
-        tier.put(Record(key, 4, memoryview(content(key, 1))))
+        put(tier, key, 4, memoryview(content(key, 1)))
     slot = tier.slot_of(KEY_A)
     assert slot is not None
     memory.payload(slot)[7] ^= 16
-    assert tier.find(KEY_A) == slot, "as the device's own memory is"
+    assert find(tier, KEY_A) == slot, "as the device's own memory is"
     after = HostTier(memory, recheck=False)
-    assert after.find(KEY_A) is None and after.statistics().damaged == 1
-    assert after.find(KEY_B) is not None
+    assert find(after, KEY_A) is None and after.statistics()["damaged"] == 1
+    assert find(after, KEY_B) is not None
 
 
 def test_what_was_checked_in_its_slot_is_hashed_again_only_where_all_is() -> None:
@@ -306,20 +312,20 @@ def test_what_was_checked_in_its_slot_is_hashed_again_only_where_all_is() -> Non
         slot = tier.reserve(KEY_A, 0)
         assert slot is not None
         tier.filled(slot, tokens=4, digest=99)
-        assert (KEY_A in tier) is not recheck and tier.statistics().damaged == recheck
+        assert (KEY_A in tier) is not recheck and tier.statistics()["damaged"] == recheck
     after = HostTier(memory, recheck=False)
-    assert after.find(KEY_A) is None, "another process's word is not believed"
+    assert find(after, KEY_A) is None, "another process's word is not believed"
 
 
 def test_what_is_above_gives_way_first_and_says_when_it_leaves() -> None:
     tier = HostTier(memory_of(3))
     keys = [bytes([number + 1]) * 16 for number in range(5)]
     for key in keys[:3]:
-        tier.put(Record(key, 4, memoryview(content(key, 1))))
+        put(tier, key, 4, memoryview(content(key, 1)))
     tier.evict_first([slot for key in keys[1:3] if (slot := tier.slot_of(key)) is not None])
     tier.touch([keys[1]])
     for key in keys[3:]:
-        tier.put(Record(key, 4, memoryview(content(key, 1))))
+        put(tier, key, 4, memoryview(content(key, 1)))
     assert tier.take_evicted() == [keys[2], keys[0]] and not tier.take_evicted()
     tier.audit()
 
@@ -330,7 +336,7 @@ def test_a_spare_record_takes_a_free_slot_or_that_of_another_spare_one() -> None
     spare = tier.reserve(keys[0], 4, spare=True)
     assert spare is not None
     tier.filled(spare)
-    tier.put(Record(keys[1], 4, memoryview(content(keys[1], 1))))
+    put(tier, keys[1], 4, memoryview(content(keys[1], 1)))
     assert tier.reserve(keys[2], 4, spare=True) is None and keys[0] in tier
     tier.evict_first([spare])
     assert tier.reserve(keys[2], 4, spare=True) == spare
@@ -345,15 +351,15 @@ KEY_A, KEY_B = b"a" * 16, b"b" * 16
 def test_what_is_stored_below_keeps_its_place_and_is_passed_over_meanwhile() -> None:
     tier = HostTier(memory_of())
     for number in range(SLOTS):
-        assert tier.put(Record(bytes([number]) * 16, 4, memoryview(content(bytes([number]) * 16, 1))))
-    first, second = tier.oldest(2)
+        assert put(tier, bytes([number]) * 16, 4, memoryview(content(bytes([number]) * 16, 1)))
+    first, second = [*tier.in_order()][:2]
     slot = tier.slot_of(first)
     assert slot is not None
     tier.hold(slot, used=False)
     assert tier.reserve(b"n" * 16, 4) is not None
     assert first in tier and second not in tier
     tier.release(slot)
-    assert tier.oldest(1) == [first], "reading it for the disk was no use of it"
+    assert next(tier.in_order()) == first, "reading it for the disk was no use of it"
     tier.audit()
 
 
@@ -367,13 +373,13 @@ def test_slots_that_are_filled_next_have_their_pages_ahead_of_it(monkeypatch) ->
     assert taken() == 3, "as many as were asked for and no more"
     keys = [bytes([number + 1]) * 16 for number in range(8)]
     for key in keys[:3]:
-        assert tier.put(Record(key, 4, memoryview(key * 256)))
+        assert put(tier, key, 4, memoryview(key * 256))
     assert taken() == 3, "these are the ones that were filled"
     assert tier.prepare() and taken() == 4 and tier.prepare() and tier.prepare() and not tier.prepare()
     for key in keys[3:]:
-        assert tier.put(Record(key, 4, memoryview(key * 256)))
-    assert all(bytes(tier.get(key).payload) == key * 256 for key in keys)
+        assert put(tier, key, 4, memoryview(key * 256))
+    assert all(bytes(get(tier, key)[1]) == key * 256 for key in keys)
     tier.drop(keys[0])
     assert tier.prepare() and taken() == 9 and not tier.prepare(), "what was filled once is not touched again"
-    assert all(bytes(tier.get(key).payload) == key * 256 for key in keys[1:])
+    assert all(bytes(get(tier, key)[1]) == key * 256 for key in keys[1:])
     os.close(fd)

@@ -18,7 +18,7 @@ from transformers import (
 
 from holdfast.runtime.execution import sampler
 from holdfast.runtime.execution.sampler import draw, outcome
-from holdfast.runtime.grammar.matcher import Matchers
+from holdfast.runtime.grammar.llguidance import Matchers
 from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.plan import PlanRow, RowFault, Scored
 

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from holdfast.runtime.errors import GrammarInvalid
-from holdfast.runtime.grammar.llguidance import LLGuidance
+from holdfast.runtime.grammar.llguidance import Compiler
 from holdfast.runtime.link.messages import Grammar, GrammarKind
 from holdfast.runtime.model.folder import find_model
 from holdfast.sdk.frames.formats import MAX_CHOICES
@@ -21,15 +21,15 @@ NOTHING = np.zeros(0, dtype=np.int32)
 
 
 @pytest.fixture(scope="module")
-def compiler() -> LLGuidance:
-    return LLGuidance(FILE, VOCAB, (END,))
+def compiler() -> Compiler:
+    return Compiler(FILE, VOCAB, (END,))
 
 
 def choice(*choices: str) -> Grammar:
     return Grammar(GrammarKind.CHOICE, json.dumps(choices, ensure_ascii=False))
 
 
-def drawn(compiler: LLGuidance, grammar: Grammar, seed: int) -> str:
+def drawn(compiler: Compiler, grammar: Grammar, seed: int) -> str:
     """A text of the grammar, each token drawn from those allowed."""
     matcher, rng = compiler.compile(grammar, (END,), NOTHING).result(), np.random.default_rng(seed)
     mask, said = np.zeros(VOCAB // 64, dtype=np.int64), list[int]()
@@ -49,7 +49,7 @@ def drawn(compiler: LLGuidance, grammar: Grammar, seed: int) -> str:
     return text
 
 
-def test_as_many_choices_as_the_wire_takes(compiler: LLGuidance) -> None:
+def test_as_many_choices_as_the_wire_takes(compiler: Compiler) -> None:
     choices = [f"v{number}" for number in range(MAX_CHOICES)]
     for seed in range(4):
         assert drawn(compiler, choice(*choices), seed) in choices
@@ -58,7 +58,7 @@ def test_as_many_choices_as_the_wire_takes(compiler: LLGuidance) -> None:
 @pytest.mark.parametrize(
     "text", ["a\x00b", "\x7f", "line\u2028line", 'a"b\\c\n\t', "/x/", "a|b", "😀 é", "[(*", " ", "<b>"]
 )
-def test_a_choice_of_any_characters(compiler: LLGuidance, text: str) -> None:
+def test_a_choice_of_any_characters(compiler: Compiler, text: str) -> None:
     assert drawn(compiler, choice(text), 0) == text
     assert drawn(compiler, choice(text, "other"), 1) in (text, "other")
 
@@ -81,7 +81,7 @@ ENDLESS = {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}, "requir
     ],
 )
 def test_what_cannot_be_begun_is_refused_when_it_is_compiled(
-    compiler: LLGuidance, grammar: Grammar, why: str
+    compiler: Compiler, grammar: Grammar, why: str
 ) -> None:
     with pytest.raises(GrammarInvalid, match=why) as refused:
         compiler.compile(grammar, (END,), NOTHING).result()

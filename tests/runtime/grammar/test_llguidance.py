@@ -23,7 +23,7 @@ from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import GrammarInvalid
 from holdfast.runtime.grammar import llguidance, queue
-from holdfast.runtime.grammar.llguidance import LLGuidance
+from holdfast.runtime.grammar.llguidance import Compiler
 from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.link.messages import (
     Close,
@@ -52,7 +52,7 @@ NOTHING = np.zeros(0, dtype=np.int32)
 
 
 def test_compiling_keeps_off_the_core_that_the_engines_thread_is_bound_to(bound_beside: set[int]) -> None:
-    compiler = LLGuidance(find_model("pocket") / "tokenizer.json", END, (0,))
+    compiler = Compiler(find_model("pocket") / "tokenizer.json", END, (0,))
     assert compiler._workers.submit(os.sched_getaffinity, 0).result(60) == bound_beside
 
 
@@ -147,7 +147,7 @@ def test_a_reply_begun_again_at_any_token_has_the_same_words_follow(
     sampling = Sampling(grammar=json_of(schema), temperature=1.0, seed=seed)
     ((said, _),) = talker.say((sampling, TokenLimits(400, (END,))))
     words = said[:-1] if said[-1:] == [END] else said
-    compiler = LLGuidance(folder / "tokenizer.json", 1536, (END,))
+    compiler = Compiler(folder / "tokenizer.json", 1536, (END,))
     for cut in range(len(words) + 1):
         again = compiler.compile(json_of(schema), (END,), np.array(words[:cut], dtype=np.int32)).result()
         forced = again.go_on(400)
@@ -334,7 +334,7 @@ def test_an_engine_without_the_library_starts_and_says_what_to_install(
 
 def test_compiled_grammars_are_kept_up_to_a_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llguidance, "KEPT", 3)
-    compiler = LLGuidance(folder / "tokenizer.json", 1536, (END,))
+    compiler = Compiler(folder / "tokenizer.json", 1536, (END,))
     for number in (1, 2, 3, 1, 4, 1, 2):
         compiler.compile(Grammar(GrammarKind.REGEX, f"a{{{number}}}"), (END,), NOTHING).result()
     told = compiler.statistics()
@@ -345,6 +345,6 @@ def test_compiled_grammars_are_kept_up_to_a_bound(folder: Path, monkeypatch: pyt
 
 
 def test_a_tokenizer_that_is_not_there_is_told(tmp_path: Path) -> None:
-    compiler = LLGuidance(tmp_path / "tokenizer.json", 1536, (END,))
+    compiler = Compiler(tmp_path / "tokenizer.json", 1536, (END,))
     with pytest.raises(GrammarInvalid, match=r"tokenizer\.json"):
         compiler.compile(WALK, (END,), NOTHING).result()

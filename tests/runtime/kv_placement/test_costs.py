@@ -10,8 +10,7 @@ import pytest
 
 from holdfast.runtime.kv_placement.costs import (
     CostBook,
-    Measured,
-    Restorable,
+    Costs,
     blocks_to_compute,
     measure,
     this_machine,
@@ -52,7 +51,7 @@ def test_nothing_is_told_before_all_is_measured_and_it_outlives_the_engine(tmp_p
     path = tmp_path / "kv" / "costs.json"
     book = CostBook(path)
     assert not book.calibrated and book.costs() is None
-    book.calibrate(Measured(copy=5e9, token=1e-4, history=1e-8))
+    book.calibrate(Costs(copy=5e9, token=1e-4, history=1e-8))
     assert book.calibrated and book.costs() is None, "the disk has not been seen at work"
     book.fetched(2_000_000, 0.02)
     book.fetched(2_000_000, 0.04)
@@ -77,7 +76,7 @@ def test_a_full_disk_keeps_no_piece_of_it(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_small_fetch_tells_the_latency_and_nothing_of_the_rate() -> None:
     """One tail of 64 KiB for which a turn waits 8 ms does not make the disk one of 8 MB/s."""
     book = CostBook(None)
-    book.calibrate(Measured(copy=5e9, token=5e-4, history=1e-7))
+    book.calibrate(Costs(copy=5e9, token=5e-4, history=1e-7))
     book.fetched(1 << 16, 0.008)
     assert book.costs() is None, "how fast bytes come has not been seen"
     book.fetched(2_000_000, 0.018)
@@ -92,7 +91,7 @@ def test_a_small_fetch_tells_the_latency_and_nothing_of_the_rate() -> None:
 
 def test_latency_that_was_a_stall_does_not_make_a_large_fetch_look_free() -> None:
     book = CostBook(None)
-    book.calibrate(Measured(copy=5e9, token=5e-4, history=1e-7))
+    book.calibrate(Costs(copy=5e9, token=5e-4, history=1e-7))
     book.fetched(1, 3.0)
     book.fetched(2_000_000, 0.02)
     costs = book.costs()
@@ -116,11 +115,10 @@ def test_a_machine_is_told_from_one_that_computes_otherwise() -> None:
 def test_one_stall_does_not_keep_turns_from_the_disk_for_ever() -> None:
     """Were the first fetch one of seconds, all would be computed from then on, and nothing seen of the disk."""
     book = CostBook(None, beside=False)
-    book.calibrate(Measured(copy=5e9, token=5e-4, history=1e-7))
+    book.calibrate(Costs(copy=5e9, token=5e-4, history=1e-7))
     book.fetched(2_000_000, 5.0)
-    held = Restorable(0, (True,) * 26, 16, 1 << 16)
     tries = 0
-    while blocks_to_compute(held, book.costs()):
+    while (costs := book.costs()) and blocks_to_compute(costs, 0, [True] * 26, 16, 1 << 16, beside=False):
         book.passed_over()
         tries += 1
         assert tries < 100

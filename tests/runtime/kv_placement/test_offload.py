@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from holdfast.runtime.kv_placement.costs import Measured
+from holdfast.runtime.kv_placement.costs import Costs
 from holdfast.runtime.kv_placement.offload import IDLE_SECONDS
 from holdfast.runtime.link.messages import Settle, Stage, VerbReply, Work
 from holdfast.runtime.settings import SchedulerSettings
@@ -247,7 +247,7 @@ def test_a_staged_sequence_is_computed_when_its_turn_begins() -> None:
     assert work_of(here, 0).restore_seconds >= 0
 
 
-SLOW_DISK = Measured(copy=1e9, token=1e-4, history=0.0, fetch=64 / 4e-4)
+SLOW_DISK = Costs(copy=1e9, token=1e-4, history=0.0, fetch=64 / 4e-4)
 """A block of 4 tokens and 64 bytes takes as long from disk as it takes to compute."""
 
 
@@ -305,7 +305,7 @@ def test_a_disk_that_is_slower_than_computing_is_not_asked() -> None:
     settle(here, 0)
     begin_anew(here)
     assert here.disk is not None
-    here.scheduler._restore.costs.measured = Measured(copy=1e9, token=1e-9, history=0.0, fetch=1.0)
+    here.scheduler._restore.costs.measured = Costs(copy=1e9, token=1e-9, history=0.0, fetch=1.0)
     records, here.disk.records = here.disk.records, {}
     here.open(0, [*PROMPT, *said, 7])
     here.disk.records = records

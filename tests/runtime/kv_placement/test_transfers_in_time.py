@@ -34,7 +34,7 @@ class Below:
         tier = HostTier(SlotMemory(fd, bytes(16), 64))
         os.close(fd)
         self.blocks = {key: block for block, key in enumerate(KEYS)}
-        self.moves = Transfers(tier, self.blocks.get, 4, beside=beside)
+        self.moves = Transfers(tier, self.blocks.get, 4, None, beside)
         for key, block in self.blocks.items():
             self.moves.save(key, block)
 

@@ -67,7 +67,7 @@ def test_verbs_are_decoded_however_the_stream_is_cut(sent: list, data: st.DataOb
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         came += reader.feed(stream[start:end])
     assert came == sent
-    assert reader.held_bytes == 0
+    assert len(reader._buffer) == 0
 
 
 @given(st.lists(rows, max_size=5))
@@ -83,7 +83,7 @@ def test_garbage_is_refused_or_incomplete(garbage: bytes) -> None:
             assert frame(verb)  # by chance a verb
     except FrameInvalid:
         return
-    assert reader.held_bytes <= len(garbage)
+    assert len(reader._buffer) <= len(garbage)
 
 
 def test_valid_messages_before_garbage_are_returned() -> None:

@@ -48,7 +48,7 @@ def places(moved: Moved) -> tuple[int, int, int, int]:
 def test_down_to_the_host_and_up_again() -> None:
     here = one()
     assert places(moved(here, Settle(1, 0, wait=True))) == (0, 18, 0, 0)
-    assert here.scheduler.pool.statistics().free == 16, "nothing of it is left on the device"
+    assert here.scheduler.pool.statistics()["free"] == 16, "nothing of it is left on the device"
     assert places(moved(here, Stage(2, 0, wait=True))) == (0, 18, 0, 0)
     assert here.state(0).computed == 18
     assert places(moved(here, Stage(3, 0, wait=True))) == (18, 0, 0, 0)
@@ -88,7 +88,7 @@ def test_blocks_that_others_hold_stay() -> None:
     here.fork(0, [1], 16)
     moved(here, Settle(1, 0, wait=True))
     assert here.state(1).computed == 16
-    assert here.scheduler.pool.statistics().held == 4
+    assert here.scheduler.pool.statistics()["held"] == 4
 
 
 @pytest.mark.parametrize("verb", [Stage(5, 0, wait=True), Settle(5, 0, disk=True, wait=True)])

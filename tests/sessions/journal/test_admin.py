@@ -119,7 +119,7 @@ def test_a_damaged_journal_is_repaired_and_kept_aside() -> None:
         for number in (3, 4):
             with pytest.raises(RecordDamaged, match="missing"):
                 store.session(number)
-        assert store.next_number() == 7 and store.generation == 2
+        assert store.logs.next_session == 7 and store.logs.generation == 2
         store.write(begun(7))
         store.close()
         damage: list[str] = []
@@ -213,7 +213,7 @@ def test_a_tenant_is_erased_from_every_file_and_the_others_stay() -> None:
     with folder() as path:
         lzma_file = lzma.decompress((STORES / "format_2_many.mdb.xz").read_bytes())
         (path / "data.mdb").write_bytes(lzma_file)
-        assert migrate(path, MODEL, SMALL) is not None
+        assert migrate(path, MODEL, SMALL)
         store = open_for(path, MODEL, SMALL)
         store.write([drop(3)])  # of the tenant, and forgotten already
         store.close()
@@ -257,7 +257,7 @@ def test_what_a_migration_left_and_what_is_dead_goes() -> None:
         assert KEPT in lines[0] and not (path / KEPT).exists() and "1 sessions" in lines[1]
         assert not any(b"<3-" in data for data in contents(path))
         store = open_for(path, MODEL, SMALL)
-        assert events(store, 6) == whole(6) and not store.mismatches and store.next_number() == 7
+        assert events(store, 6) == whole(6) and not store.mismatches and store.logs.next_session == 7
         store.close()
 
 

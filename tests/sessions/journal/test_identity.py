@@ -35,8 +35,10 @@ def lived(path: Path, starts: int = 2) -> None:
     """Servers had it, one after another; each was told something."""
     for number in range(1, starts + 1):
         with started(path) as store:
-            store.write([*birth(fresh := store.next_number()), append(fresh, 0, EventReceived(event="e"))])
-            assert not store.mismatches and store.generation == number
+            store.write(
+                [*birth(fresh := store.logs.next_session), append(fresh, 0, EventReceived(event="e"))]
+            )
+            assert not store.mismatches and store.logs.generation == number
 
 
 @pytest.mark.parametrize("how", ["deleted", "emptied", "truncated"])
@@ -56,10 +58,10 @@ def test_a_journal_that_is_gone_is_said_once(how: str, caplog: pytest.LogCapture
             (line,) = store.mismatches
             assert "gone or empty, after 2 starts" in line or "rolled back" in line
             assert line in caplog.messages and store.statistics()["journal_mismatch"] == 1
-            assert store.generation == 3
+            assert store.logs.generation == 3
             store.write(birth(1))
         with started(path) as store:
-            assert not store.mismatches and store.generation == 4
+            assert not store.mismatches and store.logs.generation == 4
 
 
 def test_another_journal_in_its_place_is_said() -> None:
@@ -70,7 +72,7 @@ def test_another_journal_in_its_place_is_said() -> None:
         shutil.copytree(other / "journal", path / "journal")
         with started(path) as store:
             assert ["another journal lies here" in line for line in store.mismatches] == [True]
-            assert store.generation == 4 and store.session(1), "and its sessions can be had"
+            assert store.logs.generation == 4 and store.session(1), "and its sessions can be had"
         with started(path) as store:
             assert not store.mismatches
 
@@ -84,7 +86,7 @@ def test_a_journal_that_changed_places_with_the_kv_index_is_said(caplog: pytest.
         with started(path) as store:
             assert "gone or empty" in store.mismatches[0] or "rolled back" in store.mismatches[0]
             assert str(log) in caplog.text
-            store.write(birth(store.next_number()))
+            store.write(birth(store.logs.next_session))
         with started(path) as store:
             assert not store.mismatches
 
@@ -99,21 +101,21 @@ def test_a_journal_that_was_rolled_back_is_said(whole_start: bool) -> None:
         with started(path) as store:
             if not whole_start:
                 shutil.copytree(path / "journal", copy / "journal")
-            store.write(birth(store.next_number()))
+            store.write(birth(store.logs.next_session))
         shutil.rmtree(path / "journal")
         shutil.copytree(copy / "journal", path / "journal")
         with started(path) as store:
             (line,) = store.mismatches
             assert "rolled back" in line
             assert store.session(1) and store.session(2), "a backup that was restored is a journal"
-            later = store.generation
+            later = store.logs.generation
         with started(path) as store:
-            assert not store.mismatches and store.generation == later + 1
+            assert not store.mismatches and store.logs.generation == later + 1
 
 
 def lived_on(path: Path) -> None:
     with started(path) as store:
-        store.write(birth(store.next_number()))
+        store.write(birth(store.logs.next_session))
 
 
 @pytest.mark.parametrize("how", ["gone", "damaged", "older", "long"])

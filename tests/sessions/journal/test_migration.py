@@ -59,7 +59,7 @@ def test_a_whole_store_is_moved_and_kept_aside(caplog: pytest.LogCaptureFixture)
             found = with_times.handle(number.to_bytes(32, "big"))
             assert found == (number, b"me")
         assert sorted(state.number for state in with_times.sessions.states.values() if state.kept) == kept()
-        assert with_times.next_number() == COUNT + 1 and not with_times.damaged()
+        assert with_times.logs.next_session == COUNT + 1 and not with_times.damaged()
         used = [state.used for _, state in sorted(with_times.sessions.states.items())]
         assert used == sorted(used) and used[-1] < 1_800_000_000_000_000, (
             "when they were used, not when moved"
@@ -79,11 +79,11 @@ def test_a_move_that_was_cut_off_is_made_again() -> None:
         laid_out(path)
         (path / "journal.new").mkdir()
         (path / "journal.new" / "00000001.log").write_bytes(b"half of it")
-        assert migrate(path, MODEL, SMALL) is not None
+        assert migrate(path, MODEL, SMALL)
         with store_in(path) as store:
             assert said(store, 1) == wanted(1)
         laid_out(path)  # and one that was done, but for the old file's new name
-        assert migrate(path, MODEL, SMALL) is None
+        assert not migrate(path, MODEL, SMALL)
         assert not (path / "data.mdb").exists()
 
 
@@ -199,4 +199,4 @@ def test_the_stores_that_are_kept_are_those_of_their_days() -> None:
     assert {"text", "tools", "fork", "rewind", "cut", "condensed", "other_tenant"} <= set(told)
     with folder() as path:
         shutil.copy(STORES / "format_1" / "data.mdb", path)
-        assert migrate(path, MODEL, SMALL) is not None
+        assert migrate(path, MODEL, SMALL)

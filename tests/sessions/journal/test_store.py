@@ -68,7 +68,7 @@ def test_what_is_written_is_there_after_a_restart() -> None:
             assert stored.record == record_of(1) and stored.operations == (HELLO, EventReceived(event="e"))
             found = store.handle(stored.keyring.fresh[0])
             assert found is not None and found[0] == 1
-            assert store.next_number() == 2 and store.handle(b"x" * 32) is None
+            assert store.logs.next_session == 2 and store.handle(b"x" * 32) is None
 
 
 @pytest.mark.parametrize("kind", [Kind.OPERATION, Kind.SESSION, Kind.KEYRING])
@@ -280,7 +280,7 @@ def test_another_models_store_is_ignored_with_one_line_and_left_as_it_is(
         for sessions in (0, 1):
             caplog.clear()
             other = open_for(path, b"another", SMALL)
-            assert other.next_number() == 1 + sessions
+            assert other.logs.next_session == 1 + sessions
             if not sessions:
                 other.write([*birth(1), append(1, 0, EventReceived(event="another's"))])
             assert other.session(1).operations == (EventReceived(event="another's"),)
@@ -306,7 +306,7 @@ def test_a_later_versions_store_is_ignored_with_one_line_and_left_as_it_is(
         rewrite_header(log, format=FORMAT + 1)
         before = log.read_bytes()
         store = open_for(path, MODEL, SMALL)
-        assert store.next_number() == 1
+        assert store.logs.next_session == 1
         store.close()
         (line,) = caplog.messages
         assert f"format {FORMAT + 1}" in line and "ignored" in line

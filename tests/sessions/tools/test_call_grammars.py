@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holdfast.runtime.grammar.llguidance import LLGuidance
+from holdfast.runtime.grammar.llguidance import Compiler
 from holdfast.runtime.link.messages import Grammar
 from holdfast.runtime.model.folder import find_model
 from holdfast.sessions.errors import GrammarInvalid
@@ -34,14 +34,14 @@ PLAIN = CallSyntax("[TOOL_CALLS]", '{"name": ', ', "arguments": ', "}", "", "")
 
 
 @pytest.fixture(scope="module")
-def compiler() -> LLGuidance:
-    return LLGuidance(FOLDER / "tokenizer.json", VOCAB, (END,))
+def compiler() -> Compiler:
+    return Compiler(FOLDER / "tokenizer.json", VOCAB, (END,))
 
 
 class Reading:
     """How far a text is allowed by a grammar."""
 
-    def __init__(self, compiler: LLGuidance, grammar: Grammar, text: str) -> None:
+    def __init__(self, compiler: Compiler, grammar: Grammar, text: str) -> None:
         matcher = compiler.compile(grammar, (END,), np.zeros(0, dtype=np.int32)).result()
         mask = np.zeros(VOCAB // 64, dtype=np.int64)
         allowed = mask.view(np.uint8)
@@ -73,7 +73,7 @@ def call(writer: CallWriter, arguments: str, name: str = "add") -> str:
     return f'{form.opening}{form.head}"{name}"{form.middle}{arguments}{form.tail}{form.closing}'
 
 
-def test_words_are_free_and_calls_are_bound(compiler: LLGuidance, writer: CallWriter) -> None:
+def test_words_are_free_and_calls_are_bound(compiler: Compiler, writer: CallWriter) -> None:
     grammar = writer.strict([ADD, LOOK])
     good = call(writer, '{"a": 12}')
     for text in ("", "Hello there! <b> [T", "é\n\n{", f"One{good}", f"{good} and {good}\nand more"):
@@ -86,7 +86,7 @@ def test_words_are_free_and_calls_are_bound(compiler: LLGuidance, writer: CallWr
     assert not Reading(compiler, grammar, good[:-3]).whole, "no end within a call"
 
 
-def test_forced_calls_are_all_there_is(compiler: LLGuidance, writer: CallWriter) -> None:
+def test_forced_calls_are_all_there_is(compiler: Compiler, writer: CallWriter) -> None:
     good = call(writer, '{"a": 12}')
     one, some = writer.forced([ADD], one=True), writer.forced([ADD, LOOK], one=False)
     assert Reading(compiler, one, good).complete
@@ -100,7 +100,7 @@ def test_forced_calls_are_all_there_is(compiler: LLGuidance, writer: CallWriter)
     assert Reading(compiler, one, good + writer.form.between + good).refused
 
 
-def test_an_answer_or_calls(compiler: LLGuidance, writer: CallWriter) -> None:
+def test_an_answer_or_calls(compiler: Compiler, writer: CallWriter) -> None:
     answer = json_format({"enum": ["x", {"y": 1}]}, strict=True, param="here")
     if writer.form.opening.startswith("{"):
         with pytest.raises(GrammarInvalid, match="bare JSON"):
