@@ -88,12 +88,13 @@ class Stage:
         """So that the next turn has to go by ``path``."""
         if path == "resident":
             return
-        shelving, tier = self.engine.scheduler.offload, self.tier
+        offload, tier = self.engine.scheduler.offload, self.tier
         assert not isinstance(self.engine.apply(Settle(0, seq)), Refusal)
         self.rest()
-        shelving.flush()
-        while shelving.busy:
-            shelving.tick(0.0)
+        offload.flush()
+        while offload.busy:
+            offload.poll(0.0)
+            offload.tick(0.0)
         sequence = self.engine.scheduler._queues[seq]
         names = sequence.names()
         self.engine.scheduler.pool.distrust(self.engine.scheduler.pool.index.blocks())
@@ -102,7 +103,7 @@ class Stage:
         for key in lost:
             tier.drop(key)
             if path != "disk":
-                store = shelving.disk._store  # type: ignore[union-attr]
+                store = offload.disk._store  # type: ignore[union-attr]
                 store.drop([key])
 
 
