@@ -24,7 +24,7 @@ from xxhash import xxh3_64_intdigest
 from holdfast.kvstore.disk.store import NewRecord, RecordStore, StoreFailed
 from holdfast.kvstore.errors import RecordUnavailable
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable
-from holdfast.sessions.journal.opening import open_for
+from holdfast.sessions.journal.model_store import open_for
 from holdfast.sessions.journal.records import (
     EventReceived,
     Keyring,

@@ -1,7 +1,7 @@
 """Plans a step: rows in the order of turns, within the budgets of tokens and blocks.
 
 Each running turn that decodes has one token of the budget. What is left goes to prompts in chunks, in the order
-of turns, then to idle sequences, but only while no turn waits, and beside turns as `prefill_budget` allows. A
+of turns, then to idle sequences, but only while no turn waits, and beside turns as `idle_prefill` allows. A
 turn that finds no block, because those taken for it lie behind the step fence, stalls for one step. A suspect
 of having killed an engine comes before all others and shares no step until it has sampled a token.
 """
@@ -19,8 +19,8 @@ from ..plan import BlockCopy, Plan, PlanRow
 from ..sequence import Flight, Sequence
 from ..settings import SchedulerSettings
 from ..stats import Counters
+from .idle_prefill import IdlePrefill
 from .preemption import Preemption
-from .prefill_budget import PrefillBudget
 from .queues import Queues
 
 PARTS = 8
@@ -48,7 +48,7 @@ class Planner:
     _block_manager: BlockManager
     _pool: BlockPool
     _preemption: Preemption
-    _prefill_budget: PrefillBudget
+    _idle_prefill: IdlePrefill
     _counters: Counters
 
     def plan(self, now: float) -> Plan | None:
@@ -151,7 +151,7 @@ class Planner:
         if others:
             tokens = sum(sequence.to_do for sequence in others)
             more = len(self._queues.sequences) > len(waiting)
-            draft.chunk = self._prefill_budget.limit(draft.chunk, draft.rows, tokens, others=more)
+            draft.chunk = self._idle_prefill.limit(draft.chunk, draft.rows, tokens, others=more)
             self._add_all(draft, others, now)
 
     def _add_all(self, draft: _Draft, sequences: list[Sequence], now: float) -> None:

@@ -104,7 +104,8 @@ class Aged(Policy):
         return max(self._patience, older) + own
 
 
-NAMED: dict[str, type[Policy]] = {"first_come_first_served": FirstComeFirstServed}
+NAMED = {"first_come_first_served": f"{__name__}:FirstComeFirstServed"}
+"""Each policy's name and its ``package.module:Class``."""
 
 
 def policy_named(name: str, patience: int) -> Policy:
@@ -112,7 +113,7 @@ def policy_named(name: str, patience: int) -> Policy:
 
     Raises `SettingsInvalid`: there is no such policy.
     """
-    policy = (NAMED.get(name) or _imported(name))()
+    policy = _imported(NAMED.get(name, name))()
     return policy if policy.bound(0, 0) is not None else Aged(policy, patience)
 
 

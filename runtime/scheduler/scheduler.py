@@ -66,11 +66,11 @@ from ..settings import SchedulerSettings
 from ..stats import Counters
 from ..tokens import TokenList, checked_tokens
 from .commit import Committer
+from .idle_prefill import IdlePrefill
 from .pending_moves import PendingMoves
 from .planner import Planner
 from .policy import policy_named
 from .preemption import Preemption
-from .prefill_budget import PrefillBudget
 from .queues import Queues
 from .sampling_limits import check_sampling
 
@@ -120,8 +120,8 @@ class Scheduler:
         self._transfers = Transfers(tier, pool.index.block_of, settings.block_tokens, disk, beside)
         self._block_manager = blocks = BlockManager(pool, hasher, namespace, self._transfers, self.counters)
         preemption = Preemption(settings, policy, queues, blocks, pool, self.counters)
-        self._prefill_budget = PrefillBudget(settings.idle_stretch)
-        budget = self._prefill_budget
+        self._idle_prefill = IdlePrefill(settings.idle_stretch)
+        budget = self._idle_prefill
         self._planner = Planner(settings, queues, blocks, pool, preemption, budget, self.counters)
         self._restore = Restore(queues, blocks, preemption.relieve, disk, costs or CostBook(None))
         self.offload = Offload(blocks, disk, costs)
@@ -319,7 +319,7 @@ class Scheduler:
 
     def took(self, plan: Plan, seconds: float) -> None:
         """A step kept the device busy for so many seconds: what later steps may carry depends on it."""
-        self._prefill_budget.took(plan, seconds)
+        self._idle_prefill.took(plan, seconds)
 
     def commit(self, plan: Plan, outcomes: Items[Outcome], now: float, *, moved: bool = True) -> list[Row]:
         """Take over what ``plan`` computed; ``outcomes`` are aligned with its rows.

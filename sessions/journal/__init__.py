@@ -13,7 +13,7 @@ costs the sessions that have records in the damaged place. Knows nothing of sock
 | `state.py` | the index in memory: which record counts, and where it lies; what is forgotten |
 | `logs.py`, `segment.py` | the log files; their bytes |
 | `compaction.py` | rewrites logs without dead records |
-| `opening.py`, `folder.py` | finds a model's store at start; its lock, its identity, calls on files |
+| `model_store.py`, `folder.py` | finds a model's store at start; its lock, its identity, calls on files |
 | `legacy.py`, `legacy_reader.py` | moves journals of formats 1 and 2 (LMDB) into logs |
 | `admin.py` | stat, verify, repair, backup, gc, erase |
 """

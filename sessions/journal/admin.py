@@ -19,7 +19,7 @@ from ..settings import JournalSettings
 from . import legacy
 from .folder import FOLDER, IDENTITY, Disk, Identity, StoreLock, read_identity, write_identity
 from .logs import NAME, Findings, LogFolder
-from .opening import ASIDE, REPAIRED, awaits_repair, exchange, finish_repair
+from .model_store import ASIDE, REPAIRED, awaits_repair, exchange, finish_repair
 from .records import AnyOperation, Keyring, append, drop, put
 from .replay import MANY_ITEMS, quiet, replay
 from .segment import Fresh, Kind

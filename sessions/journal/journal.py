@@ -25,7 +25,7 @@ from ..errors import RecordDamaged, ShareFull, StorageUnavailable
 from ..settings import JournalSettings
 from . import records
 from .folder import StoreLock
-from .opening import open_for
+from .model_store import open_for
 from .records import AnyOperation, Emitted, EventReceived, Keyring, Origin, SessionLog, SessionRecord, Typed
 from .replay import condensed
 from .segment import Fresh

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from holdfast.gateway.auth import salt_of
 from holdfast.gateway.cli.main import app
-from holdfast.sessions.journal.opening import open_for
+from holdfast.sessions.journal.model_store import open_for
 from holdfast.sessions.journal.records import EventReceived, Keyring, SessionRecord, append, put
 from holdfast.sessions.journal.segment import Kind, offset_of, slot_of
 from holdfast.sessions.settings import JournalSettings

@@ -17,7 +17,7 @@ from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StoreHeld, St
 from holdfast.sessions.journal import admin
 from holdfast.sessions.journal.folder import StoreLock
 from holdfast.sessions.journal.legacy import KEPT, migrate
-from holdfast.sessions.journal.opening import open_for
+from holdfast.sessions.journal.model_store import open_for
 from holdfast.sessions.journal.records import EventReceived, Origin, append, drop, put
 from holdfast.sessions.journal.segment import Fresh, Kind, offset_of, slot_of
 from holdfast.sessions.journal.store import JournalStore

@@ -13,7 +13,7 @@ from holdfast.sessions.journal import admin
 from holdfast.sessions.journal.folder import IDENTITY
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.logs import Log, LogFolder
-from holdfast.sessions.journal.opening import open_for
+from holdfast.sessions.journal.model_store import open_for
 from holdfast.sessions.journal.records import EventReceived, append, drop
 from holdfast.sessions.journal.store import JournalStore
 

@@ -13,7 +13,7 @@ import pytest
 from holdfast.sessions.errors import RecordDamaged, StoreForeign, StoreNewer
 from holdfast.sessions.journal import legacy
 from holdfast.sessions.journal.legacy import KEPT, UNREADABLE, migrate
-from holdfast.sessions.journal.opening import open_for
+from holdfast.sessions.journal.model_store import open_for
 from holdfast.sessions.journal.store import JournalStore
 
 from .bad_disks import PAGE

@@ -26,7 +26,7 @@ from holdfast.sessions.errors import (
 from holdfast.sessions.items import Message
 from holdfast.sessions.journal.folder import StoreLock
 from holdfast.sessions.journal.legacy import migrate
-from holdfast.sessions.journal.opening import open_for
+from holdfast.sessions.journal.model_store import open_for
 from holdfast.sessions.journal.records import (
     AnyOperation,
     EventReceived,

@@ -45,7 +45,7 @@ SOON, SOON_ENOUGH = 0.05, 0.2
 """Seconds that a step without turns may take; the second where no other sequence could begin one."""
 
 
-class PrefillBudget:
+class IdlePrefill:
     """Sets the limit for each step. ``stretch``: see above; 1 or less: no limit."""
 
     def __init__(self, stretch: float) -> None:

@@ -11,7 +11,7 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.link.messages import Extend, Generate, Open, Sampling, TokenLimits
 from holdfast.runtime.plan import Plan, PlanRow
-from holdfast.runtime.scheduler.prefill_budget import (
+from holdfast.runtime.scheduler.idle_prefill import (
     EVERY,
     FEW,
     LEAST,
@@ -20,7 +20,7 @@ from holdfast.runtime.scheduler.prefill_budget import (
     SHARE,
     SOON,
     SOON_ENOUGH,
-    PrefillBudget,
+    IdlePrefill,
 )
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
@@ -42,18 +42,18 @@ def prompt(count: int, seq: int = 9) -> PlanRow:
     return PlanRow(seq, 0, 0, count, NOTHING, NO_TABLE)
 
 
-def measured(stretch: float = 1.5, rider: float = TOKEN) -> PrefillBudget:
+def measured(stretch: float = 1.5, rider: float = TOKEN) -> IdlePrefill:
     """One that has seen what decoding, a prompt of 64 tokens and a few (``rider`` seconds each) take.
 
     A step has just caught up.
     """
-    prefill_budget = PrefillBudget(stretch)
+    idle_prefill = IdlePrefill(stretch)
     for _ in range(60):
-        prefill_budget.took(Plan(1, (decode(),)), BASE)
-        prefill_budget.took(Plan(2, (decode(), prompt(64))), BASE + 64 * TOKEN)
-        prefill_budget.took(Plan(3, (decode(), prompt(LEAST))), BASE + LEAST * rider)
-    prefill_budget.limit(500, [decode()], WAITING)
-    return prefill_budget
+        idle_prefill.took(Plan(1, (decode(),)), BASE)
+        idle_prefill.took(Plan(2, (decode(), prompt(64))), BASE + 64 * TOKEN)
+        idle_prefill.took(Plan(3, (decode(), prompt(LEAST))), BASE + LEAST * rider)
+    idle_prefill.limit(500, [decode()], WAITING)
+    return idle_prefill
 
 
 def test_nothing_is_held_back_where_no_limit_is_set() -> None:
@@ -63,7 +63,7 @@ def test_nothing_is_held_back_where_no_limit_is_set() -> None:
 def test_where_no_turn_runs_a_step_ends_soon() -> None:
     assert measured().limit(500, [], WAITING) == pytest.approx(SOON / TOKEN, abs=1)
     assert measured().limit(7, [], WAITING) == 7
-    assert PrefillBudget(1.5).limit(500, [], WAITING) == 500, "before anything is measured"
+    assert IdlePrefill(1.5).limit(500, [], WAITING) == 500, "before anything is measured"
 
 
 def test_where_no_other_sequence_runs_it_may_take_longer() -> None:
@@ -85,12 +85,12 @@ def test_what_would_not_be_worth_it_does_not_ride() -> None:
 
 def catching_up(comes: Callable[[int], bool], steps: int = 4 * EVERY) -> dict[int, int]:
     """Steps that catch up behind one that has, and what they may compute; with some of them something comes."""
-    prefill_budget = measured(rider=2 * TOKEN)
+    idle_prefill = measured(rider=2 * TOKEN)
     limits, waiting = {}, WAITING
     for at in range(1, steps):
-        prefill_budget.took(Plan(1, (decode(),)), BASE)
+        idle_prefill.took(Plan(1, (decode(),)), BASE)
         waiting += 10 * comes(at)
-        limits[at] = prefill_budget.limit(5000, [decode()], waiting)
+        limits[at] = idle_prefill.limit(5000, [decode()], waiting)
         waiting -= limits[at]
     return {at: limit for at, limit in limits.items() if limit > LEAST}
 
@@ -118,66 +118,66 @@ def test_beside_a_prompt_of_a_turn_none_goes() -> None:
 
 
 def test_a_few_go_before_anything_is_measured() -> None:
-    assert PrefillBudget(1.5).limit(500, [decode()], WAITING) == LEAST
+    assert IdlePrefill(1.5).limit(500, [decode()], WAITING) == LEAST
 
 
 def test_one_slow_step_changes_little() -> None:
-    prefill_budget = measured()
-    before = prefill_budget.limit(500, [decode()], WAITING)
-    prefill_budget.took(Plan(3, (decode(),)), 100 * BASE)
-    prefill_budget.took(Plan(4, (prompt(1),)), 100 * TOKEN)
-    assert prefill_budget.limit(500, [decode()], WAITING) == pytest.approx(before, rel=0.15)
+    idle_prefill = measured()
+    before = idle_prefill.limit(500, [decode()], WAITING)
+    idle_prefill.took(Plan(3, (decode(),)), 100 * BASE)
+    idle_prefill.took(Plan(4, (prompt(1),)), 100 * TOKEN)
+    assert idle_prefill.limit(500, [decode()], WAITING) == pytest.approx(before, rel=0.15)
 
 
 def test_steps_that_take_thrice_as_long_now_and_then_change_nothing() -> None:
     """As where another process runs for a moment: a mean of them would let twice as many ride."""
-    prefill_budget = measured()
-    before = prefill_budget.limit(500, [decode()], 8 * EVERY)
+    idle_prefill = measured()
+    before = idle_prefill.limit(500, [decode()], 8 * EVERY)
     for at in range(40):
         held_up = 3 if at % 4 == 0 else 1
-        prefill_budget.took(Plan(1, (decode(),)), held_up * BASE)
-        prefill_budget.took(Plan(2, (decode(), prompt(LEAST))), BASE + LEAST * TOKEN)
-    assert prefill_budget.limit(500, [decode()], 8 * EVERY) == before
+        idle_prefill.took(Plan(1, (decode(),)), held_up * BASE)
+        idle_prefill.took(Plan(2, (decode(), prompt(LEAST))), BASE + LEAST * TOKEN)
+    assert idle_prefill.limit(500, [decode()], 8 * EVERY) == before
 
 
 def test_what_costs_less_than_can_be_measured_rides_and_is_no_division_by_nothing() -> None:
-    prefill_budget = PrefillBudget(1.5)
+    idle_prefill = IdlePrefill(1.5)
     for _ in range(20):
-        prefill_budget.took(Plan(1, (decode(),)), BASE)
-        prefill_budget.took(Plan(2, (decode(), prompt(LEAST))), 0.9 * BASE)
-        prefill_budget.took(Plan(3, (decode(), prompt(64))), 0.9 * BASE)
-    assert prefill_budget.limit(500, [decode()], 8 * EVERY) >= 8 * EVERY
+        idle_prefill.took(Plan(1, (decode(),)), BASE)
+        idle_prefill.took(Plan(2, (decode(), prompt(LEAST))), 0.9 * BASE)
+        idle_prefill.took(Plan(3, (decode(), prompt(64))), 0.9 * BASE)
+    assert idle_prefill.limit(500, [decode()], 8 * EVERY) >= 8 * EVERY
 
 
 def test_now_and_then_a_step_goes_without_to_be_measured() -> None:
-    prefill_budget = measured()
-    limits = [prefill_budget.limit(500, [decode()], WAITING) for _ in range(2 * (PROBE_EVERY + 1))]
+    idle_prefill = measured()
+    limits = [idle_prefill.limit(500, [decode()], WAITING) for _ in range(2 * (PROBE_EVERY + 1))]
     assert [at for at, limit in enumerate(limits) if not limit] == [PROBE_EVERY, 2 * PROBE_EVERY + 1]
 
 
 def test_where_what_rides_is_soon_all_no_step_catches_up() -> None:
-    prefill_budget = measured()
+    idle_prefill = measured()
     for _ in range(4 * EVERY):
-        prefill_budget.took(Plan(1, (decode(),)), BASE)
-        assert prefill_budget.limit(500, [decode()], 8 * EVERY) <= 0.5 * BASE / TOKEN
+        idle_prefill.took(Plan(1, (decode(),)), BASE)
+        assert idle_prefill.limit(500, [decode()], 8 * EVERY) <= 0.5 * BASE / TOKEN
 
 
 def test_a_few_tokens_by_themselves_do_not_tell_what_riding_costs() -> None:
-    prefill_budget = measured()
-    before = prefill_budget.limit(500, [decode()], WAITING)
+    idle_prefill = measured()
+    before = idle_prefill.limit(500, [decode()], WAITING)
     for _ in range(60):
-        prefill_budget.took(Plan(2, (prompt(4),)), BASE + 4 * TOKEN)
-    assert prefill_budget.limit(500, [decode()], WAITING) == before
+        idle_prefill.took(Plan(2, (prompt(4),)), BASE + 4 * TOKEN)
+    assert idle_prefill.limit(500, [decode()], WAITING) == before
 
 
 def test_riding_that_was_dear_once_is_tried_again() -> None:
-    prefill_budget = measured(rider=20 * TOKEN)
+    idle_prefill = measured(rider=20 * TOKEN)
     for _ in range(60 * PROBE_EVERY):
-        riders = prefill_budget.limit(500, [decode()], LEAST)
-        prefill_budget.took(
+        riders = idle_prefill.limit(500, [decode()], LEAST)
+        idle_prefill.took(
             Plan(1, (decode(), prompt(riders)) if riders else (decode(),)), BASE + riders * TOKEN
         )
-    limits = sorted(prefill_budget.limit(500, [decode()], LEAST) for _ in range(EVERY))
+    limits = sorted(idle_prefill.limit(500, [decode()], LEAST) for _ in range(EVERY))
     assert limits[1] >= LEAST, "all but one that measures"
 
 
