@@ -173,7 +173,7 @@ class Guard:
         self._hosts = hosts or Hosts.of(GatewaySettings(), keys=keys() is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 401 or 403."""
+        """Pass the request on, or answer 401 (no valid key) or 403 (host or origin not allowed)."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return

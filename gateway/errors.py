@@ -88,7 +88,7 @@ class LimitsTooLarge(KeysUnusable):
 
 
 class NetworkInvalid(GatewayError):
-    """An option about host names, proxies or the root path is invalid."""
+    """An option about host names, proxies, the root path or TLS is invalid."""
 
     wire = _server("network_invalid", 503)
 

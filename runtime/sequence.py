@@ -69,8 +69,8 @@ class Turn:
 
 
 class TurnPlace(NamedTuple):
-    """A turn's place by age. ``rank``: what turns are ordered by first. ``number``: the turn's own, in the
-    order in which turns began. ``step``: how many steps had been planned when it was queued.
+    """A turn's place by age; the smallest is the oldest. ``rank``: ``number`` less a head start for priority.
+    ``number``: how many turns had been queued, with this one. ``step``: how many steps had been planned then.
     """
 
     rank: int = 0

@@ -49,7 +49,7 @@ class TextInput:
         self.text += text
 
     async def replace(self, start: int, text: str) -> None:
-        """Replace all from character `start` on by `text`. Raises `IndexError`."""
+        """Replace all from character `start` on by `text`. Raises `IndexError` if it is outside the text."""
         self._check()
         if not 0 <= start <= len(self.text):
             raise IndexError(f"{len(self.text)} characters were sent, none at {start}")

@@ -11,7 +11,7 @@ from .items import Message, new_id
 from .journal.records import Truncated
 from .text.tokenizer import ChatTokenizer
 from .tree import TurnNode, TurnReply
-from .turn.cuts import checked_end, cut_after, cut_message, cut_tokens
+from .turn.kept_ids import checked_end, cut_after, cut_message, cut_tokens
 
 
 def shorten(history: History, item_id: str, end: int, tokenizer: ChatTokenizer) -> None:

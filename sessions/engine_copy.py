@@ -410,11 +410,12 @@ class EngineCopy:
     # --- verbs --------------------------------------------------------------------------------------------
 
     async def _present(self, ids: Ids) -> int:
-        """The engine's sequence; if there is none, open it with ``ids``.
+        """The id of the engine's sequence; if there is none, or its engine died, open one with ``ids``.
 
         Raises:
-            EngineDied: an engine crashed in a step of this branch, so only a turn opens it again.
-            SequencePoisoned: too many engines were killed in steps of this branch.
+            EngineDied: an engine crashed in a step of this branch. The next turn opens the sequence again;
+                until then other verbs are refused.
+            SequencePoisoned: too many engines were killed from outside in steps of this branch.
         """
         if self._sequence is not None and not self.lost:
             return self._sequence.seq

@@ -254,7 +254,8 @@ class SessionRegistry:
             self._closing.pop(session.id)[0].set()
 
     async def statistics_of(self, salt: bytes) -> dict[str, float]:
-        """One tenant's open sessions and running replies, and its part of the journal if that can be read."""
+        """Numbers of the tenant with this ``salt``: its open sessions, its running replies, and what it keeps
+        in the journal, if that can be read."""
         tenant = self.tenants[salt]
         kept: dict[str, float] = {}
         if self.journal is not None and self.journal.fault is None:

@@ -93,7 +93,8 @@ class Paths:
         self._last: tuple[TurnNode, Ids] | None = None
 
     def tokens(self, node: TurnNode) -> Ids:
-        """The same as `TurnNode.tokens`."""
+        """All token ids from the root to the node's end, as `TurnNode.tokens`; cheap if it or its parent was
+        asked for last."""
         last = self._last
         if last is None or (last[0] is not node and last[0] is not node.parent):
             ids = node.tokens()

@@ -61,7 +61,11 @@ class EventPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """An event that waits for its ticket, or for earlier events. ``reply``, ``told``: in the writer's lane."""
+    """An event that waits until its ``ticket`` is done and the earlier events of its lane have left.
+
+    ``ticket``: done when the journal has what the event acknowledges; None: nothing to wait for. ``reply``,
+    ``told``: in the writer's lane its reply and its number there, else 0. ``patient``: see `Outbox.post`.
+    """
 
     event: ServerEvent
     ticket: Ticket | None

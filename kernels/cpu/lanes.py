@@ -108,11 +108,13 @@ def pack_lines(typing: Any, first: Any, second: Any, into: Any) -> Any:
 def product(columns: int, *, run: int, apart: int, fresh: bool) -> Any:
     """Make an intrinsic: ``into[row, lane] (+)= sum over steps of left[step, row] * right[step, lane]``.
 
-    It is for `HEIGHTS` rows and ``columns`` columns. A row's words of ``left`` for ``run`` steps are
-    adjacent; those for the next steps are ``left_line`` words further on. Rows are ``apart`` words apart.
-    ``fresh``: overwrite ``into`` instead of adding. Arguments of the intrinsic: a number of the element type,
-    ``left``, ``left_line``, ``right``, ``right_column`` (words from column to column), ``steps``, ``into``,
-    ``into_column``.
+    A step is one word. There are ``HEIGHTS[columns]`` rows, and ``columns`` columns of `LANES` lanes.
+    ``fresh``: overwrite ``into`` instead of adding.
+
+    In ``left`` the word of a row at a step is ``step // run * left_line + step % run + row * apart``. Columns
+    of ``right`` and ``into`` have `LANES` words for each step or row, and begin ``right_column`` and
+    ``into_column`` words apart. Arguments of the intrinsic: a number of the element type, ``left``,
+    ``left_line``, ``right``, ``right_column``, ``steps``, ``into``, ``into_column``.
     """
     rows = HEIGHTS[columns]
 

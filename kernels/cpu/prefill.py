@@ -137,7 +137,10 @@ def _fetch(row: int, rows: int, dim: int, side: int, places: Any, tag: Any) -> N
 
 @inlined
 def _score(columns: int, column: int, ahead: bool, dim: int, side: int, work: Any, tag: Any) -> None:
-    """Compute scores of some columns with the whole tile; ``ahead``: prefetch the next tile meanwhile."""
+    """Score ``columns`` columns of queries, from ``column`` on, against all keys of the tile.
+
+    A column is `LANES` queries. ``ahead``: prefetch the next tile's keys meanwhile.
+    """
     _, (keys, _), (queries, _, _), (scores, _), _, places, _ = work
     words, _, _ = _sizes(dim, tag)
     right, apart, line = offset(queries, column * words * LANES), words * LANES, TILE * LANES

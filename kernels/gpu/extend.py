@@ -42,8 +42,11 @@ def fold_tiles(
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
     TILE: tl.constexpr, MASKED: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Add keys ``[start, end)`` to the running softmax. Without ``MASKED`` every query sees every key of
-    whole tiles.
+    """Add keys ``[start, end)`` and their values to a running softmax; returns it: ``best`` (each query's
+    greatest score so far), ``total`` (the sum of its weights) and ``acc`` (the weighted sum of values).
+
+    ``asked``: the queries, which stand at ``positions``. Without ``MASKED`` every query must see all of these
+    keys, and they must be whole tiles.
 
     With a window no query sees a key before ``seen_from``. Its block may be freed and hold NaN, so it is not
     read: a weight of 0 does not help, since 0 x NaN is NaN.

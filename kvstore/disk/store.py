@@ -505,9 +505,10 @@ class RecordStore:
         return header if header is not None and xxh3_64_intdigest(into) == header.digest else None
 
     def _look_up(self, txn: Any, key: bytes) -> tuple[RecordHeader | None, Any, bool]:
-        """Header and payload of a sound record in the B-trees, else None; whether any of it is there.
+        """A record's header and payload from the B-trees, and True. If a part is missing or the header or the
+        length is wrong: None, None, and whether any part is there.
 
-        Its offset is known from now on.
+        The payload's bytes are not checked. Where it lies is remembered from now on.
         """
         head = txn.get(key, db=self._headers)
         with self._offsets.searching(key):

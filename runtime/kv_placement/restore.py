@@ -282,7 +282,10 @@ class Restore:
         return key in tier or self._block_manager.pool.index.block_of(key) is not None
 
     def _wanted(self, sequence: Sequence) -> bool:
-        """Whether the sequence still waits: it was not stopped or closed, nor its KV taken for another."""
+        """Whether the records are still of use: the sequence waits for them, or computes until it meets them.
+
+        It waits no more once it is stopped or closed, or its KV is taken for another.
+        """
         queues = self._queues
         if queues.restoring.get(sequence.id) is sequence or queues.staged.get(sequence.id) is sequence:
             return True

@@ -7,11 +7,12 @@ budget is set by measured step times:
 - Beside turns that decode, as much *rides* along as makes a step at most ``stretch`` times as long. Few tokens
   can cost far more each than many do (on a CPU 8 tokens behind 2,000 others cost as much as 32), so the cost
   of riding tokens is measured by itself. Where not even ``LEAST`` tokens may ride, none do.
-- Where riding with ``EVERY`` steps would not be enough, one step in so many *catches up*: it may take up to
-  ``SHARE`` of the device's time since the last one that did. So input is computed as fast as it comes, in
-  chunks that are worth it, and only one token gap in so many is a long one, no longer than beside a turn's
-  prompt. The step is the first one for which new input has just come, or the last of ``PATIENCE`` steps: input
-  comes in pieces, and what a long step leaves out waits until the next long one.
+- Where riding with ``EVERY`` steps would not be enough, one step *catches up* once ``EVERY`` steps have
+  decoded since the last one that did: it may take up to ``SHARE`` of the device's time since then. So input
+  is computed as fast as it comes, in chunks that are worth it, and turns seldom wait long for their next
+  token, and never longer than beside a turn's prompt. Input comes in pieces, and what a long step leaves out
+  waits until the next long one. So the step that catches up is the next one for which new input has come, or
+  the one after ``PATIENCE`` more steps if none comes.
 - Where no turn runs a step still ends soon, because a turn may begin. It may take longer where each open
   sequence has something to compute in it: longer chunks cost less by the token, and a turn would wait for all
   of it anyway.

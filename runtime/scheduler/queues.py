@@ -140,8 +140,11 @@ class Queues:
         self.touch(sequence, now)
 
     def defer(self, sequence: Sequence) -> None:
-        """What an idle sequence has to do is computed when it is used again: a few tokens that its turn said
-        last would cost a whole pass over its KV, and keep the turn waiting that follows at once."""
+        """Compute nothing more of an idle sequence until it is used again.
+
+        The last tokens of its turn are few. Computing them now costs a whole pass over its KV, and a turn that
+        follows at once would wait for that.
+        """
         self.prefill.pop(sequence.id, None)
 
     def close(self, sequence: Sequence, now: float) -> None:

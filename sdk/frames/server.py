@@ -314,8 +314,8 @@ class ItemTruncated(ServerFrame, frozen=True, tag="conversation.item.truncated")
 
 
 class SessionRewound(OwnFrame, frozen=True, tag="session.rewound"):
-    """Answers `session.rewind`: `item_id` is the last item now (null: there is none); `tokens` tokens of the
-    turns are left."""
+    """Answers `session.rewind`. `item_id`: the last item now (null: there is none). `tokens`: how many tokens
+    are left, those of all remaining turns."""
 
     item_id: str | None
     tokens: int

@@ -158,7 +158,7 @@ class LogFolder:
             raise
 
     def identity(self, without: Sequence[Log] = ()) -> Identity:
-        """The identity of the store, as if the logs ``without`` were removed already."""
+        """What identifies the store now (see `Identity`), as if the logs ``without`` were removed already."""
         header, gone = self.header, {one.number for one in without}
         return Identity(
             format=segment.FORMAT,

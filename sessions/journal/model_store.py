@@ -109,7 +109,10 @@ def _begun(folder: Path, model: bytes, settings: JournalSettings) -> JournalStor
 
 
 def _left(folder: Path) -> list[str]:
-    """A line about a file of an earlier version that lies beside a journal in use."""
+    """Log a warning if a file of an earlier version, not empty, lies beside a journal in use.
+
+    Returns the warning as a list of one line; an empty list without such a file.
+    """
     old = folder / FILE
     if not old.exists() or not old.stat().st_size:
         return []

@@ -22,9 +22,9 @@ from ..journal.replay import ended, reader_of, refused, spans_of
 from ..token_ids import NONE, Ids, bytes_of, ids_of
 from ..tree import Draft, TurnReply
 from .branch import Branch
-from .cuts import check_place
 from .events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus, TurnUsage
 from .generation import ReplyEnd, ReplyRun
+from .kept_ids import check_place
 from .request import TurnRequest
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from holdfast.sessions.items import FunctionCall, Message
 from holdfast.sessions.token_ids import ids_from, ids_of
 from holdfast.sessions.tools.formats import Forms, ReasoningForm
 from holdfast.sessions.tree import TurnReply
-from holdfast.sessions.turn.cuts import check_place, cut_after, cut_tokens, inside_character
+from holdfast.sessions.turn.kept_ids import check_place, cut_after, cut_tokens, inside_character
 from holdfast.sessions.turn.reply_reader import ReplyReader
 
 from ..session_stage import END, NAME, toks
