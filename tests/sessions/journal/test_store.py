@@ -71,6 +71,27 @@ def test_what_is_written_is_there_after_a_restart() -> None:
             assert store.logs.next_session == 2 and store.handle(b"x" * 32) is None
 
 
+@pytest.mark.parametrize("left", [1, 2])
+def test_a_group_that_a_crash_cut_off_is_not_there_at_all(left: int) -> None:
+    """The machine loses power when ``left`` of the group's three records are on the disk."""
+    with folder() as path:
+        with store_in(path) as store:
+            store.write([*birth(1), append(1, 0, HELLO)])
+            for index in (1, 2):
+                start = store.logs.active.end  # type: ignore[union-attr]
+                store.write([append(1, index, HELLO)])
+        with store_in(path) as store:
+            log = store.logs.active
+            assert log is not None
+            size = log.end - start
+            store.write([append(1, index, HELLO) for index in (3, 4, 5)])
+            end = log.end
+        os.truncate(log.path, end - (3 - left) * size)
+        log.path.with_suffix(".index").unlink(missing_ok=True)
+        with store_in(path) as store:
+            assert len(store.session(1).operations) == 3
+
+
 @pytest.mark.parametrize("kind", [Kind.OPERATION, Kind.SESSION, Kind.KEYRING])
 @pytest.mark.parametrize("index", [True, False])
 def test_every_flipped_bit_of_a_record_is_noticed(kind: Kind, index: bool) -> None:
