@@ -1,17 +1,35 @@
-"""Edits of a history: cut a reply, rewind to an item or a token. What is left of a reply keeps its exact ids,
-so that its KV stays valid. Knows a history and the tokenizer, not the engine."""
+"""Edits of a history: cut a reply at a place in its text or among its tokens, rewind to an item or a token.
+
+All ids before a cut stay as the model sampled them, so that their KV stays valid. If the cut goes through a
+token, only the part of that token before the cut is tokenized again. Knows a history and the tokenizer, not the
+engine.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import zip_longest
+
 import msgspec
+import regex
 
 from .errors import ConversationBusy, CutInvalid
 from .history import ROOT, History
-from .items import Message, new_id
+from .items import Item, Message, new_id
 from .journal.records import Truncated
+from .text.detokenizer import Detokenizer
 from .text.tokenizer import ChatTokenizer
+from .token_ids import Ids, bytes_of, ids_of
+from .tools.formats import CLOSE, OPEN
+from .tools.reasoning import END
 from .tree import TurnNode, TurnReply
-from .turn.kept_ids import checked_end, cut_after, cut_message, cut_tokens
+
+_FLAG = "[\U0001f1e6-\U0001f1ff]"
+_INSIDE_CHARACTER = regex.compile(
+    "(?<=\u200d)"  # behind a joiner
+    r"|(?=[\p{M}\u200c\u200d\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f])"  # before a mark or modifier
+    rf"|(?<=\r)(?=\n)|(?<=(?<!{_FLAG}){_FLAG}(?:{_FLAG}{_FLAG})*)(?={_FLAG})"  # two letters are one flag
+)
 
 
 def shorten(history: History, item_id: str, end: int, tokenizer: ChatTokenizer) -> None:
@@ -83,3 +101,126 @@ def _before(node: TurnNode) -> str:
 def _last(node: TurnNode) -> str:
     reply: TurnReply = node.reply
     return reply.items[-1].id if reply.items else _before(node)
+
+
+# --- replies -----------------------------------------------------------------------------------------------
+
+
+def checked_end(item: Item, end: int, param: str = "text_end") -> None:
+    """Check that the item is a message of the model which may end after ``end`` characters.
+
+    Raises ``CutInvalid``.
+    """
+    if not isinstance(item, Message) or item.role != "assistant":
+        raise CutInvalid(f"The item {item.id!r} is no message of the assistant", param="item_id")
+    check_place(item.text, end, param)
+
+
+def check_place(text: str, end: int, param: str = "text_end") -> None:
+    """Check that the text may be cut after ``end`` characters. Raises ``CutInvalid``."""
+    if end > len(text):
+        raise CutInvalid(f"The text has {len(text)} characters, none at {end}", param=param)
+    if inside_character(text, end):
+        raise CutInvalid(f"A cut at {end} would take a character apart", param=param)
+
+
+def cut_message(message: Message, end: int) -> Message:
+    """The message's first ``end`` characters; the same message if it has no more."""
+    if end >= len(message.text):
+        return message
+    return msgspec.structs.replace(message, text=message.text[:end], complete=False)
+
+
+def cut_after(reply: TurnReply, item_id: str, end: int | None, tokenizer: ChatTokenizer) -> Truncated | None:
+    """Cut the reply behind its item ``item_id``, or behind the first ``end`` characters of that message.
+
+    None if that place cannot be found among its tokens: then the reply has to be split into its items.
+    """
+    at = [item.id for item in reply.items].index(item_id)
+    item = reply.items[at]
+    kept = cut_message(item, end) if end is not None and isinstance(item, Message) else item
+    said = _ReplyText(reply, tokenizer)
+    place = said.spans[at][1] if at < len(said.spans) else None
+    if place is None:
+        return None
+    if isinstance(item, Message) and isinstance(kept, Message):
+        place -= len(item.text) - len(kept.text)
+    keep, tail = said.ids_up_to(place)
+    cut = Truncated(item=item_id, items=(*reply.items[:at], kept), keep=keep, tail=bytes_of(ids_of(tail)))
+    return cut if said.decodes(reply.up_to(keep, ids_of(tail), cut.items).ids, place) else None
+
+
+def cut_tokens(reply: TurnReply, keep: int, tokenizer: ChatTokenizer) -> Truncated:
+    """Cut the reply behind its first ``keep`` tokens. Raises ``CutInvalid`` inside a character or tool call."""
+    if not reply.items:  # it has only reasoning
+        raise CutInvalid("A reply in which nothing was said cannot be cut", param="to")
+    said = _ReplyText(reply, tokenizer)
+    place = said.steps[keep]
+    if not said.decodes(reply.ids[:keep], place) or inside_character(said.text, place):
+        raise CutInvalid("The cut would take a character apart", param="to")
+    items: list[Item] = []
+    for item, span in zip_longest(reply.items, said.spans):
+        begin, end = span or (-1, None)
+        if begin >= place:
+            break
+        if end is None or (place < end and not isinstance(item, Message)):
+            raise CutInvalid("A reply cannot be cut inside a tool call", param="to")
+        items.append(cut_message(item, place - begin) if isinstance(item, Message) else item)
+    return Truncated(item=reply.items[0].id, items=tuple(items), keep=keep)
+
+
+class _ReplyText:
+    """A reply's whole text.
+
+    ``steps[n]``: how many of its characters are certain after ``n`` tokens. ``spans``: begin and end of each
+    item in the text, in order, up to the first that cannot be found; a call ends with its closing tag, None
+    if it has none.
+    """
+
+    def __init__(self, reply: TurnReply, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+        detokenizer, pieces = Detokenizer(tokenizer.backend), list[str]()
+        self.steps = [0]
+        for token in reply.ids.tolist():
+            pieces.append(detokenizer.step(token))
+            self.steps.append(self.steps[-1] + len(pieces[-1]))
+        self.text = "".join(pieces) + detokenizer.flush()
+        self.spans: list[tuple[int, int | None]] = []
+        place = self._after_reasoning(reply.items)
+        for item in reply.items:
+            words, close = (item.text, "") if isinstance(item, Message) else (OPEN, CLOSE)
+            begin = self.text.find(words, place)
+            if begin < 0:
+                break
+            closed = self.text.find(close, begin + len(words))
+            self.spans.append((begin, closed + len(close) if closed >= 0 else None))
+            if closed < 0:
+                break
+            place = closed + len(close)
+
+    def _after_reasoning(self, items: tuple[Item, ...]) -> int:
+        """Where the first item may begin. Reasoning before it may have the same words."""
+        end = self.text.find(END)
+        return 0 if end < 0 or (items and END in getattr(items[0], "text", "")) else end + len(END)
+
+    def ids_up_to(self, place: int) -> tuple[int, list[int]]:
+        """How many of the reply's ids stay whole before ``place``, and new ids for the text
+        left behind them."""
+        through = bisect_left(self.steps, place)
+        if through == len(self.steps):  # the ids behind it are parts of a character
+            return through - 1, []
+        if self.steps[through] == place:
+            return through, []
+        whole = bisect_left(self.steps, self.steps[through - 1])
+        rest = self.text[self.steps[whole] : place]
+        return whole, self._tokenizer.encode(rest, leads=False)
+
+    def decodes(self, ids: Ids, end: int) -> bool:
+        """Whether these ids decode to the first ``end`` characters of the text."""
+        said: str = self._tokenizer.backend.decode(ids.tolist(), skip_special_tokens=True)
+        return said == self.text[:end]
+
+
+def inside_character(text: str, at: int) -> bool:
+    """Whether a cut before code point ``at`` would split a character that the user sees."""
+    return 0 < at < len(text) and _INSIDE_CHARACTER.match(text, at) is not None

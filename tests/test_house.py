@@ -80,7 +80,7 @@ INSIDE = {
             "poison",
         ],
         ["tree", "tools", "turn.request", "journal.records"],
-        ["history", "engine_copy", "tenants", "turn.reply_reader", "turn.kept_ids"],
+        ["history", "engine_copy", "tenants", "turn.reply_reader"],
         ["text"],
         ["journal", "edits", "placement"],
         ["fork_tree", "handles"],

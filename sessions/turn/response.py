@@ -13,7 +13,7 @@ from types import TracebackType
 
 from ...runtime.errors import EngineGone
 from ...runtime.link.messages import TokenLimits, TokenLogprob
-from ..edits import end_with
+from ..edits import check_place, end_with
 from ..errors import EngineUnavailable, ItemUnknown, PromptTooLong, TurnFailed
 from ..history import History, Placed
 from ..items import new_id
@@ -24,7 +24,6 @@ from ..tree import Draft, TurnReply
 from .branch import Branch
 from .events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus, TurnUsage
 from .generation import ReplyEnd, ReplyRun
-from .kept_ids import check_place
 from .request import TurnRequest
 
 log = logging.getLogger(__name__)
