@@ -6,10 +6,9 @@ beside a server; the others hold the store's lock.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -18,7 +17,7 @@ from ..errors import RecordDamaged, SessionError, StorageUnavailable, StoreUnusa
 from ..settings import JournalSettings
 from . import legacy
 from .folder import FOLDER, IDENTITY, Disk, Identity, StoreLock, read_identity, write_identity
-from .logs import NAME, Findings, LogFolder
+from .logs import Findings, LogFolder
 from .model_store import ASIDE, REPAIRED, awaits_repair, exchange, finish_repair
 from .records import AnyOperation, Keyring, append, drop, put
 from .replay import MANY_ITEMS, quiet, replay
@@ -28,7 +27,7 @@ from .store import JournalStore
 
 SETTINGS = JournalSettings(max_bytes=1 << 62)
 LOCK_SECONDS = 1.0
-TRIES = 20
+COPY_BYTES = 1 << 20
 
 
 def places(root: Path) -> list[Path]:
@@ -255,7 +254,7 @@ def backup(root: Path, target: Path) -> Iterator[str]:
             (copy / FOLDER).mkdir(parents=True, mode=0o700)
             if (place / IDENTITY).is_file():
                 shutil.copy(place / IDENTITY, copy)  # first: the logs may be ahead of it, never behind
-            _copy_logs(place / FOLDER, copy / FOLDER)
+            _copy_logs(place, copy / FOLDER)
             if (known := _known(copy)) is not None:
                 write_identity(copy, known.without_removed(_known(place)), Disk())
         except OSError as fault:
@@ -265,28 +264,22 @@ def backup(root: Path, target: Path) -> Iterator[str]:
             yield from (f"  damaged: {line}" for line in _damage(store))
 
 
-def _copy_logs(source: Path, target: Path) -> None:
-    """Copy the logs of one moment: if a compaction removes some meanwhile, begin again. Raises ``OSError``."""
-    for _ in range(TRIES):
-        names = sorted(name for name in os.listdir(source) if NAME.fullmatch(name))
-        try:
-            with ExitStack() as files:
-                opened = {name: files.enter_context((source / name).open("rb")) for name in names}
-                if not set(names) <= set(os.listdir(source)):
-                    continue
-                for name, file in opened.items():
-                    # The index before the log: the log may be ahead of it.
-                    with suppress(FileNotFoundError):
-                        shutil.copy(source / Path(name).with_suffix(".index"), target)
-                    with (target / name).open("wb") as copy:
-                        shutil.copyfileobj(file, copy)
-                        copy.flush()
-                        os.fsync(copy.fileno())
-                Disk().sync_folder(target)
-                return
-        except FileNotFoundError:
-            pass
-    raise OSError(f"{source} changes faster than it can be copied")
+def _copy_logs(place: Path, target: Path) -> None:
+    """Copy the logs of one moment, each up to where it was whole. Raises ``OSError``, ``StoreUnusable``."""
+    disk = Disk()
+    logs, _ = LogFolder.open(place / FOLDER, b"", SETTINGS.log_bytes, disk, _known(place), write=False)
+    with closing(logs):
+        if logs.made and logs.findings.damaged:
+            raise StoreUnusable(f"{place / FOLDER}: none of its logs can be read: copy the folder itself")
+        for one in logs.logs.values():
+            if index := disk.contents(one.index_path, one.index_end):
+                (target / one.index_path.name).write_bytes(index)
+            with (target / one.path.name).open("wb") as copy:
+                for offset in range(0, one.end, COPY_BYTES):
+                    copy.write(disk.read(logs.opened(one), min(COPY_BYTES, one.end - offset), offset))
+                copy.flush()
+                disk.sync(copy.fileno())
+        disk.sync_folder(target)
 
 
 def gc(root: Path) -> Iterator[str]:

@@ -36,6 +36,8 @@ NAME = re.compile(r"(\d{8,})\.log")
 INDEX_NAME = re.compile(r"(\d{8,})\.index")
 MOST_AHEAD = 2 << 20  # bytes of zeros behind the active log's end
 PLENTY = 128  # zeros are written ahead if so many times as much is free
+TRIES = 20  # of reading what a server changes meanwhile
+TRY_SECONDS = 0.002
 
 
 @dataclass(slots=True, eq=False)
@@ -126,6 +128,8 @@ class LogFolder:
         self._next_number = 1
         self._believing = True
         self._ahead = min(MOST_AHEAD, segment_bytes // 16)
+        self._held: dict[int, int] = {}
+        """Descriptors of the logs, opened before any is read, if a server may remove logs meanwhile."""
 
     # --- opening --------------------------------------------------------------------------------------------
 
@@ -143,8 +147,9 @@ class LogFolder:
     ) -> tuple[LogFolder, list[LoadedLog]]:
         """Open the logs in ``folder``; returns them and their records.
 
-        ``known``: the store's identity. If not ``write``, no file is changed. ``whole``:
-        read every log, not only its index. Raises ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``.
+        ``known``: the store's identity. If not ``write``, no file is changed, and a server may run beside:
+        the logs are those of one moment. ``whole``: read every log, not only its index. Raises
+        ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``.
         """
         logs = cls(folder, segment_bytes, disk)
         logs._believing = not whole
@@ -181,16 +186,19 @@ class LogFolder:
                 self.disk.sync(active.index_fd)
         for one in self.logs.values():
             self._close_files(one)
+        for fd in self._held.values():
+            os.close(fd)
+        self._held.clear()
         self.active = None
 
     def _opened(self, model: bytes, known: Identity | None, write: bool) -> list[LoadedLog]:
         if write:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        numbers = self._listed(write)
+        numbers = self._listed(write) if write else self._hold()
         headers = {number: self._header_of(number) for number in numbers}
         for number in [number for number, header in headers.items() if header is None]:
             path = self._path(number)
-            if path.stat().st_size <= LOG_START and not path.with_suffix(".index").exists():
+            if self._length_of(number) <= LOG_START and not path.with_suffix(".index").exists():
                 numbers.remove(number)  # the process died while it made this log: it has no record
                 del headers[number]
                 if write:
@@ -252,6 +260,25 @@ class LogFolder:
                     self.disk.remove(self.folder / name)
         return numbers
 
+    def _hold(self) -> list[int]:
+        """Open all logs of one moment, to read them beside a server; returns their numbers. A compaction adds
+        its log before it removes those that it replaces: logs that are all still there were complete."""
+        for attempt in range(TRIES):
+            numbers = self._listed(write=False)
+            with suppress(FileNotFoundError):
+                for number in numbers:
+                    self._held[number] = self.disk.open(self._path(number))
+                if set(numbers) <= set(self._listed(write=False)):
+                    return numbers
+            while self._held:
+                os.close(self._held.popitem()[1])
+            time.sleep(attempt * TRY_SECONDS)
+        raise StoreUnusable(f"the journal {self.folder} changes faster than it can be read")
+
+    def _length_of(self, number: int) -> int:
+        held = self._held.get(number)
+        return self._path(number).stat().st_size if held is None else self.disk.size(held)
+
     def _find_vanished(self, numbers: set[int], replaced: set[int], write: bool) -> None:
         """Find logs that are absent while their index is there. A removal takes the index first, so these
         were not removed by a server. An unfinished compaction leaves an index too, but then the logs that
@@ -259,6 +286,8 @@ class LogFolder:
         """
         for path in sorted(self.folder.glob("*.index")):
             if not (found := INDEX_NAME.fullmatch(path.name)) or (number := int(found[1])) in numbers:
+                continue
+            if not write and self._path(number).exists():  # a server has just made it
                 continue
             one = Log(0, changed(self.header, number=number, replaces=()), self._path(number))
             index = self._index_of(one)
@@ -282,7 +311,10 @@ class LogFolder:
     def _header_of(self, number: int) -> SegmentHeader | None:
         """The log's header, from one of its copies or from the index."""
         path = self._path(number)
-        data = self.disk.contents(path, LOG_START)
+        if (held := self._held.get(number)) is None:
+            data = self.disk.contents(path, LOG_START)
+        else:
+            data = self.disk.read(held, LOG_START, 0)
         beside = self.disk.contents(path.with_suffix(".index"), segment.HEADER_BYTES)
         return (
             segment.decoded_header(data[: segment.HEADER_BYTES], segment.LOG_MAGIC)
@@ -321,12 +353,17 @@ class LogFolder:
     def _load(self, header: SegmentHeader, *, last: bool, write: bool) -> LoadedLog:
         one = Log(self._new_slot(), header, self._path(header.number))
         self.logs[one.slot] = one
-        one.fd = self.disk.open(one.path, write=last and write)
-        size, index = self.disk.size(one.fd), self._index_of(one)
-        one.end = size
-        if self._believing and not last and index is not None and index.sealed == size:
+        one.fd = self.disk.open(one.path, write=last) if write else self._held.pop(header.number)
+        index = self._index_of(one)
+        one.end = self.disk.size(one.fd)
+        if self._believing and not last and index is not None and index.sealed == one.end:
             return self._known(one, index.entries, np.zeros(len(index.entries), bool), index.extras)
-        entries, hits, extras, clean = self._scanned(one, size, index, last=last and write)
+        if write:
+            data = self.disk.read(one.fd, one.end, 0)
+        else:
+            index, data = self._read_beside(one)
+            one.end = len(data)
+        entries, hits, extras, clean = self._scanned(one, data, index, last=last and write)
         if last and write and clean and index is not None and LOG_START <= one.end < self.segment_bytes:
             one.index_fd = self.disk.open(one.index_path, write=True)
             one.room = max(one.room, one.end)
@@ -347,12 +384,30 @@ class LogFolder:
             found.whole, found.sealed = False, None
         return found
 
+    def _read_beside(self, one: Log) -> tuple[segment.Index | None, bytes]:
+        """A log's index and its bytes up to the last whole record, while a server may write to both. The end of
+        a group can be seen before its beginning: then all is read again. What stays is damage."""
+        for _ in range(TRIES):
+            index = self._index_of(one)  # before the log, which may be ahead of it, never behind
+            data = self.disk.read(self.opened(one), self.disk.size(self.opened(one)), 0)
+            if index is not None and index.sealed is not None:
+                break
+            found = segment.scan(data, self.header.sync, one.header.file_seed())
+            settled = LOG_START if index is None else index.end
+            if all(beyond <= settled for _, beyond in found.gaps):
+                if index is not None and index.whole:
+                    return index, data[: max(found.end, settled)]
+                if index is None and not one.index_path.exists():
+                    break
+            time.sleep(TRY_SECONDS)
+        return index, data
+
     def _scanned(
-        self, one: Log, size: int, index: segment.Index | None, *, last: bool
+        self, one: Log, data: bytes, index: segment.Index | None, *, last: bool
     ) -> tuple[Any, Any, dict[int, bytes], bool]:
-        """Read a whole log: its entries, which of them are damaged, their extras, and whether all is well.
-        ``last``: it is the active log, and may be repaired."""
-        data = self.disk.read(self.opened(one), size, 0)
+        """Read a whole log, ``data``: its entries, which of them are damaged, their extras, and whether all is
+        well. ``last``: it is the active log, and may be repaired."""
+        size = len(data)
         found = segment.scan(data, self.header.sync, one.header.file_seed())
         listed, cut = self._listed_entries(one, size, index)
         records = _committed(found.records, set(listed["offset"].tolist()), cut)
@@ -667,7 +722,8 @@ class LogFolder:
             return index.entries, index.extras
         kept, self.findings = self.findings, Findings()
         try:
-            entries, _, extras, _ = self._scanned(one, one.end, index, last=False)
+            data = self.disk.read(self.opened(one), one.end, 0)
+            entries, _, extras, _ = self._scanned(one, data, index, last=False)
         finally:
             self.findings = kept
         return entries, extras

@@ -241,20 +241,21 @@ def encoded_chunk(
 class Index:
     """The index of a log, as read: its entries, and the extra bytes of some by their records' offsets.
 
-    ``whole``: no part of it is damaged. ``sealed``: the log's length, if the index is complete and no damage
-    is known; else None.
+    ``whole``: no part of it is damaged. ``end``: where the log ended when the last whole chunk was written.
+    ``sealed``: the log's length, if the index is complete and no damage is known; else None.
     """
 
     entries: Any
     extras: dict[int, bytes]
     whole: bool
+    end: int
     sealed: int | None
 
 
 def read_index(data: bytes, sync: bytes, seed: int) -> Index:
     """The whole chunks of an index."""
     parts, extras, at = [np.empty(0, ENTRY)], dict[int, bytes](), HEADER_BYTES
-    whole, dirty, sealed = True, False, None
+    whole, dirty, log_end, sealed = True, False, LOG_START, None
     while at < len(data):
         chunk = _chunk_at(data, at, sync, seed)
         if chunk is None:
@@ -271,9 +272,9 @@ def read_index(data: bytes, sync: bytes, seed: int) -> Index:
             extras[int(entries["offset"][place])] = extra[begin : begin + length]
             begin += length
         dirty |= bool(flags & DIRTY)
-        sealed = end if flags & SEALED else None
+        log_end, sealed = end, end if flags & SEALED else None
         at += CHUNK_BYTES + entries.nbytes + len(extra)
-    return Index(np.concatenate(parts), extras, whole, sealed if whole and not dirty else None)
+    return Index(np.concatenate(parts), extras, whole, log_end, sealed if whole and not dirty else None)
 
 
 def _chunk_at(data: bytes, at: int, sync: bytes, seed: int) -> tuple[Any, bytes, int, int] | None:

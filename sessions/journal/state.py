@@ -383,7 +383,7 @@ class _TenantHolding:
     bytes: int = 0
 
     def surplus(self, live: Container[int]) -> Iterator[int]:
-        """The sessions to forget, if no fork needs them."""
+        """The sessions beyond the share, the longest unused first, none in ``live``."""
         sessions, size = len(self.kept), self.bytes
         for number in self.kept:
             if sessions <= self.share.sessions and size <= self.share.bytes:
@@ -421,7 +421,8 @@ class TenantShares:
             self._changed.add(salt)
 
     def surplus(self, live: Container[int], most: int) -> list[int]:
-        """The next sessions, at most ``most``, that a tenant beyond its share loses; call again until empty."""
+        """Up to ``most`` sessions for the caller to erase: one tenant's beyond its share, the longest unused
+        first, none in ``live``. Erase them and call again, until there are none."""
         while self._changed:
             salt = next(iter(self._changed))
             if gone := list(islice(self._held[salt].surplus(live), most)):

@@ -132,7 +132,7 @@ def test_an_idle_engine_prepares_what_it_will_fill_and_then_rests() -> None:
 def test_an_idle_engine_audits_itself(debug: bool) -> None:
     engine, device = fake_engine(replace(world().settings, depth=1))
     engine = Engine(engine.scheduler, device, debug=debug)
-    engine.scheduler.pool.allocate(1, "nobody")
+    engine.scheduler.pool.allocate(1, "leak")
     if debug:
         with pytest.raises(LeakFound):
             engine.step()

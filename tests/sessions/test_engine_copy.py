@@ -71,7 +71,7 @@ async def test_what_a_stop_leaves_is_told_by_the_engine() -> None:
     link.log.clear()
     await sequence.stop(ids_of([1, 2, 3, 4, *first.tokens]))
     await sequence.wait_stopped()
-    assert [name for name, *_ in link.log] == ["stop"], "what nobody read goes with the same verb"
+    assert [name for name, *_ in link.log] == ["stop"], "unread events go with the same verb"
     assert [held.tokens for held in link.held.values()] == [[1, 2, 3, 4, 5]]
     link.log.clear()
     await brought(sequence, ids_of([1, 2, 3, 4, 5, 9]))

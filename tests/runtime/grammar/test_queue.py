@@ -101,7 +101,7 @@ def test_a_reply_follows_its_grammar_and_ends_where_nothing_may_follow(depth: in
     assert here.end(0).finish is Finish.STOP and here.end(1).finish is Finish.LENGTH
     assert here.compiler.matchers[0].taken == here.said(0)
     assert len(here.said(1)) == 12 and [token % 5 for token in here.said(1)][:4] != [0, 1, 2, 3], (
-        "nobody else is bound"
+        "no other turn is bound"
     )
 
 
@@ -113,7 +113,7 @@ def test_what_must_come_last_is_computed_with_what_comes_next(depth: int) -> Non
     length = here.end(0).length
     pending, counters = here.end(0).work.pending, here.engine.scheduler.counters
     assert pending == 4 and here.end(0).finish is Finish.STOP
-    assert counters.computed == length - pending, "no step for a few tokens that nobody waits for"
+    assert counters.computed == length - pending, "no step for a few tokens that no turn waits for"
     steps = counters.steps
     here.engine.apply(Generate(0, 0, Sampling(), TokenLimits(1, (END,)), 0, [40, 41]))
     here.run()
@@ -134,7 +134,7 @@ def test_tokens_that_are_not_read_one_by_one_are_told_together(depth: int, gathe
     assert here.end(0) == replace(plain.end(0), tokens=here.end(0).tokens), (
         "the same end, and the same account"
     )
-    assert len(here.rows[1]) == 12, "nobody else's wait"
+    assert len(here.rows[1]) == 12, "the other turn does not wait"
 
 
 def test_what_a_sequence_has_said_and_not_told_is_its_own() -> None:

@@ -226,7 +226,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.world.close(seq)
         self.world.run()
         pool = self.world.scheduler.pool.statistics()
-        assert pool["free"] + pool["cached"] == pool["blocks"], "blocks are held by nobody"
+        assert pool["free"] + pool["cached"] == pool["blocks"], "blocks leak"
         figures = self.world.scheduler.statistics()
         assert not (figures["leases"] or figures["leased_blocks"] or figures["leased_records"])
         while self.world.following:

@@ -15,8 +15,9 @@ from msgspec.structs import replace as replaced
 
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StoreHeld, StoreUnusable
 from holdfast.sessions.journal import admin
-from holdfast.sessions.journal.folder import StoreLock
+from holdfast.sessions.journal.folder import Disk, StoreLock
 from holdfast.sessions.journal.legacy import KEPT, migrate
+from holdfast.sessions.journal.logs import LogFolder
 from holdfast.sessions.journal.model_store import open_for
 from holdfast.sessions.journal.records import EventReceived, Origin, append, drop, put
 from holdfast.sessions.journal.segment import Fresh, Kind, offset_of, slot_of
@@ -209,6 +210,64 @@ def test_a_copy_beside_a_server_that_writes_and_compacts_is_whole() -> None:
         assert not failed
 
 
+class Overtaken(Disk):
+    """A disk on which a server writes a group behind the place up to which a log was read."""
+
+    def __init__(self, server: JournalStore, times: int) -> None:
+        self.server, self.times = server, times
+
+    def read(self, fd: int, length: int, offset: int) -> bytes:
+        active = self.server.logs.active
+        assert active is not None
+        if not self.times or offset or length <= active.end:
+            return super().read(fd, length, offset)
+        self.times -= 1
+        seen = active.end + 8
+        before = super().read(fd, seen, 0)
+        self.server.write(begun(self.server.logs.next_session))
+        return before + super().read(fd, length - seen, seen)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_reader_beside_a_server_sees_no_part_of_a_group(times: int) -> None:
+    with folder() as path:
+        lived(path)
+        server = open_for(path, MODEL, SMALL)
+        server.write(begun(7))
+        disk = Overtaken(server, times)
+        reader = JournalStore.open(path, b"", SMALL, disk=disk, write=False, whole=True)
+        assert not disk.times and not reader.damaged() and not reader.logs.findings.lines
+        known = range(1, 8 + times)
+        assert set(range(1, 8)) <= set(reader.sessions.states) <= set(known)
+        assert all(events(reader, number) == whole(number) for number in reader.sessions.states)
+        reader.close()
+        server.close()
+
+
+def test_a_reader_beside_a_server_has_the_logs_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with folder() as path:
+        server = open_for(path, MODEL, replace(SMALL, segment_bytes=1 << 14))
+        for number in range(1, 41):
+            server.write(begun(number))
+        listed, times = LogFolder._listed, [2]
+
+        def compacts(self: LogFolder, write: bool) -> list[int]:
+            found = listed(self, write)
+            if times[0]:
+                times[0] -= 1
+                server.erase(range(1, 18) if times[0] else range(18, 38))
+                server.rewrite()
+            return found
+
+        monkeypatch.setattr(LogFolder, "_listed", compacts)
+        reader = JournalStore.open(path, b"", SMALL, write=False, whole=True)
+        assert not times[0] and not reader.logs.findings.lines
+        kept = {number for number, state in reader.sessions.states.items() if state.kept}
+        assert kept == {38, 39, 40} and all(events(reader, number) == whole(number) for number in kept)
+        reader.close()
+        server.close()
+
+
 def test_a_tenant_is_erased_from_every_file_and_the_others_stay() -> None:
     with folder() as path:
         lzma_file = lzma.decompress((STORES / "format_2_many.mdb.xz").read_bytes())
@@ -305,8 +364,9 @@ async def test_a_repaired_session_goes_on_where_no_reply_ran() -> None:
 
 
 @pytest.mark.parametrize("then", ["start", "repair"])
-def test_a_repair_that_dies_before_its_journal_has_its_place_loses_nothing(
-    then: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("aside", [False, True], ids=["before the damaged one is aside", "after"])
+def test_a_repair_that_dies_between_its_renames_loses_nothing(
+    aside: bool, then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with folder() as path:
         lived(path)
@@ -314,7 +374,7 @@ def test_a_repair_that_dies_before_its_journal_has_its_place_loses_nothing(
         rename = os.rename
 
         def die(old: Path, new: Path) -> None:
-            if Path(new) == path / "journal":
+            if Path(new if aside else old) == path / "journal":
                 raise KeyboardInterrupt
             rename(old, new)
 
@@ -322,38 +382,10 @@ def test_a_repair_that_dies_before_its_journal_has_its_place_loses_nothing(
             dying.setattr(os, "rename", die)
             with pytest.raises(KeyboardInterrupt):
                 list(admin.repair(path))
-        assert not (path / "journal").exists()
-        with pytest.raises(StoreUnusable, match="did not end"):
-            list(admin.stat(path))
-        if then == "repair":
-            assert "ended now" in next(iter(list(admin.repair(path))))
-        store = open_for(path, MODEL, SMALL)
-        try:
-            assert not store.mismatches
-            assert [events(store, number) for number in (1, 3)] == [whole(1), whole(3)]
-        finally:
-            store.close()
-
-
-@pytest.mark.parametrize("then", ["start", "repair"])
-def test_a_repair_that_dies_before_the_damaged_journal_is_put_aside_ends_at_the_next_start(
-    then: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with folder() as path:
-        lived(path)
-        strike(path, 2, Kind.OPERATION, 1)
-        rename = os.rename
-
-        def die(old: Path, new: Path) -> None:
-            if Path(old) == path / "journal":
-                raise KeyboardInterrupt
-            rename(old, new)
-
-        with monkeypatch.context() as dying:
-            dying.setattr(os, "rename", die)
-            with pytest.raises(KeyboardInterrupt):
-                list(admin.repair(path))
-        assert (path / "journal").exists() and (path / "journal.new").exists()
+        assert (path / "journal.new").exists() and (path / "journal").exists() != aside
+        if aside:
+            with pytest.raises(StoreUnusable, match="did not end"):
+                list(admin.stat(path))
         if then == "repair":
             assert "ended now" in next(iter(list(admin.repair(path))))
         store = open_for(path, MODEL, SMALL)

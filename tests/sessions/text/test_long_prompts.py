@@ -51,7 +51,7 @@ class Gate:
         def gated(rule: StablePrefixRule, text: str, **more: object) -> Iterator[tuple[list[int], int]]:
             for piece in pieces(rule, text, **more):  # type: ignore[arg-type]
                 loop.call_soon_threadsafe(self.reached.set)
-                assert self.opened.wait(20), "nobody opened it"
+                assert self.opened.wait(20), "it was not opened"
                 self.pieces += 1
                 yield piece
 
