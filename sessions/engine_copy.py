@@ -111,9 +111,8 @@ class EngineCopy:
         self.state = CopyState.EMPTY
         self._sequence: SequenceState | None = None  # as the engine last reported it
         self._tokens = NONE
-        self._engine_number = (
-            0 if reopened else link.engine_number
-        )  # of the engine that holds it; the first is 1
+        self.engine_number = 0 if reopened else link.engine_number
+        """The number of the engine that holds the sequence; the first is 1."""
         self._isolated = False  # whether the sequence shares no step with others
         self._verbs = asyncio.Lock()
         self._stop_reply: asyncio.Task[None] | None = None
@@ -131,7 +130,7 @@ class EngineCopy:
     @property
     def lost(self) -> bool:
         """Whether the engine that held the sequence is gone."""
-        return self._engine_number != self._link.engine_number
+        return self.engine_number != self._link.engine_number
 
     @property
     def held(self) -> Ids:
@@ -196,7 +195,7 @@ class EngineCopy:
             with suppress(VerbRefused, EngineGone):
                 forked = await self._link.fork(sequence.seq, len(children), at)
                 for child, seq in zip(children, forked, strict=True):
-                    child._origin, child._engine_number = None, self._engine_number
+                    child._origin, child.engine_number = None, self.engine_number
                     child._move(CopyState.HELD, SequenceState(seq, at, computed, 0), ids[:at])
 
     # --- turns --------------------------------------------------------------------------------------------
@@ -316,19 +315,21 @@ class EngineCopy:
 
     # --- deaths and ends ----------------------------------------------------------------------------------
 
-    async def recover(self) -> None:
-        """Wait for the next engine after the one that held the sequence died, and count its death.
+    async def recover(self, held_by: int) -> None:
+        """Wait for the next engine after number ``held_by`` died in a turn, and count its death.
+
+        Another verb may have opened the sequence in the next engine already; it has looked at the death then.
 
         Raises:
             EngineGone: no engine will come.
             SequencePoisoned: this branch makes engines crash.
         """
-        sequence, held_by = self._sequence, self._engine_number
+        sequence, lost_with = self._sequence, self.engine_number
         await self._link.wait_ready()
-        if not self.lost:
+        if held_by == self._link.engine_number:
             raise EngineDied("the engine and its link disagree about a sequence")
-        death = self._link.death_of(held_by)
-        if sequence is not None and death is not None:
+        death = self._link.death_of(lost_with)
+        if self.lost and sequence is not None and death is not None:
             await self.close()
             self.crashes.add(death, sequence.seq, self._isolated)
 
@@ -404,7 +405,7 @@ class EngineCopy:
         """
         if self._sequence is None or not self.lost:
             return None
-        death = self._link.death_of(self._engine_number)
+        death = self._link.death_of(self.engine_number)
         return death if death is not None and self._sequence.seq in death.step else None
 
     # --- verbs --------------------------------------------------------------------------------------------
@@ -500,7 +501,7 @@ class EngineCopy:
     def _send_opening(self, isolated: bool) -> None:
         """Note that a verb goes out that opens the sequence in the current engine."""
         self._doubt()
-        self._isolated, self._engine_number = isolated, self._link.engine_number
+        self._isolated, self.engine_number = isolated, self._link.engine_number
 
     def _forkable(self, ids: Ids) -> tuple[int, int] | None:
         """The origin's sequence and how many of its tokens begin ``ids``; None if they are less

@@ -276,7 +276,7 @@ def _copy_logs(place: Path, target: Path) -> None:
                 (target / one.index_path.name).write_bytes(index)
             with (target / one.path.name).open("wb") as copy:
                 for offset in range(0, one.end, COPY_BYTES):
-                    copy.write(disk.read(logs.opened(one), min(COPY_BYTES, one.end - offset), offset))
+                    copy.write(disk.readable(logs.opened(one), min(COPY_BYTES, one.end - offset), offset))
                 copy.flush()
                 disk.sync(copy.fileno())
         disk.sync_folder(target)
@@ -292,7 +292,7 @@ def gc(root: Path) -> Iterator[str]:
             with closing(opened(place, write=True)) as store:
                 before = store.logs.bytes
                 yield from (f"{place / FOLDER}: {line}" for line in _differs(_known(place), store))
-                _rewrite(store)
+                _rewrite(store, place)
                 yield f"{_account(place, store)}, {before - store.logs.bytes} bytes less"
 
 
@@ -316,9 +316,9 @@ def erase(root: Path, salt: bytes) -> Iterator[str]:
                 yield from (f"{place / FOLDER}: {line}" for line in _differs(_known(place), store))
                 try:
                     store.erase(numbers)
-                    _rewrite(store)
                 except StorageUnavailable as fault:
-                    raise StoreUnusable(f"{place / FOLDER} cannot be rewritten: {fault.message}") from None
+                    raise StoreUnusable(f"{place / FOLDER} cannot be written: {fault.message}") from None
+                _rewrite(store, place)
                 yield f"{place / FOLDER}: {len(numbers)} sessions erased, {len(store.sessions.states)} are left"
             older = {place / name for name in (legacy.KEPT, legacy.UNREADABLE, REPAIRED)}
             older |= {*place.glob(f"{ASIDE}*"), *(place / FOLDER).glob("*.unreadable")}
@@ -327,7 +327,10 @@ def erase(root: Path, salt: bytes) -> Iterator[str]:
                 yield f"{path}: removed"
 
 
-def _rewrite(store: JournalStore) -> None:
-    """Rewrite every log with the needed records alone. Raises ``StorageUnavailable``."""
+def _rewrite(store: JournalStore, place: Path) -> None:
+    """Rewrite every log with the needed records alone. Raises ``StoreUnusable``."""
     store.logs.findings = Findings()
-    store.rewrite()
+    try:
+        store.rewrite()
+    except StorageUnavailable as fault:
+        raise StoreUnusable(f"{place / FOLDER} cannot be rewritten: {fault.message}") from None

@@ -30,15 +30,27 @@ class Compaction:
         self._logs = logs
         self._sessions = sessions
         self._fresh = logs.folder / "compacted.log.new"
-        self._out = logs.begin([one.number for one in victims], self._fresh)
+        self._out = logs.begin(self._replaced(), self._fresh)
         self._rows: list[tuple[int, int, int, int, int, int, int]] = []
         self._extras: dict[int, bytes] = {}
         self._moved: list[tuple[int, int, int, int, int]] = []  # session, kind, index, from, to
+        self._copied: set[int] = set()  # the sessions of which records were copied
         self._work = self._copies()
 
+    def _replaced(self) -> list[int]:
+        """The numbers of the victims, and of the logs they replace that could not be removed yet."""
+        there = {one.number for one in self._logs.logs.values()}
+        older = (number for one in self.victims for number in one.header.replaces if number in there)
+        return sorted({*older, *(one.number for one in self.victims)})
+
+    @property
+    def emptied(self) -> Log | None:
+        """The new log, if no record was needed: it only says which logs it replaces. Remove it behind them."""
+        return self._out if self._out.end == LOG_START else None
+
     def step(self) -> bool:
-        """Write one slice; true when the new log is in place: then remove the ``victims``. Raises ``OSError``;
-        then `abandon` it."""
+        """Write one slice; true when the new log is in place: then remove the ``victims``, and `emptied`. If it
+        raises, `abandon` it: the next slice would take the rest of the records for not needed."""
         pieces: list[bytes] = []
         size, begin, whole = 0, self._out.end, True
         for piece in self._work:
@@ -97,6 +109,7 @@ class Compaction:
         out, at, word = self._out, self._out.end, word | GROUP_END
         seed = out.header.file_seed()
         data = segment.encoded_record(out.header.sync, seed, at, sequence, session, word, moment, payload)
+        self._copied.add(session)
         self._rows.append((sequence, session, word, moment, at, len(payload), len(extra)))
         if extra:
             self._extras[at] = extra
@@ -105,16 +118,13 @@ class Compaction:
         return data
 
     def _is_needed(self, session: int) -> bool:
-        """Whether a forgotten session still has records, in the index or in a log that stays."""
-        if session in self._sessions.states:
+        """Whether a forgotten session still has records: in the index, in the new log or in one that stays."""
+        if session in self._sessions.states or session in self._copied:
             return True
         return any(one.has(session) for one in self._logs.logs.values() if one not in self.victims)
 
     def _finish(self) -> None:
-        if self._out.end > LOG_START:
-            self._logs.adopt(self._out, np.array(self._rows, dtype=ENTRY), self._extras, self._fresh)
-        else:
-            self._logs.discard(self._out, self._fresh)
+        self._logs.adopt(self._out, np.array(self._rows, dtype=ENTRY), self._extras, self._fresh)
         for session, kind, index, source, target in self._moved:
             if self._sessions.place(session, kind, index) == source:
                 self._sessions.set_place(session, kind, index, target)
@@ -123,12 +133,20 @@ class Compaction:
 
 
 def dispensable(logs: LogFolder, sessions: Sessions) -> Iterator[Log]:
-    """The logs without a needed record, the oldest first. Remove each before asking for the next."""
+    """The logs without a needed record, the oldest first. Remove each before asking for the next.
+
+    A log that cannot be read stays, and so does one that replaces a log that could not be removed.
+    """
     for one in sorted(logs.logs.values(), key=lambda one: one.number):
         if one is logs.active or one.live:
             continue
         others = [other for other in logs.logs.values() if other is not one]
-        entries, _ = logs.entries_of(one)
+        if any(other.number in one.header.replaces for other in others):
+            continue
+        try:
+            entries, _ = logs.entries_of(one)
+        except OSError:
+            continue
         kinds, indexes = segment.kinds_of(entries), entries["word"] >> 16
         if (indexes[kinds == Kind.START] == logs.generation).any():
             continue

@@ -6,6 +6,7 @@ Where the two differ, the journal was removed, exchanged or rolled back while no
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -27,6 +28,7 @@ CHECK_BYTES = 8
 MOST_BYTES = 1 << 20
 NAMED = 20  # names in one line of the log
 POLL_SECONDS = 0.05
+PAGE = 4096
 
 
 class Disk:
@@ -57,6 +59,18 @@ class Disk:
             length, offset = length - len(piece), offset + len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def readable(self, fd: int, length: int, offset: int = 0) -> bytes:
+        """As `read`; a page that the disk cannot read counts as zeros, which a reader takes for damage."""
+        try:
+            return self.read(fd, length, offset)
+        except OSError as fault:
+            if fault.errno != errno.EIO:
+                raise
+            if length <= PAGE:
+                return bytes(max(0, min(length, self.size(fd) - offset)))
+        pages = range(offset, offset + length, PAGE)
+        return b"".join(self.readable(fd, min(PAGE, offset + length - at), at) for at in pages)
+
     def size(self, fd: int) -> int:
         """The file's length in bytes."""
         return os.fstat(fd).st_size
@@ -66,12 +80,13 @@ class Disk:
         os.fdatasync(fd)
 
     def contents(self, path: Path, most: int | None = None) -> bytes:
-        """The file's first ``most`` bytes, or all; b"" if there is none, or it is a folder."""
+        """The file's first ``most`` bytes, or all, as `readable` has them; b"" if there is none, or it is a
+        folder."""
         if path.is_file():
             with suppress(FileNotFoundError):
                 fd = self.open(path)
                 try:
-                    return self.read(fd, self.size(fd) if most is None else most, 0)
+                    return self.readable(fd, self.size(fd) if most is None else most)
                 finally:
                     os.close(fd)
         return b""
@@ -161,11 +176,9 @@ class StoreLock:
 
 def _write_holder(fd: int) -> None:
     """Write this process's number into the lock file; on a full disk the file may stay empty."""
-    name = str(os.getpid()).encode()
-    written = 0
     with suppress(OSError):
-        written = os.pwrite(fd, name, 0)
-    os.ftruncate(fd, written)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):

@@ -112,6 +112,7 @@ class Journal:
         await asyncio.to_thread(self._thread.join)
         self._store.close()
         self._lock.release()
+        self._answer_closed(self._jobs)
 
     def put(self, changes: Iterable[Fresh], *, urgent: bool = True) -> None:
         """Queue changes; they are committed together, in order. Those that are not ``urgent`` may wait."""
@@ -319,7 +320,7 @@ class Journal:
         """Whether room was made in a full journal."""
         try:
             return self._store.full and self._store.make_room(frozenset(self.live))
-        except (StorageUnavailable, RecordDamaged):
+        except Exception:  # the thread must not end
             return False
 
     def _paused(self) -> bool:
@@ -365,8 +366,9 @@ def _opened(folder: Path, model: bytes, settings: JournalSettings) -> JournalSto
     store = open_for(folder, model, settings)
     # No client can resume yet, and the clock of a machine that just started may be wrong by months: sessions
     # are not forgotten for their age now.
-    store.sweep(frozenset(), aged=False)
-    store.keep_shares(frozenset())
+    with store.closed_on_failure():
+        store.sweep(frozenset(), aged=False)
+        store.keep_shares(frozenset())
     return store
 
 
@@ -473,10 +475,9 @@ class JournaledLog(SessionLog):
             self._flushing.cancel()
             self._flushing = None
         if self._operations or self._others:
-            group = self._others
-            for operation in records.merged(self._operations):
-                group.append(records.append(self.number, self._index, operation))
-                self._index += 1
-            self._journal.put(group, urgent=self._hurried)
+            operations = enumerate(records.merged(self._operations), self._index)
+            group = [records.append(self.number, index, operation) for index, operation in operations]
+            self._index += len(group)
+            self._journal.put([*self._others, *group], urgent=self._hurried)
             self._hurried = False
             self._operations, self._others = [], []

@@ -105,8 +105,9 @@ class Findings:
 class LogFolder:
     """The logs in ``folder``. One thread uses it."""
 
-    def __init__(self, folder: Path, segment_bytes: int, disk: Disk) -> None:
+    def __init__(self, folder: Path, segment_bytes: int, disk: Disk, *, writes: bool) -> None:
         self.folder = folder
+        self.writes = writes
         self.disk = disk
         self.segment_bytes = segment_bytes
         self.logs: dict[int, Log] = {}
@@ -128,6 +129,8 @@ class LogFolder:
         self._next_number = 1
         self._believing = True
         self._ahead = min(MOST_AHEAD, segment_bytes // 16)
+        self._uncut: list[Log] = []
+        """Logs with a failed group at their end that could not be cut off."""
         self._held: dict[int, int] = {}
         """Descriptors of the logs, opened before any is read, if a server may remove logs meanwhile."""
 
@@ -151,7 +154,7 @@ class LogFolder:
         the logs are those of one moment. ``whole``: read every log, not only its index. Raises
         ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``.
         """
-        logs = cls(folder, segment_bytes, disk)
+        logs = cls(folder, segment_bytes, disk, writes=write)
         logs._believing = not whole
         try:
             return logs, logs._opened(model, known, write)
@@ -181,6 +184,8 @@ class LogFolder:
         active = self.active
         if active is not None:
             self._cut(active)
+        with suppress(StorageUnavailable):
+            self._cut_failed()
         if active is not None and active.index_fd is not None:
             with suppress(OSError):
                 self.disk.sync(active.index_fd)
@@ -281,8 +286,7 @@ class LogFolder:
 
     def _find_vanished(self, numbers: set[int], replaced: set[int], write: bool) -> None:
         """Find logs that are absent while their index is there. A removal takes the index first, so these
-        were not removed by a server. An unfinished compaction leaves an index too, but then the logs that
-        it replaces are there.
+        were not removed by a server.
         """
         for path in sorted(self.folder.glob("*.index")):
             if not (found := INDEX_NAME.fullmatch(path.name)) or (number := int(found[1])) in numbers:
@@ -291,11 +295,7 @@ class LogFolder:
                 continue
             one = Log(0, changed(self.header, number=number, replaces=()), self._path(number))
             index = self._index_of(one)
-            header = segment.decoded_header(
-                self.disk.contents(path, segment.HEADER_BYTES), segment.INDEX_MAGIC
-            )
-            unfinished = header is not None and bool(numbers & set(header.replaces))
-            if number not in replaced and not unfinished and index and (entries := len(index.entries)):
+            if number not in replaced and index and (entries := len(index.entries)):
                 line = (
                     f"{one.path} is gone, and {entries} records with it: sessions that began in it are lost"
                 )
@@ -314,7 +314,7 @@ class LogFolder:
         if (held := self._held.get(number)) is None:
             data = self.disk.contents(path, LOG_START)
         else:
-            data = self.disk.read(held, LOG_START, 0)
+            data = self.disk.readable(held, LOG_START)
         beside = self.disk.contents(path.with_suffix(".index"), segment.HEADER_BYTES)
         return (
             segment.decoded_header(data[: segment.HEADER_BYTES], segment.LOG_MAGIC)
@@ -359,17 +359,19 @@ class LogFolder:
         if self._believing and not last and index is not None and index.sealed == one.end:
             return self._known(one, index.entries, np.zeros(len(index.entries), bool), index.extras)
         if write:
-            data = self.disk.read(one.fd, one.end, 0)
+            data = self.disk.readable(one.fd, one.end)
         else:
             index, data = self._read_beside(one)
             one.end = len(data)
         entries, hits, extras, clean = self._scanned(one, data, index, last=last and write)
-        if last and write and clean and index is not None and LOG_START <= one.end < self.segment_bytes:
+        appendable = len(data) >= LOG_START and one.end < self.segment_bytes
+        if last and write and clean and index is not None and appendable:
             one.index_fd = self.disk.open(one.index_path, write=True)
             one.room = max(one.room, one.end)
             self.active = one
         elif clean and write and not last:
-            self._rewrite_index(one, entries, extras)
+            with suppress(OSError):  # a full disk: the next start reads the log again
+                self._rewrite_index(one, entries, extras)
         one.dirty = not clean
         return self._known(one, entries, hits, extras)
 
@@ -389,7 +391,7 @@ class LogFolder:
         a group can be seen before its beginning: then all is read again. What stays is damage."""
         for _ in range(TRIES):
             index = self._index_of(one)  # before the log, which may be ahead of it, never behind
-            data = self.disk.read(self.opened(one), self.disk.size(self.opened(one)), 0)
+            data = self.disk.readable(self.opened(one), self.disk.size(self.opened(one)))
             if index is not None and index.sealed is not None:
                 break
             found = segment.scan(data, self.header.sync, one.header.file_seed())
@@ -451,9 +453,7 @@ class LogFolder:
         kept = max(
             (found.offset + segment.padded(len(found.payload)) for found in records), default=LOG_START
         )
-        if kept >= len(data):
-            return
-        one.end, one.room = kept, len(data)
+        one.end, one.room = kept, len(data)  # only the padding of the last record may lie behind the data
         if any(data[kept:]):
             self.disk.truncate(self.opened(one), kept)
             one.room = kept
@@ -520,7 +520,10 @@ class LogFolder:
             written = True
             self.disk.sync(self.opened(active))
         except OSError as fault:
-            if not self._cut(active) or written:  # it is not known whether the group is on the disk
+            cut = self._cut(active)
+            if not cut:
+                self._uncut.append(active)
+            if not cut or written:  # it is not known whether the group is on the disk
                 self.active = None
                 active.fresh.update(one.session for one in records)
                 self._close_index(active)
@@ -559,6 +562,7 @@ class LogFolder:
             self.active = None
 
     def _room_for(self, total: int) -> Log:
+        self._cut_failed()
         active = self.active
         if active is not None and active.end > LOG_START:
             full = active.end + total > self.segment_bytes
@@ -579,13 +583,13 @@ class LogFolder:
             next_sequence=self.next_sequence,
         )
         path = self._path(header.number)
+        data = segment.encoded_header(header, segment.LOG_MAGIC) * 2
         one = Log(self._new_slot(), header, path)
         target = name or path
         try:
             if name is None:
                 self.disk.remove(one.index_path)
             one.fd = self.disk.create(target)
-            data = segment.encoded_header(header, segment.LOG_MAGIC) * 2
             self.disk.write(one.fd, data, 0)
             if name is None:
                 self.disk.sync(one.fd)
@@ -626,8 +630,22 @@ class LogFolder:
         one.room = one.end
         return True
 
+    def _cut_failed(self) -> None:
+        """Cut off the failed groups that could not be cut off when they failed: a start would take them for
+        written. Raises ``StorageUnavailable``; then nothing more may be written."""
+        while self._uncut:
+            one = self._uncut[-1]
+            if self.logs.get(one.slot) is one:
+                try:
+                    self.disk.truncate(self.opened(one), one.end)
+                    self.disk.sync(self.opened(one))
+                except OSError as fault:
+                    raise StorageUnavailable(explained(fault, f"the journal's log {one.path}")) from None
+            self._uncut.pop()
+
     def _extend_index(self, one: Log, entries: list[Any], extras: bytes, flags: int = 0) -> None:
-        """Add a chunk to the log's index. If that fails the index is removed; the log can be read instead."""
+        """Add a chunk to the log's index. If that fails the index stays as it was and is never sealed, so that
+        the next start reads the log."""
         if one.index_fd is None:
             return
         sync, seed = self.header.sync, one.header.file_seed()
@@ -636,10 +654,9 @@ class LogFolder:
             self.disk.write(one.index_fd, chunk, one.index_end)
             one.index_end += len(chunk)
         except OSError:
-            self._close_index(one)
-            one.index_end = 0
             with suppress(OSError):
-                self.disk.remove(one.index_path)
+                self.disk.truncate(one.index_fd, one.index_end)
+            self._close_index(one)
 
     def _end_index(self, one: Log, flags: int) -> None:
         """Add a last chunk to the log's index, sync and close it."""
@@ -665,9 +682,10 @@ class LogFolder:
         """Put a log that was written under the name ``fresh`` in place, with its index. Raises ``OSError``."""
         self.disk.sync(self.opened(one))
         one.sessions = np.unique(entries["session"])
-        self._rewrite_index(one, entries, extras)
         self.disk.rename(fresh, one.path)
         self.disk.sync_folder(self.folder)
+        with suppress(OSError):  # then the next start reads the log
+            self._rewrite_index(one, entries, extras)
         self.logs[one.slot] = one
         self.unnoted = True
 
@@ -676,7 +694,8 @@ class LogFolder:
         self._close_files(one)
         with suppress(OSError):
             self.disk.remove(fresh)
-            self.disk.remove(one.index_path)
+        with suppress(OSError):
+            self.disk.remove(one.index_path)  # as in `remove`
             self.disk.remove(one.path)
         if one.path.exists():  # it was renamed already: keep it among the logs
             self.logs[one.slot] = one
@@ -685,8 +704,7 @@ class LogFolder:
 
     def remove(self, one: Log) -> None:
         """Remove a log that no session needs. Raises ``OSError``."""
-        with suppress(OSError):  # before the log: an index without its log means that the log is lost
-            self.disk.remove(one.index_path)
+        self.disk.remove(one.index_path)  # first: an index without its log means that the log is lost
         self.disk.remove(one.path)
         self._close_files(one)
         self.logs.pop(one.slot, None)
@@ -722,7 +740,7 @@ class LogFolder:
             return index.entries, index.extras
         kept, self.findings = self.findings, Findings()
         try:
-            data = self.disk.read(self.opened(one), one.end, 0)
+            data = self.disk.readable(self.opened(one), one.end)
             entries, _, extras, _ = self._scanned(one, data, index, last=False)
         finally:
             self.findings = kept
@@ -734,6 +752,8 @@ class LogFolder:
         if one.dirty:
             return
         one.dirty = True
+        if not self.writes:
+            return
         if one is self.active:
             self._extend_index(one, [], b"", segment.DIRTY)
             return

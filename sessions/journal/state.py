@@ -22,7 +22,7 @@ import numpy as np
 from ..errors import RecordDamaged
 from ..settings import JournalShare
 from .records import NOWHERE
-from .segment import ENTRY, HIT, MISSING, Fresh, Kind, LoadedLog, all_bytes_at, kinds_of
+from .segment import ENTRY, GIANT, HIT, MISSING, SLOT_SHIFT, Fresh, Kind, LoadedLog, all_bytes_at, kinds_of
 
 DIGEST_BYTES = 32
 
@@ -256,11 +256,19 @@ class Sessions:
         state = self._state(number)
         if index == state.count:
             state.operations.frombytes(places.tobytes())
-            state.grown += int(all_bytes_at(places).sum())
+            state.grown += int(self.bytes_at(places).sum())
             return state
         for at, place in enumerate(places.tolist(), index):
             self._operation(state, at, place)
         return state
+
+    def bytes_at(self, places: Any) -> Any:
+        """Bytes of the records at these places, in an array; 0 for a missing or damaged one."""
+        sizes = all_bytes_at(places)
+        sizes[places >> SLOT_SHIFT == 0] = 0
+        for at in np.flatnonzero(sizes >= GIANT << 3).tolist():  # the place does not tell: the record does
+            sizes[at] = self._size(int(places[at]))
+        return sizes
 
     def live(self) -> Iterator[Any]:
         """The places of all needed records, in arrays."""
@@ -407,7 +415,7 @@ class TenantShares:
         if held is None:
             return
         held.bytes += size - held.sizes.pop(state.number, 0)
-        if size:
+        if size or state.kept:  # damaged records have no bytes
             held.sizes[state.number] = size
         held.kept.pop(state.number, None)
         if state.kept:

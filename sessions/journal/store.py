@@ -25,7 +25,7 @@ from .compaction import Compaction, dispensable
 from .folder import FOLDER, IDENTITY, Disk, Identity, mismatch, named, write_identity
 from .logs import Log, LogFolder
 from .records import AnyOperation, Keyring, SessionRecord, append, drop
-from .segment import HIT, LOG_START, MISSING, SLOT_SHIFT, Fresh, Kind, all_bytes_at, slot_of
+from .segment import HIT, LOG_START, MISSING, SLOT_SHIFT, Fresh, Kind, slot_of
 from .state import Sessions, SessionState, TenantShares, surplus
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ AGAIN = 1.25  # after a vain try a session is condensed again when it has so man
 SMALL_SHARE = 0.25  # of a full log: smaller ones are merged
 DEAD_SHARE = 0.5  # of a log's bytes: it is rewritten
 MOST_SMALL = 8
+MOST_VICTIMS = 64  # of one compaction: their numbers stand in a header
 REST_SECONDS = 30.0  # after a compaction that failed
 MICROSECONDS = 1_000_000
 
@@ -72,7 +73,6 @@ class JournalStore:
         """How the journal differs from that of the last start, one sentence each."""
         self._fresh = logs.made  # there was no journal before
         self._settings = settings
-        self._writes = True
         self._declined: dict[int, int] = {}  # sessions that could not be condensed, and their operations then
         self._damaged: set[int] = set()
         self._compaction: Compaction | None = None
@@ -103,7 +103,6 @@ class JournalStore:
         except StorageUnavailable as fault:
             raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
         store = cls(folder, settings, logs)
-        store._writes = write
         with store.closed_on_failure():
             store._load(parts)
             if write and logs.made:
@@ -124,11 +123,9 @@ class JournalStore:
 
     def close(self) -> None:
         """Close the files."""
-        if self.logs.generation and self._writes:
+        if self.logs.generation and self.logs.writes:
             self.note()
-        if self._compaction is not None:
-            self._compaction.abandon()
-            self._compaction = None
+        self._abandon_compaction()
         self.logs.close()
 
     # --- writing --------------------------------------------------------------------------------------------
@@ -301,9 +298,7 @@ class JournalStore:
 
     def remove_dead(self) -> int:
         """Remove the logs without a needed record; returns how many. Writes no record."""
-        if self._compaction is not None:
-            self._compaction.abandon()
-            self._compaction = None
+        self._abandon_compaction()
         removed = 0
         while (one := next(dispensable(self.logs, self.sessions), None)) is not None:
             if not self._remove([one]):
@@ -314,7 +309,7 @@ class JournalStore:
     def _remove(self, gone: Sequence[Log]) -> bool:
         """Remove these logs; whether all could be removed. `identity` is written first: a log that it lists and
         that is absent counts as lost."""
-        if self.logs.generation:
+        if gone and self.logs.generation:
             self.note(without=gone)
         removed = True
         for one in gone:
@@ -326,17 +321,13 @@ class JournalStore:
 
     def _compact_whole(self, victims: list[Log]) -> None:
         """Compact these logs at once. Raises ``StorageUnavailable``."""
+        self._abandon_compaction()
         try:
-            work = Compaction(self.logs, self.sessions, victims)
-        except ValueError as fault:
-            raise StorageUnavailable(str(fault)) from None
-        try:
-            while not work.step():
+            self._compaction = Compaction(self.logs, self.sessions, victims)
+            while self._step():
                 pass
-        except (OSError, StorageUnavailable) as fault:
-            work.abandon()
+        except (OSError, ValueError) as fault:
             raise StorageUnavailable(str(fault)) from None
-        self._remove(victims)
 
     @property
     def wants_compaction(self) -> bool:
@@ -352,15 +343,34 @@ class JournalStore:
                 if not (victims := self._victims()):
                     return False
                 self._compaction = Compaction(self.logs, self.sessions, victims)
-            if not self._compaction.step():
-                return True
-            self._remove(self._compaction.victims)
-        except (OSError, StorageUnavailable, ValueError) as fault:
-            if self._compaction is not None:
-                self._compaction.abandon()
+            return self._step()
+        except Exception as fault:
             self._rest(fault)
-        self._compaction = None
+            if not isinstance(fault, OSError | StorageUnavailable | ValueError):
+                raise
         return False
+
+    def _step(self) -> bool:
+        """Do one slice of the compaction; whether there is more to do. If it fails the compaction is dropped,
+        and the logs stay as they were."""
+        work = self._compaction
+        assert work is not None
+        try:
+            if not work.step():
+                return True
+        except BaseException:
+            self._abandon_compaction()
+            raise
+        self._compaction = None
+        emptied = [] if work.emptied is None else [work.emptied]
+        if not (self._remove(work.victims) and self._remove(emptied)):
+            raise StorageUnavailable("a log that was rewritten cannot be removed")
+        return False
+
+    def _abandon_compaction(self) -> None:
+        if self._compaction is not None:
+            self._compaction.abandon()
+            self._compaction = None
 
     def _rest(self, fault: Exception) -> None:
         log.warning("the journal's logs were not compacted: %s", fault)
@@ -378,7 +388,7 @@ class JournalStore:
         size = 0
         wanted = {id(one): one for one in [*worn, *(small if len(small) >= MOST_SMALL else [])]}
         for one in sorted(wanted.values(), key=lambda one: one.live):
-            if (chosen and size + one.live > full) or len(chosen) == 64:
+            if (chosen and size + one.live > full) or len(chosen) == MOST_VICTIMS:
                 break
             chosen.append(one)
             size += one.live
@@ -391,7 +401,10 @@ class JournalStore:
         waiting = list(self.logs.logs.values())
         while waiting:
             batch = [waiting.pop()]
-            while waiting and sum(one.live for one in batch) + waiting[-1].live <= self.logs.segment_bytes:
+            most = self.logs.segment_bytes
+            while waiting and sum(one.live for one in batch) + waiting[-1].live <= most:
+                if len(batch) == MOST_VICTIMS:
+                    break
                 batch.append(waiting.pop())
             self._compact_whole(batch)
         self.remove_dead()
@@ -458,7 +471,7 @@ class JournalStore:
             one.live = 0
         for places in self.sessions.live():
             slots = (places >> SLOT_SHIFT).astype(np.int64)
-            sizes = np.bincount(slots, weights=all_bytes_at(places).astype(float))
+            sizes = np.bincount(slots, weights=self.sessions.bytes_at(places).astype(float))
             for slot in np.flatnonzero(sizes).tolist():
                 if slot in self.logs.logs:
                     self.logs.logs[slot].live += int(sizes[slot])

@@ -73,6 +73,7 @@ class ReplyRun:
         self._said, self._logprobs = said, logprobs
         self._retold = not len(said)
         self._generation: Generation | None = None
+        self._held_by = 0  # the number of the engine that generates
         self._stopping: asyncio.Future[SequenceState] | None = None
         self._resident = 0
         self._recovery_seconds = recovery_seconds
@@ -130,14 +131,17 @@ class ReplyRun:
 
     async def _start(self) -> None:
         said, self._stopping = len(self.reader.ids), None
-        self._generation = await self._sequence.begin(self._all(), self._sampling, self._limits, said)
+        try:
+            self._generation = await self._sequence.begin(self._all(), self._sampling, self._limits, said)
+        finally:
+            self._held_by = self._sequence.engine_number
         self._resident = self._sequence.cached
 
     async def _outlive(self, fault: runtime.RuntimeFault) -> list[ReplyEvent]:
         """The engine is gone: wait for the next one, until the time is over or the reply is cancelled."""
         self._generation = None
         self._lost = self._work()
-        waiting = asyncio.ensure_future(self._sequence.recover())
+        waiting = asyncio.ensure_future(self._sequence.recover(self._held_by))
         leaving = asyncio.ensure_future(self._cancelled.wait())
         try:
             await asyncio.wait(

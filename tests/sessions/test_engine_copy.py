@@ -411,3 +411,13 @@ async def test_a_turn_that_begins_anew_has_the_lease_it_was_promised() -> None:
     link.log.clear()
     await sequence.begin(span(1, 9), Sampling(), TokenLimits(1))
     assert [entry[0] for entry in link.log] == ["open", "lease", "generate"]
+
+
+@run
+async def test_a_fork_of_other_tokens_shares_only_what_both_have() -> None:
+    link = counting()
+    parent = EngineCopy(link)
+    await brought(parent, span(1, 20))
+    child = parent.child()
+    await parent.fork([child], ids_of([*range(1, 10), 900, 901, 902]))
+    assert child.held.tolist() == list(range(1, 10))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.runtime.errors import EngineDied
+from holdfast.runtime.errors import EngineDied, GrammarUnavailable
+from holdfast.runtime.link.generation import Generation
+from holdfast.sessions import errors
 from holdfast.sessions.errors import EngineUnavailable, SequencePoisoned
 from holdfast.sessions.items import Message
 from holdfast.sessions.poison import MAX_KILLS
@@ -319,3 +322,51 @@ async def test_a_sequence_outside_the_step_is_not_accused() -> None:
         link.restart()
     assert (await ask(session, "And?")).status is ReplyStatus.COMPLETED
     assert [entry[5] for entry in link.log if entry[0] == "begin"] == [False, False]
+
+
+async def half_read(link: ScriptedLink) -> tuple[Session, TurnResponse, AsyncIterator[ReplyEvent]]:
+    """A reply in the middle; its engine was killed and followed by another, and a lease was granted there."""
+    session = session_on(link)
+    say(session, "Hi")
+    response = session.respond(TurnRequest.checked())
+    reply = aiter(response)
+    for _ in range(3):
+        await anext(reply)
+    link.die(outside=True)
+    link.restart()
+    await session.placement.lease(1, 60.0, None)
+    return session, response, reply
+
+
+@run
+async def test_a_reply_outlives_its_engine_though_a_lease_opened_the_next_ones_sequence() -> None:
+    text = "Hello there, this is long enough!"
+    session, _, reply = await half_read(reciting(text))
+    events = [event async for event in reply]
+    assert isinstance(events[-1], ReplyDone) and events[-1].status is ReplyStatus.COMPLETED
+    assert session.history.items()[-1].text == text
+
+
+@run
+async def test_such_a_reply_can_be_cancelled_and_the_next_turn_runs() -> None:
+    session, response, reply = await half_read(reciting("Hello there, this is long enough!", "Again!"))
+    await response.cancel()
+    events = [event async for event in reply]
+    assert isinstance(events[-1], ReplyDone) and events[-1].status is ReplyStatus.CANCELLED
+    assert (await ask(session, "And now?")).items[0].text == "Again!"
+
+
+@run
+async def test_a_later_turn_that_is_refused_for_its_grammar_keeps_the_sequence() -> None:
+    link = reciting("Hello!", "Again!", "More!")
+    session = session_on(link)
+    await ask(session, "Hi")
+    with pytest.MonkeyPatch.context() as patch:
+
+        async def refused(*_: object) -> Generation:
+            raise GrammarUnavailable("no")
+
+        patch.setattr(link, "generate", refused)
+        done = await ask(session, "And?")
+    assert isinstance(done.error, errors.GrammarUnavailable) and len(link.held) == 1
+    assert (await ask(session, "Now?")).items[0].text == "Again!"

@@ -22,3 +22,17 @@ def test_of_two_turns_that_stand_alike_the_older_one_is_first_after_preemption_t
     for _ in range(3):
         queues.preempt()
     assert [sequence.id for sequence in queues.turns()] == order
+
+
+def test_running_turns_stand_in_order_whenever_they_are_admitted() -> None:
+    queues = Queues()
+    for number in range(1, 5):
+        sequence = Sequence(number, b"", TokenList())
+        queues.sequences[number] = sequence
+        if number == 4:
+            sequence.lease = GrantedLease(priority=1, until=1.0, returns=1.0, blocks=0, records=0)
+        queues.enqueue(sequence)
+        queues.admit()
+    assert list(queues.running) == [1, 4, 2, 3]
+    preempted = queues.preempt()
+    assert preempted is not None and preempted.id == 3

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from holdfast.runtime.link.messages import Finish, Opening, Sampling, Work
+from holdfast.runtime.plan import Plan
 from holdfast.tests.runtime.worlds import World, world
 
 STORY = list(range(30, 78))
@@ -279,3 +280,24 @@ def test_a_suspect_without_room_does_not_hold_up_the_others() -> None:
     here.generate(1, 3)
     here.run()
     assert {seq: row.finish for seq, row in here.ended.items()} == {0: Finish.LENGTH, 1: Finish.LENGTH}
+
+
+def test_a_suspect_shares_no_flight() -> None:
+    here = world(depth=2, blocks=24)
+    plan, flights = here.scheduler.plan, []
+
+    def looked(now: float) -> Plan | None:
+        made = plan(now)
+        flying = {one.id for one in here._queues.sequences.values() if one.in_flight}
+        if 1 in flying and here._queues.sequences[1].isolated:
+            flights.append(flying)
+        return made
+
+    vars(here.scheduler)["plan"] = looked
+    here.open(0, STORY[:3])
+    here.generate(0, 12)
+    here.step()
+    here.open(1, STORY[20:36], alone=True)
+    here.generate(1, 6)
+    here.run()
+    assert flights and all(flying == {1} for flying in flights)

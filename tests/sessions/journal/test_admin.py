@@ -448,3 +448,30 @@ def test_a_folder_with_the_name_of_a_file_costs_no_session(name: str) -> None:
             }
             store.close()
         list(admin.gc(path))
+
+
+def test_a_check_beside_a_server_writes_nothing() -> None:
+    with folder() as path:
+        store = open_for(path, MODEL, SMALL)
+        later = Fresh(1, 0, Kind.OPERATION, b"\x81\xa2op\xa5later")
+        store.write([put(1, record_of(1)), *birth(1)[1:], later])
+        before = {file: file.read_bytes() for file in (path / "journal").iterdir()}
+        found: list[str] = []
+        assert list(admin.verify(path, found)) and found == ["session sess_1"]
+        assert {file: file.read_bytes() for file in (path / "journal").iterdir()} == before
+        store.close()
+
+
+def test_tidying_on_a_full_disk_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    with folder() as path:
+        lived(path)
+        create = Disk.create
+
+        def no_room(disk: Disk, file: Path) -> int:
+            if file.name == "compacted.log.new":
+                raise OSError(28, "No space left on device")
+            return create(disk, file)
+
+        monkeypatch.setattr(Disk, "create", no_room)
+        with pytest.raises(StoreUnusable, match="no space"):
+            list(admin.gc(path))

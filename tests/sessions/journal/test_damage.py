@@ -3,6 +3,7 @@ now and later."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,13 +14,15 @@ from random import Random
 import pytest
 from msgspec.structs import replace as replaced
 
-from holdfast.sessions.errors import HandleUnknown, RecordDamaged
+from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StorageUnavailable
 from holdfast.sessions.items import Message
-from holdfast.sessions.journal import segment
+from holdfast.sessions.journal import admin, segment
+from holdfast.sessions.journal.folder import Disk
 from holdfast.sessions.journal.records import EventReceived, Inserted, Origin, append, drop, put
 from holdfast.sessions.journal.segment import LOG_START, Kind, offset_of, slot_of
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened
+from holdfast.sessions.settings import JournalShare
 
 from ..session_stage import ask, reciting, run
 from .bad_disks import PAGE, BadDisk, Crash, cut, flipped, killed, swapped, zeroed
@@ -375,3 +378,160 @@ async def left(session: object) -> str:
     assert ticket is not None
     await ticket
     return session.handles.current
+
+
+def test_damage_found_on_a_full_disk_is_known_after_the_next_compaction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with folder() as path:
+        store = JournalStore.open(path, MODEL, SMALL)
+        store.write([*birth(1), append(1, 0, EventReceived(event="first"))])
+        store.write([append(1, 1, EventReceived(event="second" * 40))])
+        store.write([*birth(3), append(3, 0, EventReceived(event="x" * 9000))])
+        place = store.sessions.states[1].operations[1]
+        log = store.logs.logs[slot_of(place)]
+        store.logs.roll()
+        data = bytearray(log.path.read_bytes())
+        data[offset_of(place) + 80] ^= 1
+        log.path.write_bytes(data)
+        with monkeypatch.context() as full:
+            full.setattr(Disk, "write", no_room)
+            with pytest.raises(RecordDamaged):
+                store.session(1)
+        store.write(birth(2))
+        store.erase([3])
+        while store.wants_compaction:
+            store.compact()
+        assert not log.path.exists()
+        store.close()
+        store = JournalStore.open(path, MODEL, SMALL)
+        assert store.damaged() == [1]
+        store.close()
+
+
+def no_room(disk: Disk, fd: int, data: bytes, offset: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_sector_that_cannot_be_read_is_damage_like_any_other(
+    index: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with folder() as path:
+        store = JournalStore.open(path, MODEL, SMALL)
+        for number in range(1, 20):
+            store.write([*birth(number), append(number, 0, EventReceived(event="x" * 4000))])
+        log = store.logs.active
+        assert log is not None
+        bad = 10 * PAGE
+        hit = {
+            number
+            for number, state in store.sessions.states.items()
+            for place in state.places()
+            if offset_of(place) < bad + PAGE and offset_of(place) + segment.bytes_at(place) > bad
+        }
+        killed(store)
+        if not index:
+            log.index_path.unlink()
+        read = Disk.read
+
+        def fails(disk: Disk, fd: int, length: int, offset: int) -> bytes:
+            if os.readlink(f"/proc/self/fd/{fd}") == str(log.path) and offset <= bad < offset + length:
+                raise OSError(errno.EIO, "Input/output error")
+            return read(disk, fd, length, offset)
+
+        monkeypatch.setattr(Disk, "read", fails)
+        for _ in range(2):
+            store = JournalStore.open(path, MODEL, SMALL)
+            assert store.logs.findings.damaged and (not index or set(store.damaged()) == hit)
+            whole = set(store.sessions.states) - hit
+            assert whole >= set(range(1, 20)) - hit
+            assert all(store.session(number).operations for number in whole)
+            store.close()
+        found: list[str] = []
+        assert list(admin.verify(path, found)) and found
+        assert "rewritten" in "".join(admin.repair(path))
+
+
+def test_a_damaged_record_of_a_session_without_operations_does_not_stop_retention() -> None:
+    shares = {b"tenant": JournalShare(sessions=3, bytes=1 << 20)}
+    with folder() as path:
+        store = JournalStore.open(path, MODEL, SMALL)
+        for number in range(1, 6):
+            store.write(birth(number, salt=b"tenant"))
+        place = store.sessions.states[1].record
+        log = store.logs.logs[slot_of(place)].path
+        store.close()
+        data = bytearray(log.read_bytes())
+        data[offset_of(place) + 60] ^= 1
+        log.write_bytes(data)
+        store = JournalStore.open(path, MODEL, replace(SMALL, tenants=shares))
+        store.keep_shares(set())
+        assert len([state for state in store.sessions.states.values() if state.kept]) == 3
+        store.close()
+
+
+def test_a_failed_group_that_could_not_be_cut_off_is_cut_off_before_anything_else_is_written() -> None:
+    with folder() as path:
+        disk = BadDisk()
+        store = JournalStore.open(path, MODEL, SMALL, disk=disk)
+        store.write([*birth(1), append(1, 0, EventReceived(event="first"))])
+        disk.sync, disk.truncate = fails, fails  # type: ignore[method-assign]
+        for _ in range(2):
+            with pytest.raises(StorageUnavailable):
+                store.erase([1])
+        del disk.sync, disk.truncate
+        store.write([append(1, 1, EventReceived(event="second"))])
+        killed(store)
+        store = JournalStore.open(path, MODEL, SMALL)
+        assert [operation.event for operation in store.session(1).operations] == ["first", "second"]
+        store.close()
+
+
+def fails(*_: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_dead_log_that_cannot_be_read_does_not_close_a_full_journal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tight = replace(SMALL, max_bytes=1 << 18, segment_bytes=1 << 14)
+    with folder() as path:
+        store = JournalStore.open(path, MODEL, tight)
+        store.write([*birth(1), append(1, 0, EventReceived(event="x" * 3000))])
+        log = store.logs.active
+        assert log is not None
+        store.logs.roll()
+        log.index_path.unlink()
+        store.erase([1])
+        read = Disk.read
+
+        def refuses(disk: Disk, fd: int, length: int, offset: int) -> bytes:
+            if os.readlink(f"/proc/self/fd/{fd}") == str(log.path):
+                raise OSError(errno.EMFILE, "Too many open files")
+            return read(disk, fd, length, offset)
+
+        monkeypatch.setattr(Disk, "read", refuses)
+        for number in range(2, 200):
+            group = [*birth(number), append(number, 0, EventReceived(event="x" * 3000))]
+            try:
+                store.write(group)
+            except StorageUnavailable:
+                assert store.full and store.make_room(frozenset())
+                store.write(group)
+        store.close()
+
+
+def test_a_long_record_counts_its_bytes_after_a_restart() -> None:
+    wide = replace(SMALL, max_bytes=1 << 30, segment_bytes=64 << 20)
+    with folder() as path:
+        store = JournalStore.open(path, MODEL, wide)
+        store.write([*birth(1), append(1, 0, EventReceived(event="kept"))])
+        store.write([*birth(2), append(2, 0, EventReceived(event="x" * (20 << 20)))])
+        live = [one.live for one in store.logs.logs.values()]
+        store.logs.roll()
+        store.close()
+        store = JournalStore.open(path, MODEL, wide)
+        assert [one.live for one in store.logs.logs.values()] == live
+        assert store.sessions.states[2].grown > 20 << 20
+        store.close()

@@ -38,7 +38,7 @@ from holdfast.sessions.turn.request import TurnRequest
 
 from ..scripted_link import ScriptedLink
 from ..session_stage import END, ask, prompts, read, reciting, run, say, toks
-from .journal_stage import MODEL, SMALL, folder, registry_in
+from .journal_stage import MODEL, SMALL, folder, record_of, registry_in
 
 
 class Failing:
@@ -721,3 +721,26 @@ async def test_an_output_that_is_streamed_in_outlives_a_snapshot() -> None:
         async with registry_in(path, reciting()) as registry:
             typed = (await resumed(registry, handle)).replayed.typed
             assert typed == TextBuffer("x" * 60, None, "item_9", "call_1")
+
+
+@run
+async def test_whatever_making_room_raises_the_thread_goes_on() -> None:
+    small = replace(SMALL, max_bytes=1 << 18, segment_bytes=1 << 14, cursor_seconds=0.001)
+    with folder() as path, pytest.MonkeyPatch.context() as patch:
+        journal = await Journal.open(path, MODEL, small)
+        make_room, calls = JournalStore.make_room, iter(range(1000))
+
+        def fails(store: JournalStore, keep: frozenset[int]) -> bool:
+            if next(calls) == 1:
+                raise OSError(24, "Too many open files")
+            return make_room(store, keep)
+
+        patch.setattr(JournalStore, "make_room", fails)
+        for number in range(1, 200):
+            log = JournaledLog.begin(journal, record_of(number))
+            log.append(EventReceived(event="x" * 3000))
+            ticket = log.sync()
+            log.close()
+            await ticket
+        assert next(calls) > 2
+        await journal.aclose()
