@@ -155,7 +155,9 @@ class ChatTemplate:
         self._rules = rules or RoleRules()
         self._cached = _Messages(Preamble(), None)
         try:
-            self._template = compiled(tokenizer.template)
+            self._template = self._tool_template = compiled(tokenizer.template)
+            if tokenizer.tool_template is not None:
+                self._tool_template = compiled(tokenizer.tool_template)
         except (TemplateError, RecursionError, MemoryError) as fault:
             raise TemplateFailed(f"The chat template does not compile: {fault}") from None
 
@@ -182,7 +184,8 @@ class ChatTemplate:
         talk = _Talk(self._rules, said.messages)
         if open_reply:
             talk.open_reply()
-        return self._template.render(
+        template = self._template if said.tools is None else self._tool_template
+        return template.render(
             talk.messages,
             tools=said.tools,
             documents=None,

@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
+
+import msgspec
 
 from ..errors import TemplateFailed
 from ..items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
@@ -70,7 +73,8 @@ class Language:
         """
         tokenizer = ChatTokenizer.load(folder)
         try:
-            _try(tokenizer.template, tuple(tokenizer.named.items()))
+            for template in tokenizer.templates:
+                _try(template, tuple(tokenizer.named.items()))
             return cls.of(tokenizer, calls, reasoning)
         except TemplateFailed as fault:
             raise TemplateFailed(f"{template_file(folder)}: {fault.message}") from fault
@@ -81,13 +85,13 @@ class Language:
     ) -> Language:
         """Make it from a loaded tokenizer. Raises ``TemplateFailed``."""
         report = classify_template(tokenizer)
-        found = find_forms(tokenizer.template, report.opening, tokenizer.response_template)
+        found = find_forms("\n".join(tokenizer.templates), report.opening, tokenizer.response_template)
         forms = Forms(calls or found.calls, reasoning or found.reasoning)
         return cls(tokenizer, report, StablePrefixRule(tokenizer), forms)
 
     def digest(self) -> bytes:
         """A digest of tokenizer and template: token ids have the same meaning only if it is equal. 16 bytes."""
-        text = self.tokenizer.backend.to_str() + "\0" + self.tokenizer.template
+        text = "\0".join([self.tokenizer.backend.to_str(), *reversed(self.tokenizer.templates)])
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
     def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
@@ -115,6 +119,8 @@ def classify_template(tokenizer: ChatTokenizer) -> TemplateReport:
     plain = Preamble(instructions="zq")
     talk: list[Segment] = [_user(1), _reply(1), _user(2), _reply(2), _user(3)]
     kinds = [_kind(template, plain, talk), _reasoning(template)]
+    if tokenizer.tool_template is not None:
+        kinds.append(_kind(template, _tooled(), talk))
     if rules.tools:
         kinds.append(_kind(template, _tooled(), _tool_talk()))
     order = list(TemplateClass)
@@ -129,9 +135,12 @@ def _rules(tokenizer: ChatTokenizer) -> RoleRules:
     system = Message(id="system", role="system", text="zq")
 
     def takes(*talks: list[Segment], preamble: Preamble = none, rules: RoleRules | None = None) -> bool:
+        preambles = [preamble]
+        if tokenizer.tool_template is not None:  # a session may use both
+            preambles.append(msgspec.structs.replace(_tooled(), instructions=preamble.instructions))
         try:
-            for talk in talks:
-                ChatTemplate(tokenizer, _NOON, rules).pieces(preamble, talk)
+            for each, talk in product(preambles, talks):
+                ChatTemplate(tokenizer, _NOON, rules).pieces(each, talk)
         except TemplateFailed:
             return False
         return True

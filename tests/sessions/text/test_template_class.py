@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from holdfast.sessions.errors import TemplateFailed
-from holdfast.sessions.text.language import TemplateClass, classify_template
+from holdfast.sessions.items import Message, Preamble, Tool
+from holdfast.sessions.text.language import Language, TemplateClass, classify_template
 from holdfast.sessions.text.tokenizer import ChatTokenizer
+from holdfast.sessions.tree import Script
 
+from ..session_stage import renderer_of
 from .chat_languages import FAMILIES, backend, end_id, ours
 
 
@@ -35,6 +41,38 @@ def test_a_template_without_tools_is_reported_not_refused() -> None:
         "{%- if message.role == 'tool' %}{{ raise_exception('no tools') }}{%- endif %}",
     )
     assert not classify_template(ChatTokenizer(backend("chatml"), refusing)).tools
+
+
+LISTED = {
+    "default": FAMILIES["chatml"].template,
+    "tool_use": "{{ tools | tojson }}" + FAMILIES["chatml"].template,
+}
+
+
+@pytest.mark.parametrize("tools", [(), (Tool(name="f", parameters={"type": "object", "properties": {}}),)])
+@pytest.mark.parametrize("instructions", ["", "Be brief."])
+def test_of_two_templates_that_for_tools_renders_conversations_with_tools(
+    tools: tuple[Tool, ...], instructions: str
+) -> None:
+    chat = ChatTokenizer(backend("chatml"), LISTED["default"], tool_template=LISTED["tool_use"])
+    language = Language.of(chat)
+    script = Script(
+        Preamble(instructions=instructions, tools=tools), (Message(id="u", role="user", text="Hi"),)
+    )
+    ids = renderer_of(language, datetime(2025, 1, 1)).draft(script).tokens().tolist()
+    told = [{"role": "system", "content": instructions}] if instructions else []
+    theirs = PreTrainedTokenizerFast(tokenizer_object=backend("chatml"), chat_template=LISTED)
+    schemas = [
+        {"type": "function", "function": {"name": tool.name, "parameters": tool.parameters}} for tool in tools
+    ]
+    assert ids == theirs.apply_chat_template(
+        [*told, {"role": "user", "content": "Hi"}],
+        tools=schemas or None,
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+    assert language.report.kind is TemplateClass.APPEND_ONLY and language.report.tools
+    assert language.digest() != Language.of(ours("chatml")).digest()
 
 
 def test_a_template_that_loses_replies_is_refused() -> None:
