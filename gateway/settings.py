@@ -123,6 +123,8 @@ class GatewaySettings:
     """How the model writes tool calls; None: derived from its templates."""
     reasoning: ReasoningForm | None = None
     """How it writes its reasoning; None: derived, too."""
+    tool_fallback: bool = False
+    """If the model's template does not show tools, write them into the instructions."""
     recovery_seconds: float = 60.0
     """The time that a reply waits for another engine when its own has died; then it fails."""
     drain_seconds: float = 10.0

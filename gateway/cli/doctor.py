@@ -175,7 +175,9 @@ def _language(folder: Path) -> Iterator[Fact]:
 
     language = Language.load(folder)
     report, forms = language.report, language.forms
-    tools = "renders tools" if report.tools else "renders no tools"
+    tools = (
+        "shows tools" if report.tools else "shows no tools: they are refused, unless --tool-fallback is given"
+    )
     roles = "" if report.rules.users else ", users and assistants alternate: neighbours are joined"
     yield "chat template", f"{report.kind.value}, {tools}{roles}"
     yield "calls, reasoning", f"{forms.calls.value}, {forms.reasoning.value}"

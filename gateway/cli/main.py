@@ -58,6 +58,7 @@ def serve(
     no_store: options.NoStore = False,
     tool_call_parser: options.CallParser = options.AUTO,
     reasoning_parser: options.ReasoningParser = options.AUTO,
+    tool_fallback: options.ToolFallback = False,
     operator_key: options.OperatorKey = None,
     allowed_host: options.AllowedHost = None,
     trusted_proxies: options.TrustedProxies = None,
@@ -81,6 +82,7 @@ def serve(
         host=host,
         port=port,
         store=folder,
+        tool_fallback=tool_fallback,
         operator_key=operator_key,
         network=network,
     )

@@ -98,6 +98,14 @@ ReasoningParser = Annotated[
     ReasoningChoice, typer.Option(help="How the model writes its reasoning, which is sent separately.")
 ]
 
+ToolFallback = Annotated[
+    bool,
+    typer.Option(
+        "--tool-fallback",
+        help="If the model's template does not show tools, write them into the instructions.",
+    ),
+]
+
 
 def refuse(cause: str) -> NoReturn:
     """Say why a command cannot start, and leave with exit code 2."""
