@@ -106,7 +106,9 @@ def serve(
 
 @app.command()
 def chat(
-    url: Annotated[str, typer.Argument(help="Of a running server.")] = f"ws://{DEFAULT_HOST}:{DEFAULT_PORT}",
+    url: Annotated[
+        str, typer.Argument(envvar="HOLDFAST_URL", help="Of a running server.")
+    ] = f"ws://{DEFAULT_HOST}:{DEFAULT_PORT}",
     instructions: Annotated[str, typer.Option(help="What the model is told before the first turn.")] = "",
     api_key: options.Key = None,
 ) -> None:
