@@ -180,7 +180,8 @@ def _language(folder: Path) -> Iterator[Fact]:
     )
     roles = "" if report.rules.users else ", users and assistants alternate: neighbours are joined"
     yield "chat template", f"{report.kind.value}, {tools}{roles}"
-    yield "calls, reasoning", f"{forms.calls.value}, {forms.reasoning.value}"
+    calls = forms.calls.value if forms.known else f"unknown, read as {forms.calls.value}"
+    yield "calls, reasoning", f"{calls}; {forms.reasoning.value}"
 
 
 def _product(factors: tuple[tuple[str, int], ...], unit: str) -> str:

@@ -100,8 +100,11 @@ class Language:
         """Make it from a loaded tokenizer. Raises ``TemplateFailed``."""
         report = classify_template(tokenizer)
         found = find_forms("\n".join(tokenizer.templates), report.opening, tokenizer.response_template)
-        own = CallForm.HERMES if tool_fallback and not report.tools else found.calls
-        forms = Forms(calls or own, reasoning or found.reasoning)
+        told = tool_fallback and not report.tools  # the model is told to write this form
+        own = CallForm.HERMES if told else found.calls
+        forms = Forms(
+            calls or own, reasoning or found.reasoning, known=found.known or told or calls is not None
+        )
         return cls(tokenizer, report, StablePrefixRule(tokenizer), forms, tool_fallback)
 
     @property

@@ -68,9 +68,10 @@ def test_a_template_that_shows_tools_only_without_instructions_does_not_show_the
 @pytest.mark.parametrize("instructions", ["", "Be brief."])
 def test_the_fallback_writes_tools_calls_and_outputs_as_text(instructions: str) -> None:
     language = Language.of(ChatTokenizer(backend("chatml"), SILENT), CallForm.MISTRAL)
-    assert not language.shows_tools and language.forms.calls is CallForm.MISTRAL
+    assert not language.shows_tools and language.forms.calls is CallForm.MISTRAL and language.forms.known
+    assert not Language.of(ChatTokenizer(backend("chatml"), SILENT)).forms.known
     language = Language.of(ChatTokenizer(backend("chatml"), SILENT), tool_fallback=True)
-    assert language.shows_tools and language.forms.calls is CallForm.HERMES
+    assert language.shows_tools and language.forms.calls is CallForm.HERMES and language.forms.known
     tool = Tool(name="weather", description="Tells it.", parameters={"type": "object", "properties": {}})
     call = FunctionCall(id="c", call_id="call_1", name="weather", arguments='{"city": "Oslo"}')
     output = FunctionCallOutput(id="o", call_id="call_1", output="7 degrees")
