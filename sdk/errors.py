@@ -13,7 +13,7 @@ SDKError
 │   └── ResponseFailed        a response ended `failed`; its text so far is kept
 ├── ConnectionFailed          the connection could not be made
 │   ├── KeyRejected           the server wants another API key (401, 403)
-│   ├── ModelNotServed        there is no such model or path on the server (404)
+│   ├── ModelUnknown        there is no such model or path on the server (404)
 │   └── ServerUnavailable     the server takes no connection now (429, 503)
 ├── ConnectionLost            the connection ended while something waited for it
 │   └── SessionLost           and the session cannot be resumed
@@ -146,10 +146,10 @@ class KeyRejected(ConnectionFailed):
     code = "key_rejected"
 
 
-class ModelNotServed(ConnectionFailed):
+class ModelUnknown(ConnectionFailed):
     """There is no such model or path on the server (404)."""
 
-    code = "model_not_served"
+    code = "model_unknown"
 
 
 class ServerUnavailable(ConnectionFailed):

@@ -15,7 +15,7 @@ from websockets.asyncio.client import connect as websocket_connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.http11 import Response
 
-from .errors import ConnectionFailed, ConnectionLost, KeyRejected, ModelNotServed, ServerUnavailable
+from .errors import ConnectionFailed, ConnectionLost, KeyRejected, ModelUnknown, ServerUnavailable
 
 MAX_FRAME_BYTES = 16 << 20
 OPEN_SECONDS = 10.0
@@ -27,7 +27,7 @@ DEFAULT_URL = "ws://127.0.0.1:8040"
 REFUSALS = {
     401: KeyRejected,
     403: KeyRejected,
-    404: ModelNotServed,
+    404: ModelUnknown,
     429: ServerUnavailable,
     503: ServerUnavailable,
 }

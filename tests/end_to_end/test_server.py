@@ -118,7 +118,12 @@ async def test_the_plain_routes(server: Serving) -> None:
     assert json.loads(body) == {"name": "holdfast", "version": holdfast.__version__}
     assert (await get(server.url, "/health"))[0] == 200
     assert (await get(server.url, "/ready"))[0] == 200
-    assert (await get(server.url, "/nothing"))[0] == 404
+    status, body = await get(server.url, "/v1/responses")
+    error = json.loads(body)["error"]
+    assert status == 404 and error["code"] == "not_found"
+    assert "GET /v1/responses is not served" in error["message"] and "GET /v1/models," in error["message"]
+    status, body = await get(server.url, "/v1/realtime")
+    assert status == 426 and json.loads(body)["error"]["code"] == "upgrade_required"
 
 
 async def at_rest(server: Serving) -> None:

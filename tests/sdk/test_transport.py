@@ -17,7 +17,7 @@ from holdfast.sdk.errors import (
     ConnectionFailed,
     ConnectionLost,
     KeyRejected,
-    ModelNotServed,
+    ModelUnknown,
     ServerUnavailable,
 )
 from holdfast.sdk.frames import codec, server
@@ -118,7 +118,7 @@ async def refusing(status: int, body: bytes) -> AsyncIterator[str]:
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        *((401, KeyRejected), (403, KeyRejected), (404, ModelNotServed)),
+        *((401, KeyRejected), (403, KeyRejected), (404, ModelUnknown)),
         *((429, ServerUnavailable), (503, ServerUnavailable), (500, ConnectionFailed)),
     ],
 )
