@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from .. import __version__
-from .auth import KEY, OPERATOR, TENANT, Guard, Hosts
+from .auth import KEY, OPERATOR, TENANT, Guard, Hosts, key_of
 from .errors import MethodRefused, RouteUnknown, UpgradeNeeded, http_answer
 from .metrics import CONTENT_TYPE, exposition
 from .net.channel import SocketChannel
@@ -41,7 +41,8 @@ def build_app(service: Service) -> ASGIApp:
         exception_handlers={HTTPException: _not_served},
     )
     settings, keys = service.settings, service.tenants.keys
-    guard = Guard(app, lambda: service.tenants.keys, Hosts.of(settings, keys=keys is not None))
+    hosts, origins = Hosts.of(settings, keys=keys is not None), settings.network.allowed_origins
+    guard = Guard(app, lambda: service.tenants.keys, hosts, origins)
     return BehindProxy(guard, settings.network)
 
 
@@ -61,7 +62,8 @@ class _Routes:
         except Exception as error:
             await socket.send_denial_response(_refusal(error))
             return
-        await socket.accept()
+        offered = socket.scope.get("subprotocols", ())
+        await socket.accept("realtime" if "realtime" in offered else None)
         await self._service.converse(SocketChannel(socket), _identity(socket))
 
     async def not_upgraded(self, request: Request) -> Response:
@@ -118,6 +120,8 @@ def _not_served(request: Request, error: Exception) -> Response:
 
 def _identity(socket: WebSocket) -> ClientIdentity:
     asked, key = socket.query_params, socket.headers.get("authorization", "")
+    if not key and (offered := key_of(socket.headers)):
+        key = f"Bearer {offered}"
     return ClientIdentity(
         owner=hashlib.blake2b(key.encode(), digest_size=16).digest(),
         salt=socket.scope.get(TENANT, b""),

@@ -61,6 +61,7 @@ def serve(
     tool_fallback: options.ToolFallback = False,
     operator_key: options.OperatorKey = None,
     allowed_host: options.AllowedHost = None,
+    allow_origin: options.AllowOrigin = None,
     trusted_proxies: options.TrustedProxies = None,
     root_path: options.RootPath = "",
     ssl_certfile: options.Certificate = None,
@@ -72,7 +73,13 @@ def serve(
 
     folder = None if no_store else (store or options.default_store(model)).expanduser()
     network = options.network_settings(
-        allowed_host, trusted_proxies, root_path, ssl_certfile, ssl_keyfile, ssl_keyfile_password
+        allowed_host,
+        allow_origin,
+        trusted_proxies,
+        root_path,
+        ssl_certfile,
+        ssl_keyfile,
+        ssl_keyfile_password,
     )
     settings = options.gateway_settings(
         tool_call_parser,

@@ -6,6 +6,8 @@ import asyncio
 import json
 
 import pytest
+from websockets import Subprotocol
+from websockets.asyncio.client import connect as websocket_connect
 
 import holdfast
 from holdfast.gateway.server import Serving
@@ -174,3 +176,11 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(server: Serving) -> 
         await asyncio.wait(open_still)
     engine = await server.engine.link.statistics()
     assert engine["sequences"] == engine["running"] == 0 and engine["leaks"] == 0
+
+
+async def test_a_browsers_subprotocols_are_answered(server: Serving) -> None:
+    offered = [Subprotocol("realtime"), Subprotocol("openai-insecure-api-key.any")]
+    address = server.url.replace("http", "ws") + "/v1/realtime"
+    async with websocket_connect(address, subprotocols=offered) as socket:
+        assert socket.subprotocol == "realtime"
+        assert json.loads(await socket.recv())["type"] == "session.created"
