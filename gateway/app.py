@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
@@ -12,13 +13,15 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from .. import __version__
-from .auth import KEY, OPERATOR, TENANT, Guard, Hosts
-from .errors import http_answer
+from .auth import KEY, OPERATOR, TENANT, Guard, Hosts, key_of
+from .errors import MethodRefused, RouteUnknown, UpgradeNeeded, http_answer
 from .metrics import CONTENT_TYPE, exposition
 from .net.channel import SocketChannel
 from .net.proxy import BehindProxy
 from .realtime.socket import ClientIdentity
 from .service import Service
+
+REALTIME = "/v1/realtime"
 
 
 def build_app(service: Service) -> ASGIApp:
@@ -26,17 +29,20 @@ def build_app(service: Service) -> ASGIApp:
     routes = _Routes(service)
     app = Starlette(
         routes=[
-            WebSocketRoute("/v1/realtime", routes.realtime),
+            WebSocketRoute(REALTIME, routes.realtime),
+            Route(REALTIME, routes.not_upgraded),
             Route("/v1/models", routes.models),
             Route("/v1/models/{name:path}", routes.model),
             Route("/health", routes.health),
             Route("/ready", routes.ready),
             Route("/metrics", routes.metrics),
             Route("/version", routes.version),
-        ]
+        ],
+        exception_handlers={HTTPException: _not_served},
     )
     settings, keys = service.settings, service.tenants.keys
-    guard = Guard(app, lambda: service.tenants.keys, Hosts.of(settings, keys=keys is not None))
+    hosts, origins = Hosts.of(settings, keys=keys is not None), settings.network.allowed_origins
+    guard = Guard(app, lambda: service.tenants.keys, hosts, origins)
     return BehindProxy(guard, settings.network)
 
 
@@ -56,8 +62,13 @@ class _Routes:
         except Exception as error:
             await socket.send_denial_response(_refusal(error))
             return
-        await socket.accept()
+        offered = socket.scope.get("subprotocols", ())
+        await socket.accept("realtime" if "realtime" in offered else None)
         await self._service.converse(SocketChannel(socket), _identity(socket))
+
+    async def not_upgraded(self, request: Request) -> Response:
+        """426: this path is a WebSocket's."""
+        return _refusal(UpgradeNeeded(f"{REALTIME} is a WebSocket: connect to it with ws:// or wss://"))
 
     async def models(self, request: Request) -> Response:
         """The served model, in OpenAI's list form."""
@@ -96,8 +107,21 @@ class _Routes:
         return {"id": service.model, "object": "model", "created": service.started, "owned_by": "holdfast"}
 
 
+def _not_served(request: Request, error: Exception) -> Response:
+    """The answer for a path or a method that is not served; it names what is served."""
+    app: Starlette = request.app
+    served = [
+        f"GET {route.path}" for route in app.routes if isinstance(route, Route) and route.path != REALTIME
+    ]
+    told = f"{request.method} {request.url.path} is not served here; there are {', '.join(served)}, "
+    told += f"and the WebSocket {REALTIME}"
+    return _refusal(MethodRefused(told) if getattr(error, "status_code", 404) == 405 else RouteUnknown(told))
+
+
 def _identity(socket: WebSocket) -> ClientIdentity:
     asked, key = socket.query_params, socket.headers.get("authorization", "")
+    if not key and (offered := key_of(socket.headers)):
+        key = f"Bearer {offered}"
     return ClientIdentity(
         owner=hashlib.blake2b(key.encode(), digest_size=16).digest(),
         salt=socket.scope.get(TENANT, b""),

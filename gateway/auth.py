@@ -2,8 +2,8 @@
 
 With keys, every route except the probes asks for ``Authorization: Bearer``. A key stands for a tenant; other
 tenants never find its cached KV. Without keys the server trusts its machine, except web pages that the
-machine's user opens: a foreign ``Origin`` is refused, and so is a ``Host`` that is no name of this server.
-(Otherwise a page could point its own name at this machine and read the answers: DNS rebinding.)
+machine's user opens: a foreign ``Origin`` that was not allowed is refused, and so is a ``Host`` that is no name
+of this server. (Otherwise a page could point its own name at this machine and read the answers: DNS rebinding.)
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ OPERATORS_ROUTES = frozenset({"/metrics", "/version"})
 """The routes that an operator's key opens without being a tenant's."""
 TENANT = "holdfast.tenant"
 """The key of a request's scope for the salt of its tenant."""
+KEY_PROTOCOL = "openai-insecure-api-key."
+"""Begins a WebSocket subprotocol that is the client's key."""
 OPERATOR = "holdfast.operator"
 """The key of the scope for whether all tenants' numbers may be shown."""
 KEY = "holdfast.key"
@@ -161,15 +163,23 @@ class Hosts:
 
 class Guard:
     """ASGI middleware. ``keys`` returns those that count at the moment; None: every client on this machine is
-    admitted. ``hosts``: by default a loopback server's.
+    admitted. ``hosts``: by default a loopback server's. ``origins``: of other servers' pages that may connect
+    without a key; ``*``: of any.
 
     Puts the key's tenant into the request's scope (`TENANT`), and whether it may see all tenants' numbers
     (`OPERATOR`).
     """
 
-    def __init__(self, app: ASGIApp, keys: Callable[[], Keys | None], hosts: Hosts | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Callable[[], Keys | None],
+        hosts: Hosts | None = None,
+        origins: Iterable[str] = (),
+    ) -> None:
         self._app = app
         self._keys = keys
+        self._origins = frozenset(origin.lower() for origin in origins)
         self._hosts = hosts or Hosts.of(GatewaySettings(), keys=keys() is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -197,21 +207,30 @@ class Guard:
             return
         keys = self._keys()
         if keys is None:
-            if not _same_origin(headers):
-                raise OriginRefused("this origin may not connect")
+            if not (_same_origin(headers) or self._allows(headers["origin"])):
+                raise OriginRefused("this origin may not connect: see --allow-origin")
             scope[TENANT], scope[OPERATOR] = b"", True
             return
-        bearer = _bearer(headers)
+        bearer = key_of(headers)
         tenant, operator = keys.tenant(bearer), keys.is_operator(bearer)
         if tenant is None and not (operator and path in OPERATORS_ROUTES):
             raise KeyInvalid("a valid API key is needed: Authorization: Bearer KEY")
         scope[TENANT], scope[OPERATOR] = salt_of(tenant or ""), operator
         scope[KEY] = _digest(bearer)
 
+    def _allows(self, origin: str) -> bool:
+        return "*" in self._origins or origin.lower() in self._origins
 
-def _bearer(headers: Headers) -> str:
+
+def key_of(headers: Headers) -> str:
+    """The key of a request: from ``Authorization``, or from the WebSocket's subprotocols, because a browser
+    cannot set that header."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
-    return given.strip() if scheme.lower() == "bearer" else ""
+    if scheme:
+        return given.strip() if scheme.lower() == "bearer" else ""
+    offered = headers.get("sec-websocket-protocol", "").split(",")
+    keys = (one.strip().removeprefix(KEY_PROTOCOL) for one in offered if one.strip().startswith(KEY_PROTOCOL))
+    return next(keys, "")
 
 
 def _same_origin(headers: Headers) -> bool:

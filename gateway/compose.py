@@ -54,9 +54,10 @@ async def _on_engine(
     service: Service, folder: Path, engine: AbstractAsyncContextManager[EngineLink], lock: StoreLock | None
 ) -> AsyncIterator[None]:
     settings = service.settings
-    speaking = asyncio.create_task(
-        asyncio.to_thread(Language.load, folder, settings.calls, settings.reasoning)
+    load = partial(
+        Language.load, folder, settings.calls, settings.reasoning, tool_fallback=settings.tool_fallback
     )
+    speaking = asyncio.create_task(asyncio.to_thread(load))
     try:
         async with engine as link:
             language = await speaking

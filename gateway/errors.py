@@ -11,6 +11,7 @@ GatewayError
 ├── KeyInvalid, HostRefused, OriginRefused, KeyRemoved
 ├── SlowReader, TooManyControlFrames, TooManyFragments, TooManyInvalid
 ├── TooManyResponses, TooManyMoves, NothingToCancel
+├── RouteUnknown, MethodRefused, UpgradeNeeded
 └── ModelNotServed, SessionMoved, SessionRequired, Draining
 """
 
@@ -171,6 +172,24 @@ class ModelNotServed(GatewayError):
     wire = _invalid("model_not_found", 404, close=1008)
 
 
+class RouteUnknown(GatewayError):
+    """The server does not serve this path."""
+
+    wire = _invalid("not_found", 404)
+
+
+class MethodRefused(GatewayError):
+    """The server serves this path, but not by this method."""
+
+    wire = _invalid("method_not_allowed", 405)
+
+
+class UpgradeNeeded(GatewayError):
+    """The path is a WebSocket's, and the request is a plain one."""
+
+    wire = _invalid("upgrade_required", 426)
+
+
 class SessionMoved(GatewayError):
     """The session is on a newer socket now; this one is closed."""
 
@@ -278,5 +297,6 @@ def http_answer(error: BaseException) -> tuple[dict[str, object], int, dict[str,
     """The body, status and headers of an HTTP answer that refuses a request."""
     wire, told = wire_error(error), error_details(error)
     body = {"type": wire.type, "code": wire.code, "message": told.message, "param": told.param}
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 426: {"Upgrade": "websocket", "Connection": "Upgrade"}}
+    headers |= {429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
     return {"error": body}, wire.status, headers.get(wire.status)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # importing it takes a second, and `--help` does not need it
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8040
 ALLOWED_HOST = re.compile(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
+ORIGIN = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@]+")
 ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 
 
@@ -76,6 +77,8 @@ class Network:
     allowed_hosts: tuple[str, ...] = ()
     """Names in the Host header that are answered besides addresses and localhost: ``chat.example.com``,
     ``*.example.com``, or ``*`` for any."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of other servers' pages that may connect without a key: ``https://app.example.com``, or ``*``."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks of proxies: their ``X-Forwarded-For``, ``-Proto`` and ``-Host`` count."""
     root_path: str = ""
@@ -90,6 +93,11 @@ class Network:
         for host in self.allowed_hosts:
             if not ALLOWED_HOST.fullmatch(host):
                 raise NetworkInvalid(f"--allowed-host {host!r} is not a host name, *.NAME or *")
+        for origin in self.allowed_origins:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise NetworkInvalid(
+                    f"--allow-origin {origin!r} is not an origin such as https://app.example.com"
+                )
         for proxy in self.trusted_proxies:
             try:
                 ip_network(proxy, strict=False)
@@ -123,6 +131,8 @@ class GatewaySettings:
     """How the model writes tool calls; None: derived from its templates."""
     reasoning: ReasoningForm | None = None
     """How it writes its reasoning; None: derived, too."""
+    tool_fallback: bool = False
+    """If the model's template does not show tools, write them into the instructions."""
     recovery_seconds: float = 60.0
     """The time that a reply waits for another engine when its own has died; then it fails."""
     drain_seconds: float = 10.0

@@ -30,17 +30,21 @@ from .errors import (
     ConnectionLost,
     FrameError,
     InputClosed,
+    KeyRejected,
     LimitInvalid,
+    ModelUnknown,
     ProtocolBroken,
     ResponseFailed,
     SDKError,
     ServerError,
+    ServerUnavailable,
     SessionLost,
     ToolFailed,
     ToolInvalid,
     ToolRoundsExceeded,
     ToolTypeUnsupported,
 )
+from .reconnect import Patience
 from .reply import Reply
 from .responses import Finished
 from .text_input import TextInput
@@ -61,7 +65,10 @@ __all__ = [
     "Finished",
     "FrameError",
     "InputClosed",
+    "KeyRejected",
     "LimitInvalid",
+    "ModelUnknown",
+    "Patience",
     "ProtocolBroken",
     "Reply",
     "ResponseFailed",
@@ -72,6 +79,7 @@ __all__ = [
     "RunUsage",
     "SDKError",
     "ServerError",
+    "ServerUnavailable",
     "SessionLost",
     "StepFinished",
     "TextInput",

@@ -1,6 +1,6 @@
 """A client of a server, and sessions on it.
 
-async with connect("ws://127.0.0.1:8421") as client:
+async with connect("ws://127.0.0.1:8040") as client:
     async with client.session(instructions="Be brief.", tools=[weather]) as chat:
         async for piece in chat.say("Hello!"):
             print(piece, end="")
@@ -8,6 +8,7 @@ async with connect("ws://127.0.0.1:8421") as client:
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from ssl import SSLContext
@@ -17,7 +18,7 @@ from .chat import MAX_TOOL_ROUNDS, Chat
 from .errors import ConnectionFailed
 from .reconnect import Patience, Resumption
 from .tools.tool import ToolLike
-from .transport import Transport, dial, realtime_url
+from .transport import DEFAULT_URL, Transport, dial, realtime_url
 
 Dial: TypeAlias = Callable[[str | None], Awaitable[Transport]]
 
@@ -93,7 +94,7 @@ class Client:
 
 @asynccontextmanager
 async def connect(
-    url: str,
+    url: str | None = None,
     model: str | None = None,
     api_key: str | None = None,
     *,
@@ -102,18 +103,23 @@ async def connect(
 ) -> AsyncIterator[Client]:
     """A client of the server at `url`; each session opens a connection of its own.
 
+    Without `url` the environment's `HOLDFAST_URL` is used, or else a server on this machine and the default
+    port; without `api_key` the environment's `HOLDFAST_API_KEY`.
+
     With TLS (`wss://`, `https://`) the server's certificate is checked against the system's authorities, or by
     `ssl`: `ssl.create_default_context(cafile="ca.pem")` for an authority of your own.
 
     A lost connection is made again, and the session goes on where it was; `patience` sets for how long that is
     tried. Raises `ConnectionFailed` at once for an invalid address.
     """
-    realtime_url(url, model)
+    address = url or os.environ.get("HOLDFAST_URL") or DEFAULT_URL
+    key = os.environ.get("HOLDFAST_API_KEY") if api_key is None else api_key
+    realtime_url(address, model)
 
     async def open_transport(wanted: str | None) -> Transport:
-        return await dial(url, wanted, api_key, ssl=ssl, resumable="true")
+        return await dial(address, wanted, key, ssl=ssl, resumable="true")
 
     async def return_transport(wanted: str | None) -> Transport:
-        return await dial(url, wanted, api_key, ssl=ssl, resumable="true", resume="true")
+        return await dial(address, wanted, key, ssl=ssl, resumable="true", resume="true")
 
     yield Client(open_transport, model, return_transport, patience)

@@ -12,6 +12,9 @@ SDKError
 ├── ServerError               the server sent an `error` event, or a failed response
 │   └── ResponseFailed        a response ended `failed`; its text so far is kept
 ├── ConnectionFailed          the connection could not be made
+│   ├── KeyRejected           the server wants another API key (401, 403)
+│   ├── ModelUnknown        there is no such model or path on the server (404)
+│   └── ServerUnavailable     the server takes no connection now (429, 503)
 ├── ConnectionLost            the connection ended while something waited for it
 │   └── SessionLost           and the session cannot be resumed
 ├── ProtocolBroken            the server sent what this client cannot understand
@@ -123,9 +126,36 @@ class ResponseFailed(ServerError):
 
 
 class ConnectionFailed(SDKError):
-    """The connection could not be made: no server listens there, or it refused the connection."""
+    """The connection could not be made: no server listens there, or it refused the connection.
+
+    `status` is the HTTP status of a refusal, and `server_code` the server's code for it; None where there was
+    no such answer.
+    """
 
     code = "connection_failed"
+
+    def __init__(self, message: str, status: int | None = None, server_code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.server_code = server_code
+
+
+class KeyRejected(ConnectionFailed):
+    """The server wants another API key, or does not answer to this host or origin (401, 403)."""
+
+    code = "key_rejected"
+
+
+class ModelUnknown(ConnectionFailed):
+    """There is no such model or path on the server (404)."""
+
+    code = "model_unknown"
+
+
+class ServerUnavailable(ConnectionFailed):
+    """The server takes no connection now: it starts, leaves, or has too many (429, 503)."""
+
+    code = "server_unavailable"
 
 
 class ConnectionLost(SDKError):

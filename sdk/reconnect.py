@@ -16,7 +16,7 @@ from typing import TypeVar
 import anyio
 import msgspec
 
-from .errors import ConnectionFailed, ConnectionLost, ProtocolBroken, SessionLost
+from .errors import ConnectionFailed, ConnectionLost, KeyRejected, ProtocolBroken, SessionLost
 from .frames.client import SessionResume
 from .frames.server import ErrorEvent, ServerEvent, SessionResumed
 from .transport import Transport
@@ -51,14 +51,15 @@ class Patience:
 
     async def retry(self, attempt: Callable[[], Awaitable[_Result]], *, pause: bool = False) -> _Result:
         """What ``attempt`` returns, once it succeeds; ``pause``: also before the first try. Raises
-        `SessionLost`, and the last `ConnectionFailed` or `ConnectionLost` when ``total`` is over."""
+        `SessionLost` and `KeyRejected` at once, and the last `ConnectionFailed` or `ConnectionLost` when
+        ``total`` is over."""
         give_up, pauses = time.monotonic() + self.total, self.pauses()
         while True:
             if pause:
                 await anyio.sleep(next(pauses))
             try:
                 return await attempt()
-            except SessionLost:
+            except (SessionLost, KeyRejected):
                 raise
             except (ConnectionFailed, ConnectionLost):
                 if time.monotonic() > give_up:

@@ -9,17 +9,29 @@ from ssl import SSLContext
 from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
+import msgspec
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as websocket_connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.http11 import Response
 
-from .errors import ConnectionFailed, ConnectionLost
+from .errors import ConnectionFailed, ConnectionLost, KeyRejected, ModelUnknown, ServerUnavailable
 
 MAX_FRAME_BYTES = 16 << 20
 OPEN_SECONDS = 10.0
 PATH = "/v1/realtime"
 SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+DEFAULT_URL = "ws://127.0.0.1:8040"
+"""The address of a server that was started without options."""
+REFUSALS = {
+    401: KeyRejected,
+    403: KeyRejected,
+    404: ModelUnknown,
+    429: ServerUnavailable,
+    503: ServerUnavailable,
+}
+MOST_WORDS = 500  # characters of an answer that is not the server's JSON, such as a proxy's page
 
 
 class Transport(Protocol):
@@ -70,7 +82,7 @@ async def dial(
     """A WebSocket to the server at `url`: `ws[s]://` or `http[s]://`, with or without `/v1/realtime`.
 
     `ssl` is used where the address asks for TLS; the default trusts the system's authorities. `parameters` are
-    added to the query. Raises `ConnectionFailed` with the cause.
+    added to the query. Raises `ConnectionFailed`, or one of its kinds, with the server's words.
     """
     address = realtime_url(url, model, **parameters)
     secured: dict[str, Any] = {"ssl": ssl} if ssl is not None and address.startswith("wss:") else {}
@@ -85,6 +97,8 @@ async def dial(
             **secured,
             proxy=None if urlsplit(address).hostname in LOOPBACK else True,
         )
+    except InvalidStatus as error:
+        raise _refused(address, error.response) from error
     except (OSError, TimeoutError, InvalidHandshake, InvalidURI) as error:
         raise ConnectionFailed(f"Cannot connect to {address}: {error or type(error).__name__}") from error
     return WebSocketTransport(connection)
@@ -110,6 +124,28 @@ def realtime_url(url: str, model: str | None = None, **parameters: str) -> str:
         query.append(("model", model))
     query += parameters.items()
     return SplitResult(scheme, parts.netloc, path, urlencode(query), "").geturl()
+
+
+def _refused(address: str, answer: Response) -> ConnectionFailed:
+    """What the server, or a proxy before it, answered instead of opening the connection."""
+    body, code = bytes(answer.body or b"").decode(errors="replace").strip(), None
+    try:
+        told = msgspec.json.decode(body, type=_Answer).error
+        words, code = told.message, told.code
+    except msgspec.MsgspecError:
+        words = body if len(body) <= MOST_WORDS and "<" not in body else ""
+    words = words or answer.reason_phrase or "no reason given"
+    kind = REFUSALS.get(answer.status_code, ConnectionFailed)
+    return kind(f"Cannot connect to {address}: {answer.status_code}: {words}", answer.status_code, code)
+
+
+class _Refusal(msgspec.Struct):
+    message: str = ""
+    code: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    error: _Refusal
 
 
 def _lost(error: ConnectionClosed) -> ConnectionLost:

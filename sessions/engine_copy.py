@@ -60,7 +60,7 @@ class CopyState(Enum):
 MOVES = {
     CopyState.EMPTY: {CopyState.EMPTY, CopyState.UNSURE, CopyState.HELD},  # HELD: its parent forked it
     CopyState.UNSURE: set(CopyState),
-    CopyState.HELD: {CopyState.EMPTY, CopyState.UNSURE, CopyState.HELD, CopyState.STOPPING},
+    CopyState.HELD: {CopyState.EMPTY, CopyState.UNSURE, CopyState.STOPPING},
     CopyState.GENERATING: {CopyState.EMPTY, CopyState.HELD, CopyState.STOPPING},
     CopyState.STOPPING: {CopyState.UNSURE, CopyState.HELD},
 }

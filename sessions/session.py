@@ -27,7 +27,7 @@ from .text.renderer import Renderer
 from .tree import TurnNode
 from .turn.branch import Branch
 from .turn.events import ReplyEvent
-from .turn.request import TurnRequest
+from .turn.request import RequestBounds, TurnRequest
 from .turn.response import TurnResponse
 from .turn.turn_grammar import TurnGrammar
 
@@ -194,6 +194,12 @@ class Session:
         Raises ``ItemUnknown``, ``CutInvalid`` or ``ConversationBusy``."""
         self._check_open()
         rewind(self.history, to, self._branch.language.tokenizer)
+
+    @property
+    def bounds(self) -> RequestBounds:
+        """What the model allows in a request."""
+        branch = self._branch
+        return RequestBounds(branch.link.hello.vocab_size, branch.language.shows_tools)
 
     @property
     def most_characters(self) -> int | None:

@@ -175,10 +175,13 @@ def _language(folder: Path) -> Iterator[Fact]:
 
     language = Language.load(folder)
     report, forms = language.report, language.forms
-    tools = "renders tools" if report.tools else "renders no tools"
+    tools = (
+        "shows tools" if report.tools else "shows no tools: they are refused, unless --tool-fallback is given"
+    )
     roles = "" if report.rules.users else ", users and assistants alternate: neighbours are joined"
     yield "chat template", f"{report.kind.value}, {tools}{roles}"
-    yield "calls, reasoning", f"{forms.calls.value}, {forms.reasoning.value}"
+    calls = forms.calls.value if forms.known else f"unknown, read as {forms.calls.value}"
+    yield "calls, reasoning", f"{calls}; {forms.reasoning.value}"
 
 
 def _product(factors: tuple[tuple[str, int], ...], unit: str) -> str:

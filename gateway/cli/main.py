@@ -58,8 +58,10 @@ def serve(
     no_store: options.NoStore = False,
     tool_call_parser: options.CallParser = options.AUTO,
     reasoning_parser: options.ReasoningParser = options.AUTO,
+    tool_fallback: options.ToolFallback = False,
     operator_key: options.OperatorKey = None,
     allowed_host: options.AllowedHost = None,
+    allow_origin: options.AllowOrigin = None,
     trusted_proxies: options.TrustedProxies = None,
     root_path: options.RootPath = "",
     ssl_certfile: options.Certificate = None,
@@ -71,7 +73,13 @@ def serve(
 
     folder = None if no_store else (store or options.default_store(model)).expanduser()
     network = options.network_settings(
-        allowed_host, trusted_proxies, root_path, ssl_certfile, ssl_keyfile, ssl_keyfile_password
+        allowed_host,
+        allow_origin,
+        trusted_proxies,
+        root_path,
+        ssl_certfile,
+        ssl_keyfile,
+        ssl_keyfile_password,
     )
     settings = options.gateway_settings(
         tool_call_parser,
@@ -81,6 +89,7 @@ def serve(
         host=host,
         port=port,
         store=folder,
+        tool_fallback=tool_fallback,
         operator_key=operator_key,
         network=network,
     )
@@ -104,7 +113,9 @@ def serve(
 
 @app.command()
 def chat(
-    url: Annotated[str, typer.Argument(help="Of a running server.")] = f"ws://{DEFAULT_HOST}:{DEFAULT_PORT}",
+    url: Annotated[
+        str, typer.Argument(envvar="HOLDFAST_URL", help="Of a running server.")
+    ] = f"ws://{DEFAULT_HOST}:{DEFAULT_PORT}",
     instructions: Annotated[str, typer.Option(help="What the model is told before the first turn.")] = "",
     api_key: options.Key = None,
 ) -> None:

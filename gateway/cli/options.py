@@ -63,6 +63,12 @@ AllowedHost = Annotated[
     list[str] | None,
     typer.Option(help="A name of the server in the Host header: NAME, *.NAME or *; may be repeated."),
 ]
+AllowOrigin = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="An origin of pages that may connect without a key: SCHEME://HOST[:PORT] or *; may be repeated."
+    ),
+]
 TrustedProxies = Annotated[
     list[str] | None,
     typer.Option(
@@ -98,6 +104,14 @@ ReasoningParser = Annotated[
     ReasoningChoice, typer.Option(help="How the model writes its reasoning, which is sent separately.")
 ]
 
+ToolFallback = Annotated[
+    bool,
+    typer.Option(
+        "--tool-fallback",
+        help="If the model's template does not show tools, write them into the instructions.",
+    ),
+]
+
 
 def refuse(cause: str) -> NoReturn:
     """Say why a command cannot start, and leave with exit code 2."""
@@ -123,12 +137,16 @@ def gateway_settings(
 
 
 def network_settings(
-    hosts: list[str] | None, proxies: list[str] | None, root_path: str, *secured: Any
+    hosts: list[str] | None,
+    origins: list[str] | None,
+    proxies: list[str] | None,
+    root_path: str,
+    *secured: Any,
 ) -> Network:
     """How the server is reached. ``secured``: certificate, private key and its password."""
     trusted = tuple(one.strip() for word in proxies or () for one in word.split(","))
     try:
-        return Network(tuple(hosts or ()), trusted, root_path.rstrip("/"), *secured)
+        return Network(tuple(hosts or ()), tuple(origins or ()), trusted, root_path.rstrip("/"), *secured)
     except NetworkInvalid as error:
         refuse(error.message)
 

@@ -23,7 +23,7 @@ from ...sessions.history import ROOT, History
 from ...sessions.items import FunctionCallOutput, Item, checked_item, new_id
 from ...sessions.text.eager_prefill import PrefilledInput
 from ...sessions.turn.events import ReplyEvent
-from ...sessions.turn.request import TurnRequest
+from ...sessions.turn.request import UNBOUNDED, RequestBounds, TurnRequest
 from ..errors import GatewayError, NothingToCancel, TooManyResponses, error_details
 from .effects import CancelResponse, Effect, Send, StartResponse
 from .response import LiveResponse
@@ -47,8 +47,8 @@ class ResponseNote(msgspec.Struct, frozen=True, array_like=True):
 class Conversation:
     """One session's side of the protocol.
 
-    ``admit`` raises where no further response may run. ``vocab_size`` None: only the engine refuses ids beyond
-    it. ``most_characters``: the most text on its way that the model's context could hold.
+    ``admit`` raises where no further response may run. ``bounds``: what the model allows in a request.
+    ``most_characters``: the most text on its way that the model's context could hold.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Conversation:
         *,
         ids: Callable[[str], str] = new_id,
         parallel_responses: int = PARALLEL_RESPONSES,
-        vocab_size: int | None = None,
+        bounds: RequestBounds = UNBOUNDED,
         conversation_id: str | None = None,
         admit: Callable[[], None] = lambda: None,
         most_characters: int | None = None,
@@ -69,11 +69,11 @@ class Conversation:
         self._ids = ids
         self._parallel_responses = parallel_responses
         self._admit = admit
-        self._vocab_size = vocab_size
+        self._bounds = bounds
         self._numbers = itertools.count(1)
         self._live: dict[str, LiveResponse] = {}
         self._after_reply: set[str] = set()  # ids of items that were added while a reply runs: they follow it
-        self._requests = RequestCache(vocab_size)
+        self._requests = RequestCache(bounds)
         self.incoming = IncomingText(
             self.event_id, ids, self._check_call, lambda item: self._insert(item, None), most_characters
         )
@@ -150,7 +150,7 @@ class Conversation:
             case client.SessionUpdate(session=patch):
                 updated = patched(self._session, patch, self._initial)
                 with under("session"):  # must be possible
-                    request_of(ResponseParams(), updated, self._resolved, self._vocab_size)
+                    request_of(ResponseParams(), updated, self._resolved, self._bounds)
                 self._history.preamble = preamble_of(updated)
                 self._session = updated
                 return [Send(server.SessionUpdated(event_id=self.event_id(), session=updated))]
@@ -296,7 +296,7 @@ class Conversation:
                 "A response out of band steers nothing", "response.conversation", event.event_id
             )
         with under("response"):
-            request_of(params, self._session, self._resolved, self._vocab_size)
+            request_of(params, self._session, self._resolved, self._bounds)
         return None if writer is None else writer.id
 
     def _steer(self, event: ResponseSteer) -> list[Effect]:

@@ -75,11 +75,6 @@ class RealtimeFace:
         self._link = link
         self._model = model
 
-    @property
-    def vocab_size(self) -> int:
-        """The size of the model's vocabulary; token ids are smaller."""
-        return self._link.hello.vocab_size
-
     def open(self, connection: SessionConnection, owner: bytes, salt: bytes = b"") -> RealtimeSession:
         """A new session on this connection. Raises what `LiveSessions.open` does."""
         return self.side_of(self.sessions.open(self, connection, owner, salt))
@@ -136,7 +131,7 @@ class RealtimeSession:
             session.history,
             ids=self._ids,
             parallel_responses=limits.parallel_responses,
-            vocab_size=face.vocab_size,
+            bounds=session.bounds,
             conversation_id=config.conversation,
             admit=session.check_turns,
             most_characters=session.most_characters,

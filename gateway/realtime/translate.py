@@ -25,11 +25,11 @@ from ...sdk.frames.response import (
 )
 from ...sdk.frames.sampling import SamplingFields, TokenLogprob, TopLogprob
 from ...sdk.frames.session import SessionPatch, SessionResource
-from ...sessions.errors import GrammarInvalid, SamplingInvalid
+from ...sessions.errors import GrammarInvalid, SamplingInvalid, ToolInvalid
 from ...sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool
 from ...sessions.tools.grammar import checked_grammar, json_format
 from ...sessions.turn.events import TokenScore, TurnUsage
-from ...sessions.turn.request import TurnRequest
+from ...sessions.turn.request import UNBOUNDED, RequestBounds, TurnRequest
 
 SAMPLING = SamplingFields.__struct_fields__
 """Fields that a response inherits from its session; `TurnRequest.checked` has the same names."""
@@ -118,10 +118,10 @@ def patched(session: SessionResource, patch: SessionPatch, initial: SessionResou
 
 @contextmanager
 def under(section: str) -> Iterator[None]:
-    """Put the name of the object before the field that a sampling error names."""
+    """Put the name of the object before the field that an error names."""
     try:
         yield
-    except (SamplingInvalid, GrammarInvalid) as error:
+    except (SamplingInvalid, GrammarInvalid, ToolInvalid) as error:
         if error.param is not None:
             error.param = f"{section}.{error.param}"
         raise
@@ -131,7 +131,7 @@ def request_of(
     params: ResponseParams,
     session: SessionResource,
     resolve: Callable[[frames.InputItem], Item],
-    vocab_size: int | None = None,
+    bounds: RequestBounds = UNBOUNDED,
     seed: int | None = None,
 ) -> TurnRequest:
     """The turn that `response.create` asks for. The session's values stand in for fields that it leaves out.
@@ -152,7 +152,7 @@ def request_of(
     sampling = {name: value for name in SAMPLING if (value := chosen(name)) not in (None, "inf")}
     return TurnRequest.checked(
         **{"seed": seed, **sampling},
-        vocab_size=vocab_size,
+        bounds=bounds,
         out_of_band=params.conversation == "none",
         input=[resolve(item) for item in params.input] if isinstance(params.input, list) else None,
         instructions=_given(params.instructions),
@@ -169,8 +169,8 @@ class RequestCache:
     once for each configuration.
     """
 
-    def __init__(self, vocab_size: int | None) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, bounds: RequestBounds) -> None:
+        self._bounds = bounds
         self._cached: tuple[SessionResource, TurnRequest] | None = None
 
     def of(
@@ -183,9 +183,9 @@ class RequestCache:
         """The turn that `response.create` asks for. Raises what `request_of` does."""
         own = msgspec.structs.replace(params, metadata=UNSET, events=UNSET)
         if own != _NOTHING:
-            return request_of(params, session, resolve, self._vocab_size, seed)
+            return request_of(params, session, resolve, self._bounds, seed)
         if self._cached is None or self._cached[0] is not session:
-            self._cached = (session, request_of(_NOTHING, session, resolve, self._vocab_size, seed))
+            self._cached = (session, request_of(_NOTHING, session, resolve, self._bounds, seed))
         request = self._cached[1]
         drawn = seed if session.seed is None else session.seed
         return msgspec.structs.replace(

@@ -102,7 +102,7 @@ class Restore:
             before = disk.reading_seconds
             self._read(sequence, disk, tier, disk.offset_known, now)
             sequence.from_tiers.seconds += disk.reading_seconds - before
-        meets, skipped = self._meeting(sequence, disk)
+        meets, skipped = self._meeting(sequence)
         direct &= disk.reads_directly and not meets
         whole = not skipped and not meets
         if began is not None and began.goes_on(sequence) and began.direct <= direct and whole:
@@ -130,7 +130,7 @@ class Restore:
             del self._queues.restoring[sequence.id]
             self._queues.enqueue(sequence)
 
-    def _meeting(self, sequence: Sequence, disk: DiskTier) -> tuple[int, int]:
+    def _meeting(self, sequence: Sequence) -> tuple[int, int]:
         """Position up to which a turn is computed meanwhile, 0 for none; its records on disk before that."""
         costs, tier = self.costs.costs(), self._block_manager.transfers.tier
         if costs is None or sequence.turn is None or tier is None or sequence.planned != sequence.computed:

@@ -364,7 +364,6 @@ class Phase(StrEnum):
 
     LOADING = "loading"
     COMPILING = "compiling"
-    CAPTURING = "capturing"
     STEPPING = "stepping"
     IDLE = "idle"
 

@@ -21,6 +21,7 @@ from ..items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
 from ..tree import Segment, TurnReply
 from .template_sandbox import compiled
 from .tokenizer import ChatTokenizer
+from .tool_fallback import answered, called, instructions_with
 
 MAX_DEPTH = 64
 """A call's arguments are given to a template as an object up to this many levels, as text beyond."""
@@ -36,11 +37,12 @@ JOINT = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class RoleRules:
-    """Which orders of roles a template accepts. Mistral's and Gemma's, for example, refuse two users in a row.
+    """What a template accepts and writes. Mistral's and Gemma's, for example, refuse two users in a row.
 
     ``users``, ``assistants``: two of that role in a row. ``assistant_first``: a reply as the first message.
-    ``system``: a system message at the beginning; ``system_later``: one after other messages. ``tools``: tool
-    calls and their outputs.
+    ``system``: a system message at the beginning; ``system_later``: one after other messages. ``outputs``: the
+    outputs of calls. ``calls``: calls that a client inserted. ``schemas``: the tools. Some templates accept
+    these three and write nothing.
     """
 
     users: bool = True
@@ -48,7 +50,9 @@ class RoleRules:
     assistant_first: bool = True
     system: bool = True
     system_later: bool = True
-    tools: bool = True
+    outputs: bool = True
+    calls: bool = True
+    schemas: bool = True
 
 
 class _Talk:
@@ -84,17 +88,23 @@ class _Talk:
         """The message in a role that the template accepts."""
         rules, role = self._rules, message["role"]
         system = rules.system_later if self._messages else rules.system
-        if (role == "tool" and not rules.tools) or (role == "system" and not system):
+        if role == "tool" and not rules.outputs:
+            return {
+                "role": "user",
+                "content": message["content"] if rules.schemas else answered(message["content"]),
+            }
+        if role == "system" and not system:
             return {"role": "user", "content": message["content"]}
-        if "tool_calls" in message and not rules.tools:
+        if "tool_calls" in message and not rules.calls:
             calls = [json.dumps(call["function"], ensure_ascii=False) for call in message["tool_calls"]]
+            calls = calls if rules.schemas else list(map(called, calls))
             return {"role": role, "content": JOINT.join(filter(None, [message["content"], *calls]))}
         return message
 
     def add_call(self, call: dict[str, Any]) -> None:
         """Append a call that a client inserted; it joins the client's assistant message before it."""
         last = self._last
-        if last.get("role") == "assistant" and not _is_sentinel(last) and self._rules.tools:
+        if last.get("role") == "assistant" and not _is_sentinel(last) and self._rules.calls:
             self._replace_last(tool_calls=[*last.get("tool_calls", ()), call])
         else:
             self.add({"role": "assistant", "content": "", "tool_calls": [call]})
@@ -144,7 +154,7 @@ class _Messages:
 
 
 class ChatTemplate:
-    """One model's chat template. ``now``: the time it gets. ``rules``: the orders of roles it accepts.
+    """One model's chat template. ``now``: the time it gets. ``rules``: what it accepts and writes.
 
     It caches the messages of the last conversation, because most extend the one before.
     """
@@ -155,7 +165,9 @@ class ChatTemplate:
         self._rules = rules or RoleRules()
         self._cached = _Messages(Preamble(), None)
         try:
-            self._template = compiled(tokenizer.template)
+            self._template = self._tool_template = compiled(tokenizer.template)
+            if tokenizer.tool_template is not None:
+                self._tool_template = compiled(tokenizer.tool_template)
         except (TemplateError, RecursionError, MemoryError) as fault:
             raise TemplateFailed(f"The chat template does not compile: {fault}") from None
 
@@ -182,7 +194,8 @@ class ChatTemplate:
         talk = _Talk(self._rules, said.messages)
         if open_reply:
             talk.open_reply()
-        return self._template.render(
+        template = self._template if said.tools is None else self._tool_template
+        return template.render(
             talk.messages,
             tools=said.tools,
             documents=None,
@@ -203,9 +216,11 @@ class ChatTemplate:
     def _opened(self, preamble: Preamble) -> _Messages:
         mark = self._tokenizer.mark
         tools = mark([_tool_form(tool) for tool in preamble.tools]) or None
-        talk = _Talk(self._rules, ())
-        if preamble.instructions:
-            talk.add({"role": "system", "content": mark(preamble.instructions)})
+        talk, instructions = _Talk(self._rules, ()), mark(preamble.instructions)
+        if tools and not self._rules.schemas:
+            instructions, tools = instructions_with(instructions, tools), None
+        if instructions:
+            talk.add({"role": "system", "content": instructions})
         return _Messages(preamble, tools, messages=tuple(talk.messages))
 
     def _extended(self, known: _Messages, segments: tuple[Segment, ...]) -> _Messages:

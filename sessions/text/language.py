@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
+
+import msgspec
 
 from ..errors import TemplateFailed
 from ..items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
@@ -25,6 +28,8 @@ from .tokenizer import ChatTokenizer, template_file
 
 _NOON = datetime(2025, 1, 1, 12)
 _THOUGHT = "zqthoughtqz"
+_TOOL, _FIELD, _VALUE, _OUTPUT = "zqtoolqz", "zqfieldqz", "zqvalueqz", "zqoutputqz"
+_CALL_ID = "call_0123456789abcdef01234567"  # as long as the ids of real calls
 
 
 class TemplateClass(StrEnum):
@@ -40,7 +45,7 @@ class TemplateClass(StrEnum):
 class TemplateReport:
     """The result of trying a template.
 
-    ``tools``: it renders a tool call and its output. ``closing``: the special token that it writes behind each
+    ``tools``: it shows the tools to the model. ``closing``: the special token that it writes behind each
     reply, if there is one; it also ends generation. ``opening``: the text that it writes before a reply.
     """
 
@@ -59,35 +64,57 @@ class Language:
     report: TemplateReport
     prefix_rule: StablePrefixRule
     forms: Forms = HERMES
+    tool_fallback: bool = False
 
     @classmethod
     def load(
-        cls, folder: Path, calls: CallForm | None = None, reasoning: ReasoningForm | None = None
+        cls,
+        folder: Path,
+        calls: CallForm | None = None,
+        reasoning: ReasoningForm | None = None,
+        *,
+        tool_fallback: bool = False,
     ) -> Language:
         """Load it from a model folder, and try its template in another process, which takes a moment.
 
-        Forms that are not given are detected. Raises ``TokenizerUnreadable`` or ``TemplateFailed``.
+        Forms that are not given are detected. ``tool_fallback``: if the template does not show tools, write
+        them into the instructions. Raises ``TokenizerUnreadable`` or ``TemplateFailed``.
         """
         tokenizer = ChatTokenizer.load(folder)
         try:
-            _try(tokenizer.template, tuple(tokenizer.named.items()))
-            return cls.of(tokenizer, calls, reasoning)
+            for template in tokenizer.templates:
+                _try(template, tuple(tokenizer.named.items()))
+            return cls.of(tokenizer, calls, reasoning, tool_fallback=tool_fallback)
         except TemplateFailed as fault:
             raise TemplateFailed(f"{template_file(folder)}: {fault.message}") from fault
 
     @classmethod
     def of(
-        cls, tokenizer: ChatTokenizer, calls: CallForm | None = None, reasoning: ReasoningForm | None = None
+        cls,
+        tokenizer: ChatTokenizer,
+        calls: CallForm | None = None,
+        reasoning: ReasoningForm | None = None,
+        *,
+        tool_fallback: bool = False,
     ) -> Language:
         """Make it from a loaded tokenizer. Raises ``TemplateFailed``."""
         report = classify_template(tokenizer)
-        found = find_forms(tokenizer.template, report.opening, tokenizer.response_template)
-        forms = Forms(calls or found.calls, reasoning or found.reasoning)
-        return cls(tokenizer, report, StablePrefixRule(tokenizer), forms)
+        found = find_forms("\n".join(tokenizer.templates), report.opening, tokenizer.response_template)
+        told = tool_fallback and not report.tools  # the model is told to write this form
+        own = CallForm.HERMES if told else found.calls
+        forms = Forms(
+            calls or own, reasoning or found.reasoning, known=found.known or told or calls is not None
+        )
+        return cls(tokenizer, report, StablePrefixRule(tokenizer), forms, tool_fallback)
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether prompts show the session's tools to the model."""
+        return self.report.tools or self.tool_fallback
 
     def digest(self) -> bytes:
         """A digest of tokenizer and template: token ids have the same meaning only if it is equal. 16 bytes."""
-        text = self.tokenizer.backend.to_str() + "\0" + self.tokenizer.template
+        text = "\0".join([self.tokenizer.backend.to_str(), *reversed(self.tokenizer.templates)])
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
     def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
@@ -115,11 +142,13 @@ def classify_template(tokenizer: ChatTokenizer) -> TemplateReport:
     plain = Preamble(instructions="zq")
     talk: list[Segment] = [_user(1), _reply(1), _user(2), _reply(2), _user(3)]
     kinds = [_kind(template, plain, talk), _reasoning(template)]
-    if rules.tools:
+    if tokenizer.tool_template is not None:
+        kinds.append(_kind(template, _tooled(), talk))
+    if rules.outputs:
         kinds.append(_kind(template, _tooled(), _tool_talk()))
     order = list(TemplateClass)
     closing, opening = _closing(tokenizer, template, plain, talk), template.pieces(plain, talk)[-1]
-    return TemplateReport(max(kinds, key=order.index), rules.tools, closing, opening, rules)
+    return TemplateReport(max(kinds, key=order.index), rules.schemas, closing, opening, rules)
 
 
 def _rules(tokenizer: ChatTokenizer) -> RoleRules:
@@ -129,9 +158,12 @@ def _rules(tokenizer: ChatTokenizer) -> RoleRules:
     system = Message(id="system", role="system", text="zq")
 
     def takes(*talks: list[Segment], preamble: Preamble = none, rules: RoleRules | None = None) -> bool:
+        preambles = [preamble]
+        if tokenizer.tool_template is not None:  # a session may use both
+            preambles.append(msgspec.structs.replace(_tooled(), instructions=preamble.instructions))
         try:
-            for talk in talks:
-                ChatTemplate(tokenizer, _NOON, rules).pieces(preamble, talk)
+            for each, talk in product(preambles, talks):
+                ChatTemplate(tokenizer, _NOON, rules).pieces(each, talk)
         except TemplateFailed:
             return False
         return True
@@ -143,9 +175,36 @@ def _rules(tokenizer: ChatTokenizer) -> RoleRules:
         system=takes([one], preamble=Preamble(instructions="zq")),
         system_later=takes([one, reply, system, two], [one, system, reply, two], [one, reply, system]),
     )
-    *called, answered, _ = _tool_talk()
-    talks = [*called], [*called, one], [*called, answered, one, _reply(2), two]
-    return replace(rules, tools=takes(*talks, preamble=_tooled(), rules=rules))
+    tooled, (asked, called, output, answered, _) = _tooled(), _tool_talk()
+
+    def shows(*words: str, talk: list[Segment], rules: RoleRules, preamble: Preamble = tooled) -> bool:
+        """Whether these words of tools are in the prompt. Some templates leave out what they do not know."""
+        try:
+            text = "".join(ChatTemplate(tokenizer, _NOON, rules).pieces(preamble, talk))
+        except TemplateFailed:
+            return False
+        return all(word in text for word in words)
+
+    schemas = all(
+        shows(
+            _TOOL,
+            _FIELD,
+            talk=[one],
+            rules=rules,
+            preamble=msgspec.structs.replace(tooled, instructions=text),
+        )
+        for text in ("", "zq")
+    )
+    rules = replace(rules, schemas=schemas)
+    talks = (
+        [asked, called, output],
+        [asked, called, output, one],
+        [asked, called, output, answered, one, _reply(2), two],
+    )
+    outputs = takes(*talks, preamble=tooled, rules=rules) and shows(_OUTPUT, talk=talks[0], rules=rules)
+    rules = replace(rules, outputs=outputs)
+    inserted: list[Segment] = [asked, _call(), output, answered, two]
+    return replace(rules, calls=shows(_TOOL, _VALUE, talk=inserted, rules=rules))
 
 
 def _kind(template: ChatTemplate, preamble: Preamble, talk: list[Segment]) -> TemplateClass:
@@ -186,11 +245,14 @@ def _reply(number: int) -> TurnReply:
 
 
 def _tooled() -> Preamble:
-    return Preamble(tools=(Tool(name="zq", parameters={"type": "object", "properties": {}}),))
+    parameters = {"type": "object", "properties": {_FIELD: {"type": "string", "description": "zq"}}}
+    return Preamble(tools=(Tool(name=_TOOL, description="zq", parameters=parameters),))
+
+
+def _call() -> FunctionCall:
+    return FunctionCall(id="call", call_id=_CALL_ID, name=_TOOL, arguments=f'{{"{_FIELD}": "{_VALUE}"}}')
 
 
 def _tool_talk() -> list[Segment]:
-    call_id = "call_0123456789abcdef01234567"  # as long as the ids of real calls
-    call = FunctionCall(id="call", call_id=call_id, name="zq", arguments="{}")
-    output = FunctionCallOutput(id="output", call_id=call_id, output="zq")
-    return [_user(1), TurnReply((call,), ids_of([0]), ended=True), output, _reply(1), _user(2)]
+    output = FunctionCallOutput(id="output", call_id=_CALL_ID, output=_OUTPUT)
+    return [_user(1), TurnReply((_call(),), ids_of([0]), ended=True), output, _reply(1), _user(2)]

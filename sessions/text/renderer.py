@@ -30,7 +30,7 @@ class Renderer:
     """Makes drafts for one session. The time ``now`` is fixed, so that a new day does not change the first
     tokens.
 
-    ``rules``: the orders of roles that the template accepts.
+    ``rules``: what the template accepts and writes.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ COMPOSED = 4
 LONG = 8192
 """Longer texts, in characters, are tokenized as a batch, which leaves the interpreter to other threads; this
 many take 2 ms."""
-TEMPLATE = "chat_template.jinja"
+TEMPLATE, ADDITIONAL, TOOL_USE = "chat_template.jinja", "additional_chat_templates", "tool_use"
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -59,6 +59,7 @@ class ChatTokenizer:
 
     ``named``: the special tokens that its template may use as ``bos_token``, ``eos_token``….
     ``response_template``: transformers' description of how the model writes replies, if the folder has one.
+    ``tool_template``: the chat template for conversations with tools, if the model has another one for them.
     """
 
     def __init__(
@@ -67,9 +68,11 @@ class ChatTokenizer:
         template: str,
         named: Mapping[str, str] | None = None,
         response_template: Any = None,
+        tool_template: str | None = None,
     ) -> None:
         self.backend = backend
         self.template = template
+        self.tool_template = tool_template
         self.response_template = response_template
         self.named = dict(named or {})
         self._newline: list[int] = self._encoded("\n").ids  # stands before text that does not lead
@@ -86,7 +89,7 @@ class ChatTokenizer:
         controls = [
             known.content
             for known in added.values()
-            if known.special or (known.content in template and not known.content.isspace())
+            if known.special or (known.content in "".join(self.templates) and not known.content.isspace())
         ]
         self._controls = re.compile(_any_of(controls))
         self._firsts = frozenset(content[0] for content in controls if content)
@@ -101,7 +104,8 @@ class ChatTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
-        """Read ``tokenizer.json``, ``tokenizer_config.json`` and, if there is one, ``chat_template.jinja``.
+        """Read ``tokenizer.json``, ``tokenizer_config.json``, and ``chat_template.jinja`` and
+        ``additional_chat_templates/tool_use.jinja`` if they are there.
 
         Raises ``TokenizerUnreadable`` naming the file.
         """
@@ -114,7 +118,13 @@ class ChatTokenizer:
         backend.no_padding()
         config = _config(folder / "tokenizer_config.json")
         response_template = config.get("response_template")
-        return cls(backend, _template(folder, config), _named(config), response_template)
+        template, tool_template = _templates(folder, config)
+        return cls(backend, template, _named(config), response_template, tool_template)
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """The chat templates; that for tools comes first."""
+        return (self.template,) if self.tool_template is None else (self.tool_template, self.template)
 
     def mark(self, value: Any) -> Any:
         """The JSON-like value with marks around the control tokens in its strings."""
@@ -323,20 +333,38 @@ def template_file(folder: Path) -> Path:
     return alone if alone.exists() else folder / "tokenizer_config.json"
 
 
-def _template(folder: Path, config: dict[str, Any]) -> str:
-    path = folder / TEMPLATE
+def _templates(folder: Path, config: dict[str, Any]) -> tuple[str, str | None]:
+    """The chat template, and the one for conversations with tools if that is another. As in transformers, files
+    replace what the configuration has."""
+    found = config.get("chat_template")
+    listed = found if isinstance(found, list) else [{"name": "default", "template": found}]
+    try:
+        named = {str(entry["name"]): entry["template"] for entry in listed}
+    except (TypeError, KeyError):
+        raise TokenizerUnreadable(
+            f"{folder / 'tokenizer_config.json'}: chat_template is neither a text nor a list of named texts"
+        ) from None
+    alone, for_tools = _text_in(folder / TEMPLATE), _text_in(folder / ADDITIONAL / f"{TOOL_USE}.jinja")
+    if alone is not None:
+        named = {"default": alone}
+    if for_tools is not None:
+        named[TOOL_USE] = for_tools
+    tool_template = named.pop(TOOL_USE, None)
+    template = named.get("default") or (next(iter(named.values())) if len(named) == 1 else tool_template)
+    if not isinstance(template, str):
+        raise TokenizerUnreadable(f"{folder / 'tokenizer_config.json'}: no chat template, nor {TEMPLATE}")
+    other = isinstance(tool_template, str) and tool_template != template
+    return template, str(tool_template) if other else None
+
+
+def _text_in(path: Path) -> str | None:
+    """The file's text; None if there is no file. Raises ``TokenizerUnreadable``."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        found = config.get("chat_template")
+        return None
     except (OSError, ValueError) as fault:
         raise TokenizerUnreadable(f"{path}: {fault}") from None
-    if isinstance(found, list):
-        named = {entry["name"]: entry["template"] for entry in found}
-        found = named.get("tool_use") or named.get("default")
-    if not isinstance(found, str):
-        raise TokenizerUnreadable(f"{folder / 'tokenizer_config.json'}: no chat template, nor {path.name}")
-    return found
 
 
 def _named(config: dict[str, Any]) -> dict[str, str]:

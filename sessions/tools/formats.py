@@ -95,10 +95,11 @@ _SIGNS = (
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """How one model writes its replies."""
+    """How one model writes its replies. ``known``: the form of calls was given or found, not assumed."""
 
     calls: CallForm = CallForm.HERMES
     reasoning: ReasoningForm = ReasoningForm.NONE
+    known: bool = True
 
     def call_parser(self) -> CallParser:
         """A parser for one reply."""
@@ -129,11 +130,13 @@ def find_forms(template: str, opening: str, response_template: Any = None) -> Fo
     """The forms that a model's templates show. ``opening``: what the chat template writes before a reply."""
     texts = _openings(response_template, "tool_calls"), template
     found = (form for text in texts for sign, form in _SIGNS if sign in text)
-    calls = next(found, CallForm.HERMES)
+    sign = next(found, None)
+    calls, known = sign or CallForm.HERMES, sign is not None
     openings = _openings(response_template, "thinking") + _openings(response_template, "reasoning")
     if opening.rstrip().endswith(BEGIN):
-        return Forms(calls, ReasoningForm.OPENED)
-    return Forms(calls, ReasoningForm.THINK if BEGIN in openings or END in template else ReasoningForm.NONE)
+        return Forms(calls, ReasoningForm.OPENED, known)
+    thinks = BEGIN in openings or END in template
+    return Forms(calls, ReasoningForm.THINK if thinks else ReasoningForm.NONE, known)
 
 
 def _openings(response_template: Any, name: str) -> str:

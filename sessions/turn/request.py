@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from ...runtime.link.messages import LEAST_PENALTY, MAX_LOGPROBS, MOST_PENALTY, Grammar, GrammarKind, Sampling
-from ..errors import GrammarInvalid, SamplingInvalid
+from ..errors import GrammarInvalid, SamplingInvalid, ToolInvalid
 from ..items import Item, Preamble, Tool, checked_item, checked_preamble
 from ..tools.grammar import check_tool
 
@@ -27,6 +28,25 @@ MAX_WORD_CHARACTERS = 256
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_IDS = 64
+NO_TOOLS = (
+    "This model's chat template does not show tools to the model. "
+    "A server that is started with --tool-fallback writes them into the instructions"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBounds:
+    """What a model allows in a request.
+
+    ``vocab_size``: token ids are smaller; None: only the engine refuses larger ones. ``tools``: its prompts
+    show tools.
+    """
+
+    vocab_size: int | None = None
+    tools: bool = True
+
+
+UNBOUNDED = RequestBounds()
 
 
 class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +87,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
         stop: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         bad_words: Sequence[str | Sequence[int]] = (),
-        vocab_size: int | None = None,
+        bounds: RequestBounds = UNBOUNDED,
         out_of_band: bool = False,
         input: Sequence[Item] | None = None,  # noqa: A002 - the standard's word
         instructions: str | None = None,
@@ -93,10 +113,12 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
             )
         preamble = checked_preamble(Preamble(instructions=instructions or "", tools=tuple(tools or ())))
         callable_tools = tuple(offered) if tools is None else preamble.tools
+        if callable_tools and not bounds.tools:
+            raise ToolInvalid(NO_TOOLS, param="tools")
         _check_choice(tool_choice, tool, format, callable_tools)
         texts, words = _words(bad_words)
         return cls(
-            sampling=checked_sampling(bad_words=words, vocab_size=vocab_size, **draw),
+            sampling=checked_sampling(bad_words=words, vocab_size=bounds.vocab_size, **draw),
             max_output_tokens=max_output_tokens,
             stop=_stops(stop),
             out_of_band=out_of_band,
@@ -106,7 +128,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
             parse_calls=tool_choice != "none"
             and (format is None or (bool(callable_tools) and format.kind is GrammarKind.JSON)),
             min_output_tokens=min_output_tokens,
-            stop_ids=_stop_ids(stop_token_ids, vocab_size),
+            stop_ids=_stop_ids(stop_token_ids, bounds.vocab_size),
             banned=texts,
             format=format,
             tool_choice=tool_choice,

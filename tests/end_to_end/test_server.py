@@ -6,6 +6,8 @@ import asyncio
 import json
 
 import pytest
+from websockets import Subprotocol
+from websockets.asyncio.client import connect as websocket_connect
 
 import holdfast
 from holdfast.gateway.server import Serving
@@ -118,7 +120,12 @@ async def test_the_plain_routes(server: Serving) -> None:
     assert json.loads(body) == {"name": "holdfast", "version": holdfast.__version__}
     assert (await get(server.url, "/health"))[0] == 200
     assert (await get(server.url, "/ready"))[0] == 200
-    assert (await get(server.url, "/nothing"))[0] == 404
+    status, body = await get(server.url, "/v1/responses")
+    error = json.loads(body)["error"]
+    assert status == 404 and error["code"] == "not_found"
+    assert "GET /v1/responses is not served" in error["message"] and "GET /v1/models," in error["message"]
+    status, body = await get(server.url, "/v1/realtime")
+    assert status == 426 and json.loads(body)["error"]["code"] == "upgrade_required"
 
 
 async def at_rest(server: Serving) -> None:
@@ -169,3 +176,11 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(server: Serving) -> 
         await asyncio.wait(open_still)
     engine = await server.engine.link.statistics()
     assert engine["sequences"] == engine["running"] == 0 and engine["leaks"] == 0
+
+
+async def test_a_browsers_subprotocols_are_answered(server: Serving) -> None:
+    offered = [Subprotocol("realtime"), Subprotocol("openai-insecure-api-key.any")]
+    address = server.url.replace("http", "ws") + "/v1/realtime"
+    async with websocket_connect(address, subprotocols=offered) as socket:
+        assert socket.subprotocol == "realtime"
+        assert json.loads(await socket.recv())["type"] == "session.created"

@@ -228,3 +228,45 @@ def test_an_invalid_keys_file_is_refused_without_showing_its_keys(
 def test_a_keys_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(KeysUnusable, match="nowhere"):
         Keys.read(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("origins", "origin", "status"),
+    [
+        ((), "https://app.example.com", 403),
+        (("https://app.example.com",), "https://app.example.com", 200),
+        (("https://app.example.com",), "https://APP.example.com", 200),
+        (("https://app.example.com",), "http://app.example.com", 403),
+        (("https://app.example.com",), "https://app.example.com.evil.org", 403),
+        (("*",), "null", 200),
+    ],
+)
+async def test_pages_of_other_origins_may_connect_if_allowed(
+    origins: tuple[str, ...], origin: str, status: int
+) -> None:
+    guard = Guard(let_in, lambda: None, origins=Network(allowed_origins=origins).allowed_origins)
+    headers = [("Host", "127.0.0.1:8040"), ("Origin", origin)]
+    assert await answered(guard, "websocket", "/v1/realtime", headers) == status
+
+
+@pytest.mark.parametrize("origin", ["app.example.com", "https://", "https://a/b", "https://a b", ""])
+def test_what_is_no_origin_is_refused_at_start(origin: str) -> None:
+    with pytest.raises(NetworkInvalid, match="--allow-origin"):
+        Network(allowed_origins=(origin,))
+
+
+async def test_a_browser_gives_its_key_as_a_subprotocol() -> None:
+    for offered, status in [
+        ("realtime, openai-insecure-api-key.s3cret, openai-beta.realtime-v1", 200),
+        ("openai-insecure-api-key.s3cret", 200),
+        ("realtime, openai-insecure-api-key.wrong", 401),
+        ("realtime, s3cret", 401),
+        ("", 401),
+    ]:
+        headers = [("Sec-WebSocket-Protocol", offered)]
+        assert await answered(KEYED, "websocket", "/v1/realtime", headers) == status
+    headers = [
+        ("Authorization", "Bearer wrong"),
+        ("Sec-WebSocket-Protocol", "openai-insecure-api-key.s3cret"),
+    ]
+    assert await answered(KEYED, "websocket", "/v1/realtime", headers) == 401

@@ -226,6 +226,8 @@ async def test_pending_is_the_sampled_token_without_kv() -> None:
     sequence.finish(ids_of(range(1, rows[-1].length + 1)), 1)
     assert sequence.without_kv(rows[-1].length) == 1
     assert sequence.without_kv(rows[-1].length - 1) == 0
+    generation = await sequence.begin(span(1, 5), Sampling(), TokenLimits(2))
+    rows = [row async for row in generation]
     sequence.finish(ids_of(range(1, rows[-1].length + 1)), 3)  # a grammar had two more follow
     assert [sequence.without_kv(rows[-1].length - less) for less in range(4)] == [3, 2, 1, 0]
     link.die()

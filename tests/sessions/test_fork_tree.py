@@ -124,11 +124,7 @@ async def test_a_pruned_branch_leaves_its_children_where_they_were() -> None:
         (first.id, None, ""),
         (right.id, first.id, ""),
         (leaf.id, left.id, ""),
-    ] or {member.id for member in (await registry.fork_tree(first.id)).members} == {
-        first.id,
-        right.id,
-        leaf.id,
-    }
+    ]
     await ask(leaf, "c")
     assert [item.text for item in leaf.history.items()] == ["a", "one", "b", "two", "c", "three"]
 

@@ -35,7 +35,7 @@ from holdfast.sessions.turn.events import (
     TokenScore,
     TurnUsage,
 )
-from holdfast.sessions.turn.request import TurnRequest
+from holdfast.sessions.turn.request import RequestBounds, TurnRequest
 
 from .realtime_grammar import Grammar
 
@@ -70,7 +70,7 @@ CALL = [
 class Stage:
     """A conversation with a checker behind it; the test plays the session."""
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, bounds: RequestBounds = RequestBounds(VOCAB), **fields: Any) -> None:  # noqa: B008
         numbers = itertools.count(1)
         self.history = History()
         self.conversation = Conversation(
@@ -78,7 +78,7 @@ class Stage:
             self.history,
             ids=lambda prefix: f"{prefix}_{next(numbers)}",
             parallel_responses=3,
-            vocab_size=VOCAB,
+            bounds=bounds,
         )
         self.grammar = Grammar()
         self.grammar.feed_all(self.conversation.greet())
@@ -535,6 +535,17 @@ def test_an_update_that_no_response_could_follow_is_refused_at_once(
     refusal = stage.refused("response.create", response=fields)
     assert (refusal.code, refusal.param) == ("invalid_value", f"response.{param}")
     assert not stage.conversation.running
+
+
+def test_tools_that_the_model_would_not_see_are_refused_and_the_session_goes_on() -> None:
+    stage = Stage(RequestBounds(tools=False))
+    tools = [{"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}]
+    error = stage.refused("session.update", session={"tools": tools})
+    assert error.param == "session.tools" and "--tool-fallback" in error.message
+    error = stage.refused("response.create", response={"tools": tools})
+    assert error.param == "response.tools" and "--tool-fallback" in error.message
+    stage.sends("session.update", session={"tools": [], "instructions": "Be brief."})
+    assert stage.starts().request.tools is None
 
 
 def test_logprobs_come_with_their_text() -> None:

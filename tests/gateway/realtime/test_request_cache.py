@@ -14,6 +14,7 @@ from holdfast.sdk.frames.response import ResponseParams
 from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.errors import SamplingInvalid
 from holdfast.sessions.items import Item
+from holdfast.sessions.turn.request import RequestBounds
 
 TOOL = FunctionTool(name="add", parameters={"type": "object"})
 SESSIONS = [
@@ -38,17 +39,17 @@ def unknown(item: InputItem) -> Item:
 
 
 def test_a_cached_request_equals_one_made_anew() -> None:
-    requests = RequestCache(100)
+    requests = RequestCache(RequestBounds(100))
     seeds = iter(range(1000))
     for session in (*SESSIONS, *SESSIONS[::-1]):
         for fields in PARAMS:
             params, seed = ResponseParams(**fields), next(seeds)
             made = requests.of(params, session, unknown, seed)
-            assert made == request_of(params, session, unknown, 100, seed)
+            assert made == request_of(params, session, unknown, RequestBounds(100), seed)
 
 
 def test_a_refused_request_is_not_cached() -> None:
-    requests = RequestCache(100)
+    requests = RequestCache(RequestBounds(100))
     wrong = msgspec.structs.replace(SESSIONS[2], tools=[])
     for _ in range(2):
         with pytest.raises(SamplingInvalid):

@@ -45,11 +45,47 @@ def test_older_folders_keep_the_template_in_the_configuration(folder: Path, writ
     assert loaded.named["bos_token"] == "<|begin_of_text|>"
 
 
-def test_the_template_with_tools_is_preferred(folder: Path) -> None:
+PLAIN = {"name": "default", "template": "plain"}
+TOOLS = {"name": "tool_use", "template": CHATML}
+
+
+@pytest.mark.parametrize(
+    ("listed", "found"),
+    [
+        ([PLAIN], ("plain", None)),
+        ([PLAIN, TOOLS], ("plain", CHATML)),
+        ([TOOLS, PLAIN, {"name": "rag", "template": "cited"}], ("plain", CHATML)),
+        ([TOOLS], (CHATML, None)),
+        ([{"name": "rag", "template": "cited"}], ("cited", None)),
+        ([PLAIN, {"name": "tool_use", "template": "plain"}], ("plain", None)),
+    ],
+)
+def test_a_list_of_templates_has_one_for_conversations_with_tools(
+    folder: Path, listed: list[object], found: tuple[str, str | None]
+) -> None:
     (folder / "chat_template.jinja").unlink()
-    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": CHATML}]
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert ChatTokenizer.load(folder).template == CHATML
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
+    loaded = ChatTokenizer.load(folder)
+    assert (loaded.template, loaded.tool_template) == found
+
+
+def test_template_files_replace_those_of_the_configuration(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": [PLAIN, TOOLS]}))
+    additional = folder / "additional_chat_templates"
+    additional.mkdir()
+    (additional / "tool_use.jinja").write_text("with tools")
+    loaded = ChatTokenizer.load(folder)
+    assert (loaded.template, loaded.tool_template) == (FAMILIES["llama3"].template, "with tools")
+    (additional / "tool_use.jinja").unlink()
+    assert ChatTokenizer.load(folder).tool_template is None
+
+
+@pytest.mark.parametrize("listed", [["plain"], [{"template": "plain"}], [3], {}, [{"name": "default"}]])
+def test_a_list_of_something_else_is_refused(folder: Path, listed: object) -> None:
+    (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
+    with pytest.raises(TokenizerUnreadable, match=r"chat.template"):
+        ChatTokenizer.load(folder)
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,13 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_form_is_found_in_the_chat_template(form: CallForm) -> None:
-    assert find_forms(TEMPLATES[form], "").calls is form
+    found = find_forms(TEMPLATES[form], "")
+    assert found.calls is form and found.known
+
+
+def test_a_form_that_no_template_shows_is_assumed_and_said_to_be_unknown() -> None:
+    found = find_forms("{{ messages }}", "")
+    assert found.calls is CallForm.HERMES and not found.known
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from holdfast.sessions.items import (
     checked_preamble,
     new_id,
 )
-from holdfast.sessions.turn.request import TurnRequest
+from holdfast.sessions.turn.request import RequestBounds, TurnRequest
 
 VOCAB = 2000
 
@@ -51,7 +51,7 @@ VOCAB = 2000
 )  # fmt: skip
 def test_values_out_of_bounds_are_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(SamplingInvalid) as refused:
-        TurnRequest.checked(vocab_size=VOCAB, **{field: value})
+        TurnRequest.checked(bounds=RequestBounds(VOCAB), **{field: value})
     assert refused.value.param == field
 
 
@@ -80,7 +80,7 @@ def test_values_at_their_bounds_are_taken() -> None:
 def test_every_field_at_its_bounds_becomes_sampling() -> None:
     last = VOCAB - 1
     low = TurnRequest.checked(
-        vocab_size=VOCAB, min_p=0, typical_p=1e-9, repetition_penalty=0.01, presence_penalty=-2,
+        bounds=RequestBounds(VOCAB), min_p=0, typical_p=1e-9, repetition_penalty=0.01, presence_penalty=-2,
         frequency_penalty=-2, logit_bias={0: -100, last: 100}, bad_words=[[0], [last] * 64], top_logprobs=0,
         stop_token_ids=[0, last], min_output_tokens=0, seed=1,
     )  # fmt: skip
@@ -90,7 +90,7 @@ def test_every_field_at_its_bounds_becomes_sampling() -> None:
     )  # fmt: skip
     assert low.stop_ids == (0, last)
     high = TurnRequest.checked(
-        vocab_size=VOCAB, min_p=1, typical_p=1, repetition_penalty=100, presence_penalty=2,
+        bounds=RequestBounds(VOCAB), min_p=1, typical_p=1, repetition_penalty=100, presence_penalty=2,
         frequency_penalty=2, logit_bias=dict.fromkeys(range(1024), 0.0), top_logprobs=20,
         stop_token_ids=[1] * 64, bad_words=["x" * 256] * 255 + [[1]],
     )  # fmt: skip
