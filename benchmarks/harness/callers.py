@@ -42,6 +42,7 @@ ROOMS = ("gateway", "sessions")
 
 _SPLIT = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _TEMPLATE = """\
+{%- if tools -%}{{- '<|user|>' ~ (tools | tojson) -}}{%- endif -%}
 {%- for message in messages -%}
 {%- if message.role == 'assistant' -%}
 {{- '<|assistant|>' ~ message.content -}}
