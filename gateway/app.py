@@ -1,49 +1,127 @@
-"""The Starlette app: the routes of a ``Service``, behind one guard. A face adds its routes here."""
+"""The Starlette app: the routes of a ``Service`` behind one guard. Each face adds its routes here."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
+import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from .. import __version__
-from .auth import KEY, OPERATOR, TENANT, Guard, Hosts, key_of
-from .errors import MethodRefused, RouteUnknown, UpgradeNeeded, http_answer
+from .app_routes import REALTIME, REALTIME_SOCKET, ROUTES, Model, ModelList, PackageVersion
+from .auth import (
+    KEY,
+    KEY_PROTOCOL,
+    OPERATOR,
+    PAGE_FILES,
+    TENANT,
+    Guard,
+    Hosts,
+    caller_of,
+    key_of,
+    refusal,
+    speaks_messages,
+)
+from .chat.routes import ROWS as CHAT_ROWS
+from .chat.routes import chat_routes
+from .errors import MethodRefused, RouteUnknown, UpgradeNeeded
+from .messages.models import model_info, models_page
+from .messages.routes import ROWS as MESSAGES_ROWS
+from .messages.routes import messages_routes
 from .metrics import CONTENT_TYPE, exposition
 from .net.channel import SocketChannel
 from .net.proxy import BehindProxy
+from .pages import document_routes, page_routes
 from .realtime.socket import ClientIdentity
+from .responses.routes import ROWS as RESPONSES_ROWS
+from .responses.routes import SOCKET as RESPONSES_SOCKET
+from .responses.routes import responses_routes
 from .service import Service
 
-REALTIME = "/v1/realtime"
+ROWS = (*ROUTES, *CHAT_ROWS, *MESSAGES_ROWS, *RESPONSES_ROWS)
+"""All HTTP routes, for the OpenAPI document."""
+SOCKETS = (REALTIME_SOCKET, RESPONSES_SOCKET)
+"""All WebSockets, for the AsyncAPI document."""
+TURN_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+"""Routes that begin a turn when they are posted to: their answers tell what is left to the client's key."""
 
 
 def build_app(service: Service) -> ASGIApp:
-    """All routes of one service."""
+    """Make the ASGI app: all routes of ``service``, behind the guard that checks keys, hosts and origins."""
     routes = _Routes(service)
+    pages = page_routes(service.settings.network.root_path) if service.settings.page else []
     app = Starlette(
         routes=[
             WebSocketRoute(REALTIME, routes.realtime),
             Route(REALTIME, routes.not_upgraded),
+            *chat_routes(service),
+            *messages_routes(service),
+            *responses_routes(service),
             Route("/v1/models", routes.models),
             Route("/v1/models/{name:path}", routes.model),
             Route("/health", routes.health),
             Route("/ready", routes.ready),
             Route("/metrics", routes.metrics),
             Route("/version", routes.version),
+            *document_routes(ROWS, SOCKETS, __version__),
+            *pages,
         ],
         exception_handlers={HTTPException: _not_served},
     )
     settings, keys = service.settings, service.tenants.keys
     hosts, origins = Hosts.of(settings, keys=keys is not None), settings.network.allowed_origins
-    guard = Guard(app, lambda: service.tenants.keys, hosts, origins)
-    return BehindProxy(guard, settings.network)
+    limited = _RateLimitHeaders(app, service)
+    guard = Guard(limited, lambda: service.tenants.keys, hosts, origins)
+    readers = ("*",) if keys is not None else tuple(origin.lower() for origin in origins)
+    return BehindProxy(_readable(guard, readers), settings.network)
+
+
+def _readable(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+    """Wrap ``app`` so that web pages of these origins can read its HTTP answers (CORS). ``*``: pages of any
+    origin. Preflight requests, which have no key, are answered here. Without origins, ``app`` itself.
+
+    If the server has keys, pages of any origin may ask, because they need a key.
+    https://fetch.spec.whatwg.org/#http-cors-protocol
+    """
+    if not origins:
+        return app
+    return CORSMiddleware(app, origins, ("GET", "HEAD", "POST", "DELETE"), ("*",), allow_private_network=True)
+
+
+class _RateLimitHeaders:
+    """ASGI middleware behind the guard: answers of `TURN_ROUTES` have the ``x-ratelimit`` headers if the key
+    has limits."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or _path(scope) not in TURN_ROUTES:
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                left = self._service.turns.rates.left(scope.get(KEY, b""), scope.get(TENANT, b""))
+                MutableHeaders(scope=message).update(left.headers())
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
+
+
+def _path(scope: Scope) -> str:
+    """A request's path without the prefix of a proxy."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 class _Routes:
@@ -51,86 +129,110 @@ class _Routes:
         self._service = service
 
     async def realtime(self, socket: WebSocket) -> None:
-        """Serve one Realtime socket. A client that is not admitted gets an HTTP answer.
+        """The WebSocket route: serve one Realtime client to its end. A client that is refused gets an HTTP
+        answer.
 
-        Two parameters are ours. ``resumable=true``: the client can come back with the handle that it is given,
-        so its replies go on while it is away, and its events are deduplicated by ``event_id``. ``resume=true``:
-        it comes back, so it gets no new session and its first event is ``session.resume``.
+        Two query parameters are our own. ``resumable=true``: the client can come back with the handle that it
+        is given. So its replies continue while it is away, and an event that is sent twice (same ``event_id``)
+        is served once. ``resume=true``: the client comes back. So it gets no new session, and its first event
+        is ``session.resume``.
         """
         try:
             self._service.admit(socket.query_params.get("model"))
         except Exception as error:
-            await socket.send_denial_response(_refusal(error))
+            await socket.send_denial_response(refusal(error, socket.scope))
             return
-        offered = socket.scope.get("subprotocols", ())
-        await socket.accept("realtime" if "realtime" in offered else None)
+        await socket.accept(_subprotocol(socket.scope.get("subprotocols", ())))
         await self._service.converse(SocketChannel(socket), _identity(socket))
 
     async def not_upgraded(self, request: Request) -> Response:
-        """426: this path is a WebSocket's."""
-        return _refusal(UpgradeNeeded(f"{REALTIME} is a WebSocket: connect to it with ws:// or wss://"))
+        """Answer a plain HTTP request to the WebSocket's path with 426."""
+        error = UpgradeNeeded(f"{REALTIME} is a WebSocket: connect to it with ws:// or wss://")
+        return refusal(error, request.scope)
 
     async def models(self, request: Request) -> Response:
-        """The served model, in OpenAI's list form."""
-        return JSONResponse({"object": "list", "data": [self._listed()]})
+        """List the names of the served model, in OpenAI's list form, or in Anthropic's for its clients."""
+        if speaks_messages(request.scope):
+            try:
+                return models_page(self._service, request.query_params)
+            except Exception as error:
+                return refusal(error, request.scope)
+        return _json(ModelList(data=[self._listed(name) for name in self._service.names]))
 
     async def model(self, request: Request) -> Response:
-        """The served model by its name, or 404."""
+        """Show the served model, if the path has one of its names; else answer 404."""
+        name = request.path_params["name"]
         try:
-            self._service.check_model(request.path_params["name"])
+            self._service.check_model(name)
         except Exception as error:
-            return _refusal(error)
-        return JSONResponse(self._listed())
+            return refusal(error, request.scope)
+        if speaks_messages(request.scope):
+            return model_info(self._service, name or self._service.model)
+        return _json(self._listed(name or self._service.model))
 
     async def health(self, request: Request) -> Response:
-        """Liveness: 503 only where restarting the server would help, because the engine hangs."""
+        """Liveness: 503 if the engine hangs, so that a restart of the server would help; else 200."""
         state = self._service.state()
         return JSONResponse(state.told(), 200 if state.alive else 503)
 
     async def ready(self, request: Request) -> Response:
-        """Readiness: 503 where no turn could run now."""
+        """Readiness: 200 if a turn could run now; else 503."""
         state = self._service.state()
         return JSONResponse(state.told(), 200 if state.ready else 503)
 
     async def metrics(self, request: Request) -> Response:
-        """For Prometheus. A tenant that is not an operator gets only its own numbers."""
+        """The statistics in Prometheus' text format. A tenant that is not an operator gets only its own
+        numbers."""
         scope = request.scope
         snapshot = await self._service.snapshot(scope[TENANT], all_tenants=scope[OPERATOR])
         return Response(exposition(snapshot), media_type=CONTENT_TYPE)
 
     async def version(self, request: Request) -> Response:
         """The version of this package."""
-        return JSONResponse({"name": "holdfast", "version": __version__})
+        return _json(PackageVersion(name="holdfast", version=__version__))
 
-    def _listed(self) -> dict[str, object]:
-        service = self._service
-        return {"id": service.model, "object": "model", "created": service.started, "owned_by": "holdfast"}
+    def _listed(self, name: str) -> Model:
+        return Model(id=name, created=self._service.started)
+
+
+def _json(body: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 def _not_served(request: Request, error: Exception) -> Response:
-    """The answer for a path or a method that is not served; it names what is served."""
+    """The 404 answer for a path, or the 405 answer for a method, that is not served. Its text names what is."""
     app: Starlette = request.app
     served = [
-        f"GET {route.path}" for route in app.routes if isinstance(route, Route) and route.path != REALTIME
+        f"{min((route.methods or {'GET'}) - {'HEAD'})} {route.path}"
+        for route in app.routes
+        if isinstance(route, Route) and route.path != REALTIME and not route.path.startswith(PAGE_FILES)
     ]
     told = f"{request.method} {request.url.path} is not served here; there are {', '.join(served)}, "
     told += f"and the WebSocket {REALTIME}"
-    return _refusal(MethodRefused(told) if getattr(error, "status_code", 404) == 405 else RouteUnknown(told))
+    refused = MethodRefused(told) if getattr(error, "status_code", 404) == 405 else RouteUnknown(told)
+    return refusal(refused, request.scope)
+
+
+def _subprotocol(offered: Sequence[str]) -> str | None:
+    """The WebSocket subprotocol to accept, out of those that the client ``offered``: ``realtime``, or else the
+    one that carries the client's key. (A browser closes a connection that accepts none of its offers.) None if
+    it offered neither."""
+    keys = (one for one in offered if one.startswith(KEY_PROTOCOL))
+    return "realtime" if "realtime" in offered else next(keys, None)
 
 
 def _identity(socket: WebSocket) -> ClientIdentity:
     asked, key = socket.query_params, socket.headers.get("authorization", "")
     if not key and (offered := key_of(socket.headers)):
         key = f"Bearer {offered}"
+    caller = caller_of(socket.scope)
     return ClientIdentity(
         owner=hashlib.blake2b(key.encode(), digest_size=16).digest(),
-        salt=socket.scope.get(TENANT, b""),
-        key=socket.scope.get(KEY, b""),
+        salt=caller.salt,
+        key=caller.key,
+        trace=caller.trace,
         address="" if socket.client is None else socket.client.host,
         resumable=asked.get("resumable") == "true",
         resume=asked.get("resume") == "true",
+        model=asked.get("model"),
     )
-
-
-def _refusal(error: Exception) -> Response:
-    return JSONResponse(*http_answer(error))

@@ -1,69 +1,121 @@
 """Keys, and the guard before every route, for HTTP and WebSocket alike.
 
-With keys, every route except the probes asks for ``Authorization: Bearer``. A key stands for a tenant; other
-tenants never find its cached KV. Without keys the server trusts its machine, except web pages that the
-machine's user opens: a foreign ``Origin`` that was not allowed is refused, and so is a ``Host`` that is no name
-of this server. (Otherwise a page could point its own name at this machine and read the answers: DNS rebinding.)
+A keys file may hold a key's digest in place of the key, so that reading the file opens nothing:
+``blake2b:HEX``, the BLAKE2b of the key in 32 bytes, or ``sha256:HEX``.
+
+With keys, every route except the probes and the pages asks for ``Authorization: Bearer`` or ``x-api-key``. A
+key stands for a tenant; other tenants never find its cached KV. Without keys the server trusts its machine,
+except web pages that the machine's user opens: a foreign ``Origin`` that was not allowed is refused, and so is
+a ``Host`` that is no name of this server. (Otherwise a page could point its own name at this machine and read
+the answers: DNS rebinding.)
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import socket
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .errors import GatewayError, HostRefused, KeyInvalid, KeysUnusable, OriginRefused, http_answer
+from ..kvstore.log_lines import about
+from ..sessions.items import new_id
+from .errors import (
+    INTERNAL,
+    GatewayError,
+    HostRefused,
+    KeyInvalid,
+    KeysUnusable,
+    OriginRefused,
+    http_answer,
+    messages_answer,
+    wire_error,
+)
 from .settings import GatewaySettings
 
+log = logging.getLogger(__name__)
+Endpoint = Callable[[Request], Awaitable[Response]]
+
 PROBES = frozenset({"/health", "/ready"})
+MESSAGES = "/v1/messages"
+"""Errors of this path and of those below it have Anthropic's form."""
+PAGES = frozenset({"/", "/docs", "/openapi.json", "/asyncapi.json"})
+PAGE_FILES = "/page/"
+"""The pages, which are the same for all clients and need no key; and where their files are."""
 OPERATORS_ROUTES = frozenset({"/metrics", "/version"})
-"""The routes that an operator's key opens without being a tenant's."""
+"""The routes that an operator's key opens even if it is not a tenant's key."""
 TENANT = "holdfast.tenant"
-"""The key of a request's scope for the salt of its tenant."""
+"""Where a request's scope has the salt of its tenant."""
 KEY_PROTOCOL = "openai-insecure-api-key."
-"""Begins a WebSocket subprotocol that is the client's key."""
+"""A WebSocket subprotocol that begins with this carries the client's key."""
 OPERATOR = "holdfast.operator"
-"""The key of the scope for whether all tenants' numbers may be shown."""
+"""Where the scope says whether the client may see the numbers of all tenants."""
 KEY = "holdfast.key"
-"""The key of the scope for the digest of the API key, if keys are asked for."""
+"""Where the scope has the digest of the API key, if the server has keys."""
+TRACE_HEADERS = ("traceparent", "tracestate")
+"""Headers by which a client names the span that its request is part of. https://www.w3.org/TR/trace-context/"""
 MOST_FILE_BYTES = 1 << 20
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-"""A tenant's name."""
+"""What a tenant's name may be."""
+DIGEST = re.compile(r"(blake2b|sha256):([0-9a-f]{64})", re.IGNORECASE)
+"""A key's digest, as a keys file may hold it."""
 HOST = re.compile(r"(\[(?P<address>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(:\d*)?", re.ASCII)
-"""A Host header's value."""
+"""The form of a Host header's value."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCaller:
+    """The client for which turns run. ``key``: the digest of its API key, ``salt``: that of its tenant; both
+    are empty without keys. ``trace``: its `TRACE_HEADERS`."""
+
+    key: bytes = b""
+    salt: bytes = b""
+    trace: Mapping[str, str] = field(default_factory=dict)
+
+
+def caller_of(scope: Scope) -> TurnCaller:
+    """The caller of a request that the guard has let in."""
+    headers = Headers(scope=scope)
+    trace = {name: headers[name] for name in TRACE_HEADERS if name in headers}
+    return TurnCaller(scope.get(KEY, b""), scope.get(TENANT, b""), trace)
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The valid keys: the tenant of each key, by the key's digest, and the digests of operators' keys."""
+    """The valid API keys. ``tenants``: the name of the tenant for the digest of each key. ``operators``: the
+    digests of the keys that may see all tenants' numbers. A digest is the one that the file has, or the BLAKE2b
+    of a key in the file. The keys themselves are not kept."""
 
     tenants: Mapping[bytes, str]
     operators: frozenset[bytes] = frozenset()
 
     @classmethod
     def one(cls, key: str) -> Keys:
-        """A single key, of a tenant without a name. It is the operator's key, too.
+        """One valid key. It belongs to a tenant without a name, and is the operator's key, too.
 
-        Raises ``KeysUnusable`` for an empty key, which a client without a key would match.
+        Raises ``KeysUnusable`` if it is empty, because a client without a key would match it, or has blanks at
+        an end.
         """
         if not key or key != key.strip():
             raise KeysUnusable("--api-key is empty, or begins or ends with a blank")
-        return cls({_digest(key): ""}, frozenset({_digest(key)}))
+        digest = _stored(key, "--api-key")
+        return cls({digest: ""}, frozenset({digest}))
 
     @classmethod
     def read(cls, path: Path) -> Keys:
-        """Read a file with a key and the name of its tenant on each line; ``#`` begins a comment.
+        """Read a file that has a key, or its digest, and its tenant's name on each line. ``#`` begins a
+        comment.
 
-        Raises ``KeysUnusable``, which names file and line, never a key.
+        Raises ``KeysUnusable``. The error names the file and the line, never a key.
         """
         tenants: dict[bytes, str] = {}
         for number, line in enumerate(read_text(path).splitlines(), start=1):
@@ -78,38 +130,45 @@ class Keys:
         return cls(tenants)
 
     def tenant(self, key: str) -> str | None:
-        """The tenant of a key; None where the key is not valid."""
-        return self.tenants.get(_digest(key))
+        """The name of the tenant that ``key`` belongs to; None if the key is not valid for any."""
+        return next((self.tenants[digest] for digest in _digests(key) if digest in self.tenants), None)
 
     def is_operator(self, key: str) -> bool:
-        """Whether all tenants' numbers may be shown for this key."""
-        return _digest(key) in self.operators
+        """Whether a client with this key may see the numbers of all tenants."""
+        return not self.operators.isdisjoint(_digests(key))
+
+    def digest_of(self, key: str) -> bytes:
+        """The digest by which a valid key is known here; empty for any other key."""
+        return next((digest for digest in _digests(key) if digest in self.tenants), b"")
 
     def with_operators(self, keys: Iterable[str], place: str) -> Keys:
-        """The same keys with these operators' keys. Raises ``KeysUnusable``, naming their place."""
+        """The same keys, with ``keys`` as operators' keys, too. ``place``: where they come from, for the error.
+        Raises ``KeysUnusable`` if one is empty or has blanks."""
         operators = set[bytes]()
         for key in keys:
             if len(key.split()) != 1 or key != key.strip():
                 raise KeysUnusable(f"{place} is empty, or has blanks in it")
-            operators.add(_digest(key))
-        return Keys(self.tenants, frozenset(operators))
+            operators.add(_stored(key, place))
+        return Keys(self.tenants, self.operators | operators)
 
     def opens(self, key: bytes, salt: bytes) -> bool:
-        """Whether the key of this digest is still one of the tenant with this salt."""
+        """Whether the key with the digest ``key`` is still valid and belongs to the tenant with this salt."""
         tenant = self.tenants.get(key)
         return tenant is not None and salt_of(tenant) == salt
 
 
 def add_key(tenants: dict[bytes, str], key: str, tenant: str, place: str) -> None:
-    """Add a tenant's key. Raises ``KeysUnusable``, naming its place: it is no key, or another tenant's."""
+    """Add ``key`` to ``tenants``, a mapping from digests to tenants' names, as a key of ``tenant``. ``place``:
+    where the key comes from, for the error. Raises ``KeysUnusable`` if it is not a valid key or belongs to
+    another tenant."""
     if len(key.split()) != 1 or key != key.strip():
         raise KeysUnusable(f"{place} is empty, or has blanks in it")
-    if tenants.setdefault(_digest(key), tenant) != tenant:
+    if tenants.setdefault(_stored(key, place), tenant) != tenant:
         raise KeysUnusable(f"{place} is another tenant's already")
 
 
 def read_text(path: Path) -> str:
-    """A keys file's text. Raises ``KeysUnusable``."""
+    """Read a keys file and return its text. Raises ``KeysUnusable`` if it cannot be read or is too long."""
     try:
         if path.stat().st_size > MOST_FILE_BYTES:
             raise KeysUnusable(f"{path} has more than {MOST_FILE_BYTES} bytes")
@@ -119,20 +178,42 @@ def read_text(path: Path) -> str:
 
 
 def salt_of(tenant: str) -> bytes:
-    """The salt that separates a tenant's cached KV from others'; empty for a tenant without a name."""
+    """The salt that keeps a tenant's cached KV apart from that of others: 16 bytes, a BLAKE2b hash of the name.
+    Empty for a tenant without a name."""
     return hashlib.blake2b(tenant.encode(), digest_size=16).digest() if tenant else b""
 
 
-def _digest(key: str) -> bytes:
-    """The digest that is looked up instead of the key, so that the time of a look-up tells nothing of it."""
+def written_digest(key: str) -> str:
+    """A key's digest, as a keys file may hold it in place of the key."""
+    return f"blake2b:{_blake2b(key).hex()}"
+
+
+def _stored(key: str, place: str) -> bytes:
+    """The digest of a key as the file has it: a key, or a digest. ``place``: where it comes from, for the
+    error. Raises ``KeysUnusable``."""
+    found = DIGEST.fullmatch(key)
+    if found is not None:
+        return bytes.fromhex(found[2])
+    if key.lower().startswith(("blake2b:", "sha256:")):
+        raise KeysUnusable(f"{place} is no digest of a key: it has not 64 digits from 0 to f")
+    return _blake2b(key)
+
+
+def _digests(key: str) -> tuple[bytes, ...]:
+    """The digests by which a client's key may be known. Keys are looked up by them, so that the time of a
+    look-up reveals nothing of a key. An empty key has none."""
+    return (_blake2b(key), hashlib.sha256(key.encode()).digest()) if key else ()
+
+
+def _blake2b(key: str) -> bytes:
     return hashlib.blake2b(key.encode(), digest_size=32).digest()
 
 
 class Hosts:
-    """The names by which the server may be addressed; ports do not count.
+    """The host names in a request's Host header that the server answers; ports are ignored.
 
-    Addresses and localhost always count, because no page can point these elsewhere. ``names``: the others;
-    None: any name.
+    IP addresses and localhost are always allowed, because a web page cannot make them point to this server.
+    ``names``: the other names; ``*.NAME`` allows all names below NAME. None or ``*``: any name.
     """
 
     def __init__(self, names: Iterable[str] | None) -> None:
@@ -141,9 +222,9 @@ class Hosts:
 
     @classmethod
     def of(cls, settings: GatewaySettings, *, keys: bool) -> Hosts:
-        """The names that the settings give. Where they give none: with ``keys`` any name, because no page has a
-        key; else the name that the server listens on, and the machine's own if it listens beyond loopback.
-        """
+        """The host names that these settings allow. If they name none: any name if the server has ``keys``,
+        because a web page has no key; else the name that the server listens on, and also the machine's own name
+        if it listens beyond loopback."""
         if settings.network.allowed_hosts:
             return cls(settings.network.allowed_hosts)
         if keys:
@@ -151,7 +232,7 @@ class Hosts:
         return cls([settings.host, *([] if _is_loopback(settings.host) else [socket.gethostname()])])
 
     def __contains__(self, header: object) -> bool:
-        """Whether a Host header's value is one of them."""
+        """Whether ``header``, a Host header's value, names an allowed host."""
         if self._any:
             return True
         name = _name(str(header))
@@ -162,12 +243,13 @@ class Hosts:
 
 
 class Guard:
-    """ASGI middleware. ``keys`` returns those that count at the moment; None: every client on this machine is
-    admitted. ``hosts``: by default a loopback server's. ``origins``: of other servers' pages that may connect
-    without a key; ``*``: of any.
+    """ASGI middleware that checks every request before ``app`` gets it. ``keys`` returns the keys that are
+    valid now; if it returns None, every client on this machine is admitted. ``hosts``: allowed host names;
+    None: those of a loopback server. ``origins``: origins of other servers' web pages that may connect without
+    a key; ``*``: all.
 
-    Puts the key's tenant into the request's scope (`TENANT`), and whether it may see all tenants' numbers
-    (`OPERATOR`).
+    It puts into the request's scope the tenant's salt (`TENANT`), whether the client may see all tenants'
+    numbers (`OPERATOR`), and the digest of the client's key (`KEY`), if the server has keys.
     """
 
     def __init__(
@@ -190,12 +272,13 @@ class Guard:
         try:
             self._admit(scope, Headers(scope=scope))
         except GatewayError as error:
-            await JSONResponse(*http_answer(error))(scope, receive, send)
+            await refusal(error, scope)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
-        """Check a request and put its tenant into its scope.
+        """Check a request's host, origin and key, and put what `Guard` says into its scope. For a probe only
+        the host is checked.
 
         Raises ``HostRefused``, ``OriginRefused`` or ``KeyInvalid``.
         """
@@ -203,7 +286,7 @@ class Guard:
         if host is not None and host not in self._hosts:
             raise HostRefused(f"this server does not answer to the host {host[:256]!r}: see --allowed-host")
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path in PROBES:
+        if path in PROBES or path in PAGES or path.startswith(PAGE_FILES):
             return
         keys = self._keys()
         if keys is None:
@@ -214,40 +297,81 @@ class Guard:
         bearer = key_of(headers)
         tenant, operator = keys.tenant(bearer), keys.is_operator(bearer)
         if tenant is None and not (operator and path in OPERATORS_ROUTES):
-            raise KeyInvalid("a valid API key is needed: Authorization: Bearer KEY")
+            raise KeyInvalid("a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY")
         scope[TENANT], scope[OPERATOR] = salt_of(tenant or ""), operator
-        scope[KEY] = _digest(bearer)
+        scope[KEY] = keys.digest_of(bearer)
 
     def _allows(self, origin: str) -> bool:
         return "*" in self._origins or origin.lower() in self._origins
 
 
+def refusal(error: Exception, scope: Scope) -> Response:
+    """Make the HTTP answer that refuses the request of ``scope`` because of ``error``, and log the refusal.
+    Answer and log line have the same new id, which the client finds in the header `x-request-id`. A client of
+    Messages gets Anthropic's form of the error, and the header ``request-id`` besides."""
+    request_id = new_id("req")
+    if speaks_messages(scope):
+        body, status, headers = messages_answer(error, request_id)
+        headers = {**(headers or {}), "request-id": request_id}
+    else:
+        body, status, headers = http_answer(error)
+    client = scope.get("client")
+    facts = about(request_id, client=client[0] if client else None, code=wire_error(error).code)
+    if wire_error(error) is INTERNAL:
+        log.error("request failed", exc_info=error, extra=facts)
+    else:
+        log.log(
+            logging.INFO if status in (404, 405, 426) else logging.WARNING, "request refused", extra=facts
+        )
+    return JSONResponse(body, status, {**(headers or {}), "x-request-id": request_id})
+
+
+def speaks_messages(scope: Scope) -> bool:
+    """Whether a request comes from a client of Anthropic's Messages, by its path or its headers."""
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/") or "anthropic-version" in Headers(scope=scope)
+
+
+def refusing(serve: Endpoint) -> Endpoint:
+    """An endpoint that answers an error of ``serve`` by `refusal`."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await serve(request)
+        except Exception as error:
+            return refusal(error, request.scope)
+
+    return endpoint
+
+
 def key_of(headers: Headers) -> str:
-    """The key of a request: from ``Authorization``, or from the WebSocket's subprotocols, because a browser
-    cannot set that header."""
+    """The API key in a request's headers; empty if there is none. It comes from ``Authorization``, else from
+    ``x-api-key``, else from the WebSocket's subprotocols, because a browser cannot set those headers."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme:
         return given.strip() if scheme.lower() == "bearer" else ""
+    if named := headers.get("x-api-key", "").strip():
+        return named
     offered = headers.get("sec-websocket-protocol", "").split(",")
     keys = (one.strip().removeprefix(KEY_PROTOCOL) for one in offered if one.strip().startswith(KEY_PROTOCOL))
     return next(keys, "")
 
 
 def _same_origin(headers: Headers) -> bool:
-    """Whether no web page asks, or a page of this server. The host was checked before."""
+    """Whether the ``Origin`` header names this server, or is missing, so that no web page of another server
+    asks. It is compared with the ``Host`` header, which was checked before."""
     origin = headers.get("origin")
     if origin is None:
         return True
     try:
         return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
-    except ValueError:  # not a URL
+    except ValueError:  # the origin is not a URL
         return False
 
 
 def _name(host: str) -> str:
-    """A Host header's value in lower case, without the port and the dot of an absolute DNS name; empty if it is
-    not valid.
-    """
+    """The name or address in a Host header's value: in lower case, without the port and the last dot of an
+    absolute DNS name. Empty if the value is not valid."""
     found = HOST.fullmatch(host.strip().lower())
     return "" if found is None else found["address"] or found["name"].removesuffix(".")
 

@@ -1,4 +1,4 @@
-"""Puts sessions on an engine: the model's language, the journal and the session registry.
+"""Puts sessions on an engine: loads the model's tokenizer and templates, the journal and the session registry.
 
 The server and the embedded engine both use `opened`.
 """
@@ -6,6 +6,7 @@ The server and the embedded engine both use `opened`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from ..runtime.kv_placement.tier_setup import file_bytes
 from ..runtime.link.client import EngineLink
-from ..runtime.model.folder import find_model
+from ..runtime.model.folder import check_folder, find_model
 from ..sessions.journal.folder import StoreLock
 from ..sessions.journal.journal import Journal
 from ..sessions.registry import SessionRegistry
@@ -23,27 +24,35 @@ from ..sessions.text.language import Language
 from .service import Service
 from .settings import GatewaySettings
 
+log = logging.getLogger(__name__)
+
 
 def model_name(model: str) -> str:
-    """The name of a served model: of a folder the last part, anything else as it was given."""
-    folder = Path(model).expanduser()
-    return folder.resolve().name if folder.is_dir() else model
+    """The name under which a model is served: a folder's name, a file's name without its ending, or ``model``
+    as it is if that is neither."""
+    path = Path(model).expanduser()
+    if path.is_file():
+        return path.stem
+    return path.resolve().name if path.is_dir() else model
 
 
 @asynccontextmanager
 async def opened(
     service: Service, model: str, engine: AbstractAsyncContextManager[EngineLink]
-) -> AsyncIterator[None]:
-    """Load engine and language side by side, then admit sessions until the end of the block.
+) -> AsyncIterator[SessionRegistry]:
+    """Load the engine, and the model's tokenizer and templates, at the same time. Then clients can open
+    sessions in ``service`` until the end of the block; after it sessions, journal and engine are closed.
+    Yields their registry. ``model``: a folder, a file or a name.
 
     Raises ``ModelUnreadable``, ``SettingsInvalid``, ``TokenizerUnreadable``, ``TemplateFailed``,
-    ``EngineDied``, ``StoreUnusable`` (``StoreHeld`` before anything is loaded).
+    ``EngineDied``, and ``StoreUnusable`` (``StoreHeld`` already before loading).
     """
     folder = await asyncio.to_thread(find_model, model)
+    check_folder(folder)  # first, so that no store is made for a model that is not there
     lock = await _locked(service.settings)
     try:
-        async with _on_engine(service, folder, engine, lock):
-            yield
+        async with _on_engine(service, folder, engine, lock) as registry:
+            yield registry
     finally:
         if lock is not None:
             lock.release()
@@ -52,7 +61,7 @@ async def opened(
 @asynccontextmanager
 async def _on_engine(
     service: Service, folder: Path, engine: AbstractAsyncContextManager[EngineLink], lock: StoreLock | None
-) -> AsyncIterator[None]:
+) -> AsyncIterator[SessionRegistry]:
     settings = service.settings
     load = partial(
         Language.load, folder, settings.calls, settings.reasoning, tool_fallback=settings.tool_fallback
@@ -61,13 +70,18 @@ async def _on_engine(
     try:
         async with engine as link:
             language = await speaking
+            for note in link.hello.notes:
+                log.warning("%s", note)
             journal = await _journal(service, language, lock)
             try:
                 sessions = SessionSettings(
-                    recovery_seconds=service.settings.recovery_seconds, tenants=service.tenants.sessions()
+                    recovery_seconds=settings.recovery_seconds,
+                    cycle_tokens=settings.cycle_tokens,
+                    tenants=service.tenants.sessions(),
                 )
-                service.open(SessionRegistry(link, language, sessions, journal), journal)
-                yield
+                registry = SessionRegistry(link, language, sessions, journal)
+                service.open(registry, journal)
+                yield registry
             finally:
                 await service.close()
                 if journal is not None:

@@ -29,11 +29,11 @@ from .service import Service
 from .settings import GatewaySettings
 
 ONE_TRY = Patience(total=0.0)
-"""Reconnecting inside one process: where it fails at once the engine was closed, so it is not tried again."""
+"""How often to reconnect inside one process: once. If that fails, the engine was closed."""
 
 
 class MemoryTransport:
-    """The client's end of a connection inside this process."""
+    """The client's end of a connection inside this process, for the SDK's client."""
 
     def __init__(self, channel: MemoryChannel) -> None:
         self._channel = channel
@@ -46,14 +46,14 @@ class MemoryTransport:
             raise _lost(closed) from closed
 
     async def receive(self) -> bytes:
-        """The next frame. Raises ``ConnectionLost``."""
+        """The next frame; waits for it. Raises ``ConnectionLost``."""
         try:
             return await self._channel.receive()
         except ChannelClosed as closed:
             raise _lost(closed) from closed
 
     async def aclose(self) -> None:
-        """End the connection."""
+        """Close the connection in both directions."""
         await self._channel.close(1000, "")
 
 
@@ -64,9 +64,10 @@ async def embedded(
     engine: EngineSettings | None = None,
     settings: GatewaySettings | None = None,
 ) -> AsyncIterator[Client]:
-    """A client of an engine in a thread of this process. ``engine``: its settings, in place of ``model``.
+    """Load an engine in a thread of this process, and yield a client of it. At the end of the block the engine
+    is closed. ``engine``: settings of the engine, in place of ``model``. ``settings``: those of the gateway.
 
-    Raises what loading raises: ``ModelUnreadable``, ``SettingsInvalid``, ``TokenizerUnreadable``,
+    Raises ``ModelUnreadable``, ``SettingsInvalid``, ``TokenizerUnreadable``, ``TemplateFailed`` or
     ``EngineDied``.
     """
     engine_settings = engine or EngineSettings(model=model)
@@ -77,7 +78,8 @@ async def embedded(
 
 
 def in_memory(service: Service) -> Client:
-    """A client that connects inside this process. Its sessions end with the service."""
+    """Make an SDK client that reaches ``service`` through memory, without sockets. Each of its connections is
+    served by a task of this event loop. Its sessions end with the service."""
     connections: set[asyncio.Task[None]] = set()
 
     async def dial(model: str | None, *, resume: bool = False) -> MemoryTransport:
@@ -86,7 +88,7 @@ def in_memory(service: Service) -> Client:
         except (GatewayError, RuntimeFault) as error:
             raise ConnectionFailed(error.message) from error
         ours, theirs = memory_pair()
-        identity = ClientIdentity(resumable=True, resume=resume)
+        identity = ClientIdentity(resumable=True, resume=resume, model=model)
         connection = asyncio.create_task(_serve(service, ours, identity))
         connections.add(connection)
         connection.add_done_callback(connections.discard)

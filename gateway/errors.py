@@ -1,24 +1,30 @@
 """The one table from typed errors to wire errors: type, code, HTTP status and close code.
 
-`TABLE` has the error classes of ``sdk``, ``sessions`` and ``runtime`` that can reach a client; those of the
-gateway name their row as ``wire``. A class without a row takes its nearest parent's; an error of no tree is a
-mistake of the server. Errors of ``kvstore`` and ``kernels`` end inside the engine.
+`TABLE` has the error classes of ``sdk``, ``sessions`` and ``runtime`` that can reach a client. Those of the
+gateway have their row in the class attribute ``wire``. A class without a row uses the row of its nearest
+parent. An error that is in none of these trees is a mistake of the server. Errors of ``kvstore`` and
+``kernels`` do not leave the engine.
 
 GatewayError
 ├── AddressUnusable ── PortTaken
 ├── KeysUnusable ── LimitsTooLarge
-├── NetworkInvalid, CertificateUnusable
+├── NetworkInvalid, CertificateUnusable, NameUnusable, TracingUnavailable
 ├── KeyInvalid, HostRefused, OriginRefused, KeyRemoved
 ├── SlowReader, TooManyControlFrames, TooManyFragments, TooManyInvalid
-├── TooManyResponses, TooManyMoves, NothingToCancel
-├── RouteUnknown, MethodRefused, UpgradeNeeded
+├── TooManyResponses, TooManyMoves, NothingToCancel, RateLimited, QueueTooLong
+├── ResponseUnknown, PreviousResponseUnknown, ConversationUnknown
+├── TooManyLanes, TooManyRequests
+├── RouteUnknown, MethodRefused, UpgradeNeeded, ThreadsNotServed
 └── ModelNotServed, SessionMoved, SessionRequired, Draining
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
+
+from msgspec import UNSET
 
 from ..runtime import errors as runtime
 from ..sdk import errors as sdk
@@ -28,7 +34,8 @@ from ..sessions import errors as sessions
 
 @dataclass(frozen=True, slots=True)
 class WireError:
-    """An error as clients see it: in an event, over HTTP, and as the close code of a socket that it ends."""
+    """An error as clients see it. ``type``, ``code``: in an ``error`` event and in an HTTP body. ``status``: of
+    an HTTP answer. ``close``: the close code of a socket that the error ends; None if it ends none."""
 
     type: str
     code: str
@@ -53,6 +60,20 @@ def _unknown(code: str, status: int) -> WireError:
 
 
 INTERNAL = _server("internal_error")
+OVERLOADED = 529
+"""Anthropic's status for an engine that cannot take more."""
+_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    426: {"Upgrade": "websocket", "Connection": "Upgrade"},
+}
+_MESSAGES_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+}
+"""Anthropic's types of errors by their status; the table's type stands for the others."""
 
 
 class GatewayError(Exception):
@@ -62,7 +83,7 @@ class GatewayError(Exception):
 
     @property
     def message(self) -> str:
-        """What went wrong, in one line."""
+        """What went wrong, in one line; the wire code if no text was given."""
         return str(self.args[0]) if self.args else self.wire.code
 
 
@@ -79,7 +100,7 @@ class PortTaken(AddressUnusable):
 
 
 class KeysUnusable(GatewayError):
-    """The keys file cannot be read, or a key, tenant or limit in it is invalid."""
+    """The keys file cannot be read, a key, tenant or limit in it is invalid, or a key option is."""
 
     wire = _server("keys_unusable", 503)
 
@@ -94,10 +115,22 @@ class NetworkInvalid(GatewayError):
     wire = _server("network_invalid", 503)
 
 
+class NameUnusable(GatewayError):
+    """A name under which the model is to be served is empty, too long, or has blanks."""
+
+    wire = _server("name_unusable", 503)
+
+
 class CertificateUnusable(GatewayError):
-    """The TLS certificate or its key cannot be read, or they are no pair."""
+    """The TLS certificate or its key cannot be read, or they do not belong together."""
 
     wire = _server("certificate_unusable", 503)
+
+
+class TracingUnavailable(GatewayError):
+    """Traces were asked for, and the extra `otel` is not installed, or the endpoint is no URL."""
+
+    wire = _server("tracing_unavailable", 503)
 
 
 class KeyInvalid(GatewayError):
@@ -107,13 +140,13 @@ class KeyInvalid(GatewayError):
 
 
 class HostRefused(GatewayError):
-    """The Host header is no name of this server."""
+    """The Host header names a host that is not this server."""
 
     wire = _unknown("host_not_allowed", 403)
 
 
 class OriginRefused(GatewayError):
-    """A web page of another origin asks."""
+    """The request comes from a web page of an origin that is not allowed."""
 
     wire = _unknown("origin_not_allowed", 403)
 
@@ -137,7 +170,7 @@ class TooManyControlFrames(GatewayError):
 
 
 class TooManyFragments(GatewayError):
-    """A message comes in too many frames."""
+    """A message came in too many frames."""
 
     wire = _invalid("too_many_fragments", 429, close=1008)
 
@@ -149,21 +182,77 @@ class TooManyInvalid(GatewayError):
 
 
 class TooManyResponses(GatewayError):
-    """A socket has as many responses running as it may."""
+    """A session has as many responses running as it may."""
 
     wire = _busy("too_many_responses")
 
 
 class TooManyMoves(GatewayError):
-    """A session has as many leases, stages and settles running as it may."""
+    """A session has as many leases, stages, settles and maps of blocks running as it may."""
 
     wire = _busy("too_many_moves")
 
 
+class RateLimited(GatewayError):
+    """The key has used its requests or tokens of this minute; nothing began. ``retry_after``: seconds until the
+    same request may be served."""
+
+    wire = _busy("rate_limit_exceeded")
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QueueTooLong(GatewayError):
+    """A turn would wait longer for the engine than the server's `--max-queue-seconds`; nothing began.
+    ``retry_after``: the predicted wait in seconds."""
+
+    wire = _busy("engine_overloaded", 503)
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class NothingToCancel(GatewayError):
-    """A cancel names no response that runs."""
+    """A cancel names no response that runs, or none runs in the conversation."""
 
     wire = _invalid("response_cancel_not_active")
+
+
+class ResponseUnknown(GatewayError):
+    """There is no stored or running response with this id for this tenant."""
+
+    wire = _invalid("response_not_found", 404)
+
+
+class PreviousResponseUnknown(GatewayError):
+    """The response from which a request continues is not known."""
+
+    wire = _invalid("previous_response_not_found")
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"Previous response with id {response_id[:128]!r} not found")
+        self.param = "previous_response_id"
+
+
+class ConversationUnknown(GatewayError):
+    """There is no conversation with this id for this tenant."""
+
+    wire = _invalid("conversation_not_found", 404)
+
+
+class TooManyLanes(GatewayError):
+    """A socket has used as many lanes (``stream_id``) as it may."""
+
+    wire = _busy("websocket_stream_limit_reached")
+
+
+class TooManyRequests(GatewayError):
+    """A socket has as many requests in flight as it may."""
+
+    wire = _busy("websocket_connection_limit_reached")
 
 
 class ModelNotServed(GatewayError):
@@ -185,13 +274,19 @@ class MethodRefused(GatewayError):
 
 
 class UpgradeNeeded(GatewayError):
-    """The path is a WebSocket's, and the request is a plain one."""
+    """The path is for WebSockets only, and the request is a plain HTTP request."""
 
     wire = _invalid("upgrade_required", 426)
 
 
+class ThreadsNotServed(GatewayError):
+    """A request of Messages wants a thread. Clients then send the whole conversation each time."""
+
+    wire = _invalid("thread_unsupported_request")
+
+
 class SessionMoved(GatewayError):
-    """The session is on a newer socket now; this one is closed."""
+    """The session is on a newer socket now, or was pruned; this socket is closed."""
 
     wire = _invalid("session_moved", 409, close=4001)
 
@@ -276,12 +371,14 @@ TABLE: dict[type[Exception], WireError] = {
 
 
 def wire_error(error: BaseException) -> WireError:
-    """The row of the error's class or of its nearest parent; ``internal_error`` where there is none."""
+    """The row of the table for an error: that of its class or of its nearest parent, or ``internal_error`` if
+    there is none."""
     return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), INTERNAL)
 
 
 def error_details(error: BaseException, event_id: str | None = None) -> ErrorDetails:
-    """The body of an ``error`` event. A mistake of the server does not show its text."""
+    """The body of the ``error`` event for an error. ``event_id``: the client event that caused it. If the error
+    is a mistake of the server, its text is not shown."""
     wire = wire_error(error)
     told = getattr(error, "message", None) if wire is not INTERNAL else None
     return ErrorDetails(
@@ -290,13 +387,40 @@ def error_details(error: BaseException, event_id: str | None = None) -> ErrorDet
         message=told if isinstance(told, str) else "The server made a mistake; it is logged",
         param=getattr(error, "param", None),
         event_id=event_id or getattr(error, "event_id", None),
+        retry_after=UNSET if (seconds := retry_after(error)) is None else round(seconds, 3),
     )
 
 
+def retry_after(error: BaseException) -> float | None:
+    """Seconds after which what was refused may be served; None if the error does not say."""
+    return getattr(error, "retry_after", None)
+
+
 def http_answer(error: BaseException) -> tuple[dict[str, object], int, dict[str, str] | None]:
-    """The body, status and headers of an HTTP answer that refuses a request."""
+    """The body, status and headers of the HTTP answer that refuses a request because of ``error``. The headers
+    are None if there are none."""
     wire, told = wire_error(error), error_details(error)
     body = {"type": wire.type, "code": wire.code, "message": told.message, "param": told.param}
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 426: {"Upgrade": "websocket", "Connection": "Upgrade"}}
-    headers |= {429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
-    return {"error": body}, wire.status, headers.get(wire.status)
+    return {"error": body}, wire.status, _headers(wire.status, error)
+
+
+def messages_answer(
+    error: BaseException, request_id: str
+) -> tuple[dict[str, object], int, dict[str, str] | None]:
+    """The same in the form of Anthropic's Messages. ``details`` has the code of the table and the field."""
+    wire, told = wire_error(error), error_details(error)
+    kind, status = _MESSAGES_TYPES.get(wire.status, wire.type), wire.status
+    if wire.code == "engine_overloaded":
+        kind, status = "overloaded_error", OVERLOADED
+    elif kind == "server_error":
+        kind = "api_error"
+    details = {"error_code": wire.code, **({} if told.param is None else {"param": told.param})}
+    body = {"type": kind, "message": told.message, "details": details}
+    return {"type": "error", "error": body, "request_id": request_id}, status, _headers(status, error)
+
+
+def _headers(status: int, error: BaseException) -> dict[str, str] | None:
+    """The headers of an answer with this status; None if there are none."""
+    if status in (429, 503, OVERLOADED):
+        return {"Retry-After": str(math.ceil(max(1.0, retry_after(error) or 0.0)))}
+    return _HEADERS.get(status)

@@ -1,7 +1,7 @@
-"""A session in memory and the turns that run in it, for every face.
+"""A session in memory and the turns that run in it, for every face. A face is one protocol that clients speak.
 
-A live session outlives its client's connection: its turns go on while no client is there. It knows no protocol;
-what a turn tells goes to the session's face.
+A live session outlives its client's connection: its turns continue while no client is there. It knows no
+protocol; it gives the events of a turn to the session's face, which sends them.
 """
 
 from __future__ import annotations
@@ -12,60 +12,86 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
+from ..kvstore.log_lines import about
 from ..sessions.errors import StorageUnavailable
 from ..sessions.session import Session
-from ..sessions.turn.events import EndReason, ReplyEvent
+from ..sessions.turn.events import (
+    EndReason,
+    ReplyArgumentsDelta,
+    ReplyCallStarted,
+    ReplyDone,
+    ReplyEvent,
+    ReplyReasoningDelta,
+    ReplyStatus,
+    ReplyTextDelta,
+)
 from ..sessions.turn.response import TurnResponse
+from .auth import TurnCaller
 from .errors import INTERNAL, wire_error
+from .rate_limits import RateLimits
+from .turn_metrics import TurnTimes
+from .turns import CountedTurn, Turns
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+_OUTPUT = (ReplyTextDelta, ReplyReasoningDelta, ReplyCallStarted, ReplyArgumentsDelta)
+"""The time to the first token ends with the first of these events."""
+
 
 class SessionFace(Protocol):
-    """One session's side of a protocol. `LiveSession` and `LiveSessions` call these methods."""
+    """One session's side of a protocol: it tells the client what happens. `LiveSession` and `LiveSessions` call
+    these methods."""
 
     async def tell(self, response: TurnResponse, event: ReplyEvent) -> None:
-        """Pass on one event of a running turn. Returns when the client can take more."""
+        """Send the client ``event``, the next event of a running turn. Returns when the client can take
+        more."""
 
     def ended(self, response: TurnResponse, error: Exception | None) -> None:
-        """A turn is over. ``error``: the reading of it raised this, so its last event may be missing."""
+        """A turn is over. ``error``: what was raised while its events were read and sent; its last event may
+        not have come then. None if all events came."""
 
     def detach(self) -> None:
-        """The client's connection is gone, or belongs to another client now."""
+        """The client's connection is gone, or has been replaced: send nothing more to it."""
 
     def alarm(self, fault: StorageUnavailable) -> None:
-        """The journal cannot write: acknowledgements wait until it can."""
+        """The journal cannot write, because of ``fault``. Acknowledgements wait until it can."""
 
     def recovered(self, lost_seconds: float) -> None:
-        """Another engine has taken over after ``lost_seconds`` without one."""
+        """Tell the client that another engine has taken over, after ``lost_seconds`` without one."""
 
     def going_away(self, seconds: float) -> None:
-        """The server takes no new work, and closes the connection within ``seconds``."""
+        """Tell the client that the server takes no new turns, and closes the connection within ``seconds``."""
 
     async def flushed(self) -> None:
-        """Wait until the client has all that was told."""
+        """Wait until the client's connection has taken everything that was sent to it."""
 
     def child_config(self) -> bytes:
-        """What the journal keeps of a session that is forked from this one."""
+        """The first configuration of a session that is forked from this one, encoded for the journal."""
 
     def fork(self, session: Session, config: bytes) -> LiveSession:
-        """Bring to life a session that was forked from this one."""
+        """Make a live session of ``session``, which was forked from this one. ``config``: what `child_config`
+        returned."""
 
 
 class LiveSession:
-    """One session, its turns and its face.
+    """One session in memory, the turns that run in it, and its ``face``, which sends to the client.
 
-    ``resumable``: the client can come back with a handle, so turns go on without it. ``draining``: the server
-    takes no new turns.
+    ``resumable``: the client can come back with a handle, so turns continue without it; the face sets this.
+    ``disposable``: no client has a handle, so an idle session may be put away although the journal does not
+    have it. ``draining``: the server is going away, so no new turn may begin. ``turns``: what it shares with
+    the other sessions of its server. ``caller``: the client for which its turns run.
     """
 
     def __init__(self, session: Session, face: SessionFace) -> None:
         self.session = session
         self.face = face
         self.resumable = False
+        self.disposable = False
         self.draining = False
+        self.turns = Turns()
+        self.caller = TurnCaller()
         self._running: dict[str, TurnResponse] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._serving: set[asyncio.Task[None]] = set()
@@ -81,18 +107,19 @@ class LiveSession:
 
     @property
     def running(self) -> tuple[TurnResponse, ...]:
-        """The turns that run."""
+        """The turns that run: their events are not all read yet."""
         return tuple(self._running.values())
 
     @property
     def at_rest(self) -> bool:
-        """Whether no turn runs and no request is being served."""
+        """Whether no turn runs and no client request is being served. Background work does not count."""
         return not self._running and not self._serving
 
     # --- requests -------------------------------------------------------------------------------------------
 
     async def in_order(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Serve a client's request after those before it. It goes on when the caller is cancelled."""
+        """Serve a client's request: run ``work`` when the work of earlier requests is done. Returns when
+        ``work`` is done, and raises its errors. If the caller is cancelled, ``work`` is still finished."""
         await asyncio.shield(spawn(self._next(work), self._serving))
 
     async def _next(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -100,30 +127,46 @@ class LiveSession:
             await work()
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run work beside the requests, until the session is closed. `at_rest` does not count it."""
+        """Run ``work`` in a task of its own, beside the requests. `aclose` cancels it. `at_rest` does not count
+        it."""
         spawn(work, self._background)
 
     # --- turns ----------------------------------------------------------------------------------------------
 
     def run(self, response: TurnResponse) -> None:
-        """Read a turn to its end in a task of its own, and tell the face what it tells."""
-        task = asyncio.create_task(self._read(response), name=response.id)
+        """Start a task that reads a turn's events to the end and gives them to the face."""
+        turn = self.turns.begin(self.caller, self.id, response)
+        task = asyncio.create_task(self._read(response, turn), name=response.id)
         self._running[response.id] = response
         self._idle.clear()
         self._readers[response.id] = task
-        task.add_done_callback(lambda _: self._forget(response.id))  # also where it never began
+        task.add_done_callback(lambda _: turn.close())
+        task.add_done_callback(lambda _: self._forget(response.id))  # also if the task never began
+
+    def admit(self) -> RateLimits:
+        """Let one turn begin, before any work for it. Raises what `Turns.admit` does."""
+        return self.turns.admit(self.caller)
+
+    def check_admission(self) -> None:
+        """Raises what `admit` would raise; nothing is counted."""
+        self.turns.check(self.caller)
+
+    def rate_limits(self) -> RateLimits:
+        """What is left to the session's key."""
+        return self.turns.rates.left(self.caller.key, self.caller.salt)
 
     def is_running(self, response_id: str) -> bool:
-        """Whether this turn runs."""
+        """Whether the turn with this id runs."""
         return response_id in self._running
 
     async def cancel(self, response_id: str, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
-        """Cut a turn short, if it runs. What it has said stays."""
+        """Cancel a turn, if it runs. What it said so far stays in the conversation. ``reason``: what its last
+        event gives as the reason."""
         if response_id in self._running:
             await self._running[response_id].cancel(reason)
 
     async def wait_ended(self, response_id: str | None) -> None:
-        """Wait until this turn is over, if it runs."""
+        """Wait until the turn with this id is over. Returns at once if it does not run, or the id is None."""
         if (reader := self._readers.get(response_id or "")) is not None:
             await asyncio.wait([reader])
 
@@ -131,13 +174,21 @@ class LiveSession:
         """Wait until no turn runs."""
         await self._idle.wait()
 
-    async def _read(self, response: TurnResponse) -> None:
+    async def _read(self, response: TurnResponse, turn: CountedTurn) -> None:
+        last: ReplyEvent | None = None
         try:
             async with response:
                 async for event in response:
+                    if isinstance(event, _OUTPUT):
+                        turn.output()
                     await self.face.tell(response, event)
+                    last = event
+            if isinstance(last, ReplyDone):
+                turn.end(last)
+                _log_end(self.id, response.id, last, turn.times)
         except Exception as error:  # it ends this turn and nothing else
-            report(response.id, error)
+            turn.fail(error)
+            report(self.id, response.id, error)
             self.face.ended(response, error)
         else:
             self.face.ended(response, None)
@@ -153,10 +204,12 @@ class LiveSession:
     # --- the end --------------------------------------------------------------------------------------------
 
     async def drain(self, seconds: float) -> None:
-        """Take no new turns; wait until none runs and the client has all.
+        """Prepare for the server's end: take no new turns, tell the client, and wait at most ``seconds`` until
+        no turn runs.
 
-        A turn that still runs after ``seconds`` goes on in the next server where the session is resumable and
-        in the journal. Any other is cut, and ends as incomplete.
+        A turn that still runs then is left alone if the session is resumable and in the journal: the next
+        server continues it. Any other is cancelled, and ends as incomplete. Last, wait until the client has
+        everything; this wait has no limit of its own.
         """
         self.draining = True
         self.face.going_away(seconds)
@@ -170,7 +223,8 @@ class LiveSession:
         await self.face.flushed()
 
     async def aclose(self) -> None:
-        """End all that still runs here. `SessionRegistry.close` closes the session itself."""
+        """Detach the face from its connection, and cancel all tasks of this session: the turns' readers,
+        requests and background work. The session itself stays open until `SessionRegistry.close`."""
         self.face.detach()
         tasks = [*self._readers.values(), *self._serving, *self._background]
         for task in tasks:
@@ -179,14 +233,51 @@ class LiveSession:
 
 
 def spawn(work: Coroutine[Any, Any, _T], tasks: set[asyncio.Task[_T]]) -> asyncio.Task[_T]:
-    """Run work in a task that ``tasks`` holds until it ends."""
+    """Start ``work`` as a task and return it. The set ``tasks`` holds it until it ends."""
     task = asyncio.create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     return task
 
 
-def report(response_id: str, error: Exception) -> None:
-    """Log an error that is this server's own mistake, and no answer to a client."""
-    if wire_error(error) is INTERNAL:
-        log.error("response %s failed", response_id, exc_info=error)
+def report(session_id: str, response_id: str, error: Exception) -> None:
+    """Log that a response ended with ``error``: in one line, or with the traceback if it is a mistake of this
+    server."""
+    wire = wire_error(error)
+    if wire is INTERNAL:
+        log.error("response broke off", exc_info=error, extra=about(session_id, response=response_id))
+    else:
+        log.info("response refused", extra=about(session_id, response=response_id, code=wire.code))
+
+
+def log_refusal(session_id: str, error: Exception) -> None:
+    """Log that a client's event was refused. The error's text may quote the client, so it is logged only at
+    debug level. A mistake of this server is not logged here: it was logged with its traceback."""
+    wire = wire_error(error)
+    if wire is not INTERNAL:  # a mistake of this server was logged with its traceback
+        why = str(error) if log.isEnabledFor(logging.DEBUG) else None
+        log.info("event refused", extra=about(session_id, code=wire.code, why=why))
+
+
+def _log_end(session_id: str, response_id: str, done: ReplyDone, times: TurnTimes) -> None:
+    """Log a response that has ended, with its tokens and times."""
+    first = times.first_seconds
+    usage, error = done.usage, done.error
+    code = None if error is None else wire_error(error)
+    level = logging.WARNING if code is not None and code.status >= 500 else logging.INFO
+    facts = about(
+        session_id,
+        response=response_id,
+        code=None if code is None else code.code,
+        reason=done.reason.value if done.status is not ReplyStatus.COMPLETED else None,
+        input=usage.input_tokens,
+        output=usage.output_tokens,
+        ttft_ms=None if first is None else round(1e3 * first, 1),
+        total_ms=round(1e3 * times.seconds, 1),
+        cached=usage.cached_tokens - usage.host_tokens - usage.disk_tokens,
+        host=usage.host_tokens,
+        disk=usage.disk_tokens,
+        prefilled=usage.prefilled_tokens,
+        recomputed=usage.recomputed_tokens or None,
+    )
+    log.log(level, "response %s", done.status.value, extra=facts)

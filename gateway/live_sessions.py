@@ -1,58 +1,88 @@
-"""The live sessions of one server, by id, and the connection that each is on.
+"""The live sessions of one server, by id, and the connection that each one uses.
 
-`LiveSessions` opens, resumes, forks and prunes sessions for every face, and puts away those that no client
-comes back to. It knows owners, tenants and leases, and no protocol.
+`LiveSessions` opens, resumes, forks and prunes sessions for every face. It *puts away*, that is, closes in
+memory, the sessions to which no client comes back; the journal keeps them. It knows owners, tenants and leases,
+and no protocol. A lease, here, is the time that a session without a connection stays in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import logging
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Protocol, TypeVar
 
-from ..sessions.errors import SessionLimit, StorageUnavailable
+from ..kvstore.log_lines import about
+from ..sessions.continuation import Digest, digests_of
+from ..sessions.errors import RecordDamaged, SessionLimit, StorageUnavailable
+from ..sessions.items import Item, Preamble
+from ..sessions.journal.records import Configured
 from ..sessions.registry import Reopened, SessionRegistry
-from ..sessions.session import Session
+from ..sessions.session import ForkSummary, Session
+from .auth import TurnCaller
 from .live_session import LiveSession, spawn
 from .settings import ClientLimits
+from .turns import Turns
 
 _T = TypeVar("_T")
 
+log = logging.getLogger(__name__)
+
 
 class Face(Protocol):
-    """A protocol that clients speak. It brings sessions to life, each with a `SessionFace` of its own."""
+    """A protocol that clients speak. It makes the live sessions, each with its `SessionFace`."""
 
     def config(self) -> bytes:
-        """What the journal keeps of a new session, for `reopen`."""
+        """The first configuration of a new session, encoded for the journal. `begin` gets it, and `reopen`
+        finds it there."""
 
     def begin(self, session: Session, config: bytes) -> LiveSession:
-        """Bring a new session to life."""
+        """Make a live session of a new session. ``config``: what `config` returned."""
 
     def reopen(self, reopened: Reopened) -> LiveSession:
-        """Bring a session from the journal to life. A turn that was interrupted goes on."""
+        """Make a live session of one that was read from the journal. A turn that was interrupted continues."""
+
+    def owns(self, live: LiveSession) -> bool:
+        """Whether this face made the live session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A conversation that a client sends whole: its preamble and all its items."""
+
+    preamble: Preamble
+    items: tuple[Item, ...]
 
 
 class SessionConnection(Protocol):
-    """A client's connection, as long as a session is on it."""
+    """A client's connection, as one session on it sees it. A connection may carry several sessions."""
+
+    @property
+    def caller(self) -> TurnCaller:
+        """The client for which the session's turns run."""
 
     def moved(self) -> None:
-        """The session is on another connection now, or is closed."""
+        """The session is not on this connection any more: it is on another one now, or was pruned."""
 
 
 class LiveSessions:
-    """All sessions in memory, of all faces."""
+    """All sessions in memory, of all faces. ``registry`` makes and closes the sessions themselves. ``turns``:
+    what their turns share."""
 
-    def __init__(self, registry: SessionRegistry, limits: ClientLimits) -> None:
+    def __init__(self, registry: SessionRegistry, limits: ClientLimits, turns: Turns | None = None) -> None:
         self.registry = registry
+        self.turns = turns or Turns()
         self._limits = limits
         self._live: dict[str, LiveSession] = {}
         self._connections: dict[str, SessionConnection] = {}
-        self._leases: dict[str, tuple[asyncio.TimerHandle, bytes]] = {}  # with the tenant's salt
+        self._leases: dict[str, tuple[asyncio.TimerHandle, bytes]] = {}  # each with its tenant's salt
         self._left: dict[bytes, dict[str, LiveSession]] = {}
-        """Sessions on no connection, by tenant; those left longest first."""
+        """Sessions without a connection, by tenant. Those without one for longest come first."""
         self._forks: dict[bytes, dict[str, tuple[LiveSession, float]]] = {}
-        """Forks that no client has opened, by tenant, and since when."""
+        """Forks that no client has opened yet, and the time at which each was made, by tenant."""
         self._leaving: set[asyncio.Task[None]] = set()
         self._works: set[asyncio.Task[Any]] = set()
         self._closing = False
@@ -62,7 +92,7 @@ class LiveSessions:
 
     @property
     def responses(self) -> int:
-        """The number of turns that run."""
+        """The number of turns that run, in all sessions."""
         return sum(len(live.running) for live in self._live.values())
 
     def live(self) -> list[LiveSession]:
@@ -71,27 +101,39 @@ class LiveSessions:
 
     # --- opening and resuming -------------------------------------------------------------------------------
 
-    def open(self, face: Face, connection: SessionConnection, owner: bytes, salt: bytes = b"") -> LiveSession:
-        """Open a new session on this connection. ``salt`` separates its tenant's cached KV.
+    def open(
+        self,
+        face: Face,
+        connection: SessionConnection,
+        owner: bytes,
+        salt: bytes = b"",
+        *,
+        kept: bool = True,
+    ) -> LiveSession:
+        """Open a new session on this connection; ``face`` makes its live session. ``owner``: the digest of the
+        client's key; only a client with the same key can resume it. ``salt``: its tenant's, which keeps cached
+        KV apart. ``kept``: whether the journal keeps the session.
 
         Raises ``SessionLimit``, ``StorageUnavailable``.
         """
         self.make_room(salt)
         config = face.config()
-        session = self.registry.create(owner=owner, salt=salt, config=config)
+        session = self.registry.create(owner=owner, salt=salt, config=config, kept=kept)
         try:
             live = face.begin(session, config)
         except BaseException:
             self._discard(session)
             raise
+        log.info("session opened", extra=about(live.id))
         return self._attach(live, connection)
 
     def make_room(self, salt: bytes, more: int = 1) -> None:
-        """Make sure that a tenant can open ``more`` sessions.
+        """Make sure that the tenant with this ``salt`` can open ``more`` sessions.
 
-        Where no places are left, sessions that are on no connection and do nothing are put away early: first
-        those left longest of the tenant that `sessions.tenants.Tenants.room` chooses. A session that a client
-        has opened is put away only where the journal has it. Raises ``SessionLimit``.
+        If there are too few places, idle sessions without a connection are put away early.
+        `sessions.tenants.OpenTenants.room` chooses the tenants that lose some; of a tenant's, those without a
+        connection for longest go first. A session that a client has opened is put away only if the journal has
+        it. Raises ``SessionLimit`` if that is not enough; then none is put away.
         """
         idle = {
             tenant: (live.id for live in left.values() if self._may_go(live))
@@ -102,12 +144,86 @@ class LiveSessions:
             self._put_away(self._live[session_id])
 
     def _may_go(self, live: LiveSession) -> bool:
-        return live.at_rest and (live.session.log.durable or self.registry.unopened(live.id))
+        if not live.at_rest:
+            return False
+        return live.session.log.durable or live.disposable or self.registry.unopened(live.id)
+
+    async def continue_(
+        self, face: Face, connection: SessionConnection, transcript: Transcript, owner: bytes, salt: bytes
+    ) -> LiveSession:
+        """A live session, on this connection, with the history ``transcript``.
+
+        The longest beginning that is known is not tokenized or prefilled again. If it is the whole history of
+        an idle session of this face that has no connection, the conversation continues in that session.
+        Otherwise it continues in a session that is branched off at that place, from one in memory or in the
+        journal, whatever its face. If nothing is known, a new session begins. ``owner`` and ``salt``: as in
+        `open`.
+
+        Raises ``SessionLimit``, ``StorageUnavailable``, and what `History.insert` raises for an item.
+        """
+        digests = digests_of(salt, transcript.preamble, transcript.items)
+        live, shared = await self._known_beginning(face, digests, salt)
+        if live is None:
+            live = self.open(face, connection, owner, salt)
+            live.session.history.preamble = transcript.preamble
+            live.session.log.append(Configured(preamble=transcript.preamble))
+        else:
+            self._attach(live, connection)
+        try:
+            for item in transcript.items[shared:]:
+                live.session.history.insert(item)
+        except BaseException:
+            if live.session.history.head is None:  # a new session: no client comes back to it
+                await self.drop(live, connection)
+            else:
+                self.left(live, connection)
+            raise
+        return live
+
+    async def _known_beginning(
+        self, face: Face, digests: Sequence[Digest], salt: bytes
+    ) -> tuple[LiveSession | None, int]:
+        """A live session with the longest known beginning of a conversation, and the number of its items."""
+        found = self.registry.find(digests)
+        if found is not None and found[1] >= self.registry.stored_beginning(digests)[1]:
+            session, shared = found
+            live = self._live.get(session.id)
+            if live is not None and self._continues_in(face, live, shared):
+                return live, shared
+            self.make_room(salt)
+            if self.registry.is_open(session):  # it was not put away to make room
+                return self._begun(
+                    face, await self.registry.branch_off(session, shared, face.config())
+                ), shared
+        self.make_room(salt)
+        with suppress(RecordDamaged):  # it is logged; the conversation begins anew
+            stored = await self.registry.branch_off_stored(digests, salt, face.config())
+            if stored is not None:
+                return self._begun(face, stored[0]), stored[1]
+        return None, 0
+
+    def _continues_in(self, face: Face, live: LiveSession, shared: int) -> bool:
+        """Whether a conversation may go on in this session itself: nothing else uses it, and it has no more
+        than the first ``shared`` items."""
+        free = live.at_rest and live.id not in self._connections and live.disposable
+        return free and face.owns(live) and shared == len(live.session.history)
+
+    def _begun(self, face: Face, session: Session) -> LiveSession:
+        """Make a live session of one that was branched off. If that fails, the session is discarded."""
+        try:
+            live = face.begin(session, face.config())
+        except BaseException:
+            self._discard(session)
+            raise
+        log.info("session branched off", extra=about(live.id))
+        return live
 
     async def resume(
         self, face: Face, connection: SessionConnection, handle: str, owner: bytes
     ) -> LiveSession:
-        """Move the session that ``handle`` opens to this connection.
+        """Find the session that ``handle`` opens, in memory or in the journal, move it to this connection, and
+        give it a new handle. The connection that had it is told by `moved`. ``face`` makes the live session if
+        it comes from the journal. ``owner``: the digest of the client's key.
 
         Raises ``HandleUnknown``, ``RecordDamaged``, ``SessionLimit``, ``StorageUnavailable``.
         """
@@ -123,24 +239,33 @@ class LiveSessions:
         before = self._connections.get(live.id)
         if before is not None and before is not connection:
             before.moved()
+        source = "journal" if isinstance(found, Reopened) else "memory"
+        log.info("session resumed", extra=about(live.id, source=source))
         return self._attach(live, connection)
 
     # --- the fork tree --------------------------------------------------------------------------------------
 
-    async def fork(self, live: LiveSession, children: int, at: str | None) -> list[LiveSession]:
-        """Open sessions that go on from this one. Each waits for a client that has its handle.
+    async def fork(
+        self, live: LiveSession, children: int, at: str | None, compaction: ForkSummary | None = None
+    ) -> list[LiveSession]:
+        """Fork ``live`` into ``children`` new sessions and return them. They begin with its history as it is
+        now, or, if ``at`` is set, up to the item with that id. ``compaction``: a summary that replaces the
+        older turns in them. They have no connection: each stays in memory for ``resume_seconds``, for a client
+        with its handle.
 
         Raises what ``SessionRegistry.fork`` does.
         """
-        return await self._whole(self._fork(live, children, at))
+        return await self._whole(self._fork(live, children, at, compaction))
 
-    async def _fork(self, live: LiveSession, children: int, at: str | None) -> list[LiveSession]:
+    async def _fork(
+        self, live: LiveSession, children: int, at: str | None, compaction: ForkSummary | None
+    ) -> list[LiveSession]:
         self.registry.check_fork(live.id, children)
         salt = self.registry.salt_of(live.id)
         self._thin_forks(salt, children)
         self.make_room(salt, children)
         configs = [live.face.child_config() for _ in range(children)]
-        sessions = await self.registry.fork(live.id, configs, at)
+        sessions = await self.registry.fork(live.id, configs, at, compaction)
         made: list[LiveSession] = []
         try:
             for session, config in zip(sessions, configs, strict=True):
@@ -151,15 +276,18 @@ class LiveSessions:
             raise
         for child in made:
             child.resumable = True
+            log.info("session forked", extra=about(child.id, parent=live.id))
             self._live[child.id] = child
             self._begin_lease(child)
             self._forks.setdefault(salt, {})[child.id] = (child, asyncio.get_running_loop().time())
         return made
 
     def _thin_forks(self, salt: bytes, more: int) -> None:
-        """Put away a tenant's oldest unopened forks, so that it may have ``more``.
+        """Make sure that a tenant may have ``more`` unopened forks in memory: put away its oldest ones if there
+        are too many.
 
-        Young forks stay, and those that the journal does not have. Raises ``SessionLimit`` where too many stay.
+        Forks younger than ``young_seconds`` stay, and so do those that are not in the journal. Raises
+        ``SessionLimit`` if there are too many of these; then none is put away.
         """
         forks, most = self._forks.get(salt, {}), self._limits.unopened_forks
         excess = len(forks) + more - most
@@ -177,10 +305,9 @@ class LiveSessions:
                 self._put_away(fork)
 
     async def prune(self, session_id: str, target: str) -> None:
-        """Close and forget another session of this one's tree. Raises what ``SessionRegistry.check_pruned``
-        does; then nothing has changed.
-        """
-        owner = self.registry.get(session_id).handles.owner  # of the whole tree
+        """Close the session ``target`` and remove it from the journal. It is in the fork tree of the session
+        ``session_id``. Raises what ``SessionRegistry.check_pruned`` does; then nothing has changed."""
+        owner = self.registry.get(session_id).handles.owner  # all sessions of a tree have the same owner
         number = await self.registry.check_pruned(session_id, target)
         await self._whole(self._prune(target, number, owner))
 
@@ -195,40 +322,54 @@ class LiveSessions:
                 await self.registry.close(target, leave_readers=live.aclose)
         finally:
             await self.registry.forget(target, number)
+        log.info("session pruned", extra=about(target))
 
     async def _whole(self, work: Coroutine[None, None, _T]) -> _T:
-        """Run work on several sessions to its end, even if the session that asked is pruned meanwhile."""
+        """Run ``work``, which changes several sessions, and return its result. It is finished even if the
+        caller is cancelled, for example because the session that asked for it is pruned meanwhile."""
         return await asyncio.shield(spawn(work, self._works))
 
     # --- leaving --------------------------------------------------------------------------------------------
 
     def left(self, live: LiveSession, connection: SessionConnection) -> None:
-        """The connection is gone. A client that can resume the session has until the lease ends."""
+        """The session's connection ``connection`` is gone. If the client can come back, the session stays in
+        memory until its lease ends; otherwise it is put away at once. Does nothing if the session is on another
+        connection by now."""
         if self._connections.get(live.id) is not connection:
-            return  # the session is on another one
+            return  # the session has another connection
         del self._connections[live.id]
         live.face.detach()
-        if live.resumable and not self._closing:
+        if (live.resumable or live.disposable) and not self._closing:
             self._begin_lease(live)
         else:
             self._put_away(live)
 
+    async def drop(self, live: LiveSession, connection: SessionConnection) -> None:
+        """Close and forget a session that no client can come back to, because its first turn failed."""
+        if self._connections.get(live.id) is connection and live.at_rest:
+            del self._connections[live.id], self._live[live.id]
+            live.face.detach()
+            await live.aclose()
+            await self.registry.discard(live.id)
+
     def alarm(self, fault: StorageUnavailable) -> None:
-        """The journal cannot write: tell every session."""
+        """The journal cannot write, because of ``fault``: tell every session's face."""
         for live in self.live():
             live.face.alarm(fault)
 
     def recovered(self, lost_seconds: float) -> None:
-        """Another engine has taken over: tell every session."""
+        """Another engine has taken over after ``lost_seconds`` without one: tell every session's face."""
         for live in self.live():
             live.face.recovered(lost_seconds)
 
     def stop(self) -> None:
-        """From now on a turn of a session that is put away is interrupted: in the journal it has not ended."""
+        """The server ends. From now on, a session is put away as soon as it has no connection, and its running
+        turns count as interrupted: the journal records no end for them, so the next server continues them."""
         self._closing = True
 
     async def aclose(self) -> None:
-        """Put all sessions away."""
+        """Put all sessions away and wait until they are closed. Running turns count as interrupted, as after
+        `stop`."""
         self.stop()
         await asyncio.gather(*self._works, return_exceptions=True)
         for live in self.live():
@@ -236,7 +377,8 @@ class LiveSessions:
         await asyncio.gather(*self._leaving)
 
     def _begin_lease(self, live: LiveSession) -> None:
-        """The session is on no connection: it is put away when the lease ends."""
+        """The session has no connection: put it away after ``resume_seconds``, unless `_end_lease` is called
+        before."""
         loop = asyncio.get_running_loop()
         salt = self.registry.salt_of(live.id)
         timer = loop.call_later(self._limits.resume_seconds, self._put_away, live)
@@ -244,7 +386,7 @@ class LiveSessions:
         self._left.setdefault(salt, {})[live.id] = live
 
     def _end_lease(self, session_id: str) -> None:
-        """The session is on a connection again, or is put away."""
+        """Stop the lease of a session, if it has one: it is on a connection again, or is put away."""
         timer, salt = self._leases.pop(session_id, (None, b""))
         if timer is not None:
             timer.cancel()
@@ -252,9 +394,10 @@ class LiveSessions:
             self._forks.get(salt, {}).pop(session_id, None)
 
     def _discard(self, session: Session, *, interrupt: bool = False) -> None:
-        """Close a session that its face could not bring to life.
+        """Close, in a task, a session for which its face could not make a live session.
 
-        The journal forgets a new one, and keeps one that was there before (``interrupt``).
+        A new session is removed from the journal, too. With ``interrupt`` it came from the journal, and stays
+        there with its interrupted turn.
         """
         registry = self.registry
         close = registry.close(session.id, interrupt=True) if interrupt else registry.discard(session.id)
@@ -264,12 +407,15 @@ class LiveSessions:
         self._live[live.id] = live
         self._connections[live.id] = connection
         self._end_lease(live.id)
+        live.turns, live.caller = self.turns, connection.caller
         return live
 
     def _put_away(self, live: LiveSession) -> None:
-        """Close a session here, unless a client came back; its place is free at once."""
+        """Close a session in memory, unless it is on a connection; when the server ends, in any case. Its place
+        is free at once, and the rest is done in a task."""
         self._end_lease(live.id)
         gone = self._closing or live.id not in self._connections
         if gone and self._live.pop(live.id, None) is not None:
+            log.info("session closed", extra=about(live.id))
             close = self.registry.close(live.id, leave_readers=live.aclose, interrupt=self._closing)
             spawn(close, self._leaving)

@@ -19,10 +19,12 @@ from .settings import ClientLimits
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One row. ``error`` is what the client gets beyond it; None where nothing is refused.
+    """One row of the table. ``name``: the limit's name, which is a field of `ClientLimits` or of the keys file.
+    ``enforced``: the module that enforces it. ``error``: what the client gets beyond it; None if nothing is
+    refused.
 
-    ``refill``: what makes room again. ``shown``: how a value of a tenant's quota is written; ``least``: the
-    smallest value it may have.
+    ``refill``: what makes room again. ``shown``: a template that writes a value of a tenant's quota.
+    ``in_bytes``: its values are sizes. ``least``: the smallest value it may have.
     """
 
     name: str
@@ -35,12 +37,12 @@ class Quota:
 
     @property
     def default(self) -> object:
-        """The default of a client's quota; None for a tenant's."""
+        """The default of a client's quota, from `ClientLimits`; None for a tenant's, which has none."""
         return getattr(ClientLimits(), self.name, None)
 
     @property
     def code(self) -> str | None:
-        """The code of its error on the wire."""
+        """The code of its error on the wire; None if it has no error."""
         return None if self.error is None else errors.TABLE[self.error].code
 
 
@@ -74,6 +76,20 @@ TENANT_QUOTAS = (
     Quota(
         "disk", "kvstore.disk", None, "the tenant's oldest KV is dropped", "{} of KV on disk", in_bytes=True
     ),
+    Quota(
+        "requests_per_minute",
+        "rate_limits",
+        errors.RateLimited,
+        "each key gets one back every 60 s / limit",
+        "{} requests per minute and key",
+    ),
+    Quota(
+        "tokens_per_minute",
+        "rate_limits",
+        errors.RateLimited,
+        "each key gets one back every 60 s / limit",
+        "{} tokens per minute and key",
+    ),
 )
 
 CLIENT_QUOTAS = (
@@ -86,7 +102,7 @@ CLIENT_QUOTAS = (
     Quota("fragments", "net.listener", errors.TooManyFragments, "each message counts by itself"),
     Quota("invalid_events", "realtime.socket", errors.TooManyInvalid, "by the second"),
     Quota("parallel_responses", "realtime.conversation", errors.TooManyResponses, "a response ends"),
-    Quota("moves", "realtime.verbs", errors.TooManyMoves, "a lease, stage or settle is answered"),
+    Quota("moves", "realtime.verbs", errors.TooManyMoves, "a lease, stage, settle or map is answered"),
     Quota("outbox_events", "net.outbox", None, "the client reads; the session's reply waits"),
     Quota("outbox_bytes", "net.outbox", None, "the client reads; the session's reply waits"),
     Quota("stall_seconds", "realtime.socket", errors.SlowReader, "the client reads"),
@@ -99,7 +115,7 @@ CLIENT_QUOTAS = (
 
 
 def written(value: object) -> str:
-    """A default as people read it."""
+    """A quota's default as text for the documents: ``256``, ``5 per second, 100 at once``, ``none``."""
     if isinstance(value, Rate):
         return f"{value.per_second:g} per second, {value.burst:,} at once"
     return "none" if value is None else f"{value:,}" if isinstance(value, int) else f"{value}"
@@ -110,7 +126,8 @@ _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<prefix>[kmgt]?)(i?b)?", re.IG
 
 
 def bytes_of(text: str) -> int:
-    """``8GiB``, ``512 MiB``, ``4096``: a size in bytes. Raises ``ValueError``."""
+    """Read a size, such as ``8GiB``, ``512 MiB`` or ``4096``, as a number of bytes. All units are powers of
+    1024. Raises ``ValueError``."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{text!r} is not a size such as 512MiB or 8GiB")

@@ -14,6 +14,8 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 from msgspec.structs import replace
@@ -25,19 +27,21 @@ from ..runtime.link.process import ChildEngine
 from ..runtime.settings import EngineSettings
 from .app import build_app
 from .compose import model_name, opened
-from .errors import AddressUnusable, PortTaken
+from .errors import AddressUnusable, PortTaken, TracingUnavailable
 from .net.listener import http_protocol, listen, websocket_protocol
 from .net.tls import renew, server_context
 from .service import Service
 from .settings import GatewaySettings
 from .tenants import Tenants, check, check_leases
 
+if TYPE_CHECKING:  # it needs an extra
+    from .tracing import TurnTracer
+
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A running server. ``url``: ``http[s]://host:port``. ``clipped``: why KV on disk has less room than it was
-    given, if it has.
-    """
+    """A running server. ``url``: ``http[s]://host:port``. ``clipped``: a line that says why KV on disk has less
+    room than the settings give it; None if it has all."""
 
     url: str
     service: Service
@@ -45,15 +49,20 @@ class Serving:
     reload: Callable[[], Awaitable[str]]
     """Read the keys file and the certificate again; returns what has changed. Raises ``KeysUnusable`` or
     ``CertificateUnusable``; then nothing has changed."""
+    reloadable: tuple[Path, ...] = ()
+    """The files that `reload` reads."""
     clipped: str | None = None
 
 
+FAIR_SHARES = "fair_shares"
+"""The policy under which a tenant does not wait for others' queues."""
 TICK_SECONDS = 1.0
 """Seconds between two updates of the date in answers."""
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without signal handling. ``listening`` is set when it listens; `leave` ends it."""
+    """Uvicorn's server without signal handling. ``listening`` is set when it accepts connections; `leave` ends
+    it."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -61,12 +70,13 @@ class _Server(uvicorn.Server):
         self._leaving = asyncio.Event()
 
     def leave(self) -> None:
-        """Close all connections and end."""
+        """Make the server close all connections and end. Returns at once."""
         self.should_exit = True
         self._leaving.set()
 
     async def main_loop(self) -> None:
-        """Run until `leave`. Uvicorn's own loop wakes ten times a second."""
+        """Wait until `leave`, and update the date in answers once a second. Uvicorn's own loop wakes ten times
+        a second."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_SECONDS):
@@ -78,7 +88,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the command line."""
+        """Install no signal handlers: the command line handles signals."""
         yield
 
 
@@ -90,39 +100,71 @@ async def serving(
     engine: ChildEngine | None = None,
     listening: Callable[[str], None] = lambda url: None,
 ) -> AsyncIterator[Serving]:
-    """Run a server. The block is entered when a turn could run; after it engine and sockets are closed.
+    """Run a server during an ``async with`` block. The block is entered when a turn could run. When it is left,
+    the sockets, the sessions and the engine are closed.
 
-    ``listening`` gets the address before anything is loaded, ``heard`` the engine's heartbeats, also while it
-    loads. ``engine``: one with these settings, in place of the default one. Raises ``AddressUnusable``,
-    ``KeysUnusable``, ``CertificateUnusable``, and what loading raises (`compose.opened`).
+    ``listening`` is called with the URL before anything is loaded, ``heard`` with each heartbeat of the engine,
+    also while it loads. ``engine``: one with these settings, in place of one that is made here. Raises
+    ``AddressUnusable``, ``KeysUnusable``, ``CertificateUnusable``, ``TracingUnavailable``, and what loading
+    raises (`compose.opened`).
     """
     secured = server_context(settings.network)
     tenants = Tenants.of(settings)
     check(tenants, settings, engine_settings)
     reserve = 0 if settings.store is None else settings.journal.reserve_bytes
     engine_settings = replace(engine_settings, tenants=tenants.budgets(), disk_reserve=reserve)
-    with _listen(settings) as sock:
-        engine = engine or ChildEngine(engine_settings, on_heartbeat=heard)
-        service = Service(settings, model_name(engine_settings.model), engine.link, tenants)
-        async with _listening(service, sock, secured) as url:
-            listening(url)
-            async with opened(service, engine_settings.model, engine):
-                hello = engine.link.hello
-                check_leases(tenants, engine_settings, hello)
+    name = model_name(engine_settings.model)
+    async with _traced(settings, name) as tracer:
+        with _listen(settings) as sock:
+            engine = engine or ChildEngine(engine_settings, on_heartbeat=heard)
+            shared = engine_settings.policy == FAIR_SHARES
+            service = Service(settings, name, engine.link, tenants, shared=shared, tracer=tracer)
+            async with _listening(service, sock, secured) as url:
+                listening(url)
+                async with opened(service, engine_settings.model, engine):
+                    hello = engine.link.hello
+                    check_leases(tenants, engine_settings, hello)
 
-                async def reload() -> str:
-                    found = await asyncio.to_thread(Tenants.of, settings)
-                    check(found, settings, engine_settings)
-                    check_leases(found, engine_settings, hello)
-                    if secured is not None:
-                        await asyncio.to_thread(renew, secured, settings.network)
-                    return _changed(tenants, found, service.change_tenants(found))
+                    async def reload() -> str:
+                        found = await asyncio.to_thread(Tenants.of, settings)
+                        check(found, settings, engine_settings)
+                        check_leases(found, engine_settings, hello)
+                        if secured is not None:
+                            await asyncio.to_thread(renew, secured, settings.network)
+                        return _changed(tenants, found, service.change_tenants(found))
 
-                yield Serving(url, service, engine, reload, clipped(engine_settings))
+                    files = _reloadable(settings)
+                    yield Serving(url, service, engine, reload, files, clipped(engine_settings))
+
+
+@asynccontextmanager
+async def _traced(settings: GatewaySettings, model: str) -> AsyncIterator[TurnTracer | None]:
+    """The tracer of the settings, if they name an endpoint; at the end what it has is sent. ``model``: its
+    name, unless the settings give others. Raises ``TracingUnavailable``."""
+    if settings.traces_endpoint is None:
+        yield None
+        return
+    try:
+        from . import tracing  # it needs an extra
+    except ImportError as error:
+        raise TracingUnavailable(f"--otlp-traces-endpoint needs holdfast[otel]: {error}") from None
+    provider = tracing.otlp_provider(settings.traces_endpoint)
+    tracer = tracing.TurnTracer(provider, next(iter(settings.served_names), model))
+    try:
+        yield tracer
+    finally:
+        await asyncio.to_thread(tracer.close)
+
+
+def _reloadable(settings: GatewaySettings) -> tuple[Path, ...]:
+    """The files that a reload reads."""
+    files = (settings.keys, settings.network.certificate, settings.network.private_key)
+    return tuple(path for path in files if path is not None)
 
 
 def _changed(before: Tenants, now: Tenants, closed: int) -> str:
-    """What a reload has changed, for the operator."""
+    """A line for the operator that says what a reload has changed. ``closed``: how many connections it has
+    closed."""
     count = 0 if now.keys is None else len(now.keys.tenants)
     told = f"keys: {count} from {now.source or 'the command line'}; connections closed: {closed}"
     if (before.journal(), before.budgets()) != (now.journal(), now.budgets()):
@@ -145,7 +187,8 @@ def _listen(settings: GatewaySettings) -> socket.socket:
 async def _listening(
     service: Service, sock: socket.socket, secured: ssl.SSLContext | None
 ) -> AsyncIterator[str]:
-    """Serve on ``sock`` until the end of the block; then sockets close with 1012. Yields the URL."""
+    """Accept connections on ``sock`` until the end of the block; then close them with 1012. Yields the server's
+    URL. ``secured``: the TLS context; None without TLS."""
     server = _Server(_config(service, secured))
     running = asyncio.create_task(server.serve(sockets=[sock]), name="holdfast-gateway")
     listening = asyncio.create_task(server.listening.wait())

@@ -1,6 +1,7 @@
-"""What all routes share: the engine's link, the live sessions, and the sockets that are open.
+"""What all routes share: the link to the engine, the live sessions and the open sockets.
 
-`Service` admits clients and composes faces. The server and the embedded engine both use it.
+`Service` admits clients and makes the faces, that is, the protocols. The server and the embedded engine both
+use it.
 """
 
 from __future__ import annotations
@@ -8,33 +9,44 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import suppress
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..runtime.errors import EngineDied, EngineGone
 from ..runtime.link.client import EngineLink
 from ..runtime.link.messages import Phase
 from ..sessions.journal.journal import Journal
 from ..sessions.registry import SessionRegistry
+from ..sessions.stored import StoredObjects
 from .errors import Draining, KeyRemoved, ModelNotServed, SlowReader
-from .live_session import LiveSession
+from .live_session import LiveSession, spawn
 from .live_sessions import LiveSessions
 from .metrics import MetricsSnapshot, TenantSnapshot
 from .net.channel import Channel
-from .realtime.session import RealtimeFace
+from .net.outbox import Outbox
+from .rate_limits import RateLimiter
+from .realtime.session import RealtimeDefaults, RealtimeFace
 from .realtime.socket import ClientIdentity, RealtimeSocket
 from .settings import GatewaySettings
 from .tenants import ALLOWED, Tenants
+from .transcripts import Transcripts
+from .turn_queue import TurnQueue
+from .turns import Turns
+
+if TYPE_CHECKING:  # it needs an extra
+    from .tracing import TurnTracer
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """The engine's state as its heartbeats tell it. ``alive``: a restart of the server would not help.
-
-    ``journal``: how the journal differs from that of the last start.
-    """
+    """What the probes answer, from the engine's heartbeats. ``alive``: false if the engine hangs and a restart
+    of the server would help. ``ready``: a turn could run now. ``phase``, ``fraction``: what the engine does,
+    and how much of that is done, from 0 to 1. ``detail``: more about that, or why no turn may begin.
+    ``journal``: what differs from the journal at the last start, such as that it was emptied."""
 
     alive: bool
     ready: bool
@@ -44,46 +56,80 @@ class ServiceState:
     journal: tuple[str, ...] = ()
 
     def told(self) -> dict[str, object]:
-        """The body of an answer to a probe."""
+        """The JSON body of a probe's answer."""
         status = "ready" if self.ready else "not ready" if self.alive else "hung"
         told = {"status": status, "phase": self.phase, "detail": self.detail, "fraction": self.fraction}
         return {**told, "journal": list(self.journal)} if self.journal else told
 
 
-class Service:
-    """One model behind one link. There are no sessions until the engine was loaded for the first time.
+class ServedSocket(Protocol):
+    """A client's WebSocket, of any face, while it is served."""
 
-    ``tenants``: those of the settings, if they have been read already. Raises ``KeysUnusable``.
+    outbox: Outbox
+    client: ClientIdentity
+
+    def leave(self, why: Exception | None = None) -> None:
+        """Close the connection, and say why; None: because the server goes away."""
+
+    async def run(self) -> None:
+        """Serve the client until it has left or the server has said goodbye. Raises ``SlowReader`` for a client
+        that must be dropped."""
+
+
+class Service:
+    """One model behind one engine: its tenants, live sessions and open sockets. Sessions can be opened after
+    `open`, which is called when the engine was loaded for the first time.
+
+    ``model``: the name under which the model is served, unless the settings give other names. ``tenants``:
+    those of the settings; None reads them here, which may raise ``KeysUnusable``. ``shared``: the engine's
+    policy shares it between tenants. ``tracer``: makes a span of each turn; None: nothing is traced.
     """
 
     def __init__(
-        self, settings: GatewaySettings, model: str, link: EngineLink, tenants: Tenants | None = None
+        self,
+        settings: GatewaySettings,
+        model: str,
+        link: EngineLink,
+        tenants: Tenants | None = None,
+        *,
+        shared: bool = True,
+        tracer: TurnTracer | None = None,
     ) -> None:
         self.settings = settings
         self.tenants = tenants or Tenants.of(settings)
-        self.model = model
+        self.names = tuple(dict.fromkeys(settings.served_names)) or (model,)
+        """The names under which the model is served."""
         self.started = int(time.time())
         self._registry: SessionRegistry | None = None
         self._journal: Journal | None = None
         self._live: LiveSessions | None = None
+        queue = TurnQueue(settings.max_queue_seconds, shared=shared)
+        self.turns = Turns(RateLimiter(self.tenants.rates()), queue, tracer)
+        """What the turns of all sessions share."""
         self._link = link
-        self._sockets: dict[asyncio.Task[None], RealtimeSocket] = {}
+        self._sockets: dict[asyncio.Task[None], ServedSocket] = {}
+        self._stored: StoredObjects | None = None
+        self._works: set[asyncio.Task[Any]] = set()
         self._draining = False
         self._slow_readers = 0
         link.on_recovery(self._recovered)
 
     def open(self, registry: SessionRegistry, journal: Journal | None = None) -> None:
-        """Let sessions be opened from now on. ``journal``: the registry's, if it has one."""
+        """Let clients open sessions from now on. ``journal``: the registry's; if it cannot write, all sessions
+        are told. None if there is no journal."""
         self._registry = registry
         self._journal = journal
-        self._live = LiveSessions(registry, self.settings.limits)
+        self._live = LiveSessions(registry, self.settings.limits, self.turns)
+        self._stored = StoredObjects(journal)
         if journal is not None:
             journal.watchers.add(self._live.alarm)
 
     async def close(self) -> None:
-        """Admit no client any more, say goodbye on all sockets, end all sessions.
+        """Admit no client any more, close all sockets and put all sessions away. Running turns count as
+        interrupted.
 
-        An engine that does not answer holds this up for ``close_seconds`` at most.
+        It waits at most ``close_seconds`` for the sockets, and at most as long again for the sessions, because
+        the engine may not answer.
         """
         self._draining = True
         if self._live is not None:
@@ -92,6 +138,10 @@ class Service:
             socket.leave()
         if self._sockets:
             await asyncio.wait(list(self._sockets), timeout=self.settings.limits.close_seconds)
+        for work in self._works:
+            work.cancel()
+        if self._works:
+            await asyncio.wait(list(self._works), timeout=self.settings.limits.close_seconds)
         registry, live = self._registry, self._live
         self._registry = self._live = None
         if registry is not None and live is not None:
@@ -101,11 +151,11 @@ class Service:
                     await registry.aclose()
 
     def sessions(self) -> list[LiveSession]:
-        """The sessions in memory, on a connection or not."""
+        """The sessions in memory, with a connection or without."""
         return [] if self._live is None else self._live.live()
 
     def state(self) -> ServiceState:
-        """What the probes answer."""
+        """What the probes answer now."""
         link, beat = self._link, self._link.heartbeat
         fault = self._journal.fault if self._journal is not None and self._registry is not None else None
         ready = link.ready and self._registry is not None and not self._draining and fault is None
@@ -118,15 +168,23 @@ class Service:
             journal=() if self._journal is None else tuple(self._journal.mismatches),
         )
 
+    @property
+    def model(self) -> str:
+        """The name of the model that a client gets if it asks for none."""
+        return self.names[0]
+
     def check_model(self, name: str | None) -> None:
-        """Raises ``ModelNotServed`` where a client asks for another model."""
-        if name and name != self.model:
-            raise ModelNotServed(f"This server serves {self.model!r}, not {name!r}")
+        """Raises ``ModelNotServed`` if a client asks for another model. ``name``: what it asks for; None or
+        empty is allowed."""
+        if name and name not in self.names:
+            served = ", ".join(map(repr, self.names))
+            raise ModelNotServed(f"This server serves {served}, not {name[:256]!r}")
 
     def admit(self, model: str | None) -> LiveSessions:
-        """The sessions, for a face to open one.
+        """Check that a client may have a session, and return the live sessions, in which a face opens or
+        resumes it. ``model``: the name that the client asks for; None: any.
 
-        Raises ``ModelNotServed``, ``Draining``, or ``EngineDied`` until the engine was loaded once.
+        Raises ``ModelNotServed``, ``Draining``, or ``EngineDied`` if the engine was not loaded yet.
         """
         self.check_model(model)
         if self._draining:
@@ -135,11 +193,40 @@ class Service:
             raise EngineDied("The engine is loading")
         return self._live
 
+    def transcripts(self, model: str | None) -> Transcripts:
+        """What begins the turns of clients that send whole conversations. Raises what `admit` does."""
+        return Transcripts(self.admit(model), self._link, self.settings.default_max_tokens)
+
+    @property
+    def stored(self) -> StoredObjects:
+        """What the faces store. Raises ``EngineDied`` if the engine was not loaded yet."""
+        if self._stored is None:
+            raise EngineDied("The engine is loading")
+        return self._stored
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run work that may outlive its request. `close` cancels it."""
+        return spawn(work, self._works)
+
+    def spawn_end(self, stack: AsyncExitStack) -> None:
+        """Leave the contexts on ``stack`` in a task of its own, if they were not left yet: those of a stream
+        that a client left before its first event."""
+        self.spawn(stack.aclose())
+
     async def converse(self, channel: Channel, client: ClientIdentity | None = None) -> None:
-        """Serve one Realtime socket until either side ends it. The calling task is the connection's."""
+        """Serve one Realtime connection until either side ends it. Call it in a task of the connection's own. A
+        client that takes nothing is dropped, and logged. ``client``: which client it is; None: one without a
+        key. Raises what `admit` does."""
         limits = self.settings.limits
-        face = RealtimeFace(self.admit(None), self._link, self.model, limits)
-        socket = RealtimeSocket(channel, face, client or ClientIdentity(), limits)
+        client = client or ClientIdentity()
+        named = RealtimeDefaults((client.model or self.model, *self.names), self.settings.default_max_tokens)
+        face = RealtimeFace(self.admit(client.model), self._link, named, limits)
+        socket = RealtimeSocket(channel, face, client, limits)
+        await self.serve(socket, channel)
+
+    async def serve(self, socket: ServedSocket, channel: Channel) -> None:
+        """Serve one WebSocket until either side ends it. Call it in a task of the connection's own. A client
+        that takes nothing is dropped, and logged."""
         task = asyncio.current_task()
         assert task is not None, "a connection has a task of its own"
         self._sockets[task] = socket
@@ -154,9 +241,13 @@ class Service:
             del self._sockets[task]
 
     async def drain(self) -> None:
-        """Take no new work, tell all clients, give running replies ``drain_seconds`` to end; cut the rest."""
+        """Prepare for the server's end: take no new turns, and tell all clients. Wait at most ``drain_seconds``
+        for running turns; those that the next server cannot continue are then cancelled. Returns after
+        ``close_seconds`` more at the latest."""
         self._draining = True
         seconds = self.settings.drain_seconds
+        running = 0 if self._live is None else self._live.responses
+        log.info("draining: %d responses run and have %g s to end", running, seconds)
         ending = [asyncio.ensure_future(session.drain(seconds)) for session in self.sessions()]
         if ending:
             _, late = await asyncio.wait(ending, timeout=seconds + self.settings.limits.close_seconds)
@@ -164,23 +255,27 @@ class Service:
                 task.cancel()
 
     def _recovered(self, lost_seconds: float) -> None:
-        """Another engine has taken over: tell all sessions, idle ones too."""
+        """Another engine has taken over after ``lost_seconds`` without one: log it and tell all sessions, also
+        those without a running turn."""
+        log.warning("another engine serves, after %.1f s without one", lost_seconds)
         if self._live is not None:
             self._live.recovered(lost_seconds)
 
     def change_tenants(self, tenants: Tenants) -> int:
-        """Admit these from now on, with these numbers of sessions and turns.
+        """Use the keys in ``tenants`` from now on, and the limits of sessions and turns.
 
-        Closes the sockets of keys that are gone or another tenant's; returns their number. The limits that the
-        engine and the journal enforce stay as they were at the start.
+        Closes the sockets of keys that are gone or belong to another tenant now, and returns their number.
+        Limits that the engine and the journal enforce stay as they were at the start.
         """
         self.tenants = tenants
+        self.turns.rates.change(tenants.rates(), () if tenants.keys is None else tenants.keys.tenants)
         if self._registry is not None:
             self._registry.tenants.change(tenants.sessions())
         return sum([self._check_key(socket) for socket in self._sockets.values()])
 
-    def _check_key(self, socket: RealtimeSocket) -> bool:
-        """Close a socket if its key is not valid any more. Returns whether that is so."""
+    def _check_key(self, socket: ServedSocket) -> bool:
+        """Begin to close a socket if its key was removed, or belongs to another tenant now. Returns whether
+        that is so."""
         keys, client = self.tenants.keys, socket.client
         if keys is None or not client.key or keys.opens(client.key, client.salt):
             return False
@@ -188,7 +283,8 @@ class Service:
         return True
 
     async def snapshot(self, salt: bytes = b"", *, all_tenants: bool = True) -> MetricsSnapshot:
-        """Statistics now: of ``all_tenants`` or of none, and those of the tenant that asks."""
+        """The statistics now. ``salt``: of the tenant that asks; its own numbers are in it. ``all_tenants``:
+        false leaves out the totals of the server."""
         if not all_tenants:
             return MetricsSnapshot(self.state().ready, None, {}, {}, await self._tenant(salt))
         try:
@@ -200,7 +296,13 @@ class Service:
             sessions = {**sessions, **await self._journal.statistics()}
         gateway = {**sessions, **self._lengths()}
         return MetricsSnapshot(
-            self.state().ready, self._link.engine_number, gateway, engine, await self._tenant(salt)
+            self.state().ready,
+            self._link.engine_number,
+            gateway,
+            engine,
+            await self._tenant(salt),
+            self.turns.metrics,
+            self.model if self.settings.metrics_compat == "vllm" else None,
         )
 
     async def _tenant(self, salt: bytes) -> TenantSnapshot | None:
@@ -219,4 +321,6 @@ class Service:
             "outbox_events": sum(outbox.events for outbox in outboxes),
             "outbox_bytes": sum(outbox.bytes for outbox in outboxes),
             "slow_readers_dropped": self._slow_readers,
+            "turns_waiting": len(self.turns.queue),
+            "turns_seconds_per_start": self.turns.queue.seconds_per_start,
         }

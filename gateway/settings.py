@@ -9,10 +9,10 @@ import re
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ..sessions.settings import JournalSettings
-from .errors import NetworkInvalid
+from .errors import NameUnusable, NetworkInvalid, TracingUnavailable
 from .net.rates import Rate
 
 if TYPE_CHECKING:  # importing it takes a second, and `--help` does not need it
@@ -20,46 +20,56 @@ if TYPE_CHECKING:  # importing it takes a second, and `--help` does not need it
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8040
+CYCLE_TOKENS = 512
+MetricsCompat: TypeAlias = Literal["none", "vllm"]
 ALLOWED_HOST = re.compile(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
 ORIGIN = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@]+")
+ENDPOINT = re.compile(r"https?://[^\s/?#@]+[^\s]*")
 ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
+MODEL_NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,256}")
 
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """What one client may take. Sizes in bytes, times in seconds. `quotas` tells what happens beyond each."""
+    """What one client may take. Sizes in bytes, times in seconds. `quotas` says what happens beyond each
+    limit."""
 
     frame_bytes: int = 1 << 20
     """A longer frame is refused; one of more than ``socket_bytes`` closes the socket with 1009."""
     socket_bytes: int = 2 << 20
+    body_bytes: int = 32 << 20
+    """The longest body of an HTTP request: a client that sends the whole conversation may have a long one."""
+    body_seconds: float = 30.0
+    """The time in which a body must end."""
     outbox_events: int = 256
     outbox_bytes: int = 1 << 20
-    """With so much unsent a session's reply waits: a slow reader slows down only its own session."""
+    """If this much is unsent on a socket, its replies wait. A slow reader slows down only its own sessions."""
     stall_seconds: float = 20.0
-    """A client that takes no frame for so long is dropped, with the reason ``slow_reader``."""
+    """A client that takes no frame for this long is dropped, with the reason ``slow_reader``."""
     close_seconds: float = 5.0
     """The time that a client has to take the server's close frame."""
     parallel_responses: int = 8
-    """Responses that may run at once on one socket, out-of-band ones included."""
+    """Responses of one session that may run at once, out-of-band ones included."""
     moves: int = 8
-    """Leases, stages and settles of one session that may run at once."""
+    """Leases, stages, settles and maps of blocks of one session that may run at once."""
     send_buffer_bytes: int = 256 << 10
     """The kernel's buffer for one socket (by default some 4 MB for a stalled client)."""
     header_seconds: float = 10.0
-    """A connection that has not sent a whole request head by then is closed; so is one that sends a request's
-    body for so long after the answer."""
+    """A connection is closed if it has not sent all of a request's head in this time, or if it still sends the
+    body this long after the answer."""
     ping_seconds: float = 20.0
-    """Between keepalive pings, and for their answers."""
+    """The time between two keepalive pings, and the time that the client has to answer each."""
     resume_seconds: float = 120.0
-    """The time that a session stays in memory for a client that can come back; its replies go on."""
+    """How long a session without a connection stays in memory for a client that can come back. Its replies
+    continue."""
     unopened_forks: int = 1024
-    """Unopened forks of one tenant in memory. Beyond that the oldest wait in the journal."""
+    """Unopened forks of one tenant in memory. Beyond that, the oldest ones stay only in the journal."""
     young_seconds: float = 10.0
-    """The time that a fork stays in memory in any case. Where all are younger, further ones are refused."""
+    """How long a fork stays in memory in any case. If all are younger, further forks are refused."""
     log_bytes: int = 4 << 20
-    """Bytes of events that are kept per session, to be sent again."""
+    """Bytes of events that are kept for each session, to be sent again after a connection was lost."""
     client_events: int = 1024
-    """Ids of client events that are kept per session, to recognise one that is sent twice."""
+    """Ids of client events that are kept for each session, to recognise an event that is sent twice."""
     frames: Rate = Rate(2000.0, 8000)
     """Data frames of one socket, fragments included. Frames that come faster are read later."""
     control_frames: Rate = Rate(20.0, 200)
@@ -67,12 +77,14 @@ class ClientLimits:
     fragments: int = 4096
     """Frames that one message may come in: 2 MiB in pieces of 512 bytes. More close the socket with 1008."""
     invalid_events: Rate = Rate(5.0, 100)
-    """Frames of one socket that are no events. Each is answered with an error; more close it with 1008."""
+    """Frames of one socket that are not events. Each is answered with an error; more of them close the socket
+    with 1008."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """How the server is reached from elsewhere: names, proxies, TLS. Raises ``NetworkInvalid``."""
+    """How the server is reached from elsewhere: names, proxies, TLS. Raises ``NetworkInvalid`` if a value is
+    not valid."""
 
     allowed_hosts: tuple[str, ...] = ()
     """Names in the Host header that are answered besides addresses and localhost: ``chat.example.com``,
@@ -84,9 +96,9 @@ class Network:
     root_path: str = ""
     """The prefix below which a proxy serves this server: ``/holdfast``."""
     certificate: Path | None = None
-    """TLS: the server's certificate and those that link it to its authority, in PEM."""
+    """For TLS: the server's certificate, and those that link it to its authority, in PEM."""
     private_key: Path | None = None
-    """Its key, where that is not in the same file."""
+    """The certificate's private key, if it is not in the same file."""
     private_key_password: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -111,18 +123,20 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """Where the gateway listens, which keys are valid, and how it ends. ``port`` 0 takes a free one.
+    """Where the gateway listens, which keys are valid, and how it ends. ``port``: 0 takes a free one.
+    ``api_key``: the only valid key; None, without ``keys``: no key is needed.
 
     ``store``: the folder of the journal, in which sessions outlive the server; None keeps them in memory.
+    Raises ``NameUnusable`` if one of ``served_names`` is not valid.
     """
 
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     api_key: str | None = None
     keys: Path | None = None
-    """A file of keys, their tenants and what these may take (`tenants`), in place of ``api_key``."""
+    """A file with keys, their tenants and the tenants' limits (`tenants`), in place of ``api_key``."""
     operator_key: str | None = field(default=None, repr=False)
-    """Opens the totals of ``/metrics``, which tenants do not see."""
+    """The key that opens the totals in ``/metrics``, which tenants do not see."""
     network: Network = Network()
     limits: ClientLimits = ClientLimits()
     store: Path | None = None
@@ -130,10 +144,37 @@ class GatewaySettings:
     calls: CallForm | None = None
     """How the model writes tool calls; None: derived from its templates."""
     reasoning: ReasoningForm | None = None
-    """How it writes its reasoning; None: derived, too."""
+    """How the model writes its reasoning; None: derived from its templates."""
     tool_fallback: bool = False
     """If the model's template does not show tools, write them into the instructions."""
+    page: bool = True
+    """Whether browsers get the playground at ``/`` and the documents at ``/docs``."""
+    served_names: tuple[str, ...] = ()
+    """The names under which the model is served, in place of its folder's name. A session that asks for none
+    gets the first. Raises ``NameUnusable``."""
+    default_max_tokens: int | None = 4096
+    """The most tokens of a reply that sets no limit of its own; None: as many as the context holds."""
+    cycle_tokens: int = CYCLE_TOKENS
+    """A reply ends after this many repeated tokens (`sessions.turn.cycles`); 0: never for this reason."""
     recovery_seconds: float = 60.0
-    """The time that a reply waits for another engine when its own has died; then it fails."""
+    """If its engine dies, a reply waits this long for another one; then it fails."""
+    traces_endpoint: str | None = None
+    """Where spans of turns go, by OTLP over HTTP; None: none are made. Raises ``TracingUnavailable``."""
+    max_queue_seconds: float | None = 300.0
+    """A turn that would wait longer for the engine is refused, with the time after which to try again; None:
+    every turn waits."""
+    metrics_compat: MetricsCompat = "none"
+    """Whether ``/metrics`` has the names of another server, too."""
     drain_seconds: float = 10.0
     """At SIGTERM running replies may end within this time; then sockets close with 1012."""
+
+    def __post_init__(self) -> None:
+        if self.traces_endpoint is not None and not ENDPOINT.fullmatch(self.traces_endpoint):
+            raise TracingUnavailable(
+                f"--otlp-traces-endpoint {self.traces_endpoint!r} is no URL such as http://localhost:4318"
+            )
+        for name in self.served_names:
+            if not MODEL_NAME.fullmatch(name):
+                raise NameUnusable(
+                    f"--served-model-name {name[:300]!r} is not 1 to 256 characters without blanks"
+                )

@@ -1,6 +1,6 @@
 """Tenants as the keys file has them: the keys of each, and how much each may take.
 
-Two forms. Lines of ``KEY TENANT`` set no limits. A file named ``*.toml`` may::
+The file has one of two forms. Lines of ``KEY TENANT`` set no limits. A file named ``*.toml`` may::
 
     [operators]           # they see all tenants' numbers in /metrics
     keys = ["…"]
@@ -14,8 +14,8 @@ Two forms. Lines of ``KEY TENANT`` set no limits. A file named ``*.toml`` may::
     leased = "512MiB"
 
 `Tenants` gives each room its part of the limits; `quotas` says which room enforces what. `check` compares them
-with what the server has. Sums of sessions and bytes must fit, because all tenants may use theirs at once. Of
-replies, which wait for one another, each tenant's own number must.
+with what the server has. The sum of all tenants' sessions or bytes must fit, because all may use theirs at
+once. Replies wait for one another, so only each tenant's own number must fit.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from ..sessions.settings import UNLIMITED, JournalShare, SessionSettings, Tenant
 from .auth import NAME, Keys, add_key, read_text, salt_of
 from .errors import KeysUnusable, LimitsTooLarge
 from .quotas import TENANT_QUOTAS, bytes_of
+from .rate_limits import KeyRates
 from .settings import GatewaySettings
 
 ALLOWED = tuple(quota.name for quota in TENANT_QUOTAS)
@@ -44,7 +45,8 @@ ALLOWED = tuple(quota.name for quota in TENANT_QUOTAS)
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What one tenant may take; None: as much as there is. A field for each row of `TENANT_QUOTAS`."""
+    """The limits of one tenant. None: no limit. It has a field for each row of `TENANT_QUOTAS`. Raises
+    ``KeysUnusable`` if a value is too small."""
 
     sessions: int | None = None
     """Sessions open at once."""
@@ -58,6 +60,10 @@ class Allowance:
     """Bytes of KV that its leases cover on the device; as many again in the host tier."""
     disk: int | None = None
     """Bytes of its KV on disk."""
+    requests_per_minute: int | None = None
+    """Turns that each of its keys may begin in a minute."""
+    tokens_per_minute: int | None = None
+    """New tokens of prompts, and tokens of replies, that each of its keys may have in a minute."""
 
     def __post_init__(self) -> None:
         for quota in TENANT_QUOTAS:
@@ -75,10 +81,8 @@ NOTHING_SET = Allowance()
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """The valid keys and the tenants' limits. ``keys`` None: every client on this machine is admitted.
-
-    ``source``: the file that they are from.
-    """
+    """The valid keys, and the limits of each tenant by its name. ``keys``: None if every client on this machine
+    is admitted. ``source``: the name of the keys file; empty if there is none."""
 
     keys: Keys | None = None
     limits: Mapping[str, Allowance] = field(default_factory=dict)
@@ -86,7 +90,8 @@ class Tenants:
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> Tenants:
-        """The tenants of the settings. Raises ``KeysUnusable``."""
+        """The tenants of these settings: from the keys file, from the single API key, or none. Reads the file.
+        Raises ``KeysUnusable``."""
         if settings.keys is not None:
             found = cls.read(settings.keys)
         else:
@@ -97,11 +102,15 @@ class Tenants:
             raise KeysUnusable(
                 "--operator-key needs --keys or --api-key: without keys every client is an operator"
             )
-        return replace(found, keys=found.keys.with_operators([settings.operator_key], "--operator-key"))
+        keys = (
+            found.keys if settings.keys is not None else Keys(found.keys.tenants)
+        )  # not the single key itself
+        return replace(found, keys=keys.with_operators([settings.operator_key], "--operator-key"))
 
     @classmethod
     def read(cls, path: Path) -> Tenants:
-        """Read a keys file in either form. Raises ``KeysUnusable``, which names file and place, never a key."""
+        """Read a keys file in either form. Raises ``KeysUnusable``, which names the file and the place in it,
+        never a key."""
         if path.suffix != ".toml":
             return cls(Keys.read(path), source=str(path))
         text = read_text(path)
@@ -111,30 +120,40 @@ class Tenants:
             raise KeysUnusable(f"{path}: {fault.message}") from None
 
     def name(self, salt: bytes) -> str:
-        """The name of the tenant with this salt; empty if it has none."""
+        """The name of the tenant with this salt; empty if no tenant has it."""
         known = {*self.limits, *(() if self.keys is None else self.keys.tenants.values())}
         return next((name for name in known if salt_of(name) == salt), "")
 
     def of_salt(self, salt: bytes) -> Allowance:
-        """The limits of the tenant with this salt."""
+        """The limits of the tenant with this salt. A tenant that has none, or is not known, has an `Allowance`
+        without limits."""
         return self.limits.get(self.name(salt), NOTHING_SET)
 
     def sessions(self) -> dict[bytes, TenantLimits]:
-        """The limits that the session registry enforces, also of tenants that have none."""
+        """The limits of open sessions and running turns, by salt, for the session registry. Tenants without
+        limits are in it, too."""
         known = () if self.keys is None else self.keys.tenants.values()
         names = dict.fromkeys((*self.limits, *known))
         allowed = {name: self.limits.get(name, NOTHING_SET) for name in names}
         return {salt_of(name): TenantLimits(one.sessions, one.turns) for name, one in allowed.items()}
 
+    def rates(self) -> dict[bytes, KeyRates]:
+        """The limits per minute of each key, by its tenant's salt."""
+        return {
+            salt_of(name): KeyRates(one.requests_per_minute, one.tokens_per_minute)
+            for name, one in self.limits.items()
+        }
+
     def journal(self) -> dict[bytes, JournalShare]:
-        """The limits that the journal enforces."""
+        """The limits of sessions and bytes in the journal, by salt. Only of tenants that have any limit."""
         return {
             salt_of(name): JournalShare(one.kept or UNLIMITED, one.journal or UNLIMITED)
             for name, one in self.limits.items()
         }
 
     def budgets(self) -> tuple[TenantBudget, ...]:
-        """The limits that the engine enforces."""
+        """The limits of KV that the engine enforces: leased, and on disk. Only of tenants that have one of
+        these."""
         return tuple(
             TenantBudget(salt=salt_of(name), leased_bytes=one.leased, disk_bytes=one.disk)
             for name, one in self.limits.items()
@@ -188,7 +207,8 @@ def _from_toml(text: str, source: str) -> Tenants:
 
 
 def _placed(place: str, table: msgspec.Struct, usual: Allowance) -> Allowance:
-    """What a table of the file allows; ``usual`` where it says nothing. Raises ``KeysUnusable``."""
+    """The limits in one table of the file, with those of ``usual`` where the table sets none. ``place``: the
+    table's name, for the error. Raises ``KeysUnusable``."""
     given = {name: value for name in ALLOWED if (value := getattr(table, name)) is not None}
     try:
         sizes = {
@@ -209,7 +229,9 @@ _IN_BYTES = {quota.name for quota in TENANT_QUOTAS if quota.in_bytes}
 
 @dataclass(frozen=True, slots=True)
 class ServerBound:
-    """The server has ``there`` of ``limit``; ``of`` says what that is. ``summed``: for all tenants together."""
+    """How much the server has of what a limit is about. ``limit``: the limit's name. ``there``: the number, in
+    bytes or a count. ``of``: what the number is, for the error. ``summed``: the sum of all tenants' limits must
+    fit; if false, each tenant's own."""
 
     limit: str
     there: int
@@ -218,24 +240,27 @@ class ServerBound:
 
 
 def check(tenants: Tenants, settings: GatewaySettings, engine: EngineSettings) -> None:
-    """Check all limits that need no loaded engine. Raises ``LimitsTooLarge``."""
+    """Check that the tenants' limits fit the server, as far as that is known before the engine is loaded.
+    Raises ``LimitsTooLarge``."""
     for bound in _bounds(settings, engine):
         check_bound(tenants, bound)
 
 
 def check_leases(tenants: Tenants, engine: EngineSettings, hello: Hello) -> None:
-    """Check the leases, once the engine has told the size of its KV. Raises ``LimitsTooLarge``."""
+    """Check that the tenants' leases fit the engine's KV, the size of which ``hello`` tells when the engine is
+    loaded. Raises ``LimitsTooLarge``."""
     check_bound(tenants, leasable(engine, hello.blocks * hello.block_bytes))
 
 
 def leasable(engine: EngineSettings, kv_bytes: int) -> ServerBound:
-    """The bytes of the device's KV that leases may cover."""
+    """The bound of leases: how many of the ``kv_bytes`` of KV on the device they may cover."""
     of = f"what leases may cover, {engine.lease_share:g} × {shown(kv_bytes)} of KV"
     return ServerBound("leased", int(engine.lease_share * kv_bytes), of)
 
 
 def check_bound(tenants: Tenants, bound: ServerBound) -> None:
-    """Check one limit of all tenants. Raises ``LimitsTooLarge``."""
+    """Check all tenants' limits of one name, or their sum, against what the server has of it. Raises
+    ``LimitsTooLarge``."""
     asked = {name: value for name, one in tenants.limits.items() if (value := getattr(one, bound.limit))}
     groups = [asked] if bound.summed else [{name: value} for name, value in asked.items()]
     for group in groups:
@@ -248,12 +273,12 @@ def check_bound(tenants: Tenants, bound: ServerBound) -> None:
 
 
 def amount(limit: str) -> Callable[[int], str]:
-    """Writes a value of this limit."""
+    """A function that writes a value of this limit as text: ``8 GiB`` for bytes, ``1,000`` for a count."""
     return shown if limit in _IN_BYTES else lambda value: f"{value:,}"
 
 
 def told(allowance: Allowance) -> str:
-    """A tenant's limits in one line."""
+    """A tenant's limits as one line of text."""
     values = ((quota, getattr(allowance, quota.name)) for quota in TENANT_QUOTAS)
     set_ = [quota.shown.format(amount(quota.name)(value)) for quota, value in values if value is not None]
     return ", ".join(set_) or "no limits"
@@ -276,13 +301,14 @@ def _bounds(settings: GatewaySettings, engine: EngineSettings) -> Iterator[Serve
 
 
 def _disk_of(folder: Path) -> int:
-    """Bytes of the disk that a folder is on, or will be."""
+    """The size, in bytes, of the file system on which ``folder`` is, or would be made."""
     there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
     return shutil.disk_usage(there).total
 
 
 def _sum(parts: Mapping[str, int], tell: Callable[[int], str]) -> str:
-    """``acme 2 GiB + zenith 1 GiB = 3 GiB``; of many the largest are named."""
+    """The tenants' values and their sum as text: ``acme 2 GiB + zenith 1 GiB = 3 GiB``. Of many only the
+    largest are named. ``tell`` writes one value."""
     largest = sorted(parts.items(), key=lambda part: -part[1])
     written = [f"{name} {tell(value)}" for name, value in largest[:NAMED]]
     if others := largest[NAMED:]:

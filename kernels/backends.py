@@ -49,12 +49,11 @@ class Needs:
 
 
 def named(asked: str, device: torch.device, needs: Needs | None = None) -> tuple[str, str]:
-    """The name of the backend that would compute, and why a faster one is not used; loads nothing.
-
-    Without ``needs`` only the device and the installation count.
+    """The name of the backend that would compute, and why a faster one is not used ("" if none is); loads
+    nothing. Without ``needs`` only the device and the installation count.
 
     Raises:
-        BackendMissing
+        BackendMissing: ``asked`` names a backend that cannot compute here.
     """
     if asked == "reference":
         return asked, ""
@@ -100,7 +99,8 @@ def choose(
 
 
 def tell_compiling(begun: Callable[[str], None], ended: Callable[[], None]) -> None:
-    """Report when Triton compiles a kernel that is called for the first time: see `gpu.compiling`."""
+    """From now on call ``begun`` with a kernel's name when Triton begins to compile it, and ``ended`` after
+    it: see `gpu.compiling`. Does nothing if Triton is not installed."""
     if find_spec("triton") is not None:
         from .gpu import compiling
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Event(Protocol):
-    """A point in a stream."""
+    """A point in the work of a stream."""
 
     def wait(self) -> None:
         """Block until all work before this point is done."""
@@ -28,14 +28,15 @@ class Stream(Protocol):
     """Work that the device does in the order in which it was enqueued."""
 
     def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Copy the second of each pair into the first, perhaps between host and device.
+        """Enqueue copies: for each pair (target, source) the source's numbers go to the target, perhaps
+        between host and device.
 
-        Both must stay unchanged until an event behind the copy.
+        Both must stay unchanged until an event behind the copy is done.
         """
         ...
 
     def record(self) -> Event:
-        """An event behind all work enqueued so far."""
+        """Record an event behind all work that was enqueued so far, and return it."""
         ...
 
     def follow(self, event: Event) -> None:
@@ -92,27 +93,27 @@ class CpuDevice:
     overlaps = False
 
     def active(self) -> AbstractContextManager[None]:
-        """Nothing to choose."""
+        """A context that does nothing."""
         return nullcontext()
 
     def current(self) -> Stream:
-        """The caller itself."""
+        """The one stream there is: it works at once, on the calling thread."""
         return _CALLER
 
     def stream(self) -> Stream:
-        """There is no other."""
+        """The same stream as `current`: there is no second one."""
         return _CALLER
 
     def fetch(self, tensor: Tensor) -> Tensor:
-        """It is there already."""
+        """``tensor`` itself, which is in host memory already."""
         return tensor
 
     def register(self, address: int, size: int) -> str:
-        """Copies need no help."""
+        """Does nothing and returns "": copies within host memory need no pinning."""
         return ""
 
     def unregister(self, addresses: Iterable[int]) -> None:
-        """Nothing is registered."""
+        """Does nothing, as `register` does nothing."""
 
 
 class _Caller:
@@ -124,12 +125,12 @@ class _Caller:
         return _DONE
 
     def follow(self, event: Event) -> None:
-        """All that is before it is done."""
+        """Does nothing: all work before it is done."""
 
 
 class _CompletedEvent:
     def wait(self) -> None:
-        """It is."""
+        """Does nothing: the work before it is done."""
 
 
 _CALLER, _DONE = _Caller(), _CompletedEvent()
@@ -145,7 +146,8 @@ PORTABLE = 1
 
 
 class CudaDevice:
-    """``cuda:N``, for the thread that is in ``active``. ``runtime``: replaced in tests."""
+    """A CUDA device. Its methods are for a thread that is within ``active``. ``runtime``: the CUDA runtime's
+    functions, replaced in tests."""
 
     overlaps = True
 
@@ -154,25 +156,28 @@ class CudaDevice:
         self._runtime = runtime or TorchRuntime()
 
     def active(self) -> AbstractContextManager[None]:
-        """Triton launches on the thread's current device, and ``Stream()`` and ``Event()`` belong to it."""
+        """A context in which this is the calling thread's current device. Triton launches there, and new
+        streams and events belong to it."""
         return torch.cuda.device(self._index)
 
     def current(self) -> Stream:
-        """Torch's."""
+        """Torch's current stream on this device."""
         return _CudaStream(torch.cuda.current_stream(self._index))
 
     def stream(self) -> Stream:
-        """A new one."""
+        """A new CUDA stream on this device."""
         with self.active():
             return _CudaStream(torch.cuda.Stream(self._index))  # type: ignore[no-untyped-call]
 
     def fetch(self, tensor: Tensor) -> Tensor:
-        """Into pinned memory, behind what the current stream holds."""
+        """Enqueue a copy of ``tensor`` into pinned host memory, behind the work in the current stream, and
+        return that memory. Read it only after an event recorded behind this call."""
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return host.copy_(tensor, non_blocking=True)
 
     def register(self, address: int, size: int) -> str:
-        """Refusals leave no pending error, which torch would raise at an unrelated launch."""
+        """Pin this host memory, ``size`` bytes at ``address``. Returns why it failed, or "". A failure leaves
+        no pending error, which torch would raise at an unrelated launch."""
         with self.active():
             code = self._register(address, size)
             if code == ALREADY_REGISTERED:  # by an earlier engine that did not close its memory
@@ -181,7 +186,7 @@ class CudaDevice:
         return f"cudaHostRegister of {size} bytes: error {code}" if code else ""
 
     def unregister(self, addresses: Iterable[int]) -> None:
-        """Whether or not all are registered."""
+        """Undo `register` for the memory at these addresses; one that is not registered is ignored."""
         with self.active():
             for address in addresses:
                 self._unregister(address)
@@ -238,7 +243,8 @@ class Runtime(Protocol):
 
 
 class TorchRuntime:
-    """The functions of the library that torch has loaded: another copy would have its own pending errors."""
+    """The functions of the CUDA runtime library that torch has loaded. Another copy of the library would have
+    its own pending errors."""
 
     def __init__(self) -> None:
         torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -246,15 +252,16 @@ class TorchRuntime:
         self._loaded = [ctypes.CDLL(path) for path in _loaded("libcudart")]
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
-        """Without the interpreter's lock."""
+        """Pin host memory. Other threads of Python run meanwhile."""
         return int(self._torch.cudaHostRegister(address, size, flags))
 
     def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
-        """Waits for copies from and to the memory."""
+        """Undo the pinning. It waits for copies from and to the memory."""
         return int(self._torch.cudaHostUnregister(address))
 
     def cudaGetLastError(self) -> int:  # noqa: N802
-        """Torch has none. Where the runtime is linked into torch itself, its next launch takes the error."""
+        """Take the pending error's code. Torch does not offer this function, so the library's own is called;
+        where the runtime is linked into torch itself, a small launch takes the error instead."""
         codes = [int(library.cudaGetLastError()) for library in self._loaded]
         if not codes:
             with suppress(RuntimeError):
@@ -263,7 +270,7 @@ class TorchRuntime:
 
 
 def _loaded(name: str) -> list[str]:
-    """Paths of this process's shared libraries with that file name."""
+    """Paths of the shared libraries in this process with file names that begin with ``name``, sorted."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.split(maxsplit=5)[5] for line in lines if f"/{name}" in line}
     return sorted(path for path in paths if Path(path).name.startswith(name))

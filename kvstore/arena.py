@@ -39,12 +39,12 @@ class DeviceArena:
 
     @property
     def device(self) -> torch.device:
-        """Where the bytes are."""
+        """The torch device that holds the bytes."""
         return self.kv.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of one element."""
+        """The torch type of one number."""
         return self.kv.dtype
 
     def bytes_of(self, block: int) -> Tensor:
@@ -53,7 +53,7 @@ class DeviceArena:
         return self.kv[block].view(torch.uint8).view(-1)
 
     def poison(self, blocks: Sequence[int]) -> None:
-        """Fill blocks that must be written before they are read with NaN; for tests and debug."""
+        """Fill these blocks with NaN, so that a read before the first write is noticed; for tests and debug."""
         ids = torch.tensor(blocks, dtype=torch.int64, device=self.device)
         if self.dtype.itemsize > 1:
             self.kv.index_fill_(0, ids, float("nan"))
@@ -62,5 +62,6 @@ class DeviceArena:
         self.kv.view(torch.uint8).index_fill_(0, ids, int(bits))
 
     def zero_behind(self, block: int, tokens: int) -> None:
-        """Zero the slots behind the first ``tokens``: before a partial block leaves the device."""
+        """Zero the block's slots behind its first ``tokens`` tokens, before a partial block leaves the
+        device."""
         self.kv[block, :, :, :, tokens:] = 0

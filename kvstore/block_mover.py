@@ -24,7 +24,8 @@ from .host.registration import Registration
 from .host.slots import SlotMemory
 
 Copy: TypeAlias = Callable[[Tensor, Tensor, NDArray[np.int64], int], None]
-"""As `kernels.interface.Kernels.copy_pieces`."""
+"""A function that copies pieces of host memory: (source, target, offsets, bytes), as
+`kernels.interface.Kernels.copy_pieces`."""
 
 
 class BlockMover:
@@ -59,7 +60,8 @@ class BlockMover:
 
     @property
     def reach(self) -> Callable[[int], Sequence[memoryview]] | None:
-        """Function that gives a block's bytes in each arena; None where they lie in a GPU's memory."""
+        """A function that gives, for a block, its bytes in each arena as writable memory. None if the arenas
+        lie in a GPU's memory."""
         return None if self._stream is not None else self._of_block
 
     def close(self) -> None:
@@ -104,7 +106,8 @@ class BlockMover:
         return self._saved
 
     def _save(self, stream: Stream, saves: Sequence[tuple[int, int, int]]) -> Saving:
-        """Start the saves. Their blocks were computed by finished steps, but may be loaded by one in flight."""
+        """Start to copy blocks to slots, on the stream for saves. The blocks were computed by finished steps,
+        but a load in flight may be writing them: the copies wait for it."""
         if self._loaded is not None:
             stream.follow(self._loaded)
         stream.copy(
@@ -127,7 +130,7 @@ class BlockMover:
                 self._copy(cells, self._bytes, pieces[:, ::-1], size)
 
     def _of_block(self, block: int) -> list[memoryview]:
-        """The bytes of a block in each arena of this machine's memory."""
+        """The bytes of a block in each arena, as writable memory; for arenas in this machine's memory."""
         if len(self._flat) == 1:  # the usual case, on the path of each block that is read
             (flat,), (size,) = self._flat, self._sizes
             return [flat[block * size : (block + 1) * size]]
@@ -141,7 +144,7 @@ class BlockMover:
                 part.view(arena.dtype).view(arena.group.block_shape)[:, :, :, tokens:] = 0
 
     def _parts(self, slot: int) -> Iterator[tuple[DeviceArena, Tensor]]:
-        """Each arena, and its bytes in the slot."""
+        """Yield each arena with the part of the slot's bytes that belongs to it."""
         held = self._slot(slot)
         for arena, start in self._arenas:
             yield arena, held[start : start + arena.group.block_bytes]
@@ -155,19 +158,19 @@ class BlockMover:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Saves that run on their stream until ``done``."""
+    """Copies of blocks to slots that run on their own stream; the event ``done`` comes behind the last."""
 
     _mover: BlockMover
     _saves: Sequence[tuple[int, int, int]]
     done: Event
 
     def wait(self) -> None:
-        """Wait until all bytes are in their slots, and zero what is behind the tokens."""
+        """Wait until all bytes are in their slots, and zero what is behind each record's tokens."""
         self.done.wait()
         for _, slot, tokens in self._saves:
             self._mover.zero_behind(slot, tokens)
 
 
 def _flat(arena: DeviceArena) -> memoryview:
-    """All bytes of an arena in this machine's memory."""
+    """All bytes of an arena in this machine's memory, as writable memory; no copy."""
     return arena.kv.view(torch.uint8).view(-1).numpy().data

@@ -16,7 +16,7 @@ BlockArray: TypeAlias = NDArray[np.intp]
 
 
 def as_array(blocks: BlockIds) -> BlockArray:
-    """The same ids as one array."""
+    """The block ids as one numpy array; no copy if it is one of that type already."""
     return np.asarray(blocks, dtype=np.intp)
 
 
@@ -46,7 +46,7 @@ class BlockTable:
         return view
 
     def extend(self, blocks: Sequence[int]) -> None:
-        """Append blocks, in order."""
+        """Append blocks in the order of the sequence's tokens."""
         end = self._length + len(blocks)
         if end > len(self._ids):
             grown = np.empty(max(end, 2 * len(self._ids), 8), dtype=np.int32)
@@ -56,13 +56,14 @@ class BlockTable:
         self._length = end
 
     def replace(self, index: int, block: int) -> int:
-        """Put ``block`` in place of another (copy on write); returns the other."""
+        """Put ``block`` in place of the block at ``index``, for copy on write. Returns the block that stood
+        there."""
         before = self[index]
         self._ids[: self._length][index] = block
         return before
 
     def truncate(self, length: int) -> NDArray[np.int32]:
-        """Keep the first ``length`` blocks; returns the others, in order, for `BlockPool.release`."""
+        """Keep the first ``length`` blocks. Returns the others in order, a copy, for `BlockPool.release`."""
         assert 0 <= length <= self._length, f"cannot keep {length} of {self._length} blocks"
         dropped = self._ids[length : self._length].copy()
         self._length = length

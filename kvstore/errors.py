@@ -27,7 +27,7 @@ class GroupInvalid(KVStoreError):
 
 
 class PoolExhausted(KVStoreError):
-    """``needed`` blocks were asked for, ``available`` could be had; nothing was taken."""
+    """The pool was asked for ``needed`` blocks, and only ``available`` could be had; nothing was taken."""
 
     def __init__(self, needed: int, available: int) -> None:
         super().__init__(f"{needed} blocks needed, {available} available")

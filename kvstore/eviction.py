@@ -38,7 +38,8 @@ RANK_SHARE = 4
 
 
 class EvictionOrder:
-    """The cached blocks of a pool of ``blocks``, in eviction order; remembers hits of held ones too."""
+    """The cached blocks of a pool of ``blocks`` blocks, in the order in which they are evicted. Hits are
+    remembered for all its blocks, cached or not."""
 
     def __init__(self, blocks: int) -> None:
         self._room = max(1, blocks // RANK_SHARE)
@@ -57,7 +58,8 @@ class EvictionOrder:
         return block in low or block in middle or block in high or block in leased
 
     def lease(self, block: int, returns: float | None) -> None:
-        """A lease covers ``block``, wanted again at ``returns`` (seconds); None: no lease covers it."""
+        """Note that a lease covers ``block``, which is expected to be wanted again at ``returns`` (seconds);
+        None: no lease covers it any more. A cached block gets its new place."""
         if returns is None:
             self._returns.pop(block, None)
         else:
@@ -66,11 +68,12 @@ class EvictionOrder:
             self.add([block])
 
     def hit(self, blocks: BlockIds, times: int = 1) -> None:
-        """Each of these was found by its key, ``times`` times."""
+        """Count a hit for each of these blocks, ``times`` times: they were found by their keys."""
         np.add.at(self._hits, as_array(blocks), np.int32(times))
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """These lost their key: forget their hits and leases."""
+        """Forget the hits and leases of these blocks, which have lost their keys; they keep their places
+        here."""
         for block in blocks:
             self._hits[block] = 0
             self._returns.pop(block, None)
@@ -89,7 +92,8 @@ class EvictionOrder:
                 self._overflow(rank)
 
     def put_first(self, block: int) -> None:
-        """Add a block to be evicted before all others, as it is kept elsewhere too; a leased one: as `add`."""
+        """Add a block so that it is evicted before all others, because it is kept elsewhere too. A leased one
+        is added as by `add`."""
         if block in self._returns:
             return self.add([block])
         self._ranks[0][block] = None
@@ -105,7 +109,7 @@ class EvictionOrder:
         return False
 
     def pop(self, count: int) -> list[int]:
-        """Take out the first ``count`` in eviction order."""
+        """Take out the first ``count`` blocks in eviction order, and return them."""
         taken: list[int] = []
         for rank in self._ranks:
             wanted = min(count - len(taken), len(rank))
@@ -116,15 +120,16 @@ class EvictionOrder:
         return taken
 
     def unleased(self) -> Iterator[int]:
-        """Those that no lease covers, in eviction order."""
+        """The blocks that no lease covers, in eviction order."""
         return chain.from_iterable(self._ranks)
 
     def leased(self) -> list[int]:
-        """Those that leases cover: the latest return first, of equal ones the longest released."""
+        """The blocks that leases cover, in eviction order: the latest expected return first, of equal ones
+        the longest released."""
         return sorted(self._leased, key=self._returns.__getitem__, reverse=True)
 
     def blocks(self) -> list[int]:
-        """All of them, in eviction order."""
+        """All blocks here, in eviction order."""
         return [*chain.from_iterable(self._ranks), *self.leased()]
 
     def _overflow(self, rank: int) -> None:

@@ -67,7 +67,8 @@ class KVGroup:
         return prod(self.block_shape) * DTYPE_BYTES[self.dtype]
 
     def spec_digest(self) -> bytes:
-        """16 bytes that differ between groups with incompatible blocks."""
+        """A hash of all fields and the layout version, 16 bytes: groups with other bytes in their blocks have
+        another one."""
         fields = asdict(self)
         if (self.key_scale, self.value_scale) == (1.0, 1.0):  # digests of before there were scales stay valid
             del fields["key_scale"], fields["value_scale"]

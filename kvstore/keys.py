@@ -48,7 +48,7 @@ class BlockHasher:
         self._tail = hashlib.blake2b(key=secret, digest_size=KEY_BYTES, person=b"holdfast.tail")
 
     def root(self, namespace: bytes, salt: bytes) -> bytes:
-        """The state before the first block, for one `namespace_digest` and one tenant's ``salt``."""
+        """The key before the first block, 16 bytes, for one `namespace_digest` and one tenant's ``salt``."""
         state = self._root.copy()
         state.update(len(namespace).to_bytes(8, "little") + namespace + salt)
         return state.digest()
@@ -64,11 +64,13 @@ class BlockHasher:
         return state.digest()
 
     def space(self, namespace: bytes) -> bytes:
-        """16 bytes that differ for each ``namespace`` and secret: they name a store's records."""
+        """16 bytes that differ for each ``namespace`` and secret. They name the folder of a store's records,
+        and are written into each of them."""
         return self.root(namespace, b"records")
 
     def chain(self, parent: bytes, tokens: TokenIds) -> list[bytes]:
-        """The keys of the *full* blocks of ``tokens``, the first of which follows ``parent``."""
+        """The keys of the *full* blocks of ``tokens``, in order. The first of these blocks follows the block
+        with the key ``parent``."""
         stride = 8 * self.block_tokens
         full = len(tokens) // self.block_tokens
         data = tokens[: full * self.block_tokens].astype("<i8").tobytes()
@@ -146,14 +148,14 @@ class KeyChain(Sequence[bytes]):
         return self._keys[place % self._length]
 
     def extend(self, keys: Iterable[bytes]) -> None:
-        """Append keys."""
+        """Append the keys of the next blocks."""
         if self._length < len(self._keys):
             self._part()
         self._keys.extend(keys)
         self._length = len(self._keys)
 
     def truncate(self, length: int) -> None:
-        """Keep the first ``length`` at most."""
+        """Keep the first ``length`` keys at most."""
         self._length = min(length, self._length)
         if not self._shared:
             del self._keys[self._length :]

@@ -49,18 +49,19 @@ class OwnerTags:
         self._owners: dict[int, Counter[Owner]] = {}
 
     def take(self, blocks: Iterable[int], owner: Owner) -> None:
-        """Add one reference of ``owner`` to each."""
+        """Note one more reference of ``owner`` to each of these blocks."""
         for block in blocks:
             self._owners.setdefault(block, Counter())[owner] += 1
 
     def check(self, blocks: Iterable[int], owner: Owner) -> None:
-        """Raises `BlockMisused` if ``owner`` does not hold one of these."""
+        """Raises `BlockMisused` if ``owner``, which wants to release these blocks, has no reference to one of
+        them."""
         for block in blocks:
             if not self._owners.get(block, Counter())[owner]:
                 raise BlockMisused(block, f"held by {self.of(block)}", f"released by {owner!r}")
 
     def give(self, blocks: Iterable[int], owner: Owner) -> None:
-        """Remove one reference of ``owner`` from each."""
+        """Note one reference of ``owner`` less to each of these blocks."""
         for block in blocks:
             owners = self._owners[block]
             owners[owner] -= 1
@@ -75,7 +76,8 @@ class OwnerTags:
 
 
 class References:
-    """How often each of ``blocks`` blocks is held: an array, so that a whole table is counted at once.
+    """The number of references to each of ``blocks`` blocks, as an array, so that a whole table is counted at
+    once.
 
     All are 0 at first. A block of another pool has 0 references.
     """
@@ -86,18 +88,18 @@ class References:
         self._held = 0
 
     def __len__(self) -> int:
-        """Blocks that are held."""
+        """How many blocks have at least one reference."""
         return self._held
 
     def __contains__(self, block: int) -> bool:
         return self.of(block) > 0
 
     def of(self, block: int) -> int:
-        """References of one block."""
+        """The number of references to one block."""
         return int(self._counts[block]) if 0 <= block < len(self._counts) else 0
 
     def each(self, ids: BlockArray) -> NDArray[np.int32]:
-        """References of each, int32 ``[ids]``."""
+        """The numbers of references to each block of ``ids``, int32 ``[ids]``."""
         if len(ids) and (ids.min() < 0 or ids.max() >= len(self._counts)):
             return np.array([self.of(block) for block in ids.tolist()], dtype=np.int32)
         return self._counts.take(ids)
@@ -110,7 +112,7 @@ class References:
         return int(ids[twice[0]]) if len(twice) else None
 
     def take(self, ids: BlockArray, times: int = 1) -> list[int]:
-        """Add ``times`` references to each; returns those that had none."""
+        """Add ``times`` references to each block of ``ids``. Returns those that had none before."""
         loose = self._counts.take(ids) == 0
         fresh: list[int] = ids[loose].tolist() if loose.any() else []
         np.add.at(self._counts, ids, np.int32(times))  # of one type: ten times as fast
@@ -118,7 +120,8 @@ class References:
         return fresh
 
     def give(self, ids: BlockArray) -> list[int]:
-        """Remove one reference from each; none appears twice. Returns those without one now, the last first."""
+        """Remove one reference from each block of ``ids``; none may appear twice. Returns the blocks that
+        have none now, the last first."""
         counts = self._counts.take(ids)
         self._counts[ids] = counts - 1
         retired: list[int] = ids[counts == 1][::-1].tolist()
@@ -126,7 +129,7 @@ class References:
         return retired
 
     def counts(self) -> dict[int, int]:
-        """References by block, of held blocks."""
+        """The number of references by block, for the blocks that have any."""
         held = np.flatnonzero(self._counts)
         return dict(zip(held.tolist(), self._counts[held].tolist(), strict=True))
 
@@ -154,7 +157,8 @@ class EvictedBlock(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """``blocks``: one reference each, content unknown. ``evicted``: what stood in those that were cached."""
+    """Allocated blocks. ``blocks``: their ids, with one reference each and unknown content. ``evicted``:
+    those of them that were cached, with the keys that they had."""
 
     blocks: list[int]
     evicted: list[EvictedBlock]
@@ -189,11 +193,12 @@ class BlockPool:
 
     @property
     def fenced(self) -> int:
-        """Blocks that can be allocated when the steps in flight have finished."""
+        """How many blocks can be allocated only when the steps in flight have finished."""
         return len(self._fenced)
 
     def allocate(self, count: int, owner: Owner = None) -> Allocation:
-        """Take ``count`` blocks: free ones, then cached ones in eviction order.
+        """Take ``count`` blocks: free ones, then cached ones in eviction order, which lose their keys.
+        ``owner``: the sequence that gets the reference; kept in debug only.
 
         Raises `PoolExhausted`: fewer are available.
         """
@@ -236,11 +241,10 @@ class BlockPool:
             self._cached.hit(before[self.index.holds_each(before)], times)
 
     def release(self, blocks: BlockIds, owner: Owner = None, *, keep: bool = True) -> None:
-        """Remove one reference from each; ``blocks`` in the order of the sequence.
+        """Remove one reference from each of ``blocks``, which are in the order of the sequence.
 
-        A block without references is cached if it is sealed and ``keep`` is set, else free.
-
-        Raises `BlockMisused`: one is not held, or comes twice.
+        A block without references is cached if it is sealed and ``keep`` is set, else free; while steps are
+        in flight it is fenced before. Raises `BlockMisused`: one is not held, or comes twice.
         """
         ids = as_array(blocks)
         self._check_held(ids)
@@ -287,7 +291,8 @@ class BlockPool:
         return block if self.seal(block, key) else self._change_over(block, key, owner)
 
     def join_each(self, blocks: Sequence[int], keys: Sequence[bytes], owner: Owner = None) -> list[int]:
-        """`join` of many blocks without keys, in the order of their sequence.
+        """`join` for many blocks without keys, in the order of their sequence. Returns the blocks that now
+        stand in its table.
 
         Raises `BlockMisused`: one is not held.
         """
@@ -301,7 +306,8 @@ class BlockPool:
         return standing
 
     def _change_over(self, block: int, key: bytes, owner: Owner) -> int:
-        """Hold the block that has the key already in place of ``block``; returns it."""
+        """Release ``block``, and take a reference to the block that ``key`` names already. Returns that
+        block."""
         first = self.index.block_of(key)
         assert first is not None, "a key that refuses a block names another"
         self.release([block], owner)
@@ -311,24 +317,24 @@ class BlockPool:
         return first
 
     def evict_first(self, blocks: Iterable[int]) -> None:
-        """Evict the cached ones of these before all others, the last first: they are hardly wanted again."""
+        """Let those of ``blocks`` that are cached be evicted before all others, the last of them first: they
+        are unlikely to be wanted again."""
         for block in blocks:
             if self._cached.remove(block):
                 self._cached.put_first(block)
                 self._unwanted.add(block)
 
     def distrust(self, blocks: Iterable[int]) -> None:
-        """Forget the keys of these: their content is unknown. They are found no longer, and free when released.
-
-        Cached ones are free at once.
-        """
+        """Forget the keys of these blocks, as their content is unknown: they are found no longer, and are
+        free once they are released. Cached ones are free at once."""
         for block in blocks:
             self._unseal([block])
             if self._cached.remove(block):
                 self._free.append(block)
 
     def discard(self, block: int) -> bool:
-        """Free a cached block that is kept elsewhere too; returns whether it was cached."""
+        """Free a cached block, and forget its key; its content is lost unless it is kept elsewhere. Returns
+        False, and does nothing, if the block is not cached."""
         if not self._cached.remove(block):
             return False
         self._unseal([block])
@@ -336,7 +342,8 @@ class BlockPool:
         return True
 
     def launched(self, step: int) -> None:
-        """The device may read and write any held block until `finished`.
+        """Note that step ``step`` is in flight: the device may read and write any held block until
+        `finished`.
 
         Raises `StepOutOfOrder`: a step of this number or a higher one was launched before.
         """
@@ -364,11 +371,11 @@ class BlockPool:
         self._make_available(passed)
 
     def references(self, block: int) -> int:
-        """How often the block is held; 0 for free, cached and fenced ones."""
+        """How many references the block has; 0 for free, cached and fenced ones."""
         return self._references.of(block)
 
     def state(self, block: int) -> BlockState:
-        """Where the block is."""
+        """The state of the block, in the sense of the drawing above."""
         if block in self._references:
             return BlockState.HELD
         if block in self._fenced:
@@ -378,7 +385,8 @@ class BlockPool:
         return BlockState.FREE if 0 <= block < self.blocks else BlockState.UNKNOWN
 
     def statistics(self) -> dict[str, int]:
-        """Blocks by state (``free + held + cached + fenced == blocks``); the last three count since the start.
+        """Blocks by state (``free + held + cached + fenced == blocks``), and other figures; the last three
+        count since the start.
 
         ``available``: could be allocated now. ``sealed``: can be found by a key. ``in_flight``: unfinished
         steps. ``leased``: blocks allocated. ``evicted``: blocks evicted. ``found``: references that ``share``
@@ -468,7 +476,8 @@ class BlockPool:
         self._unwanted.difference_update(blocks)
 
     def _make_available(self, blocks: Sequence[int]) -> None:
-        """Cache the sealed ones of these, free the others. The end of a chain comes first."""
+        """Cache those of these blocks that are sealed, and free the others. ``blocks``: in eviction order,
+        the end of a chain before its beginning."""
         sealed = self.index.holds
         self._cached.add(block for block in blocks if sealed(block))
         self._free.extend(block for block in blocks if not sealed(block))

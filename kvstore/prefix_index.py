@@ -16,7 +16,7 @@ from .block_table import BlockArray, BlockIds, as_array
 
 
 class PrefixIndex:
-    """Key ↔ block, both ways O(1)."""
+    """The block of each key and the key of each block; look-ups take O(1)."""
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
@@ -27,7 +27,7 @@ class PrefixIndex:
         return len(self._block_of)
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest beginning of ``keys`` that is held.
+        """The blocks of the longest beginning of ``keys`` in which each key names a block.
 
         Call ``pool.share`` with them before the next ``allocate``, which may evict them.
         """
@@ -35,7 +35,7 @@ class PrefixIndex:
         return [self._block_of[key] for key in held]
 
     def add(self, key: bytes, block: int) -> bool:
-        """Name a block that has no key yet; False if the key names another block, which then keeps it."""
+        """Name ``block``, which has no key yet. False if the key names another block, which then keeps it."""
         assert block not in self._key_of, f"block {block} has a key already"
         if key in self._block_of:
             return False
@@ -46,7 +46,8 @@ class PrefixIndex:
         return True
 
     def add_each(self, keys: Sequence[bytes], blocks: BlockIds) -> list[int]:
-        """`add` of many blocks without keys, under different keys; returns the positions of those refused."""
+        """`add` for many blocks without keys, each with its own key. Returns the positions of those that were
+        refused, because their key names another block."""
         places = as_array(blocks)
         assert not self.holds_each(places).any(), "one has a key already"
         refused = [at for at, key in enumerate(keys) if key in self._block_of]
@@ -72,23 +73,23 @@ class PrefixIndex:
         return block in self._key_of
 
     def holds_each(self, blocks: BlockArray) -> NDArray[np.bool_]:
-        """`holds` of each, bool ``[blocks]``."""
+        """Whether each of these blocks can be found by a key, bool ``[blocks]``."""
         if not len(blocks):
             return np.zeros(0, dtype=np.bool_)
         self._reserve(int(blocks.max()))
         return self._named.take(blocks)
 
     def block_of(self, key: bytes) -> int | None:
-        """The block the key names; None where there is none."""
+        """The block that the key names; None if there is none."""
         return self._block_of.get(key)
 
     @property
     def here(self) -> Mapping[bytes, int]:
-        """The block of each key, to ask about many at once."""
+        """The block of each key, as a mapping that may be read for many keys; not a copy."""
         return self._block_of
 
     def key_of(self, block: int) -> bytes | None:
-        """The key the block is found by; None while it is in no index."""
+        """The key by which the block is found; None if it has none."""
         return self._key_of.get(block)
 
     def blocks(self) -> frozenset[int]:

@@ -29,9 +29,10 @@ def tenant_of(root: bytes) -> int:
 
 
 def by_largest(held: Mapping[int, int], queues: Mapping[int, Iterator[T]]) -> Iterator[T]:
-    """Records in eviction order: always the next of the tenant that then holds most.
+    """Yield records in eviction order across tenants: always the next of the tenant that then holds most.
 
-    ``held``: records by tenant. ``queues``: each tenant's records, in the order in which it gives them up.
+    ``held``: the number of records of each tenant. ``queues``: each tenant's records, in the order in which
+    it gives them up.
     """
     heap = [(-held.get(tenant, 0), tenant) for tenant in queues]
     heapq.heapify(heap)
@@ -46,7 +47,8 @@ def by_largest(held: Mapping[int, int], queues: Mapping[int, Iterator[T]]) -> It
 
 
 class FairOrder:
-    """An `EvictionOrder` for each tenant with a slot among ``slots``."""
+    """The slots of a tier with ``slots`` slots, in eviction order: one `EvictionOrder` for each tenant, and
+    the rule above among the tenants."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -59,14 +61,15 @@ class FairOrder:
         return tenant is not None and slot in self._orders[tenant]
 
     def take(self, slot: int, tenant: int) -> None:
-        """The slot holds, or is being filled with, a record of this tenant."""
+        """Note that the slot holds, or is being filled with, a record of this tenant. It is in no order
+        before `add`."""
         self._tenants[slot] = tenant
         self._held[tenant] += 1
         if tenant not in self._orders:
             self._orders[tenant] = EvictionOrder(self._slots)
 
     def free(self, slot: int) -> None:
-        """The slot is empty."""
+        """Note that the slot is empty: it counts for no tenant any more."""
         tenant = self._tenants.pop(slot)
         self._orders[tenant].remove(slot)
         self._held[tenant] -= 1
@@ -78,44 +81,47 @@ class FairOrder:
         return self._tenants[slot]
 
     def held(self) -> dict[int, int]:
-        """Slots by tenant."""
+        """The number of slots of each tenant."""
         return dict(self._held)
 
     def lease(self, slot: int, returns: float | None) -> None:
-        """As `EvictionOrder.lease`."""
+        """Note that a lease covers the slot's record, wanted again at ``returns`` (seconds), so that it is
+        evicted late; None: no lease does."""
         self._of(slot).lease(slot, returns)
 
     def hit(self, slots: Iterable[int]) -> None:
-        """As `EvictionOrder.hit`."""
+        """Count a hit for the record in each of these slots, which ranks it higher when it is added."""
         for order, those in self._by_tenant(slots):
             order.hit(list(those))
 
     def forget(self, slot: int) -> None:
-        """As `EvictionOrder.forget`."""
+        """The slot's record is gone: forget its hits and its lease."""
         self._of(slot).forget([slot])
 
     def add(self, slots: Iterable[int]) -> None:
-        """As `EvictionOrder.add`."""
+        """Add slots to their tenants' orders, as used now, the end of a chain before its beginning."""
         for order, those in self._by_tenant(slots):
             order.add(those)
 
     def put_first(self, slots: Iterable[int]) -> None:
-        """As `EvictionOrder.put_first` of each, among its tenant's."""
+        """Add each of these slots so that it is evicted before all others of its tenant. A leased one is added
+        as by `add`."""
         for order, those in self._by_tenant(slots):
             for slot in those:
                 order.put_first(slot)
 
     def remove(self, slot: int) -> bool:
-        """As `EvictionOrder.remove`."""
+        """Take the slot out of the eviction order; returns whether it was in. Its tenant still pays for it."""
         return slot in self._tenants and self._of(slot).remove(slot)
 
     def remove_each(self, slots: Iterable[int]) -> list[int]:
-        """`remove` of many; returns those that were in."""
+        """Take many slots out of the eviction order. Returns those that were in."""
         held = filter(self._tenants.__contains__, slots)
         return [slot for order, those in self._by_tenant(held) for slot in filter(order.remove, those)]
 
     def first_besides(self, others: Container[int], tenant: int) -> int | None:
-        """The slot to evict for a record of ``tenant``, none of ``others``; None if there is none."""
+        """The slot to evict for a new record of ``tenant``, none of ``others``; None if there is none. It
+        stays in the order."""
         order = self._in_order(self._held + Counter([tenant]))
         return next((slot for slot in order if slot not in others), None)
 

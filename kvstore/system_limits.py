@@ -30,7 +30,8 @@ OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 def explained(error: BaseException, what: str) -> str:
-    """One sentence: ``what`` (such as "the KV file /kv/data.mdb"), and the limit that ``error`` comes from."""
+    """One sentence of ``what`` (such as "the KV file /kv/data.mdb") and the limit that ``error`` comes from;
+    for another error, ``what`` and the error's text."""
     match errno_of(error):
         case errno.EFBIG:
             return f"{what} cannot grow: {_limit('RLIMIT_FSIZE', 'ulimit -f')}"
@@ -56,7 +57,8 @@ def explained(error: BaseException, what: str) -> str:
 
 
 def errno_of(error: BaseException) -> int | None:
-    """The error's number, found by its text where it carries none; None if it is not one of the system's."""
+    """The number (``errno``) of the system error behind ``error``, also if it only appears in the text; None
+    if there is none."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     if isinstance(error, MemoryError):
@@ -73,7 +75,8 @@ def file_bytes() -> int | None:
 
 
 def roam() -> None:
-    """Let the calling thread, new and without work to compute, run on any core of this process but its maker's.
+    """Let the calling thread run on any core of this process but the one it was started on. For a new thread
+    that does not compute.
 
     The engine's thread may be bound to a core of its own (`kernels.cpu.cores`). A thread that it makes starts
     there, and would run in place of a step instead of beside it. Does nothing but on Linux.
@@ -87,7 +90,7 @@ def roam() -> None:
 
 
 def _memory() -> str:
-    """The likely limit on memory."""
+    """The limit on memory that an error most likely comes from, as text."""
     for name, option in (("RLIMIT_AS", "ulimit -v"), ("RLIMIT_DATA", "ulimit -d")):
         if _finite(name) is not None:
             return _limit(name, option)

@@ -16,6 +16,7 @@ import signal
 import socket
 import threading
 
+from ..kvstore.log_lines import logging_lines
 from ..kvstore.system_limits import NAMED, errno_of, explained
 from .errors import EngineStarved, LinkClosed, RuntimeFault
 from .link.crash_report import CrashReport
@@ -24,13 +25,16 @@ from .link.heartbeat import Liveness
 from .link.messages import Fatal, frame, receive_one
 from .settings import EngineSettings
 
+EXIT_FAULT = 1
 EXIT_UNSERVABLE = 2
 EXIT_ORPHANED = 3
 GRACE = 5.0  # seconds for the step in flight after the gateway closed
 
+log = logging.getLogger(f"{__package__}.process")  # `__name__` is `__main__` here
+
 
 def main() -> int:
-    """Serve on the socket of ``--fd``; returns the exit code."""
+    """Run an engine for the gateway at the other end of the socket ``--fd``. Returns the exit code."""
     parser = argparse.ArgumentParser(description="The engine's process; started by holdfast itself.")
     parser.add_argument("--fd", type=int, required=True, help="a connected stream socket")
     parser.add_argument("--crash-report", type=int, help="the crash report's descriptor")
@@ -38,14 +42,13 @@ def main() -> int:
     parser.add_argument("--disk", type=int, help="the control socket of the disk tier's process")
     given = parser.parse_args()
     sock = socket.socket(fileno=given.fd)
-    sock.set_inheritable(False)  # if a child of ours held it too, its end would not be seen
+    sock.set_inheritable(False)  # a child process must not keep it open
     # Terminals send these to the whole process group; the parent decides when to end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     report = None if given.crash_report is None else CrashReport(given.crash_report)
     if report is not None:
         report.take_stacks()
-    logging.basicConfig(format="holdfast engine: %(levelname)s: %(message)s")
     try:
         liveness = Liveness(record=report.record) if report is not None else Liveness()
         return _serve(sock, liveness, given.memory, given.disk)
@@ -62,7 +65,20 @@ def _serve(sock: socket.socket, liveness: Liveness, memory: int | None, disk: in
         with contextlib.suppress(OSError):
             sock.sendall(frame(Fatal(fault.code, fault.message)))
         raise
+    with logging_lines("holdfast engine", settings.logs):
+        try:
+            _serve_engine(sock, settings, liveness, memory, disk)
+        except RuntimeFault:
+            raise
+        except Exception:
+            log.exception("the engine ended by a fault")
+            return EXIT_FAULT
+    return 0
 
+
+def _serve_engine(
+    sock: socket.socket, settings: EngineSettings, liveness: Liveness, memory: int | None, disk: int | None
+) -> None:
     def load(progress: LoadProgress, liveness: Liveness) -> LoadedEngine:
         try:
             from .build import load_engine  # imports torch, while the link thread sends heartbeats
@@ -77,11 +93,10 @@ def _serve(sock: socket.socket, liveness: Liveness, memory: int | None, disk: in
 
             bind()
         gc.collect()
-        gc.freeze()  # what loading made stays: the collector need not walk it during a step
+        gc.freeze()  # objects made while loading stay: no need to scan them during a step
         return loaded
 
     serve(sock, load, _leave_soon, liveness)
-    return 0
 
 
 def _leave_soon() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import replace
 from typing import TypeAlias
@@ -36,6 +37,8 @@ from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings
 
 KVGroups: TypeAlias = tuple[KVGroup, ...]
 
+log = logging.getLogger(__name__)
+
 
 def load_engine(
     settings: EngineSettings,
@@ -44,11 +47,12 @@ def load_engine(
     memory: int | None = None,
     disk_socket: int | None = None,
 ) -> LoadedEngine:
-    """Load the model and build its engine. The engine tells ``liveness`` before each step how long it may
-    take.
+    """Load the model and build its engine.
 
-    ``memory``: the descriptor of a host tier's memory that outlives the engine; without it the engine makes
-    its own. ``disk_socket``: the control socket of the disk tier's process, which shares that memory.
+    ``progress``: told what is being loaded. ``liveness``: the engine tells it before each step how long the
+    step may take. ``memory``: the descriptor of a host tier's memory that outlives the engine; None: the engine
+    makes its own. ``disk_socket``: the control socket of the disk process, which shares that memory; None:
+    there is no disk tier.
 
     Raises `ModelUnreadable`: naming file and cause; `SettingsInvalid`: settings that contradict the model or
     the device's memory.
@@ -67,12 +71,18 @@ def load_engine(
     except GroupInvalid as error:
         raise SettingsInvalid(str(error)) from error
 
+    hello = _hello(model, numbers, groups, backend)
+    log.info(
+        "loaded %s: %s, %s, kernels %s, context %d",
+        *(hello.model, hello.device, hello.dtype, hello.kernels, hello.max_context),
+    )
+
     def leave() -> None:
         engine.leave()
         if mover is not None:
             mover.close()
 
-    return LoadedEngine(engine, _hello(model, numbers, groups, backend), engine.due, leave, engine.answers)
+    return LoadedEngine(engine, hello, engine.due, leave, engine.answers)
 
 
 def _resolved(settings: EngineSettings, model: LoadedModel, groups: KVGroups) -> SchedulerSettings:
@@ -149,8 +159,7 @@ def _grammar_compiler(model: LoadedModel) -> llguidance.Compiler | None:
     """The compiler of grammars for the model's tokenizer; None if llguidance is not installed."""
     if not llguidance.available():
         return None
-    tokenizer = model.folder / "tokenizer.json"
-    return llguidance.Compiler(tokenizer, model.config.vocab_size, model.config.eos_ids)
+    return llguidance.Compiler(model.folder, model.config.vocab_size, model.config.eos_ids)
 
 
 def _tier(
@@ -181,9 +190,9 @@ def _backend(settings: EngineSettings, model: LoadedModel, liveness: Liveness) -
 
 
 def named_backend(settings: EngineSettings, dtype: str, head_dim: int) -> tuple[str, str]:
-    """The name of the backend for a model of ``dtype``, and why a faster one is not used; loads nothing.
+    """The name of the backend for a model of ``dtype``, and why a faster backend is not used. Loads nothing.
 
-    Raises `SettingsInvalid`.
+    Raises `SettingsInvalid`: the backend asked for cannot compute this model here.
     """
     stored = getattr(torch, settings.kv_format.stored_as(dtype))
     needs = Needs(getattr(torch, dtype), [(head_dim, settings.block_tokens)], stored)
@@ -224,4 +233,5 @@ def _hello(model: LoadedModel, numbers: SchedulerSettings, groups: KVGroups, bac
         defaults=read_defaults(model.folder),
         kernels=backend.name,
         kv_dtype=groups[0].dtype,
+        notes=model.config.notes,
     )

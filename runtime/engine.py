@@ -76,7 +76,8 @@ class Engine:
         return self._idle
 
     def apply(self, verb: AnyVerb) -> VerbReply | Refusal | None:
-        """Do what a verb says, between two steps. None: it waits, and `answers` has the reply later."""
+        """Do what a verb says, between two steps. Returns the reply or the refusal; None: the verb waits, and
+        `answers` has its reply later."""
         if isinstance(verb, Statistics):
             return VerbReply(verb.request, statistics=self.statistics())
         self._idle = False
@@ -86,11 +87,12 @@ class Engine:
             return Refusal(verb.request, refusal.code, refusal.message)
 
     def answers(self) -> list[VerbReply]:
-        """Replies to verbs that waited, ready since the last call."""
+        """The replies to verbs that `apply` left waiting, as far as they became ready since the last call."""
         return self.scheduler.answers()
 
     def step(self) -> Step | None:
-        """Fill the device with steps, then wait for the oldest; None when there is nothing to compute.
+        """Launch steps until ``depth`` of them are in flight, wait for the oldest and commit it. Returns its
+        number and the rows to tell the gateway. None if there is nothing to compute and nothing to tell.
 
         Raises `EngineDied`: the device is lost; `LeakFound`: only in debug.
         """
@@ -141,7 +143,7 @@ class Engine:
         offload.close()
 
     def statistics(self) -> dict[str, float]:
-        """The scheduler's, seconds by part of the step, steps in flight and leaks found by audits."""
+        """The scheduler's counters, seconds by part of the step, steps in flight, and leaks found by audits."""
         lengths = {"in_flight": len(self._in_flight), "leaks": self._leaks}
         return {**self.scheduler.statistics(), **self.log.statistics(), **lengths}
 
@@ -159,7 +161,8 @@ class Engine:
             return _NeverLaunched(error)
 
     def _isolate(self, failed: Plan, error: Exception, now: float) -> list[Row]:
-        """Run the sequences of the failed step, and of steps launched behind it, one at a time."""
+        """After a step failed as a whole: run its sequences, and those of steps launched behind it, one at a
+        time. Returns the rows to tell the gateway. Raises `EngineDied` if too many steps in a row failed."""
         self.log.rest()
         plans = [failed]
         while self._in_flight:
@@ -186,7 +189,8 @@ class Engine:
         return rows
 
     def _wait(self, handle: Handle) -> list[Outcome] | Exception:
-        """Wait for a step; its outcomes, or the error with which it failed as a whole."""
+        """Wait for a step. Returns its outcomes, or the exception with which it failed as a whole; raises
+        only `EngineDied`."""
         try:
             return handle.tokens()
         except EngineDied:
@@ -195,7 +199,8 @@ class Engine:
             return error
 
     def _audit(self) -> None:
-        """Audit the block pool. A leak is an error in debug; in service it is counted, for an alarm."""
+        """Audit the block pool: in debug at each call, otherwise at every ``AUDIT_EVERY``-th. A leak raises
+        `LeakFound` in debug; in service it is only counted, for an alarm."""
         if not self._debug:
             self._audit_in -= 1
             if self._audit_in > 0:

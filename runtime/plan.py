@@ -88,7 +88,7 @@ class Plan:
     loads: tuple[BlockLoad, ...] = ()
 
     def written(self, block_tokens: int) -> set[int]:
-        """Blocks that its loads, copies and rows write."""
+        """The ids of the blocks that the plan's loads, copies and rows write."""
         blocks = {load.block for load in self.loads} | {copy.target for copy in self.copies}
         for row in self.rows:
             end = row.first + row.count
@@ -128,7 +128,7 @@ class Handle(Protocol):
     """A step in flight."""
 
     def tokens(self) -> list[Outcome]:
-        """Wait for the step; outcomes aligned with ``plan.rows``."""
+        """Wait for the step. Returns the outcomes, one for each of ``plan.rows`` in order."""
         ...
 
 

@@ -28,13 +28,15 @@ from .tokens import TokenList
 
 @dataclass(slots=True)
 class Turn:
-    """One generation. ``prompt``: tokens when it began. ``sampled``: tokens it has committed so far, with those
-    that its grammar left no choice about.
+    """One generation. ``prompt``: the sequence's length when it began. ``sampled``: how many tokens it has
+    committed so far, with those that its grammar forced.
 
-    ``allowed``: tokens it may sample in all, ``exhausted``: why no more. ``resident``: computed tokens that
-    its first admission found. ``generated_from``: tokens at the prompt's end that this generation had sampled
-    before it was begun again. ``grammar``: the number of its matcher, once the grammar is compiled. ``untold``:
-    committed tokens that wait for more to be told with; ``scores``: their log probabilities.
+    ``allowed``: the most tokens that it may sample; ``exhausted``: the reason that is given when it has
+    sampled so many. ``resident``: tokens with KV that its first admission found. ``generated_from``: how many
+    tokens at the prompt's end this generation had sampled before it was interrupted and begun again.
+    ``grammar``: the number of its matcher, once the grammar is compiled. ``untold``: committed tokens that
+    were not sent to the gateway yet, as ``TokenLimits.gather`` joins several; ``scores``: their log
+    probabilities.
     """
 
     sampling: Sampling
@@ -56,14 +58,13 @@ class Turn:
 
     @property
     def goes_on(self) -> bool:
-        """Whether tokens that its grammar leaves no choice about are taken without a step.
-
-        Not with log probabilities, which only a step tells; nor with bad words, which only a step looks for.
-        """
+        """Whether tokens that the grammar forces are appended without a step. Not with log probabilities,
+        which only a step gives, nor with bad words, which only a step checks."""
         return self.grammar is not None and self.sampling.logprobs is None and not self.sampling.bad_words
 
     def forbidden(self, pending_samples: int) -> tuple[int, ...]:
-        """Ids that may not be sampled next: the stop ids, while ``min_tokens`` is not reached."""
+        """Ids that may not be sampled next: the stop ids, while there are fewer than ``min_tokens`` tokens.
+        ``pending_samples``: tokens that steps in flight are sampling, which count too."""
         early = self.generated_from + self.sampled + pending_samples < self.limits.min_tokens
         return self.limits.stop_ids if early else ()
 
@@ -80,7 +81,8 @@ class TurnPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """What step ``step`` does for a sequence: its row ``row`` computes ``[first, end)``, samples or not."""
+    """What a step in flight does for a sequence: in step ``step``, row ``row`` computes the positions
+    ``[first, end)``. ``samples``: it then samples the next token."""
 
     step: int
     row: int
@@ -91,10 +93,9 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class GrantedLease:
-    """A lease while it lasts: of the sequence's first ``blocks`` blocks on the device, and ``records`` below.
-
-    ``until`` and ``returns`` (when it is wanted again): seconds by the engine's clock.
-    """
+    """A sequence's lease. It covers the first ``blocks`` blocks on the device, and the first ``records``
+    records in the host tier. ``until``: when it ends; ``returns``: when the sequence is expected back; both
+    in seconds by the engine's clock."""
 
     priority: int
     until: float
@@ -105,14 +106,15 @@ class GrantedLease:
 
 @dataclass(slots=True)
 class ComputedTokens:
-    """Tokens computed since the last turn ended: for the first time, and again."""
+    """Tokens computed for a sequence since its last turn ended: ``prefilled`` for the first time,
+    ``recomputed`` again."""
 
     prefilled: int = 0
     recomputed: int = 0
 
     @property
     def total(self) -> int:
-        """Both together."""
+        """Tokens prefilled and recomputed together."""
         return self.prefilled + self.recomputed
 
 
@@ -143,7 +145,8 @@ class Sequence:
     Each of its fields, and of those of its records, is written by one module: most by this one, ``table`` and
     ``tail`` by the block manager, ``lease`` by the leases, ``place`` and ``used`` by the queues.
 
-    ``root``: the block key before the first. ``keys``: of the leading full blocks, at least the sealed ones.
+    ``root``: the block key before the first; ``tenant``: the number of the tenant that it belongs to by it.
+    ``keys``: of the leading full blocks, at least the sealed ones.
     ``shared_tail``: the partial last block belongs to others too, and is copied before it is written.
     ``tail``: key and end of the partial last block that was saved last.
     ``needs_lookup``: tokens came or KV went since the prefix cache was asked.
@@ -179,20 +182,20 @@ class Sequence:
     returns: float | None = None
     work: ComputedTokens = field(default_factory=ComputedTokens)
     from_tiers: FromTiers = field(default_factory=FromTiers)
+    tenant: int = field(init=False)
 
-    @property
-    def tenant(self) -> int:
-        """The number of the tenant that it belongs to."""
-        return tenant_of(self.root)
+    def __post_init__(self) -> None:
+        self.tenant = tenant_of(self.root)
 
     @property
     def total(self) -> int:
-        """Tokens, those that are being sampled among them."""
+        """The number of tokens, with those that steps in flight are sampling."""
         return len(self.tokens) + self.pending_samples
 
     @property
     def state(self) -> SequenceState:
-        """What the link is told. Tokens that are being sampled do not count: they can still be taken back."""
+        """What the gateway is told of the sequence. Tokens that are being sampled do not count: they can
+        still be taken back."""
         return SequenceState(self.id, len(self.tokens), self.computed, self.epoch)
 
     @property
@@ -215,28 +218,31 @@ class Sequence:
 
     @property
     def to_do(self) -> int:
-        """Tokens that could be planned now."""
+        """How many tokens from the planned ones on can be computed in the next steps: up to `target`."""
         return self.target - self.planned
 
     @property
     def remaining(self) -> int:
-        """Tokens that the turn has still to compute or to sample, at most; without one those to compute."""
+        """The most tokens that the turn has still to compute or to sample. Without a turn: the tokens to
+        compute."""
         left = 0 if self.turn is None else self.turn.allowed - self.turn.sampled
         return len(self.tokens) - self.computed + left
 
     @property
     def priority(self) -> int:
-        """Of its turns; 0 without a lease."""
+        """The priority of the sequence's turns, from its lease; 0 without one."""
         return 0 if self.lease is None else self.lease.priority
 
     def names(self) -> list[bytes]:
-        """Keys of its records, in order."""
+        """The keys of the records that the sequence may have in lower tiers, in order: of its full blocks,
+        then of the partial last block that was saved."""
         return [*self.keys, self.tail[0]] if self.tail is not None else list(self.keys)
 
     # --- tokens and blocks ------------------------------------------------------------------------------
 
     def extend(self, tokens: NDArray[np.int32], *, turn_expected: bool = False) -> None:
-        """Append known tokens."""
+        """Append tokens with known ids. The prefix cache is asked again before the next step, and an expected
+        return is forgotten."""
         assert not self.pending_samples, "tokens behind ones that are not known yet"
         self.tokens.extend(tokens)
         self.turn_expected = turn_expected
@@ -249,26 +255,30 @@ class Sequence:
         self.high_water = min(self.high_water, length)
 
     def name(self, keys: list[bytes]) -> None:
-        """Add the keys of the next full blocks."""
+        """Append ``keys``, those of the next full blocks, to the sequence's keys."""
         self.keys.extend(keys)
 
     def found(self, end: int, sealed: int) -> None:
-        """KV up to ``end`` was found or brought up; the first ``sealed`` blocks of the table are full."""
+        """Note that the KV up to position ``end`` was found in the prefix cache or restored, and that the
+        first ``sealed`` blocks of the table are full."""
         self.computed = self.planned = end
         self.sealed, self.shared_tail = sealed, False
         self.high_water = max(self.high_water, end)
 
     def fall_back(self, length: int) -> None:
-        """Only the KV of the first ``length`` tokens counts from now on."""
+        """Note that only the KV of the first ``length`` tokens counts from now on; the others are computed
+        again."""
         self.computed = self.planned = length
 
     def surrendered(self) -> None:
-        """It holds no block any more."""
+        """Note that the sequence holds no block any more: no token counts as computed, and the prefix cache
+        is asked again."""
         self.computed = self.planned = self.sealed = 0
         self.shared_tail, self.needs_lookup = False, True
 
     def inherit(self, parent: Sequence, computed: int, block_tokens: int) -> None:
-        """Begin with the parent's KV of the first ``computed`` tokens; the block manager adds the table."""
+        """Begin a fork with the parent's KV of the first ``computed`` tokens. The block manager adds the
+        table."""
         length = len(self.tokens)
         self.computed = self.planned = computed
         self.high_water = min(parent.high_water, length)
@@ -277,25 +287,30 @@ class Sequence:
         self.shared_tail = computed % block_tokens != 0
 
     def seal(self, blocks: int) -> None:
-        """The first ``blocks`` blocks are full and named; if they were more, they are not any longer."""
+        """Note that exactly the first ``blocks`` blocks are full and named by their keys, read-only from now
+        on."""
         self.sealed = blocks
 
     def share_tail(self, shared: bool) -> None:
-        """Whether the partial last block is to be copied before it is written."""
+        """Set whether the partial last block must be copied before it is written, because others hold it too
+        or it is sealed."""
         self.shared_tail = shared
 
     def look_up(self, needed: bool = True) -> None:
-        """Ask the prefix cache and the host tier before the next step; not ``needed``: they were asked."""
+        """Have the prefix cache and the host tier asked before the next step; with ``needed`` false: they
+        were asked."""
         self.needs_lookup = needed
 
     def expect_return(self, returns: float | None) -> None:
-        """It comes back at ``returns``; None: that is not known."""
+        """Set when the sequence is expected back: ``returns``, seconds by the engine's clock; None: that is
+        not known."""
         self.returns = returns
 
     # --- steps ------------------------------------------------------------------------------------------
 
     def advance(self, flight: Flight) -> None:
-        """A step was planned that computes ``[planned, flight.end)``."""
+        """Note a planned step's row: ``planned`` rises to its end, and one more token is being sampled if it
+        samples."""
         assert self.planned == flight.first < flight.end <= self.total
         self.in_flight[flight.step] = flight
         self.planned = flight.end
@@ -304,11 +319,13 @@ class Sequence:
             self.pending_samples += 1
 
     def flight_of(self, step: int) -> Flight | None:
-        """What ``step`` did for it, once; None if that was taken back."""
+        """Take out what step ``step`` does for the sequence. None if that was taken back (`recall`), or taken
+        out before."""
         return self.in_flight.pop(step, None)
 
     def land(self, flight: Flight) -> tuple[int, int]:
-        """The step is done: its KV counts. Gives its tokens prefilled for the first time, and recomputed."""
+        """The row of a step is done: its tokens count as computed. Returns how many of them were prefilled
+        for the first time, and how many were computed again; the others were decoded."""
         assert self.computed == flight.first
         start, high_water, end = flight.first, self.high_water, flight.end
         self.computed = end
@@ -321,14 +338,16 @@ class Sequence:
         return prefilled, recomputed
 
     def keep(self, tokens: list[int]) -> None:
-        """A draw is known: append its tokens."""
+        """Append the ``tokens`` that a step has sampled for the turn, and count them. The sequence is not
+        isolated any more."""
         assert self.pending_samples and self.turn
         self.pending_samples -= 1
         self.isolated = False
         self._append(self.turn, tokens)
 
     def force(self, tokens: list[int]) -> None:
-        """Append tokens that the turn's grammar leaves no choice about: no step has to draw them."""
+        """Append the ``tokens`` that the turn's grammar forces, which no step has to sample. No token may be
+        being sampled."""
         assert self.turn
         assert not self.pending_samples, "what must follow a token is not known before it"
         self._append(self.turn, tokens)
@@ -341,7 +360,7 @@ class Sequence:
         turn.sampled += len(tokens)
 
     def recall(self) -> None:
-        """Take back what is planned: rows in flight are discarded when their step ends."""
+        """Take back what is planned: the rows in flight are discarded when their step ends."""
         self.in_flight.clear()
         self.planned = self.computed
         self.pending_samples = 0
@@ -349,13 +368,15 @@ class Sequence:
     # --- turns ------------------------------------------------------------------------------------------
 
     def begin(self, turn: Turn) -> None:
-        """Start a turn."""
+        """Begin ``turn``: raise the epoch, and forget when the sequence was expected back. The sequence must
+        be idle."""
         assert self.turn is None and self.planned < self.total
         self.epoch += 1
         self.turn, self.turn_expected, self.returns = turn, False, None
 
     def halt(self) -> None:
-        """A verb stopped or cut it: rows of this epoch are out of date."""
+        """A verb stopped or cut the sequence: raise the epoch, so that the gateway drops rows that were sent
+        before."""
         self.epoch += 1
 
     def admit(self) -> None:
@@ -365,12 +386,14 @@ class Sequence:
             self.turn.resident = max(0, self.computed - self.work.total - self.from_tiers.host)
 
     def count_found(self, tokens: int) -> None:
-        """So many more were found computed since the turn was admitted: other turns have just computed them."""
+        """Count ``tokens`` more as resident, which the prefix cache gave after the turn was admitted: other
+        turns have just computed them."""
         if self.turn is not None and self.turn.resident is not None:
             self.turn.resident += tokens
 
     def end(self) -> Work | None:
-        """End the turn, if any; returns what it took."""
+        """End the turn and take back what is planned. Returns what the turn cost, and sets the counts for
+        that to zero; None if there was no turn."""
         self.recall()
         turn, self.turn = self.turn, None
         if turn is None:

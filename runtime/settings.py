@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ..kernels.names import BACKENDS
+from ..kvstore.log_lines import LogSettings
 from .errors import PoolTooSmall, SettingsInvalid
 from .model.kv_format import KVFormat
 
@@ -40,7 +41,7 @@ class TenantBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """As asked for; None and "auto" are resolved when the model is loaded.
 
-    model: a local folder, a hub id, or ``pocket``.
+    model: a local folder, a GGUF file, a hub id, ``pocket`` or ``smollm2``.
     device, dtype: as torch names them, or ``auto``.
     kv_dtype: of the cache: ``auto``, the model's, or ``float8_e4m3fn``.
     kv_scales: of keys and values, powers of two: what is stored is K and V divided by these.
@@ -64,7 +65,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     policy: the order of turns: a name in `scheduler.policy`, or ``package.module:Class``.
     patience: steps after which a turn goes before all younger ones, under a policy that promises no bound
     itself. tenants: those that may have less than all. secret: keys the block hashes, 16 to 64 bytes; drawn
-    anew at each start when empty. debug: owner tags and an audit whenever the engine is idle.
+    anew at each start when empty. logs: what its processes log. debug: owner tags and an audit whenever the
+    engine is idle.
     """
 
     model: str
@@ -88,10 +90,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     watermark: float = 0.01
     lease_share: float = 0.5
     idle_stretch: float = 1.25
-    policy: str = "first_come_first_served"
+    policy: str = "fair_shares"
     patience: int = 4096
     tenants: tuple[TenantBudget, ...] = ()
     secret: bytes = b""
+    logs: LogSettings = LogSettings()
     debug: bool = False
 
     def __post_init__(self) -> None:
@@ -145,9 +148,8 @@ class SchedulerSettings:
     """The numbers the scheduler works within. Fields as in `EngineSettings`.
 
     ``lease_caps``: blocks that a tenant's leases may cover, by its salt, and as many slots of the host tier.
-
     Raises `SettingsInvalid`: a number out of bounds; `PoolTooSmall`: a sequence of ``max_context`` tokens
-    does not fit ``blocks`` blocks (obligation (d)).
+    does not fit ``blocks`` blocks.
     """
 
     blocks: int
@@ -161,7 +163,7 @@ class SchedulerSettings:
     watermark_blocks: int = 0
     lease_share: float = 0.5
     idle_stretch: float = 0.0
-    policy: str = "first_come_first_served"
+    policy: str = "fair_shares"
     patience: int = 4096
     lease_caps: Mapping[bytes, int] = field(default_factory=dict)
 
@@ -202,27 +204,28 @@ class SchedulerSettings:
         """Prompt tokens that the first turn may compute in each step, however many decode beside it."""
         return self.max_step_tokens - self.max_sequences + 1
 
-    def most_steps(self, prompt: int, max_tokens: int) -> int:
-        """The bound of obligation (e): steps within which a turn has ended, once it is the first in the order.
+    def most_steps(self, prompt: int, max_tokens: int, tenants: int = 1) -> int:
+        """The most steps within which a turn ends, once it is the first in the order.
 
-        ``prompt``: tokens of the sequence when the turn began; ``max_tokens``: what it may sample. With
-        ``length`` = all its tokens at the end::
+        ``prompt``: tokens of the sequence when the turn began; ``max_tokens``: what it may sample;
+        ``tenants``: so many share a step's prompt tokens. With ``length`` = all its tokens at the end::
 
-            ceil(prompt / least_chunk) + length - prompt + (depth - 1) * (blocks_for(length) + 2) + depth
+            tenants * ceil(prompt / least_chunk) + length - prompt
+            + (depth - 1) * (blocks_for(length) + 2) + depth
 
-        The first turn is not preempted, finds room (obligation (d)), and computes a chunk or samples a token in
-        each step. The first term: all its prompt may have to be computed again. The second: a token that it
-        sampled before a preemption costs at most one step to compute again and none to sample. The third: it
-        stalls only while blocks taken for it lie behind the step fence, at most ``depth - 1`` steps for each
-        block it allocates, for the copy of its tail and for its admission. The last: steps in flight when it
-        became the first, and an end that is found one step late.
+        The first turn is not preempted, finds room, since the longest sequence fits the pool, and computes a
+        chunk or samples a token in each step. The first term: all its prompt may have to be computed again.
+        The second: a token that it sampled before a preemption costs at most one step to compute again and
+        none to sample. The third: it stalls only while blocks taken for it lie behind the step fence, at most
+        ``depth - 1`` steps for each block it allocates, for the copy of its tail and for its admission. The
+        last: steps in flight when it became the first, and an end that is found one step late.
 
         A turn behind others ends within the sum over all turns up to itself; `Policy.bound` says which those
         are.
         """
         length = min(prompt + max_tokens, self.max_context)
         stalls = (self.depth - 1) * (self.blocks_for(length) + 2)
-        return -(-prompt // self.least_chunk) + length - prompt + stalls + self.depth
+        return tenants * -(-prompt // self.least_chunk) + length - prompt + stalls + self.depth
 
 
 def _check_least(least: int, **numbers: int | None) -> None:

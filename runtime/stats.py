@@ -23,9 +23,11 @@ class Counters:
     grammars without being sampled.
 
     Rows: ``rows``, ``discarded`` (their sequence was stopped, cut or preempted meanwhile), ``faults``.
-    Sequences: ``turns`` ended, ``preempted`` (running), ``taken`` (idle or waiting ones that lost their KV).
+    Sequences: ``turns`` ended, ``preempted`` (running), ``displaced`` (running ones that wait again and keep
+    their KV), ``taken`` (idle or waiting ones that lost their KV).
     ``stalls``: rows left out for want of blocks. ``copies``: blocks. ``steps``: plans made. ``isolations``:
-    steps that failed, so that their sequences were run one at a time.
+    steps that failed, so that their sequences were run one at a time. ``grammars_refused``: turns with a
+    grammar that could not be compiled or followed, which is no fault of the engine.
     """
 
     steps: int = 0
@@ -41,19 +43,22 @@ class Counters:
     forced: int = 0
     turns: int = 0
     preempted: int = 0
+    displaced: int = 0
     taken: int = 0
     stalls: int = 0
     copies: int = 0
     isolations: int = 0
+    grammars_refused: int = 0
 
     def landed(self, computed: int, prefilled: int, recomputed: int) -> None:
-        """A row computed so many tokens, of these so many for the first time and so many again."""
+        """Add the tokens of a row that was committed: all that it ``computed``, of these ``prefilled`` for
+        the first time, and ``recomputed``."""
         self.computed += computed
         self.prefilled += prefilled
         self.recomputed += recomputed
 
     def drawn(self, tokens: int) -> None:
-        """A row sampled so many tokens."""
+        """Add the tokens that a row sampled."""
         self.sampled += tokens
 
 
@@ -106,23 +111,24 @@ class StepLog:
         self._totals = dict.fromkeys(("t_plan", "t_launch", "t_device", "t_commit", "t_gap"), 0.0)
 
     def begin(self) -> Timing:
-        """A step is about to be planned."""
+        """A step is about to be planned: begin its timing. Returns it, for the calls that follow."""
         return Timing(self._clock())
 
     def planned(self, timing: Timing) -> None:
-        """The step is planned, and about to be launched."""
+        """The step is planned, and about to be launched: note the moment in its ``timing``."""
         timing.planned = self._clock()
 
     def launched(self, timing: Timing) -> None:
-        """The launch has returned."""
+        """The launch of the step has returned: note the moment in its ``timing``."""
         timing.launched = self._clock()
 
     def waits(self, timing: Timing) -> None:
-        """Its outcomes are about to be waited for."""
+        """The step's outcomes are about to be waited for: note the moment in its ``timing``."""
         timing.waited = self._clock()
 
     def landed(self, timing: Timing) -> None:
-        """Its outcomes are here, and about to be committed."""
+        """The step's outcomes are here, and about to be committed: note the moment in its ``timing``, and
+        compute for how long the device was busy with it and had no work before it."""
         timing.landed = self._clock()
         timing.before = self._tokens()
         timing.busy = timing.landed - timing.planned
@@ -136,7 +142,7 @@ class StepLog:
         self._landed = None
 
     def committed(self, timing: Timing, step: int, rows: int) -> None:
-        """The step is committed: keep its record."""
+        """The step is committed: append its record, and add it to the totals."""
         prefilled, recomputed, computed = (
             now - before for now, before in zip(self._tokens(), timing.before, strict=True)
         )
@@ -157,7 +163,7 @@ class StepLog:
             self._totals[name] += getattr(record, name)
 
     def statistics(self) -> dict[str, float]:
-        """Seconds since the start, by part of the step: ``t_plan``…"""
+        """Seconds since the start in each part of the steps, by the names of `StepRecord`: ``t_plan``…"""
         return dict(self._totals)
 
     def _tokens(self) -> tuple[int, int, int]:

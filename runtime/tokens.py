@@ -50,18 +50,18 @@ class TokenList:
         return self._length
 
     def append(self, token: int) -> None:
-        """Put one id behind the last."""
+        """Append one id."""
         self._claim(self._length + 1)[self._length] = token
         self._length += 1
 
     def extend(self, tokens: NDArray[np.int32]) -> None:
-        """Put ids behind the last."""
+        """Append the ids ``tokens``, int32 ``[tokens]``."""
         end = self._length + len(tokens)
         self._claim(end)[self._length : end] = tokens
         self._length = end
 
     def truncate(self, length: int) -> None:
-        """Keep the first ``length`` ids."""
+        """Keep the first ``length`` ids, and drop the others."""
         assert 0 <= length <= self._length, f"cannot keep {length} of {self._length} tokens"
         self._length = length
         if not self._shared:

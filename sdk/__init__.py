@@ -2,7 +2,7 @@
 
 It needs msgspec, websockets and anyio: no torch, no tokenizer, no model. It imports no other room.
 
-    async with connect("ws://127.0.0.1:8000") as client:
+    async with connect("ws://127.0.0.1:8040") as client:
         async with client.session(instructions="Be brief.") as chat:
             async for piece in chat.say("Hello!"):
                 print(piece, end="")
@@ -33,6 +33,7 @@ from .errors import (
     KeyRejected,
     LimitInvalid,
     ModelUnknown,
+    NoSummary,
     ProtocolBroken,
     ResponseFailed,
     SDKError,
@@ -44,6 +45,7 @@ from .errors import (
     ToolRoundsExceeded,
     ToolTypeUnsupported,
 )
+from .params import ResponseOptions, SamplingOptions, SessionOptions
 from .reconnect import Patience
 from .reply import Reply
 from .responses import Finished
@@ -51,6 +53,7 @@ from .text_input import TextInput
 from .tools.context import ToolContext
 from .tools.tool import Tool, tool
 from .turn import Turn
+from .unread import UnreadTurn
 
 __all__ = [
     "CallFinished",
@@ -68,19 +71,23 @@ __all__ = [
     "KeyRejected",
     "LimitInvalid",
     "ModelUnknown",
+    "NoSummary",
     "Patience",
     "ProtocolBroken",
     "Reply",
     "ResponseFailed",
+    "ResponseOptions",
     "Run",
     "RunDone",
     "RunEvent",
     "RunLimits",
     "RunUsage",
     "SDKError",
+    "SamplingOptions",
     "ServerError",
     "ServerUnavailable",
     "SessionLost",
+    "SessionOptions",
     "StepFinished",
     "TextInput",
     "TextPiece",
@@ -92,6 +99,7 @@ __all__ = [
     "ToolTypeUnsupported",
     "TraceFile",
     "Turn",
+    "UnreadTurn",
     "WaitFinished",
     "connect",
     "tool",

@@ -10,39 +10,61 @@ from __future__ import annotations
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, Unpack
 
 import anyio
+import msgspec
 
 from .agent.calls import CallOutputs
 from .agent.run import HINT_SECONDS, Run, RunLimits
 from .agent.tracing import Tracer, Tracers
 from .connection import Connection
-from .errors import ChatBusy, ConnectionLost, FrameError, ServerError, SessionLost
+from .errors import ChatBusy, ConnectionLost, FrameError, NoSummary, ServerError, SessionLost
 from .frames import client, server
 from .frames.items import AnyItem, FunctionCallItem, MessageItem
 from .frames.session import SessionPatch, SessionResource
-from .params import converted, create_of, named, output_of
+from .params import (
+    ResponseOptions,
+    RunOptions,
+    UpdateOptions,
+    converted,
+    create_of,
+    named,
+    output_of,
+)
 from .reconnect import Resumption
 from .reply import Reply
-from .responses import Finished, Progress, Rounds, characters_heard, place_in
+from .responses import Finished, Progress, Rounds, characters_heard, is_aside, place_in
 from .text_input import TextInput
 from .tools.running import Detached
 from .tools.tool import Tool, ToolLike, tools_of
 from .transport import Transport
 from .turn import Turn
+from .unread import Unread
 
 MAX_TOOL_ROUNDS = 8
 MAX_LISTED = 1000
-"""Sessions of a tree in one page."""
+"""At most so many sessions are in one page of `Chat.tree`."""
+SUMMARY_REQUEST = (
+    "Summarise this conversation so far, for yourself: you will go on from your summary and the last turns. "
+    "Keep names, numbers, decisions, open questions and results of tools. Write only the summary."
+)
+"""What `Chat.compact` asks the model for, if the caller gives no other request."""
+SUMMARY_HEADING = "Summary of the conversation so far:\n"
+"""What `Chat.compact` writes before the summary, in the message of the user that holds both."""
+SUMMARY_TOKENS = 512
+"""The `max_output_tokens` of a summary, if the caller sets none."""
 _Reading: TypeAlias = Turn | Run | Reply
 
 
 class Chat:
-    """One session on one connection, made by `Client.session`.
+    """One session on one connection; `Client.session` makes it. `session`: its configuration, as the server
+    told it last.
 
-    One turn runs at a time; while it is being read, another raises `ChatBusy`. A turn that is no longer
-    referenced, or was cancelled while it was read (for example by a timeout), is cut when the next begins.
+    One turn is read at a time. While that lasts, another turn raises `ChatBusy`, as do methods that say so;
+    `steer` does not, and responses out of band (`respond`) run beside the turn. A turn that was left unread,
+    because its object was freed or the task that read it was cancelled (for example by a timeout), is cancelled
+    when the next begins.
     """
 
     def __init__(
@@ -70,8 +92,9 @@ class Chat:
         resumption: Resumption | None = None,
         max_tool_rounds: int = MAX_TOOL_ROUNDS,
     ) -> Chat:
-        """The chat on a fresh connection, after `session.created`. Raises `ServerError`, `ConnectionLost`.
-        With a `resumption` a lost connection is made again."""
+        """The chat of the new session on `transport`, a fresh connection: it waits for `session.created`. With
+        a `resumption` a lost connection is made again, without one it is not. After an error `transport` is
+        closed. Raises `ServerError` if the server refuses the session, `ConnectionLost`."""
         connection = Connection(transport, resumption)
         try:
             created = await connection.answer("", lambda event: isinstance(event, server.SessionCreated))
@@ -90,7 +113,9 @@ class Chat:
         tools: Iterable[ToolLike] = (),
         max_tool_rounds: int = MAX_TOOL_ROUNDS,
     ) -> Chat:
-        """The chat that `handle` opens. Raises `SessionLost`, `ConnectionFailed`."""
+        """The chat of the session that `handle` opens. `resumption` makes the connection, now in one try, and
+        after each loss. `tools`: the callables to run from now on. Raises `SessionLost` if the handle opens
+        nothing, `ConnectionFailed`, `ConnectionLost`, `ToolInvalid`."""
         resumption.handle = handle
         chat = cls._resumed(*await resumption.connect(), resumption, max_tool_rounds)
         chat._tools = tools_of(tools)
@@ -108,17 +133,25 @@ class Chat:
         connection.buffer.stale = True
         return cls(connection, resumed.session, max_tool_rounds=max_tool_rounds)
 
+    def __repr__(self) -> str:
+        current = self._reader()
+        busy = "a turn is being read" if current is not None and current.running else "idle"
+        state = "closed" if self._connection.closed else busy
+        return f"<Chat {self.session.id} with {self.session.model}, {state}>"
+
     @property
     def handle(self) -> str | None:
-        """Opens this session again, also from another process; None where the server gave none."""
+        """A secret with which `Client.resume` opens this session again, also in another process; each use makes
+        a new one, which is then here. None if the connection cannot be made again."""
         return self._connection.handle
 
     # --- turns ---
 
     @property
     def last(self) -> Finished:
-        """The last response that ended: its text, usage, `kv`, `ttft_ms`, `logprobs`. A turn that was refused
-        or still runs does not change it. Raises `LookupError` before the first."""
+        """The last response that ended: its text, usage, `kv`, `ttft_ms`, `logprobs`. A response that was
+        refused or still runs does not change it; nor does one out of band that began while a turn was being
+        read. Raises `LookupError` before the first."""
         for rounds in reversed(self._turns):
             if rounds:
                 return rounds[-1]
@@ -126,23 +159,46 @@ class Chat:
 
     @property
     def rounds(self) -> list[Finished]:
-        """The responses of the last turn: more than one where tools were run."""
+        """The responses of the last turn that have ended, in order: several if tools were run in between. A new
+        list."""
         return list(self._turns[-1])
 
-    def say(self, text: str | None = None, /, **overrides: Any) -> Turn:
-        """Say `text` (None: only ask for a reply) and iterate over the pieces of the reply.
+    def say(self, text: str | None = None, /, **overrides: Unpack[ResponseOptions]) -> Turn:
+        """Begin a turn: `text` becomes a message of the user (None: no message is added), and the model
+        replies. Iterate over the pieces of the reply's text, or `await` the turn: that reads to the end and
+        gives the last response. Nothing is sent before the first piece is read.
 
-        Tools with a callable are run, and the reply goes on with their outputs. `overrides` are fields of
-        `response.create` for this turn alone (`frames.response.ResponseParams`), with the sampling fields
-        (`frames.sampling.SamplingFields`). Nothing is sent before the first piece is read.
+        If the model calls a tool of the session that has a callable, the tool is run, and the reply goes on
+        with its output. `overrides`: fields of `response.create` for this turn alone
+        (`frames.response.ResponseParams`), with the sampling fields (`frames.sampling.SamplingFields`). Raises
+        `FrameError` or `ToolInvalid` at once if they are wrong; reading raises what `Turn` raises.
         """
         first = [] if text is None else [client.ItemCreate(item=named(MessageItem.of("user", text)))]
         create, rounds = create_of(overrides), self._max_tool_rounds
-        return Turn(self._connection, create, first, self._tools, rounds, self._claim, self._detached)
+        return Turn(
+            self._connection,
+            create,
+            first,
+            self._tools,
+            rounds,
+            self._claim,
+            self._detached,
+            unread=Unread("chat.say(...)"),
+        )
 
-    def respond(self, **overrides: Any) -> Reply:
-        """Ask for one response and iterate over its typed events. Tools are not run: see `last.calls`."""
-        return Reply(self._connection, create_of(overrides), claim=self._claim)
+    def respond(self, **overrides: Unpack[ResponseOptions]) -> Reply:
+        """Ask for one response, without a new message. Iterate over its server events, or `await` the finished
+        response. Tools are not run: the calls are in `last.calls`. `overrides` as for `say`. Nothing is sent
+        before the first event is read.
+
+        With `conversation="none"` the response is out of band: it changes no history, and runs and is read
+        beside a turn and beside others. A turn that begins does not cancel it. If it is not read to its end, it
+        goes on at the server until it ends or the chat is closed.
+        """
+        create, unread = create_of(overrides), Unread("chat.respond(...)")
+        if is_aside(create):
+            return Reply(self._connection, create, claim=self._begin_aside, unread=unread, beside=True)
+        return Reply(self._connection, create, claim=self._claim, unread=unread)
 
     def run(
         self,
@@ -152,15 +208,18 @@ class Chat:
         limits: RunLimits | None = None,
         trace: Iterable[Tracer] = (),
         hint_seconds: float | None = HINT_SECONDS,
-        **overrides: Any,
+        **overrides: Unpack[RunOptions],
     ) -> Run:
-        """Let the model work on `prompt` with tools until it is done or a limit is reached.
+        """Let the model work with tools until it is done or a limit is reached. `prompt` becomes a message of
+        the user (None: no message is added). Iterate over typed events (`agent.events`), of which the last is
+        `RunDone`, or `await` that. Nothing is sent before the first event is read.
 
-        Iterate over typed events (`agent.events`); the last is `RunDone`. `tools` replace the session's (None:
-        keep them). A tool starts as soon as its call is complete. Each event is also given to the callables in
-        `trace`. The server is sent a hint of waits of at least `hint_seconds`, so that KV is restored in time
-        (None, or a lease of your own: no hints). `overrides` as for `say`. Nothing is sent before the first
-        event is read. Raises `ToolInvalid` and what `say` raises.
+        `tools` replace the session's, also for later turns (None: they stay). A tool starts as soon as its call
+        is complete. `limits`: None: those of `RunLimits()`. Each event is also given to the callables in
+        `trace`. If the tools of a step are expected to take `hint_seconds` or more, the server is told when the
+        session is needed again, so that it restores the KV in time (None, or while you hold a lease: it is not
+        told). `overrides` as for `say`. Raises `ToolInvalid` or `FrameError` at once; reading raises what `Run`
+        raises.
         """
         table = self._tools if tools is None else tools_of(tools)
         first = [] if prompt is None else [client.ItemCreate(item=named(MessageItem.of("user", prompt)))]
@@ -174,22 +233,37 @@ class Chat:
         hints = None if self._leased else hint_seconds
         limits = limits or RunLimits()
         create, tracers = create_of(overrides), Tracers(trace)
-        return Run(self._connection, create, first, table, limits, claim, tracers, hints, self._detached)
+        return Run(
+            self._connection,
+            create,
+            first,
+            table,
+            limits,
+            claim,
+            tracers,
+            hints,
+            self._detached,
+            unread=Unread("chat.run(...)"),
+        )
 
     def input(self, role: client.TypedRole = "user") -> TextInput:
-        """A message that is sent while it is typed or spoken; the server prefills it meanwhile (`TextInput`).
+        """A message of `role` that is sent in pieces, while it is typed or spoken; the server prefills it
+        meanwhile. Nothing is sent before its first piece.
 
-        It may be sent while a reply runs, also from the loop that reads the reply: the item stands after it.
+        A reply may run meanwhile, and its reader may send the pieces: the message stands after the reply.
+        `say()` then asks for an answer to the message.
         """
         return TextInput(self._connection, role)
 
     def output(self, call: FunctionCallItem) -> TextInput:
-        """The output of `call`, sent while the tool runs; the server prefills it meanwhile (`TextInput`). For
-        calls that the caller answers. `run` streams what tools with a callable yield by itself."""
+        """The output of the tool call `call`, sent in pieces while the tool runs; the server prefills it
+        meanwhile. It is for calls that you answer yourself: `run` sends what tools with a callable yield."""
         return TextInput(self._connection, call_id=call.call_id)
 
     async def cancel(self) -> None:
-        """Cut the running reply; the text so far stays. Does nothing when nothing runs."""
+        """Cancel the running turn; its text so far stays in the conversation, and it begins no further round.
+        Returns when the cancel is sent, before the reply has ended. Responses out of band go on. Does nothing
+        if nothing runs."""
         current = self._reader()
         if isinstance(current, Turn | Run):
             current.stop()
@@ -197,12 +271,14 @@ class Chat:
         await self._connection.cut()
 
     async def interrupt(self, heard: int | str | None = None) -> str:
-        """Cut the last reply, running or over, where it was heard or shown; returns the text that stays.
+        """Cut the last reply, whether it runs or is over, after what the user has heard or seen of it. Returns
+        the text that stays: the model remembers no more of that reply. A running reply is cancelled, and its
+        turn begins no further round.
 
-        `heard`: how many characters of its text (Unicode code points), or that text itself; None: as much as
-        was read. The model remembers no more than that. May be called from the loop that reads the turn, from
-        another task, or after a loop that was left by `break`; a running reply is stopped. Raises `ValueError`
-        where the reply does not begin so, `LookupError` where there is none, `ServerError`.
+        `heard`: how many characters of the reply's text (Unicode code points), or the beginning of the text
+        itself; None: as much as was read here. It may be called from the loop that reads the turn, from another
+        task, or after `break` left that loop. Raises `ValueError` if the reply is shorter or begins in another
+        way, `LookupError` if there was none, `ServerError`.
         """
         reading = self._reader()
         if isinstance(reading, Turn | Run):
@@ -225,7 +301,9 @@ class Chat:
         return "".join(texts.values())[:end]
 
     async def _interrupt_left(self, left: Progress, heard: int | str | None) -> str:
-        """Stop and cut a reply that no task reads any more, once as much has come as was `heard`."""
+        """`interrupt` for the reply `left`, which no task reads any more: wait until as much of it has come as
+        was `heard`, cut it there at the server, and return the text that stays. A reply without text is
+        cancelled."""
         wanted = len(left.text) if heard is None else len(heard) if isinstance(heard, str) else heard
         await self._connection.ended(left.take, lambda: len(left.text) >= wanted)
         end = characters_heard(left.text, wanted if heard is None else heard)
@@ -239,44 +317,96 @@ class Chat:
         return left.text
 
     async def rewind(self, to: AnyItem | str | int) -> server.SessionRewound:
-        """Go back: the item `to` (or its id) becomes the last; `"root"` removes all.
+        """Remove the end of the conversation: the item `to` (or the item with that id) becomes the last;
+        `"root"` removes all.
 
-        An int is a number of tokens, as `usage` counts them: `last.usage.input_tokens` takes the last reply
-        back. Raises `ServerError`.
+        An int is a number of tokens that stay, counted from the beginning as `usage` counts them:
+        `last.usage.input_tokens` takes the last reply back. Returns the server's answer: the last item and the
+        tokens that are left. Raises `ChatBusy`, `ServerError`.
         """
         await self._idle()
         target = to if isinstance(to, str | int) else to.id or ""
         return await self._connection.request(client.SessionRewind(to=target), server.SessionRewound)
 
-    def steer(self, text: str, **overrides: Any) -> Turn:
-        """Say `text` while a turn is being read: that turn ends in order, and the reply to `text` follows.
+    def steer(self, text: str, /, **overrides: Unpack[ResponseOptions]) -> Turn:
+        """End the turn that is being read, and let the model reply to `text`, a message of the user. The server
+        ends the running response in order (`incomplete`, for the reason `steered`), keeps its text, and begins
+        the next. Nothing is sent before the first piece of the returned turn is read.
 
-        Iterate over what is returned and no longer over the first turn; or, where another task reads that one,
-        let it read to the end. `overrides` as for `say`.
+        Iterate over the returned turn instead of the first one. If another task reads the first one, let it
+        read to the end. `overrides` as for `say`.
         """
         create = create_of(overrides)
         steer = client.ResponseSteer(input=[named(MessageItem.of("user", text))], response=create.response)
         rounds, claim = self._max_tool_rounds, self._take_over
-        return Turn(self._connection, create, [], self._tools, rounds, claim, self._detached, steer)
+        return Turn(
+            self._connection,
+            create,
+            [],
+            self._tools,
+            rounds,
+            claim,
+            self._detached,
+            steer,
+            Unread("chat.steer(...)"),
+        )
 
     async def fork(
         self, children: int = 1, at: AnyItem | str | None = None, *, shared: bool = False
     ) -> list[Chat]:
-        """New sessions that go on from here, or from the item `at`, with this session's history.
+        """Make `children` new sessions with this session's history, up to now or up to and with the item `at`
+        (or the item with that id), and with its tools. Returns a chat for each.
 
-        While a turn runs, they have as much of it as has come. They are closed with this chat, or before, as
-        `async with` blocks. Each has a connection of its own, or with `shared` they share this chat's; a lost
-        one is made again for each alone. Raises `ServerError`, `SessionLost`, `ConnectionFailed`.
+        While a turn runs, they have as much of its reply as has come. Each has a connection of its own; with
+        `shared` they use this chat's, and one that loses it gets its own. They are closed with this chat, or
+        earlier by `async with` or `aclose`. Raises `ServerError`, `SessionLost`, `ConnectionFailed`,
+        `ConnectionLost`.
         """
-        resumption = self._connection.resumption()
         item_id = at if at is None or isinstance(at, str) else at.id
-        forked = await self._connection.request(
-            client.SessionFork(at=item_id, children=children), server.SessionForked
-        )
+        return await self._fork(client.SessionFork(at=item_id, children=children), shared=shared)
+
+    async def compact(
+        self,
+        turns: int = 2,
+        *,
+        request: str = SUMMARY_REQUEST,
+        shared: bool = False,
+        **overrides: Unpack[ResponseOptions],
+    ) -> Chat:
+        """Make a new session from this one with a shorter context: a summary, which the model writes now,
+        stands in the place of all turns but the last `turns` ones. Instructions and tools stay. This session
+        does not change.
+
+        The model answers `request` out of band, behind this session's context, so that only the request and the
+        summary are computed. `overrides` as for `say`; `max_output_tokens` is 512 unless given. The response
+        with the summary becomes `last`. In the new session the summary is the first item of the context; the
+        items that it stands for stay in the conversation, but the model does not read them.
+
+        The new session is closed with this chat, or earlier. `shared` as for `fork`. Raises `NoSummary` if the
+        model wrote no text, and what `respond` and `fork` raise.
+        """
+        asked = MessageItem.of("user", request)
+        fields: ResponseOptions = {"tool_choice": "none", "max_output_tokens": SUMMARY_TOKENS, **overrides}
+        fields["conversation"] = "none"
+        create = create_of(fields)
+        reply = Reply(self._connection, msgspec.structs.replace(create, items=[asked]), claim=self._claim)
+        async for _ in reply:
+            pass
+        text = "" if reply.finished is None else reply.finished.text.strip()
+        if not text:
+            raise NoSummary("The model wrote no summary: ask for one in other words")
+        summary = MessageItem.of("user", SUMMARY_HEADING + text)
+        compaction = client.ForkCompaction(summary=summary, turns=turns)
+        (child,) = await self._fork(client.SessionFork(compact=compaction), shared=shared)
+        return child
+
+    async def _fork(self, fork: client.SessionFork, *, shared: bool) -> list[Chat]:
+        resumption = self._connection.resumption()
+        forked = await self._connection.request(fork, server.SessionForked)
         chats: list[Chat] = []
-        for fork in forked.sessions:
-            own = resumption.another(fork.handle)
-            attached = await self._attach(fork, own) if shared else None
+        for made in forked.sessions:
+            own = resumption.another(made.handle)
+            attached = await self._attach(made, own) if shared else None
             if attached is None:
                 attached = await own.patience.retry(own.connect)
             chat = self._resumed(*attached, own, self._max_tool_rounds)
@@ -286,7 +416,8 @@ class Chat:
         return chats
 
     async def tree(self) -> list[server.Relative]:
-        """All sessions of this one's fork tree, parents before children. Raises `ServerError`."""
+        """All sessions of this one's fork tree, parents before children: those that were forked from one first
+        session, directly or through other forks. Raises `ChatBusy`, `ServerError`."""
         await self._idle()
         found: list[server.Relative] = []
         after: str | None = None
@@ -300,13 +431,15 @@ class Chat:
             after = page.next
 
     async def name(self, name: str) -> None:
-        """Name this session in its fork tree; `""` removes the name. Raises `ServerError` for a used name."""
+        """Name this session in its fork tree; `""` removes the name. Raises `ServerError` if another session of
+        the tree has the name, `ChatBusy`."""
         await self._idle()
         await self._connection.request(client.SessionName(name=name), server.SessionNamed)
 
     async def prune(self, branch: Chat | server.Relative | str) -> None:
-        """Delete another session of the fork tree, by its chat, its entry in `tree` or its id. What other
-        sessions share with it stays. Raises `ServerError`."""
+        """Delete another session of the fork tree, given by its chat, its entry in `tree` or its id. A chat
+        that is given is closed first. Its forks stay, and are now closed with this chat; what the session
+        shares with others stays too. Raises `ServerError`, also for this session itself, and `ChatBusy`."""
         await self._idle()
         if branch is self:
             branch = self.session.id or ""  # which is refused
@@ -322,8 +455,9 @@ class Chat:
     # --- the conversation ---
 
     async def add(self, item: AnyItem, previous_item_id: str | None = None) -> AnyItem:
-        """Add an item at the end, or after `previous_item_id`; returns it as the server has it. An item
-        without an id gets a new one. Raises `ServerError`."""
+        """Add `item` to the conversation, at the end or after the item `previous_item_id` (`"root"`: at the
+        beginning). Returns the item as the server has it; one without an id gets a random one. Raises
+        `ChatBusy`, `ServerError`."""
         await self._idle()
         item = named(item)
         create = client.ItemCreate(item=item, previous_item_id=previous_item_id)
@@ -331,11 +465,13 @@ class Chat:
         return done.item
 
     async def answer(self, call: FunctionCallItem, output: str) -> AnyItem:
-        """Add the output of a call; then `say()` or `respond()` lets the model go on."""
+        """Add `output` as the output of the tool call `call`, at the end of the conversation; returns the item.
+        The model goes on when you call `say()` or `respond()`. Raises what `add` raises."""
         return await self.add(output_of(call, output).item)
 
     async def retrieve(self, item_id: str) -> AnyItem:
-        """An item as the server has it. Raises `ServerError`."""
+        """The item with the id `item_id`, as the server has it. Raises `ServerError` if there is none,
+        `ChatBusy`."""
         await self._idle()
         retrieve = client.ItemRetrieve(item_id=item_id)
         found = await self._connection.request(
@@ -344,22 +480,30 @@ class Chat:
         return found.item
 
     async def delete(self, item_id: str) -> None:
-        """Take an item out of the conversation. Raises `ServerError`."""
+        """Remove the item with the id `item_id` from the conversation. Raises `ServerError` if there is none,
+        `ChatBusy`."""
         await self._idle()
         await self._connection.delete(item_id)
 
-    async def update(self, *, tools: Iterable[ToolLike] | None = None, **fields: Any) -> SessionResource:
-        """Change the given fields of the session. Raises `FrameError`, `ToolInvalid`, `ServerError`."""
+    async def update(
+        self, *, tools: Iterable[ToolLike] | None = None, **fields: Unpack[UpdateOptions]
+    ) -> SessionResource:
+        """Change the given fields of the session's configuration, for later turns; a field that is None gets
+        the server's default. `tools` replace the session's tools and callables (None: they stay). Returns the
+        whole configuration, which is in `session` too. Raises `FrameError`, `ToolInvalid`, `ServerError`,
+        `ChatBusy`."""
         await self._idle()
         table = None if tools is None else tools_of(tools)
-        self.session = await self._update(fields, table)
+        self.session = await self._update({**fields}, table)
         self._tools = self._tools if table is None else table
         return self.session
 
     async def _update(
         self, fields: dict[str, Any], tools: Mapping[str, Tool] | None = None
     ) -> SessionResource:
-        """Change the given fields and tools; the whole configuration. Raises `FrameError`, `ServerError`."""
+        """Send `session.update` with these fields, and `tools` if not None, and return the whole configuration
+        that answers it; the caller stores it. Until the answer is read `_updated` is false, so that the next
+        run sends its tools again. Raises `FrameError`, `ServerError`."""
         if tools is not None:
             fields = {**fields, "tools": [tool.definition for tool in tools.values()]}
         update = client.SessionUpdate(session=converted(fields, SessionPatch, "session"))
@@ -386,10 +530,14 @@ class Chat:
     async def lease(
         self, priority: int | None = None, ttl: float | None = None, returns_in: float | None = None
     ) -> server.SessionLeased:
-        """Keep this session's KV before that of others, and restore it first, for `ttl` seconds.
+        """Ask the server to keep this session's KV longer than that of others, and to restore it first, for
+        `ttl` seconds (None: 300). Returns what the server grants. A later lease replaces an earlier one;
+        `ttl=0` ends it.
 
-        The receipt says what the server grants. `ttl=0` ends the lease; with `returns_in` (seconds) it only
-        hints when the session is needed again, which costs no budget. Raises `ServerError`.
+        `returns_in`: seconds until the session is needed again; its KV is restored shortly before. Together
+        with `ttl=0` it makes no lease and costs no budget: it is only a hint, by which the server chooses the
+        idle session that loses its KV first. `priority`: of the turns while the lease lasts; higher goes first.
+        Raises `ServerError`, `ChatBusy`.
         """
         await self._idle()
         lease = client.SessionLease(priority=priority, ttl=ttl, returns_in=returns_in)
@@ -398,31 +546,42 @@ class Chat:
         return leased
 
     async def stage(self) -> server.SessionStaged:
-        """Restore the session's KV to the device, as the next turn comes soon. Raises `ServerError`."""
+        """Restore the session's KV to the device now, because the next turn comes soon. Returns when that is
+        done, with how much came from where. Raises `ServerError`, `ChatBusy`."""
         await self._idle()
         return await self._connection.request(client.SessionStage(), server.SessionStaged)
 
     async def settle(self, tier: Literal["host", "disk"] = "disk") -> server.SessionSettled:
-        """Offload the session's KV to `tier`, as the next turn is far. Raises `ServerError`."""
+        """Offload the session's KV to `tier` now, and free it on the device, because the next turn is far.
+        Returns when that is done, with how much is kept. Raises `ServerError`, `ChatBusy`."""
         await self._idle()
         return await self._connection.request(client.SessionSettle(tier=tier), server.SessionSettled)
+
+    async def blocks(self) -> server.SessionBlocksListed:
+        """Where the blocks of the session's KV lie: device, host, disk or none, and which are shared. Nothing
+        moves; it may be asked while a turn is being read. Raises `ServerError`."""
+        return await self._connection.request(client.SessionBlocks(), server.SessionBlocksListed)
 
     # --- by hand ---
 
     async def send(self, event: client.ClientEvent) -> str:
-        """Send any client event; returns its `event_id`."""
+        """Send any client event, and do not wait for an answer: `events` has it. Returns the event's id, which
+        is made if it has none. Raises `FrameError` if the event is invalid, `ConnectionLost`."""
         return await self._connection.send(event)
 
     async def events(self) -> AsyncIterator[server.ServerEvent]:
-        """All events as they come. Raises `ChatBusy` while a turn is being read."""
+        """Yields all server events as they come, without end; not those of responses out of band that `respond`
+        asked for, and no answers that another call waits for. Raises `ChatBusy` while a turn is being read,
+        `ConnectionLost`."""
         while True:
             yield await self._connection.receive()
 
     async def aclose(self) -> None:
-        """Close the session's connection, and those of the sessions forked from it.
+        """Close the connection, and the chats that were forked from this one. The session stays at the server:
+        `handle` opens it again.
 
-        A running turn that no task reads and no variable holds is cut; another goes on at the server for a
-        while, so that the session can be resumed. Tools that still run are cancelled.
+        A running turn goes on at the server for a while, but one that was left unread (see `Chat`) is
+        cancelled, and so are responses out of band. Tools that still run are cancelled.
         """
         children, self._children = self._children, []
         if self._outputs is not None:
@@ -445,7 +604,8 @@ class Chat:
     async def _attach(
         self, fork: server.Fork, resumption: Resumption
     ) -> tuple[Transport, server.SessionResumed] | None:
-        """A fork on this chat's connection; None where that is lost meanwhile."""
+        """Attach the session `fork` to this chat's connection; returns its transport and the server's answer.
+        None if the connection is lost meanwhile: then the fork needs one of its own. Raises `SessionLost`."""
         try:
             shared = await self._connection.share(self.session.id or "")
             transport = await shared.attach(fork.id, fork.handle)
@@ -461,25 +621,39 @@ class Chat:
         return None if self._current is None else self._current()
 
     async def _claim(self, reading: _Reading, clear: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Let this turn, and no other, read from now on. Of several that begin at once, one is let."""
+        """Make `reading` the turn that reads from now on. Before that, `clear` (None: `Connection.make_way`)
+        ends what was left unread. If several turns begin at once, one of them is let, and the others raise
+        `ChatBusy`."""
         async with self._claiming:
             await self._idle(clear or self._connection.make_way)
             self._follow(reading)
 
     async def _take_over(self, reading: _Reading) -> None:
-        """Let this turn read from now on; the server ends the one that is read now."""
+        """Make `reading`, a turn that steers, the one that reads from now on. The turn before begins no further
+        round; the server ends its response."""
         current = self._reader()
         if isinstance(current, Turn | Run):
             current.stop()
         self._follow(reading)
 
+    async def _begin_aside(self, reply: Reply) -> None:
+        """Called when `reply`, which is out of band, begins. If no turn is being read, `last` and `rounds` are
+        to show it."""
+        current = self._reader()
+        if current is None or not current.running:
+            self._remember(reply)
+
     def _follow(self, reading: _Reading) -> None:
         self._current = weakref.ref(reading)
+        self._remember(reading)
+
+    def _remember(self, reading: _Reading) -> None:
         ended = [rounds for rounds in self._turns if rounds][-1:]
         self._turns = [*ended, self._turns[-1], reading.rounds]
 
     async def _idle(self, clear: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Cancel what runs and is no longer read. Raises `ChatBusy` while a turn is being read."""
+        """Cancel a turn that was left unread, by `clear` (None: `Connection.quiet`), and give each tool call of
+        a run that was left an output. Raises `ChatBusy` while a turn is being read."""
         current = self._reader()
         if current is not None and current.running:
             if not current.given_up:

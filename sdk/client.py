@@ -12,10 +12,11 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from ssl import SSLContext
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 from .chat import MAX_TOOL_ROUNDS, Chat
 from .errors import ConnectionFailed
+from .params import SessionOptions
 from .reconnect import Patience, Resumption
 from .tools.tool import ToolLike
 from .transport import DEFAULT_URL, Transport, dial, realtime_url
@@ -24,8 +25,12 @@ Dial: TypeAlias = Callable[[str | None], Awaitable[Transport]]
 
 
 class Client:
-    """Opens sessions. `dial` gives a fresh transport for a model (None: the server's default). `redial` gives
-    a transport on which a session is resumed: with it a lost connection is made again."""
+    """Opens sessions on one server; `connect` makes it. `dial` opens a connection for a new session on a
+    `model` (None: the server's default).
+
+    `redial` opens a connection on which an earlier session is resumed; without it, `resume` fails and a lost
+    connection is not made again. `patience`: for how long that is tried. `address`: what `repr` shows.
+    """
 
     def __init__(
         self,
@@ -33,11 +38,18 @@ class Client:
         model: str | None = None,
         redial: Dial | None = None,
         patience: Patience | None = None,
+        address: str = "",
     ) -> None:
+        self._address = address
         self._dial = dial
         self._patience = patience
         self._redial = redial
         self._model = model
+
+    def __repr__(self) -> str:
+        return f"<Client of {self._address or 'a transport'}" + (
+            f", model {self._model}>" if self._model else ">"
+        )
 
     @asynccontextmanager
     async def session(
@@ -46,20 +58,22 @@ class Client:
         instructions: str | None = None,
         tools: Iterable[ToolLike] = (),
         max_tool_rounds: int = MAX_TOOL_ROUNDS,
-        **fields: Any,
+        **options: Unpack[SessionOptions],
     ) -> AsyncIterator[Chat]:
-        """A new session, closed at the end of the block.
+        """Open a new session on a connection of its own, which is closed at the end of the block; `resume`
+        opens the session again.
 
-        `tools` are Python callables, which are run when the model calls them, or dicts in the Realtime form,
-        for calls that the caller answers. `fields` are further fields of `session.update`, also sampling fields
-        (temperature, seed, top_p, min_p, repetition_penalty, logit_bias, bad_words, top_logprobs, ...: see
-        `frames.sampling.SamplingFields`); `chat.session` has the values in force.
-        Raises `ConnectionFailed`, `ToolInvalid`, `FrameError`, `ServerError`.
+        `tools`: Python callables, which are run when the model calls them, or dicts in the Realtime form, for
+        calls that the caller answers. `max_tool_rounds`: how often a turn may run tools and go on. `options`:
+        further fields of `session.update` (`frames.session.SessionPatch`), also sampling ones
+        (`frames.sampling.SamplingFields`); `chat.session` has the values in force. Raises `ConnectionFailed`,
+        `ConnectionLost`, `ToolInvalid`, `FrameError`, `ServerError`.
         """
         transport = await self._dial(self._model)
         chat: Chat | None = None
         try:
             chat = await Chat.begin(transport, resumption=self._resumption(), max_tool_rounds=max_tool_rounds)
+            fields: dict[str, Any] = {**options}
             if instructions is not None:
                 fields["instructions"] = instructions
             tools = list(tools)
@@ -73,10 +87,12 @@ class Client:
     async def resume(
         self, handle: str, *, tools: Iterable[ToolLike] = (), max_tool_rounds: int = MAX_TOOL_ROUNDS
     ) -> AsyncIterator[Chat]:
-        """The session that `handle` opens (`chat.handle`), as it was left; also after a restart of the server.
+        """Open the session of `handle` (from `chat.handle`) again, as it was left; also after a restart of the
+        server. Its connection is closed at the end of the block.
 
-        `tools` are the callables to run from now on; the session keeps its tool definitions. A reply that still
-        runs is cancelled when the next turn begins. Raises `SessionLost`, `ConnectionFailed`.
+        `tools`: the callables to run from now on; the definitions that the model sees stay as they are. A reply
+        that still runs is cancelled when the next turn begins. It is tried once. Raises `SessionLost` if the
+        handle opens nothing, `ConnectionFailed`, `ConnectionLost`, `ToolInvalid`.
         """
         resumption = self._resumption()
         if resumption is None:
@@ -101,16 +117,17 @@ async def connect(
     ssl: SSLContext | None = None,
     patience: Patience | None = None,
 ) -> AsyncIterator[Client]:
-    """A client of the server at `url`; each session opens a connection of its own.
+    """A client of the server at `url`. Nothing is sent yet: each session opens a connection of its own.
 
-    Without `url` the environment's `HOLDFAST_URL` is used, or else a server on this machine and the default
-    port; without `api_key` the environment's `HOLDFAST_API_KEY`.
+    `url`: by default `HOLDFAST_URL` of the environment, or else a server on this machine at the default port.
+    `model`: a name of the served model, which sessions then carry; None: the server's first. `api_key`: by
+    default `HOLDFAST_API_KEY` of the environment.
 
     With TLS (`wss://`, `https://`) the server's certificate is checked against the system's authorities, or by
     `ssl`: `ssl.create_default_context(cafile="ca.pem")` for an authority of your own.
 
     A lost connection is made again, and the session goes on where it was; `patience` sets for how long that is
-    tried. Raises `ConnectionFailed` at once for an invalid address.
+    tried. Raises `ConnectionFailed` at once if `url` is no address.
     """
     address = url or os.environ.get("HOLDFAST_URL") or DEFAULT_URL
     key = os.environ.get("HOLDFAST_API_KEY") if api_key is None else api_key
@@ -122,4 +139,4 @@ async def connect(
     async def return_transport(wanted: str | None) -> Transport:
         return await dial(address, wanted, key, ssl=ssl, resumable="true", resume="true")
 
-    yield Client(open_transport, model, return_transport, patience)
+    yield Client(open_transport, model, return_transport, patience, realtime_url(address, model))

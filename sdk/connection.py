@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,23 +32,42 @@ from .errors import (
     SessionLost,
 )
 from .frames import codec
-from .frames.client import ClientEvent, ItemDelete, ItemTruncate, ResponseCancel, TextClear
-from .frames.server import ErrorDetails, ErrorEvent, ItemDeleted, ItemTruncated, ServerEvent, TextCommitted
+from .frames.client import (
+    ClientEvent,
+    ItemDelete,
+    ItemTruncate,
+    ResponseCancel,
+    ResponseCreate,
+    TextClear,
+)
+from .frames.server import (
+    ErrorDetails,
+    ErrorEvent,
+    ItemDeleted,
+    ItemTruncated,
+    OutputFrame,
+    ResponseCreated,
+    ResponseDone,
+    ServerEvent,
+    TextCommitted,
+)
 from .multiplex import SessionTransport, SharedTransport
 from .reconnect import Resumption
-from .responses import RunningResponses
+from .responses import ASIDE, RunningResponses, labelled
 from .transport import Transport
 
 MAX_QUEUED = 64
-"""Events that wait for a slow reader. Beyond them the transport is not read, so that the server waits."""
+"""At most so many events wait for a slow reader; then the transport is not read further, so that the server
+waits."""
 
 _Event = TypeVar("_Event")
 
 
 @dataclass(slots=True, eq=False)
 class _PendingRequest:
-    """A client event that waits for its answer. ``frame``: sent again where a restarted server lost the
-    answer. ``position``: how many events had been queued when the answer came."""
+    """A client event that waits for its answer. ``matches``: whether a server event is that answer. ``frame``:
+    the event's bytes, sent again if a restarted server lost the answer; None until it is sent. ``position``:
+    how many events had ever been queued for the reader when the answer came."""
 
     event_id: str
     matches: Callable[[ServerEvent], bool]
@@ -56,7 +76,8 @@ class _PendingRequest:
     position: int = 0
 
     def is_answered_by(self, event: ServerEvent) -> bool:
-        """Whether the event is the answer, or an error about this request or about none in particular."""
+        """Whether `event` answers this request: it matches, or it is an error about this event or about none in
+        particular. False if the request has its answer."""
         if self.answer.done():
             return False
         if isinstance(event, ErrorEvent):
@@ -64,8 +85,83 @@ class _PendingRequest:
         return self.matches(event)
 
 
+class Aside:
+    """One response out of band and the queue of its events; `Connection.aside` makes it. It is read beside all
+    else.
+
+    Its queue has no bound but the reply's length: the other readers of the connection must not wait for it.
+    """
+
+    def __init__(self, connection: Connection, create: ResponseCreate) -> None:
+        self.event_id = connection.new_id()
+        self.response_id: str | None = None
+        self._connection = connection
+        self._create = labelled(create, self.event_id)
+        self._events: deque[ServerEvent] = deque()
+        self._arrival: asyncio.Future[None] | None = None
+        self._over = False
+
+    @property
+    def running(self) -> bool:
+        """Whether there is more to read: events are queued, or the response has not ended."""
+        return bool(self._events) or not self._over
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a task waits in `receive`."""
+        return self._arrival is not None and not self._events
+
+    async def ask(self) -> str:
+        """Send the `response.create`; returns its event id. Raises what `Connection.send` raises."""
+        return await self._connection.send(msgspec.structs.replace(self._create, event_id=self.event_id))
+
+    async def receive(self) -> ServerEvent:
+        """Wait for the next event of the response, or the error that refuses it. Raises `ConnectionLost`, and
+        `ChatBusy` if another task waits here."""
+        if self._arrival is not None:
+            raise ChatBusy("Another task reads this reply")
+        while not self._events:
+            self._arrival = asyncio.get_running_loop().create_future()
+            self._connection.begin_receiving()
+            try:
+                await self._arrival
+            finally:
+                _forget(self._arrival)
+                self._arrival = None
+        return self._events.popleft()
+
+    def takes(self, event: ServerEvent) -> bool:
+        """Queue `event` if it is about this response, without the label that `Connection.aside` put into the
+        metadata. Returns whether it is."""
+        if isinstance(event, ErrorEvent):
+            ours = event.error.event_id == self.event_id
+            self._over = self._over or ours
+        elif isinstance(event, ResponseCreated | ResponseDone):
+            labels = event.response.metadata or {}
+            ours = labels.get(ASIDE) == self.event_id or event.response.id == self.response_id
+            if ours:
+                self.response_id = event.response.id
+                self._over = isinstance(event, ResponseDone)
+                own = {name: value for name, value in labels.items() if name != ASIDE} or None
+                response = msgspec.structs.replace(event.response, metadata=own)
+                event = msgspec.structs.replace(event, response=response)
+        else:
+            ours = isinstance(event, OutputFrame) and event.response_id == self.response_id is not None
+        if ours:
+            self._events.append(event)
+            if self._arrival is not None and not self._arrival.done():
+                self._arrival.set_result(None)
+        return ours
+
+    def fail(self, error: Exception) -> None:
+        """Raise `error` in the task that waits in `receive`, if there is one: nothing more comes."""
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_exception(error)
+
+
 class Connection:
-    """Sends client events, answers requests and queues all other server events for one reader.
+    """Sends client events, gives answers to the requests that wait for them, and queues all other server events
+    for one reader.
 
     With a `resumption` the receive task makes a lost connection again when something next needs it: no event is
     read twice, and no request is served twice. ``running``: ids of responses that run at the server already.
@@ -81,9 +177,9 @@ class Connection:
         self._prefix = f"client_{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
         self.refusals: deque[ErrorDetails] = deque(maxlen=64)
-        """The last errors that were received."""
+        """The last errors that the server sent."""
         self.commits: deque[TextCommitted] = deque(maxlen=64)
-        """The last answers to commits of text that were received."""
+        """The last answers of the server to commits of the input buffer."""
         # the receive task, and what waits for it
         self._task: asyncio.Task[None] | None = None
         self._queue: deque[ServerEvent | ProtocolBroken] = deque()
@@ -95,14 +191,22 @@ class Connection:
         self._reading = False
         self._read_on: asyncio.Event | None = None  # set when the reader has taken an event, or has stopped
         self.responses = RunningResponses(running)
+        self._asides: weakref.WeakValueDictionary[str, Aside] = weakref.WeakValueDictionary()
+        self._out_of_band: set[str] = set()  # ids of responses that run beside the conversation
+
+    @property
+    def closed(self) -> bool:
+        """Whether `aclose` was called."""
+        return self._closed
 
     @property
     def handle(self) -> str | None:
-        """Opens the session again; None where the connection cannot be made again."""
+        """A secret with which the session is opened again; None if the connection cannot be made again."""
         return None if self._resumption is None else self._resumption.handle
 
     def resumption(self) -> Resumption:
-        """How this session is resumed. Raises `ConnectionFailed` where it cannot be."""
+        """What sessions of this server are resumed with. Raises `ConnectionFailed` if this client cannot resume
+        any."""
         if self._resumption is None:
             raise ConnectionFailed("This client cannot open a session by its handle")
         return self._resumption
@@ -110,16 +214,18 @@ class Connection:
     # --- sending --------------------------------------------------------------------------------------------
 
     async def send(self, event: ClientEvent) -> str:
-        """Send one event, with an id if it has none; returns its id.
+        """Send one event; returns its id, which is made if it has none. If the connection is lost, it waits
+        until that is made again, and the event is sent on the new one.
 
-        Raises `ConnectionLost`, and a `FrameError`, without sending, for an event that cannot be encoded or
-        has an id that is too long.
+        Raises `ConnectionLost` if it cannot be made again, and a `FrameError`, without sending, for an event
+        that cannot be encoded or has an id that is too long.
         """
-        event_id = event.event_id or self._new_id()
+        event_id = event.event_id or self.new_id()
         if len(event_id) > codec.MAX_EVENT_ID:
             raise FieldInvalid(f"An event's id has at most {codec.MAX_EVENT_ID} characters", "event_id")
         frame = codec.framed(msgspec.structs.replace(event, event_id=event_id))
-        self.responses.sent(event_id, event)
+        if event_id not in self._asides:
+            self.responses.sent(event_id, event)
         for request in self._requests:
             if request.event_id == event_id:
                 request.frame = frame
@@ -139,12 +245,13 @@ class Connection:
         matches: Callable[[_Event], bool] = lambda event: True,
         meanwhile: Callable[[ServerEvent], object] | None = None,
     ) -> _Event:
-        """Send one event and wait for its answer: the first of the type ``answer`` that ``matches``.
+        """Send one event and return its answer: the first server event of the type ``answer`` that ``matches``.
 
-        Events that came before it go to ``meanwhile`` where no other task reads. Raises `ServerError` for a
-        refusal, and what `send` raises.
+        Events that were queued before the answer are given to ``meanwhile``, unless another task reads; without
+        ``meanwhile`` they stay queued while a response runs, and are dropped if none does. Raises `ServerError`
+        if the event is refused, and what `send` raises.
         """
-        event_id = event.event_id or self._new_id()
+        event_id = event.event_id or self.new_id()
         with self._pending(event_id, lambda event: isinstance(event, answer) and matches(event)) as request:
             await self.send(msgspec.structs.replace(event, event_id=event_id))
             found = await self._answer(request, meanwhile)
@@ -152,8 +259,9 @@ class Connection:
         return found
 
     async def answer(self, event_id: str, matches: Callable[[ServerEvent], bool]) -> ServerEvent:
-        """The answer to an event that was sent before: the first that ``matches``, queued already or to come.
-        Raises `ServerError` for a refusal."""
+        """The answer to the event ``event_id`` that was sent before: the first server event that ``matches``.
+        It is taken out of the queue, or waited for. Raises `ServerError` if the event is refused,
+        `ConnectionLost`."""
         with self._pending(event_id, matches) as request:
             if self._resumption is not None:
                 request.frame = self._resumption.frame_of(event_id)
@@ -166,10 +274,13 @@ class Connection:
             return await self._answer(request, None)
 
     async def delete(self, item_id: str) -> None:
+        """Delete an item at the server, and wait for the answer. Raises what `request` raises."""
         await self.request(ItemDelete(item_id=item_id), ItemDeleted, lambda event: event.item_id == item_id)
 
     async def committed(self, commit: str, call_id: str) -> TextCommitted | None:
-        """The answer to the event ``commit``, which made a call's output an item; None: it was refused."""
+        """The answer to the event ``commit``, which made the streamed output of the call ``call_id`` an item;
+        it is waited for. None if the server has refused it already. Raises `ServerError` if it is refused while
+        this waits."""
         for known in self.commits:
             if known.call_id == call_id:
                 return known
@@ -184,7 +295,8 @@ class Connection:
     async def truncate(
         self, item_id: str, end: int, meanwhile: Callable[[ServerEvent], object] | None = None
     ) -> ItemTruncated:
-        """End a message of the model after `end` characters."""
+        """Cut the model's message `item_id` after its first `end` characters at the server, and return the
+        answer. `meanwhile` gets the events queued before that, as in `request`; None: they are dropped."""
         event = ItemTruncate(item_id=item_id, text_end=end)
         matches: Callable[[ItemTruncated], bool] = lambda event: event.item_id == item_id
         return await self.request(event, ItemTruncated, matches, meanwhile or (lambda _: None))
@@ -192,7 +304,8 @@ class Connection:
     # --- reading --------------------------------------------------------------------------------------------
 
     async def receive(self) -> ServerEvent:
-        """The next event of a known type that answers no request.
+        """Wait for the next event that is for the reader: of a known type, and no answer to a request. An
+        answer that comes while this waits is returned here, too.
 
         Errors about a cancel are skipped: the response had ended before. Raises `ConnectionLost`,
         `ProtocolBroken`, and `ChatBusy` while another task reads.
@@ -214,12 +327,20 @@ class Connection:
                 self._read_on = None
 
     async def others(self) -> None:
-        """Wait until no other task reads."""
+        """Wait until no other task reads events."""
         while self._reading:
             await self._other_reader()
 
+    def aside(self, create: ResponseCreate) -> Aside:
+        """A new `Aside` for the response out of band that `create` asks for, which `Aside.ask` sends. A label
+        in its metadata lets its events be told from those of others."""
+        aside = Aside(self, create)
+        self._asides[aside.event_id] = aside
+        return aside
+
     async def quiet(self) -> None:
-        """Cancel what runs and drop events until nothing runs."""
+        """Cancel what runs, and read and drop events until nothing runs. Responses out of band go on. Raises
+        what `receive` raises."""
         await self.cut()
         while self.responses.busy:
             await self.receive()
@@ -229,7 +350,8 @@ class Connection:
         meanwhile: Callable[[ServerEvent], object] | None = None,
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wait until nothing runs or `enough` holds, also while another task reads; `meanwhile` gets events."""
+        """Wait until nothing runs or `enough` holds; nothing is cancelled. If no other task reads, events are
+        read here and given to `meanwhile` (None: dropped)."""
         while self.responses.busy and not enough():
             if self._reading:
                 await self._other_reader()
@@ -239,10 +361,11 @@ class Connection:
                 meanwhile(event)
 
     async def make_way(self) -> None:
-        """Cancel what runs, for a turn that is sent next: the server serves it when the running one has ended.
+        """Cancel what runs, for a turn that is sent next, without waiting for its end: the server serves that
+        turn when the running one has ended.
 
-        Responses that were asked for and have not begun are waited for: the next `response.created` would be
-        taken for the new turn's.
+        Responses that were asked for and have not begun are waited for, because the next `response.created`
+        would be taken for the new turn's. So is the end of responses that ran before this client came.
         """
         if self._reading or self.responses.inherited:
             await self.quiet()
@@ -251,14 +374,16 @@ class Connection:
             await self.receive()
 
     async def cut(self) -> None:
-        """Cancel what runs and what has been asked for."""
+        """Send a cancel for what runs, and for what has been asked for and has not begun. Does not wait.
+        Responses out of band go on."""
         if self.responses.asked:
             await self.send(ResponseCancel())
         for response_id in self.responses.running - self.responses.ending:
             await self.send(ResponseCancel(response_id=response_id))
 
     async def clear_leftover(self) -> None:
-        """Clear the input buffer of what an earlier client of the session may have left in it."""
+        """Empty the input buffer at the server, if an earlier client of the session may have left text in it;
+        only once."""
         if self.buffer.stale:
             self.buffer.stale = False
             await self.send(TextClear())
@@ -266,7 +391,8 @@ class Connection:
     # --- the transport --------------------------------------------------------------------------------------
 
     async def share(self, session_id: str) -> SharedTransport:
-        """The transport under this session, made ready to carry other sessions beside it."""
+        """Make this connection carry other sessions too, and return what carries them. `session_id`: this
+        session's id."""
         if not isinstance(self._transport, SessionTransport):
             await self._stop()
             self._transport = SharedTransport(self._transport, session_id).session(session_id)
@@ -275,12 +401,15 @@ class Connection:
         return self._transport.connection
 
     async def aclose(self, *, cut: bool = False) -> None:
-        """Close the transport. ``cut``: cancel running responses first, which else go on at the server."""
+        """Close the transport; whatever waits raises `ConnectionLost`. ``cut``: cancel the running responses
+        first, which else go on at the server. Responses out of band are cancelled in any case."""
         self._closed = True
         try:
             with suppress(ConnectionLost):
                 if cut:
                     await self.cut()
+                for response_id in sorted(self._out_of_band):
+                    await self.send(ResponseCancel(response_id=response_id))
         finally:
             try:
                 await self._stop()
@@ -290,8 +419,15 @@ class Connection:
 
     # --- the receive task -----------------------------------------------------------------------------------
 
+    def begin_receiving(self) -> None:
+        """Let the receive task run, even if the reader's queue is full. Raises `ConnectionLost` after
+        `aclose`."""
+        self._check_open()
+        self._make_room()
+        self._start()
+
     def _start(self) -> None:
-        """Start the receive task where it does not run: at first, and after a loss that ended it."""
+        """Start the receive task if it does not run: at first, and after a loss that ended it."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._receive_all(), name="holdfast-receive")
 
@@ -301,7 +437,8 @@ class Connection:
             await asyncio.wait([self._task])
 
     async def _receive_all(self) -> None:
-        """Receive until the connection is lost while nothing needs it, or cannot be made again."""
+        """Receive frames until the connection is lost. If something waits for it then, make it again and go on;
+        if nothing does, end. If it cannot be made again, all that waits fails."""
         try:
             while True:
                 try:
@@ -319,7 +456,8 @@ class Connection:
             self._fail(error)
 
     def _arrived(self, frame: bytes) -> None:
-        """Give one event to the request it answers, and to the reader."""
+        """Decode one frame, and give its event to the request that it answers, or else to the reader. If the
+        frame cannot be decoded, the requests fail; without requests, the reader does."""
         try:
             event = codec.decode_server(frame)
         except FrameError as error:
@@ -333,6 +471,8 @@ class Connection:
         if self._resumption is not None:
             self._resumption.read(frame, event)
         if event is None:
+            return
+        if self._is_aside(event):
             return
         if isinstance(event, ErrorEvent):
             self.refusals.append(event.error)
@@ -350,27 +490,64 @@ class Connection:
         else:
             self._put(event)
 
+    def _is_aside(self, event: ServerEvent) -> bool:
+        """Give an event to the response out of band that it is about. Returns whether there is one.
+
+        If that response is not read any more, its events are dropped.
+        """
+        if not (self._asides or self._out_of_band or isinstance(event, ResponseCreated)):
+            return False
+        if isinstance(event, ResponseCreated) and event.response.conversation_id is None:
+            asked = (event.response.metadata or {}).get(ASIDE)
+            waiting = [one for one in self._asides.values() if one.response_id is None]
+            if asked is None and waiting and not self.responses.asked:  # without labels they begin in order
+                waiting[0].response_id = event.response.id
+            if asked is not None or (waiting and not self.responses.asked):
+                self._out_of_band.add(event.response.id)
+        known = False
+        for one in list(self._asides.values()):
+            if one.takes(event):
+                known = True
+                if isinstance(event, ResponseDone) and self._resumption is not None:
+                    self._resumption.arrived(one.event_id)
+        if isinstance(event, ResponseCreated | ResponseDone):
+            known = known or event.response.id in self._out_of_band
+        elif isinstance(event, OutputFrame):
+            known = known or event.response_id in self._out_of_band
+        if isinstance(event, ResponseDone):
+            self._out_of_band.discard(event.response.id)
+        return known
+
     def _put(self, event: ServerEvent | ProtocolBroken) -> None:
         self._queue.append(event)
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
     def _is_full(self) -> bool:
-        """Whether to hold back the server; not while a request waits, as its answer may come later."""
-        return len(self._queue) >= MAX_QUEUED and not self._requests and not self._senders
+        """Whether the receive task has to pause, because the queue is full. It must not while a request waits,
+        as the answer may come later, nor while a sender or the reader of a response out of band waits."""
+        needed = self._requests or self._senders or any(one.waiting for one in self._asides.values())
+        return len(self._queue) >= MAX_QUEUED and not needed
 
     def _is_needed(self) -> bool:
-        """Whether a request, a sender or a reader with an empty queue waits."""
-        return bool(self._requests or self._senders or (self._arrival is not None and not self._queue))
+        """Whether something waits for the connection: a request, a sender, a reader with an empty queue, or the
+        reader of a response out of band."""
+        aside = any(one.waiting for one in self._asides.values())
+        return bool(
+            self._requests or self._senders or aside or (self._arrival is not None and not self._queue)
+        )
 
     def _fail(self, error: Exception) -> None:
         waiting = [request.answer for request in self._requests]
         for future in (*waiting, *self._senders, self._arrival):
             if future is not None and not future.done():
                 future.set_exception(error)
+        for aside in self._asides.values():
+            aside.fail(error)
 
     async def _come_back(self, lost: ConnectionLost) -> None:
-        """Replace the lost transport by a new one. Raises ``lost`` where that is not possible."""
+        """Replace the lost transport by a new one, and let senders go on. Raises ``lost`` if that is not
+        possible, and `SessionLost` if the server does not have the session."""
         resumption = self._resumption
         if resumption is None or self._closed or not resumption.possible(lost):
             raise lost
@@ -385,7 +562,8 @@ class Connection:
                 sender.set_result(None)
 
     async def _resumed(self, resumption: Resumption) -> Transport:
-        """A new transport on which all has been sent again that the server may lack."""
+        """Open a new transport, in one try, and send all again that the server may lack. After an error it is
+        closed."""
         transport, resumed = await resumption.connect()
         try:
             awaited = {one.event_id: one.frame for one in self._requests if not one.answer.done()}
@@ -402,10 +580,11 @@ class Connection:
             raise
 
     def _cancelled_again(self) -> list[bytes]:
-        """A server that died before a cancelled response was over goes on with it, and refuses another."""
+        """New cancels, as frames, for running responses that a cancel was sent for. A server that died before
+        such a response was over goes on with it, and refuses another response meanwhile."""
         frames = []
         for response_id in sorted(self.responses.ending & self.responses.running):
-            cancel = ResponseCancel(event_id=(event_id := self._new_id()), response_id=response_id)
+            cancel = ResponseCancel(event_id=(event_id := self.new_id()), response_id=response_id)
             self.responses.sent(event_id, cancel)
             frames.append(codec.encode(cancel))
         return frames
@@ -414,7 +593,8 @@ class Connection:
 
     @contextmanager
     def _pending(self, event_id: str, matches: Callable[[ServerEvent], bool]) -> Iterator[_PendingRequest]:
-        """A request that is answered from now on, until the block is left."""
+        """A request that the receive task answers while the block runs. Raises `ConnectionLost` after
+        `aclose`."""
         self._check_open()
         request = _PendingRequest(event_id, matches, asyncio.get_running_loop().create_future())
         self._requests.append(request)
@@ -450,7 +630,7 @@ class Connection:
             self._resumption.arrived(request.event_id)
 
     async def _next_arrival(self) -> None:
-        """Wait until there is an event in the queue."""
+        """Wait until there is an event in the queue. Raises what ended the receive task."""
         self._check_open()
         self._arrival = asyncio.get_running_loop().create_future()
         self._start()
@@ -461,7 +641,8 @@ class Connection:
             self._arrival = None
 
     def _taken_next(self) -> ServerEvent:
-        """The first event of the queue. Raises `ProtocolBroken` where it could not be read."""
+        """Remove the first event from the queue and return it; the receive task goes on if it waited for room.
+        Raises `ProtocolBroken` if the frame could not be read."""
         event = self._queue.popleft()
         self._taken += 1
         if self._room is not None and len(self._queue) <= MAX_QUEUED // 2:
@@ -477,7 +658,8 @@ class Connection:
             self._room = None
 
     async def _returned(self, transport: Transport, lost: ConnectionLost) -> None:
-        """Wait until the receive task has replaced a transport that a sender found lost. Raises ``lost``."""
+        """Wait until the receive task has replaced ``transport``, on which sending failed; it sends the frame
+        again. Raises ``lost``, the failure, if the session cannot be resumed."""
         if self._transport is not transport:
             return
         if self._resumption is None or self._closed or not self._resumption.possible(lost):
@@ -493,13 +675,14 @@ class Connection:
             _forget(sender)
 
     def _take_in(self, event: ServerEvent) -> bool:
-        """Note what the event says of responses; whether it is for the reader."""
+        """Note what an event that is read tells of running responses. Returns whether it is for the reader: an
+        error about a cancel is not."""
         if self._resumption is not None and (event_id := self.responses.acknowledged(event)):
             self._resumption.arrived(event_id)
         return self.responses.read(event)
 
     async def _other_reader(self) -> None:
-        """Wait until the other task that reads has an event, or has stopped."""
+        """Wait until the other task that reads has got an event, or has stopped."""
         if self._read_on is None:
             self._read_on = asyncio.Event()
         await self._read_on.wait()
@@ -508,25 +691,32 @@ class Connection:
         if self._closed:
             raise ConnectionLost("This connection was closed")
 
-    def _new_id(self) -> str:
+    def new_id(self) -> str:
+        """A new id for a client event."""
         return f"{self._prefix}_{next(self._numbers)}"
 
 
 def server_error(details: ErrorDetails) -> ServerError:
     return ServerError(
-        details.message, code=details.code, kind=details.type, param=details.param, event_id=details.event_id
+        details.message,
+        code=details.code,
+        kind=details.type,
+        param=details.param,
+        event_id=details.event_id,
+        retry_after=details.retry_after or None,
     )
 
 
 def _forget(future: asyncio.Future[_Event]) -> None:
-    """Nothing awaits the future any more: an error in it is not logged as unread."""
+    """Mark the future's error as read. Nothing awaits the future any more, and asyncio would log the error."""
     if future.done() and not future.cancelled():
         future.exception()
 
 
 class InputBuffer:
-    """The owner of the session's one input text buffer: a message that is typed, or a tool's streamed output.
-    A tool's output gives way to a message. ``stale``: an earlier client may have left text in the buffer."""
+    """Which part of this client fills the session's one input buffer at the server: a `TextInput`, or the
+    streamed outputs of a run, which give way to a `TextInput`. ``stale``: an earlier client may have left text
+    in the buffer."""
 
     def __init__(self) -> None:
         self.stale = False
@@ -534,14 +724,16 @@ class InputBuffer:
         self._give_way: Callable[[], Awaitable[None]] | None = None
 
     def lend(self, owner: object, give_way: Callable[[], Awaitable[None]]) -> bool:
-        """Give it to `owner` unless another has it; a later `claim` awaits `give_way` first."""
+        """Give the buffer to `owner`, the outputs of a run. Returns False if another has it. A later `claim`
+        awaits `give_way`, which has to empty the buffer."""
         if self._owner not in (None, owner):
             return False
         self._owner, self._give_way = owner, give_way
         return True
 
     async def claim(self, owner: object) -> None:
-        """Give it to `owner`, after the one it was lent to has given way."""
+        """Give the buffer to `owner`, a `TextInput`. A run that has it gives way first; another `TextInput`
+        just loses it."""
         if self._owner is not owner:
             give_way, self._give_way = self._give_way, None
             self._owner = owner
@@ -549,6 +741,6 @@ class InputBuffer:
                 await give_way()
 
     def release(self, owner: object) -> None:
-        """Free the buffer, if `owner` has it."""
+        """Free the buffer if `owner` has it."""
         if self._owner is owner:
             self._owner = self._give_way = None

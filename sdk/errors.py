@@ -1,7 +1,7 @@
 """The errors of the SDK: one tree; each class has the stable code that the wire uses.
 
 SDKError
-├── FrameError                a frame that is not a valid event; it was ignored
+├── FrameError                a frame that is not a valid event; it was not sent, or the server ignored it
 │   ├── FrameMalformed        not JSON, not UTF-8, not an object, or nested too deep
 │   ├── FrameTooLarge
 │   ├── FieldUnknown          a field that is not in the standard and not ours
@@ -9,24 +9,25 @@ SDKError
 │   ├── FieldMissing
 │   ├── FieldMistyped
 │   └── FieldInvalid          right type, wrong value
-├── ServerError               the server sent an `error` event, or a failed response
-│   └── ResponseFailed        a response ended `failed`; its text so far is kept
+├── ServerError               the server refused an event
+│   └── ResponseFailed        a response ended `failed`; its text so far is kept here
 ├── ConnectionFailed          the connection could not be made
 │   ├── KeyRejected           the server wants another API key (401, 403)
-│   ├── ModelUnknown        there is no such model or path on the server (404)
+│   ├── ModelUnknown          there is no such model or path on the server (404)
 │   └── ServerUnavailable     the server takes no connection now (429, 503)
 ├── ConnectionLost            the connection ended while something waited for it
 │   └── SessionLost           and the session cannot be resumed
 ├── ProtocolBroken            the server sent what this client cannot understand
-├── ChatBusy                  a second turn was begun while one runs on this chat
+├── ChatBusy                  a second turn was begun while one is being read on this chat
 ├── InputClosed               text was sent for an input that was committed or cleared
 ├── ToolInvalid               a callable or dict that cannot be offered as a tool
 │   └── ToolTypeUnsupported   a parameter has a type that is no JSON type
 ├── ToolFailed                a tool reports that it failed; the model reads why
 ├── LimitInvalid              a limit of a run that is too low
+├── NoSummary                 the model wrote nothing when it was asked for a summary
 └── ToolRoundsExceeded        the model still calls tools after the last round
 
-`gateway.errors` maps them to wire errors.
+`gateway.errors` maps each `FrameError` to a wire error.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ from typing import ClassVar
 
 
 class SDKError(Exception):
-    """Base of the SDK's errors. `code` is stable; `message` is one line for people."""
+    """Base of the SDK's errors. `code`: a stable word for programs; `message`: one line for people."""
 
     code: ClassVar[str] = "sdk_error"
 
     @property
     def message(self) -> str:
-        """What went wrong, in one line."""
+        """What went wrong, in one line; `code` if the error has no text."""
         return str(self.args[0]) if self.args else self.code
 
 
 class FrameError(SDKError):
     """A frame that is not a valid event.
 
-    `param` is the path of the field at fault (`session.tools[0].name`), `event_id` the event's own id, where
-    one could be read.
+    The client raises it before it sends anything; the server ignores such a frame. `param`: the path of the
+    field at fault (`session.tools[0].name`); `event_id`: the event's own id. Each is None if it is not known.
     """
 
     code = "invalid_frame"
@@ -67,7 +68,7 @@ class FrameMalformed(FrameError):
 
 
 class FrameTooLarge(FrameError):
-    """A frame longer than allowed."""
+    """A frame has more bytes than allowed."""
 
     code = "frame_too_large"
 
@@ -103,7 +104,10 @@ class FieldInvalid(FrameError):
 
 
 class ServerError(SDKError):
-    """The server refused an event. `code` is the server's, `event_id` names the client event at fault."""
+    """The server refused a client event. `code`: the server's, or `kind` if it gave none; `kind`: the error's
+    `type` on the wire; `param`: the path of the field at fault; `event_id`: the id of the event at fault;
+    `retry_after`: seconds after which the same event may be served. The last three are None if the server named
+    none."""
 
     def __init__(
         self,
@@ -113,22 +117,26 @@ class ServerError(SDKError):
         kind: str = "server_error",
         param: str | None = None,
         event_id: str | None = None,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code or kind  # type: ignore[misc]  # the server's code, per instance
         self.kind = kind
         self.param = param
         self.event_id = event_id
+        self.retry_after = retry_after
 
 
 class ResponseFailed(ServerError):
-    """A response ended with the status `failed`."""
+    """A response ended with the status `failed`, and `code` is the server's reason; or a turn has no response,
+    because the chat's next turn began before it was read to its end."""
 
 
 class ConnectionFailed(SDKError):
-    """The connection could not be made: no server listens there, or it refused the connection.
+    """The connection could not be made: the address is wrong, no server listens there, or it refused the
+    connection.
 
-    `status` is the HTTP status of a refusal, and `server_code` the server's code for it; None where there was
+    `status`: the HTTP status of a refusal; `server_code`: the server's code for it. Each is None if there was
     no such answer.
     """
 
@@ -153,13 +161,14 @@ class ModelUnknown(ConnectionFailed):
 
 
 class ServerUnavailable(ConnectionFailed):
-    """The server takes no connection now: it starts, leaves, or has too many (429, 503)."""
+    """The server takes no connection now: it is starting, shutting down, or has too many (429, 503)."""
 
     code = "server_unavailable"
 
 
 class ConnectionLost(SDKError):
-    """The connection ended while something waited for it. `close_code`: the WebSocket's, if there was one."""
+    """The connection ended, or was closed here, while something waited for it. `close_code`: the code with
+    which the server closed the WebSocket; None if the connection broke without one."""
 
     code = "connection_lost"
 
@@ -169,7 +178,8 @@ class ConnectionLost(SDKError):
 
 
 class SessionLost(ConnectionLost):
-    """The connection ended, and the session cannot be resumed. `code` is the server's."""
+    """The session cannot be resumed on a new connection, so trying again does not help. `code`: the server's
+    reason."""
 
     def __init__(self, message: str, *, code: str | None = None) -> None:
         super().__init__(message)
@@ -177,31 +187,33 @@ class SessionLost(ConnectionLost):
 
 
 class ProtocolBroken(SDKError):
-    """The server sent something that this client cannot read, or not in the order of the protocol."""
+    """The server sent something that this client cannot read, or that may not come at this point of the
+    protocol."""
 
     code = "protocol_broken"
 
 
 class ChatBusy(SDKError):
-    """This chat has a running turn: read it to its end, or cancel it, first."""
+    """A turn is being read on this chat: read it to its end, or cancel it, before you begin another."""
 
     code = "chat_busy"
 
 
 class InputClosed(SDKError):
-    """This text was committed or cleared."""
+    """The `TextInput` was committed or cleared, so it takes no more text."""
 
     code = "input_closed"
 
 
 class ToolInvalid(SDKError):
-    """A callable or dict that cannot be offered to the model as a tool."""
+    """A callable or dict that cannot be offered to the model as a tool, or two tools with one name."""
 
     code = "tool_invalid"
 
 
 class ToolTypeUnsupported(ToolInvalid):
-    """A parameter of a callable has a type that is no JSON type; ``parameter`` and ``type_name`` name both."""
+    """A parameter of a callable has a type that is no JSON type. ``parameter``: its name; ``type_name``: the
+    type, as text."""
 
     code = "tool_type_unsupported"
 
@@ -212,18 +224,26 @@ class ToolTypeUnsupported(ToolInvalid):
 
 
 class ToolFailed(SDKError):
-    """A tool reports that it failed; the message is for the model."""
+    """A tool failed, and says why: the model reads the message as the call's output. For tools to raise; the
+    SDK also raises it for an output that is too long."""
 
     code = "tool_failed"
 
 
 class LimitInvalid(SDKError):
-    """A limit of a run that is too low."""
+    """A limit in `RunLimits` is too low."""
 
     code = "limit_invalid"
 
 
+class NoSummary(SDKError):
+    """`Chat.compact` asked the model for a summary, and it wrote no text."""
+
+    code = "no_summary"
+
+
 class ToolRoundsExceeded(SDKError):
-    """The model still calls tools after the last round that the chat allows."""
+    """The model called tools again after `max_tool_rounds` rounds of tools in one turn, which are all that the
+    chat allows."""
 
     code = "tool_rounds_exceeded"

@@ -1,6 +1,7 @@
 """Several sessions on one connection: a `SharedTransport` carries a `SessionTransport` for each.
 
-One task receives all frames and puts each into its session's bounded queue. It reads a frame's session alone.
+One task receives all frames and puts each into the bounded queue of its session. Of a frame it reads only which
+session that is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from .frames.client import SessionAttach, SessionDetach
 from .transport import Transport
 
 MAX_QUEUED = 4096
-"""Frames that wait for a slow session. One that has more leaves, so that it does not hold up the others."""
+"""At most so many frames wait for a slow session. One with more is detached, so that it does not hold up the
+others."""
 
 PATIENT_TURNS = 8
 
@@ -27,14 +29,16 @@ class _Error(msgspec.Struct):
 
 
 class _Frame(msgspec.Struct):
-    """The part of a frame that is read here: its session, or the `session.attach` that it refuses."""
+    """The part of a server frame that is read here: its session, and in an `error` the client event that it is
+    about."""
 
     session_id: str | None = None
     error: _Error | None = None
 
 
 class SharedTransport:
-    """One transport under several sessions; ``first`` is the one that it was opened for."""
+    """One transport that carries several sessions. ``first``: the id of the session that it was opened for; a
+    frame that names no session is of that one."""
 
     def __init__(self, transport: Transport, first: str) -> None:
         self.transport = transport
@@ -44,14 +48,15 @@ class SharedTransport:
         self._numbers = itertools.count(1)
         self._task: asyncio.Task[None] | None = None
         self.lost: ConnectionLost | None = None
-        """How the connection ended, once it has."""
+        """How the connection ended; None while it lasts."""
 
     def session(self, session_id: str) -> SessionTransport:
-        """The transport of one session."""
+        """The transport of the session with this id, which is made at the first call."""
         return self._sessions.setdefault(session_id, SessionTransport(self, session_id))
 
     async def attach(self, session_id: str, handle: str) -> SessionTransport:
-        """Ask for a session that the server has; the answer is the first frame of its transport."""
+        """Ask the server to add the session that `handle` opens, and return its transport without waiting: the
+        answer is the first frame there. Raises `ConnectionLost`."""
         event_id = f"attach_{next(self._numbers)}"
         self._attaching[event_id] = session_id
         session = self.session(session_id)
@@ -59,12 +64,13 @@ class SharedTransport:
         return session
 
     def start(self) -> None:
-        """Start the receive task where it has not been."""
+        """Start the receive task, if no earlier call did."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._receive_all(), name="holdfast-receive")
 
     async def leave(self, session_id: str) -> None:
-        """Detach a session; the connection ends with the last one."""
+        """Detach a session from the connection. With the last one the connection is closed. Raises
+        `ConnectionLost`."""
         if self._sessions.pop(session_id, None) is not None and self._sessions:
             await self.transport.send(msgspec.json.encode(SessionDetach(session_id=session_id)))
         elif not self._sessions:
@@ -81,12 +87,13 @@ class SharedTransport:
         except ConnectionLost as lost:
             self.lost = lost
         except Exception as error:
-            self.lost = ConnectionLost(f"The server sent a frame that belongs to no session: {error}")
+            self.lost = ConnectionLost(f"A frame of the server cannot be given to its session: {error}")
         for session in self._sessions.values():
             session.arrival.set()
 
     async def _put(self, session: SessionTransport, frame: bytes) -> None:
-        """Queue a frame; a session that makes no room within some turns of the event loop leaves."""
+        """Queue a frame for a session. If its queue stays full for `PATIENT_TURNS` turns of the event loop,
+        detach it."""
         for _ in range(PATIENT_TURNS):
             if session.put(frame):
                 return
@@ -103,7 +110,7 @@ class SharedTransport:
 
 
 class SessionTransport:
-    """The transport of one session on a shared connection.
+    """The `Transport` of one session on a shared connection.
 
     A session that does not read `MAX_QUEUED` frames in time is detached: after these frames its connection
     counts as lost, and is made again for it alone.
@@ -119,7 +126,7 @@ class SessionTransport:
         self._behind = False
 
     def put(self, frame: bytes) -> bool:
-        """Queue a frame to be received; False where there is no room."""
+        """Queue a frame for `receive`. Returns False, and drops it, if `MAX_QUEUED` frames wait."""
         if len(self._frames) >= MAX_QUEUED:
             return False
         self._frames.append(frame)
@@ -127,7 +134,7 @@ class SessionTransport:
         return True
 
     def fall_behind(self) -> None:
-        """End this transport behind the frames that are queued."""
+        """Called when the session reads too slowly: it still gets the queued frames, then `ConnectionLost`."""
         self._behind = True
         self.arrival.set()
 
@@ -146,7 +153,7 @@ class SessionTransport:
         return self._frames.popleft()
 
     async def aclose(self) -> None:
-        """Detach the session from the connection."""
+        """Detach the session from the connection; its other sessions go on."""
         self._closed = True
         self.arrival.set()
         with suppress(ConnectionLost):
@@ -154,6 +161,8 @@ class SessionTransport:
 
     def _check(self) -> None:
         if self._closed:
-            raise ConnectionLost("This session has left the connection")
+            raise ConnectionLost("This session was detached from its connection")
         if self._behind:
-            raise ConnectionLost("This session fell behind on a connection that it shares")
+            raise ConnectionLost(
+                "This session read too slowly on a shared connection, and was detached from it"
+            )

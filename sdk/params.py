@@ -3,21 +3,95 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 import msgspec
 
 from .errors import FieldInvalid, FieldUnknown
 from .frames.client import ItemCreate, ResponseCreate, ResponseSteer
-from .frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem, MessageItem
+from .frames.formats import AnyGrammar, ResponseFormat, TextConfig, ToolChoice
+from .frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem, InputItem, MessageItem
 from .frames.response import ResponseParams
-from .frames.session import SessionPatch
-from .tools.tool import tools_of
+from .frames.session import SessionPatch, TruncationConfig
+from .tools.tool import ToolLike, tools_of
 
 TOGETHER = 64 << 10
-"""Characters of items that go into one frame with a `response.create`; six bytes each at most."""
+"""At most so many characters of items go into one frame with a `response.create`; each takes at most six
+bytes."""
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The sampling arguments of a session or a turn, as in `frames.sampling.SamplingFields`. None: the server's
+    default in a session, the session's value in a turn."""
+
+    max_output_tokens: int | Literal["inf"] | None
+    min_output_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    typical_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    bad_words: Sequence[str | Sequence[int]] | None
+    seed: int | None
+    stop: Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    top_logprobs: int | None
+
+
+class RunOptions(SamplingOptions, total=False):
+    """The keyword arguments of `Chat.run` for each of its responses, as in `frames.response.ResponseParams`.
+    Where a frame holds an object, a dict is taken too."""
+
+    conversation: Literal["auto", "none"] | None
+    input: Sequence[InputItem | Mapping[str, Any]] | None
+    instructions: str | None
+    output_modalities: Sequence[str] | None
+    tool_choice: ToolChoice | Mapping[str, Any] | None
+    metadata: Mapping[str, str] | None
+    text: TextConfig | Mapping[str, Any] | None
+    response_format: ResponseFormat | Mapping[str, Any] | None
+    grammar: AnyGrammar | Mapping[str, Any] | None
+    events: Literal["all", "brief"] | None
+    audio: Any
+    parallel_tool_calls: bool | None
+    reasoning: Any
+
+
+class ResponseOptions(RunOptions, total=False):
+    """The keyword arguments of `Chat.say`, `respond` and `steer`, as in `frames.response.ResponseParams`.
+    `tools`: what the model may call in this turn, in place of the session's tools. They are only offered: calls
+    of new ones are yours to answer."""
+
+    tools: Iterable[ToolLike] | None
+
+
+class SessionOptions(SamplingOptions, total=False):
+    """The keyword arguments of `Client.session` beside instructions and tools, as in
+    `frames.session.SessionPatch`."""
+
+    type: Literal["realtime"]
+    model: str | None
+    output_modalities: Sequence[str] | None
+    tool_choice: ToolChoice | Mapping[str, Any] | None
+    truncation: TruncationConfig | Mapping[str, Any] | None
+    audio: Any
+    include: Any
+    parallel_tool_calls: bool | None
+    reasoning: Any
+    tracing: Any
+
+
+class UpdateOptions(SessionOptions, total=False):
+    """The keyword arguments of `Chat.update` beside the tools, as in `frames.session.SessionPatch`."""
+
+    instructions: str | None
+
 
 _Params = TypeVar("_Params", SessionPatch, ResponseParams)
 _Create = TypeVar("_Create", ResponseCreate, ResponseSteer)
@@ -25,10 +99,11 @@ _Create = TypeVar("_Create", ResponseCreate, ResponseSteer)
 
 @dataclass(slots=True)
 class SentOutputs:
-    """Outputs of tools that were sent before the response which builds on them.
+    """Outputs of tools that were sent before the response that builds on them. If that is refused, they are
+    taken back.
 
-    ``events``: ids of all events; ``items``: ids of the items in them; ``commits``: for each streamed output,
-    by call id, the event that committed it.
+    ``events``: ids of all client events that were sent; ``items``: ids of the items that those add;
+    ``commits``: for each streamed output, by call id, the id of the event that committed it.
     """
 
     events: list[str] = field(default_factory=list)
@@ -36,17 +111,20 @@ class SentOutputs:
     commits: dict[str, str] = field(default_factory=dict)
 
 
-def create_of(overrides: dict[str, Any]) -> ResponseCreate:
-    """`response.create` with these fields of `ResponseParams`. Raises `FrameError`, `ToolInvalid`."""
+def create_of(overrides: RunOptions | ResponseOptions) -> ResponseCreate:
+    """The `response.create` with these fields of `ResponseParams`; of `tools` it has the definitions. Raises
+    `FrameError`, `ToolInvalid`."""
     if not overrides:
         return ResponseCreate()
-    if overrides.get("tools") is not None:
-        overrides["tools"] = [tool.definition for tool in tools_of(overrides["tools"]).values()]
-    return ResponseCreate(response=converted(overrides, ResponseParams, "response"))
+    fields: dict[str, Any] = {**overrides}
+    if fields.get("tools") is not None:
+        fields["tools"] = [tool.definition for tool in tools_of(fields["tools"]).values()]
+    return ResponseCreate(response=converted(fields, ResponseParams, "response"))
 
 
 def in_brief(create: _Create) -> _Create:
-    """The same with brief events, in which the server sends each thing once, unless `events` is set already."""
+    """The same event with brief events asked for, in which the server sends each thing once; unchanged if it
+    sets `events`."""
     params = create.response or ResponseParams()
     if params.events is not msgspec.UNSET:
         return create
@@ -54,7 +132,8 @@ def in_brief(create: _Create) -> _Create:
 
 
 def together(create: ResponseCreate, first: Sequence[ItemCreate]) -> ResponseCreate | None:
-    """The response and the items before it in one event; None where that would be large."""
+    """One event that adds the items of `first` and asks for the response. None if their text is longer than
+    `TOGETHER`: then they are to be sent one by one."""
     items = [event.item for event in first]
     if sum(map(_characters, items)) > TOGETHER:
         return None
@@ -62,7 +141,8 @@ def together(create: ResponseCreate, first: Sequence[ItemCreate]) -> ResponseCre
 
 
 def converted(fields: dict[str, Any], kind: type[_Params], name: str) -> _Params:
-    """Keyword arguments as a frame's object; `name` is its field in the frame. Raises `FrameError`."""
+    """Keyword arguments as a checked object of the type `kind`. `name`: the event's field for it, which errors
+    show. Raises `FieldUnknown`, `FieldInvalid`."""
     unknown = set(fields) - set(kind.__struct_fields__)
     if unknown:
         raise FieldUnknown(f"Unknown parameter: '{name}.{min(unknown)}'", f"{name}.{min(unknown)}")
@@ -73,11 +153,13 @@ def converted(fields: dict[str, Any], kind: type[_Params], name: str) -> _Params
 
 
 def output_of(call: FunctionCallItem, output: str) -> ItemCreate:
+    """The event that adds `output` as the output of `call`; its item has a new id."""
     return ItemCreate(item=named(FunctionCallOutputItem(call_id=call.call_id or "", output=output)))
 
 
 def named(item: AnyItem) -> AnyItem:
-    """The item with an id, new where it has none. The server's answer repeats it."""
+    """The item with an id, a random one if it has none. The server's answer repeats the id, and is known by
+    it."""
     return item if item.id else msgspec.structs.replace(item, id=f"item_{secrets.token_hex(12)}")
 
 

@@ -22,9 +22,10 @@ from .frames.server import ErrorEvent, ServerEvent, SessionResumed
 from .transport import Transport
 
 FINAL_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010, 4001})
-"""Close codes after which the session is not resumed: it would end the same, or another client has it now."""
+"""WebSocket close codes after which the session is not resumed: a new connection would end in the same way, or
+another client has the session now."""
 MAX_UNSURE = 1024
-"""Client events that are kept to be sent again."""
+"""At most so many client events are kept to be sent again; beyond that the oldest are dropped."""
 _Result = TypeVar("_Result")
 
 _GREETING: msgspec.json.Decoder[SessionResumed | ErrorEvent] = msgspec.json.Decoder(
@@ -34,8 +35,9 @@ _GREETING: msgspec.json.Decoder[SessionResumed | ErrorEvent] = msgspec.json.Deco
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Pauses before each try, in seconds: up to ``first``, then up to ``factor`` times the last bound. No
-    bound is above ``longest``. No try begins later than ``total`` after the connection was lost."""
+    """How long, and with what pauses, a connection is tried again; all in seconds. Each pause is a random part
+    of a bound: ``first`` before the first try, then ``factor`` times the bound before, but never above
+    ``longest``. If a try fails when ``total`` has passed, no other follows."""
 
     first: float = 0.05
     factor: float = 2.0
@@ -43,16 +45,17 @@ class Patience:
     total: float = 60.0
 
     def pauses(self) -> Iterator[float]:
-        """Each a random part of its bound, so that a server's clients do not come back all at once."""
+        """The pauses before each try, in seconds, without end. They are random, so that the clients of a
+        restarted server do not all come back at once."""
         bound = self.first
         while True:
             yield random.uniform(0, bound)
             bound = min(self.longest, bound * self.factor)
 
     async def retry(self, attempt: Callable[[], Awaitable[_Result]], *, pause: bool = False) -> _Result:
-        """What ``attempt`` returns, once it succeeds; ``pause``: also before the first try. Raises
-        `SessionLost` and `KeyRejected` at once, and the last `ConnectionFailed` or `ConnectionLost` when
-        ``total`` is over."""
+        """Call ``attempt``, with pauses, until it succeeds, and return what it returns. ``pause``: pause before
+        the first try too. Raises `SessionLost` and `KeyRejected` at once, any other `ConnectionFailed` or
+        `ConnectionLost` only when ``total`` is over."""
         give_up, pauses = time.monotonic() + self.total, self.pauses()
         while True:
             if pause:
@@ -72,7 +75,8 @@ class _AnyEvent(msgspec.Struct):
 
 
 class Resumption:
-    """How one session is resumed. ``dial`` gives a connection that expects `session.resume`."""
+    """What one session is resumed with on a new connection: its newest handle, and what was sent and received.
+    ``dial`` opens a connection on which the server expects `session.resume`."""
 
     def __init__(self, dial: Callable[[], Awaitable[Transport]], patience: Patience | None = None) -> None:
         self.handle: str | None = None
@@ -83,25 +87,29 @@ class Resumption:
         self._forgotten: str | None = None  # the last of them that is no longer kept
 
     def another(self, handle: str) -> Resumption:
-        """The same for another session of the same server."""
+        """A new resumption for the session that `handle` opens, at the same server and with the same
+        patience."""
         resumption = Resumption(self._dial, self.patience)
         resumption.handle = handle
         return resumption
 
     def possible(self, lost: ConnectionLost) -> bool:
-        """Whether the session may be resumed after this loss."""
+        """Whether to try to resume the session after this loss: there is a handle, and the close code is not a
+        final one."""
         return self.handle is not None and lost.close_code not in FINAL_CODES
 
     # --- what is sent and received --------------------------------------------------------------------------
 
     def sent(self, event_id: str, frame: bytes) -> None:
-        """Keep a client event that is sent."""
+        """Keep the frame of a client event that is being sent, until the server is known to have it."""
         self._unsure[event_id] = frame
         while len(self._unsure) > MAX_UNSURE:
             self._forgotten, _ = self._unsure.popitem(last=False)
 
     def read(self, frame: bytes, event: ServerEvent | None) -> None:
-        """Note a server event that was received; None: its type is not known here."""
+        """Note a server event that was received: its id, after which the server goes on when the session is
+        resumed, and its handle if it has one. ``event`` None: its type is not known here, and only the id is
+        read, from ``frame``."""
         event_id = (
             event.event_id if event is not None else msgspec.json.decode(frame, type=_AnyEvent).event_id
         )
@@ -112,7 +120,8 @@ class Resumption:
             self.handle = handle
 
     def arrived(self, event_id: str) -> None:
-        """The server has this client event and all before it: they are not sent again."""
+        """The server has this client event and all that were sent before it: forget them, as they need not be
+        sent again. An id that is not kept changes nothing."""
         if event_id in self._unsure:
             self._forgotten = None
             for known in list(self._unsure):
@@ -121,10 +130,11 @@ class Resumption:
                     return
 
     def again(self, resumed: SessionResumed, awaited: Mapping[str, bytes | None]) -> list[bytes]:
-        """The frames to send again, in order.
+        """The frames to send again, in order, after the server has answered `session.resume` by ``resumed``.
 
-        ``awaited``: ids of client events that wait for an answer, and their frames. They are sent again where
-        the session comes from the journal, as its server answers them again.
+        ``awaited``: the frames of client events that wait for an answer, by event id. If the server has read
+        the session from its journal, those are sent again although it has them: their answers may be lost, and
+        it answers them again.
         """
         self.arrived(resumed.last_client_event or "")
         again = awaited.items() if resumed.reopened else ()
@@ -132,18 +142,20 @@ class Resumption:
         return [*lost, *self._unsure.values()]
 
     def frame_of(self, event_id: str) -> bytes | None:
-        """The frame of an event that was just sent; None where it is not kept."""
+        """The frame of a client event that was just sent; None if it is not kept any more."""
         return self._unsure.get(event_id)
 
     def since(self, sent: Container[bytes]) -> list[bytes]:
-        """The frames, in order, that were kept after those in ``sent``."""
+        """The kept frames that are not in ``sent``, in order. ``sent``: those that were sent again on the new
+        connection; while that went on, the client sent these others, so they are to be sent again, too."""
         return [frame for frame in self._unsure.values() if frame not in sent]
 
     # --- the new connection ---------------------------------------------------------------------------------
 
     async def connect(self) -> tuple[Transport, SessionResumed]:
-        """One try: a new connection on which the session goes on. Raises ``ConnectionFailed`` or
-        ``ConnectionLost`` where another try may help, else ``SessionLost``."""
+        """Open a new connection and resume the session on it, in one try. Returns the new transport and the
+        server's answer; after an error that transport is closed. Raises ``ConnectionFailed`` or
+        ``ConnectionLost`` if another try may help, else ``SessionLost`` or ``ProtocolBroken``."""
         transport = await self._dial()
         try:
             resume = SessionResume(event_id="resume", handle=self.handle or "", last_event=self.last_event)
@@ -156,7 +168,9 @@ class Resumption:
             raise
 
     async def greeted(self, transport: Transport) -> SessionResumed:
-        """The answer to `session.resume` or `session.attach`. Raises ``SessionLost``, ``ProtocolBroken``."""
+        """Wait for the first frame on ``transport``, the answer to `session.resume` or `session.attach`, and
+        keep its handle. Raises ``SessionLost`` if it is a refusal, ``ConnectionFailed`` if the server's journal
+        cannot write now, ``ProtocolBroken`` if it is another frame, ``ConnectionLost``."""
         try:
             event = _GREETING.decode(await transport.receive())
         except msgspec.MsgspecError as error:
@@ -170,9 +184,10 @@ class Resumption:
         return event
 
     def _check(self, resumed: SessionResumed) -> None:
-        """Raises ``SessionLost`` where the server lacks an event that is no longer kept."""
+        """Raises ``SessionLost`` if the server lacks a client event that is no longer kept here, so it cannot
+        be sent again."""
         last = resumed.last_client_event
         if self._forgotten is not None and last != self._forgotten and last not in self._unsure:
             raise SessionLost(
-                "The server lacks events that were sent and are not kept here", code="events_expired"
+                "The server lacks some events, which are not kept here any more", code="events_expired"
             )

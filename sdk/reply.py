@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import anyio
 import msgspec
 
-from .connection import Connection, server_error
+from .connection import Aside, Connection, server_error
 from .errors import ProtocolBroken, ResponseFailed, SDKError
 from .frames.client import ItemCreate, ResponseCreate, ResponseSteer
 from .frames.items import AnyItem, FunctionCallItem
@@ -31,17 +32,20 @@ from .frames.server import (
 )
 from .params import SentOutputs, together
 from .responses import Finished, Progress, Rounds
+from .unread import Unread
 
 
 class Reply:
-    """Asks for one response and iterates over its events, up to and with `response.done`.
+    """One response: asks for it and iterates over its server events, the last of which is `response.done`;
+    `await` reads to the end and gives the finished response.
 
-    `first` are items to add before it; `sent` are outputs that were added before. When the response is refused,
-    both are taken out again. Before anything is sent `claim` is awaited. At the end `finished` is set and
-    appended to `rounds`. The iteration ends early, without both, when the chat's next turn began before this
-    response was read to its end.
-    Raises `ServerError` when the server refuses an item, an output or the response, `ResponseFailed` when it
-    ends `failed`, `ConnectionLost`.
+    `create`: the event that asks for it. `first`: items to add before it; `sent`: outputs of tools that were
+    added before it. If the response is refused, both are deleted again. `beside`: it is out of band, and read
+    beside others. `claim` is awaited before anything is sent.
+
+    At the end `finished` is set, and appended to `rounds`. If the chat's next turn began before this response
+    was read to its end, the iteration ends early and `finished` stays None. Raises `ServerError` if the server
+    refuses an item, an output or the response, `ResponseFailed` if it ends `failed`, `ConnectionLost`.
     """
 
     def __init__(
@@ -53,7 +57,12 @@ class Reply:
         claim: Callable[[Reply], Awaitable[None]] | None = None,
         rounds: Rounds | None = None,
         sent: SentOutputs | None = None,
+        unread: Unread | None = None,
+        beside: bool = False,
     ) -> None:
+        self._beside = beside
+        self._unread = unread
+        self._aside: Aside | None = None
         self._connection = connection
         self._create = create
         self._first = deque(first)
@@ -73,37 +82,54 @@ class Reply:
         self.rounds = Rounds() if rounds is None else rounds
 
     def replace_create(self, create: ResponseCreate) -> None:
-        """Ask for this instead; only before the first event is read."""
+        """Ask with this event instead. Only before the first event is read."""
         assert self._create_id is None, "the response has been asked for"
         self._create = create
 
     @property
     def response_id(self) -> str | None:
-        """The response's id, once it has begun."""
+        """The response's id; None until it has begun."""
         return self._progress.response_id
 
     @property
     def running(self) -> bool:
-        """Whether there is more to read."""
+        """Whether the response has been asked for, and there is more to read."""
+        if self._aside is not None:
+            return self._aside.running
         if self.response_id is not None:
             return self.response_id in self._connection.responses.running
         return self._create_id in self._connection.responses.asked
 
     @property
     def texts(self) -> dict[str, str]:
-        """The texts of its messages, as far as they were read, by item id."""
+        """The text of each of its messages, as far as it was read, by item id. A new dict."""
         return dict(self._progress.texts)
 
     def witness(self, event: ServerEvent) -> None:
-        """Note an event that was read elsewhere; a failed end raises nothing."""
+        """Note an event that was read elsewhere, as if it had been read here. A failed end raises nothing."""
         with suppress(ResponseFailed):
             self._note(event)
+
+    def __repr__(self) -> str:
+        ended = None if self.finished is None else self.finished.status
+        state = ended or ("being read" if self.running else "not begun")
+        return f"<Reply {self.response_id} {state}>" if self.response_id else f"<Reply {state}>"
 
     def __aiter__(self) -> AsyncIterator[ServerEvent]:
         return self
 
+    def __await__(self) -> Generator[Any, None, Finished]:
+        return self._finished().__await__()
+
+    async def _finished(self) -> Finished:
+        async for _ in self:
+            pass
+        return last_of(self.rounds)
+
     async def __anext__(self) -> ServerEvent:
         self.given_up = False
+        if self._unread is not None:
+            self._unread.read()
         try:
             return await self._next()
         except anyio.get_cancelled_exc_class():
@@ -114,7 +140,7 @@ class Reply:
         if self._create_id is None:
             await self._ask()
         while self.running:
-            event = await self._connection.receive()
+            event = await (self._aside or self._connection).receive()
             if isinstance(event, ErrorEvent):
                 await self._refused(event)
             if self._note(event):
@@ -122,7 +148,9 @@ class Reply:
         raise StopAsyncIteration
 
     async def _ask(self) -> None:
-        """Send `first` and `response.create`, in one event where they are small."""
+        """Await `claim`, then send `first` and `create`, in one event if they are small. What was sent before a
+        cancellation is not sent again. After a `response.steer`, wait until no other task reads: it gets the
+        end of the steered response."""
         if self._claim is not None:
             await self._claim(self)
         self._began = time.perf_counter()
@@ -135,12 +163,18 @@ class Reply:
         while self._first:  # each is sent once, also when this is cancelled and taken up again
             self._first_ids.add(await self._connection.send(self._first.popleft()))
         self.rounds.latest = self._progress
+        if self._beside and isinstance(create, ResponseCreate):
+            self._aside = self._connection.aside(create)
+            self._create_id = await self._aside.ask()
+            return
         self._create_id = await self._connection.send(create)
         if isinstance(self._create, ResponseSteer):
             await self._connection.others()  # the reply that ends for this one is read to its end first
 
     async def _refused(self, event: ErrorEvent) -> None:
-        """Raise the error if it is about this response or what was sent for it."""
+        """Raise `ServerError` if the error is about this response, about what was sent for it, or about no
+        event in particular. Before that: if the response was refused, delete what was added for it; if an item
+        or output was refused, cancel the response."""
         refused = event.error.event_id
         if refused in self._first_ids:
             await self._connection.quiet()  # a reply without what was refused is not wanted
@@ -151,7 +185,8 @@ class Reply:
             raise server_error(event.error)
 
     async def _take_back(self) -> None:
-        """Take the added items out again: without a reply they would stand in the next turn."""
+        """Delete the added items and outputs at the server: without a reply they would stand in the next turn.
+        Errors are dropped."""
         for item_id in (*self._items, *self._sent.items):
             with suppress(SDKError):  # the refusal is what is raised
                 await self._connection.delete(item_id)
@@ -162,7 +197,8 @@ class Reply:
                     await self._connection.delete(committed.item_id)
 
     def _note(self, event: ServerEvent) -> bool:
-        """Note an event; whether it is about this response, or an error."""
+        """Note an event in the response's progress. Returns whether it is about this response, or an error.
+        Raises `ResponseFailed` at a failed end, `ProtocolBroken`."""
         if not self._progress.take(event):
             return isinstance(event, ErrorEvent)
         if isinstance(event, ResponseDone):
@@ -184,7 +220,7 @@ class Reply:
         self.finished = Finished(response, ttft, (ended - self._began) * 1000, tuple(self._logprobs))
         self.rounds.append(self.finished)
         if response.status == "in_progress":
-            raise ProtocolBroken("The server ended a response that is in progress")
+            raise ProtocolBroken("The server sent response.done with the status in_progress")
         if response.status == "failed":
             error = response.status_details.error if response.status_details else None
             if error is None:
@@ -192,14 +228,23 @@ class Reply:
             raise ResponseFailed(error.message, code=error.code, kind=error.type)
 
 
+def last_of(rounds: Rounds) -> Finished:
+    """The last response in `rounds`. Raises `ResponseFailed` if none has ended."""
+    if not rounds:
+        raise ResponseFailed("The chat's next turn began before this one was read to its end")
+    return rounds[-1]
+
+
 def _items(create: ResponseCreate | ResponseSteer, first: Sequence[ItemCreate]) -> list[str]:
-    """Ids of the items that are added with a response, the last one first."""
+    """Ids of the items that are added with a response, the last one first: in this order they are taken
+    back."""
     items = [event.item for event in first] + (create.input if isinstance(create, ResponseSteer) else [])
     return [item.id for item in reversed(items) if item.id]
 
 
 def _is_output(event: OutputFrame) -> bool:
-    """Whether the event holds text or a call. A call in brief events comes as one complete item."""
+    """Whether the event ends the time to first token: it holds text or a part of a call. With brief events, a
+    call comes as one complete item."""
     if isinstance(event, OutputItemAdded | OutputItemDone):
         return isinstance(event.item, FunctionCallItem)
     return isinstance(event, TextDelta | ArgumentsDelta)

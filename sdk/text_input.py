@@ -21,14 +21,16 @@ from .frames.server import TextCleared, TextCommitted
 
 
 class TextInput:
-    """One message, or the output of the call `call_id`, sent in pieces.
+    """One message, or the output of the tool call `call_id`, sent in pieces. Made by `Chat.input` and
+    `Chat.output`.
 
     Leaving ``async with`` commits it, or clears it if the block raised. An output may be empty; an empty
-    message is cleared. ``committed``: the server's answer: the item's id, tokens prefilled meanwhile, tokens
-    left.
-    Pieces are sent without waiting: the refusal of one is raised by what is called next, by the commit at the
-    latest, and then none of the text stays. Raises `InputClosed` after the commit or the clear, `ServerError`,
-    `ConnectionLost`.
+    message is cleared instead. ``text``: all of it so far. ``committed``: the server's answer to the commit:
+    the item's id, the tokens that were prefilled meanwhile, and those that are left; None before.
+
+    Pieces are sent without waiting for an answer. If the server refuses one, the next call raises it, at the
+    latest the commit, and none of the text becomes an item. Raises `InputClosed` after the commit or the clear,
+    `ServerError`, `ConnectionLost`.
     """
 
     def __init__(
@@ -43,21 +45,25 @@ class TextInput:
         self._pieces: set[str] = set()  # ids of the events that brought it
 
     async def append(self, text: str) -> None:
-        """Send more of it."""
+        """Send `text`, which comes behind what was sent."""
         self._check()
         await self._send(TextAppend(text=text, role=self._role, call_id=self._call_id))
         self.text += text
 
     async def replace(self, start: int, text: str) -> None:
-        """Replace all from character `start` on by `text`. Raises `IndexError` if it is outside the text."""
+        """Replace what was sent, from character `start` (Unicode code points) to the end, by `text`. Raises
+        `IndexError` if so many characters were not sent."""
         self._check()
         if not 0 <= start <= len(self.text):
-            raise IndexError(f"{len(self.text)} characters were sent, none at {start}")
+            raise IndexError(
+                f"The text has {len(self.text)} characters, so none can be replaced from {start} on"
+            )
         await self._send(TextReplace(start=start, text=text))
         self.text = self.text[:start] + text
 
     async def commit(self) -> TextCommitted:
-        """Make the text an item of the conversation. `chat.say()` then asks for the reply."""
+        """Make the text an item at the end of the conversation, and return the server's answer. `chat.say()`
+        then asks for the reply."""
         self._check()
         self._check_pieces()
         self._open = False
@@ -75,7 +81,7 @@ class TextInput:
         return committed
 
     async def clear(self) -> None:
-        """Take all of the text back."""
+        """Take all of the text back: it becomes no item."""
         self._check()
         self._open = False
         self._connection.buffer.release(self)

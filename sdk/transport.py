@@ -1,4 +1,5 @@
-"""Transports: each carries whole frames both ways and does not read them.
+"""Transports: each carries whole frames both ways and does not read them. A frame is the JSON text of one
+event.
 
 `WebSocketTransport` is for servers; `gateway.embedded` has one in memory.
 """
@@ -35,21 +36,21 @@ MOST_WORDS = 500  # characters of an answer that is not the server's JSON, such 
 
 
 class Transport(Protocol):
-    """One connection. `receive` can be cancelled without losing a frame; `send` can run beside it. Once one
-    of both has raised `ConnectionLost`, the other does too."""
+    """One connection to a server. `receive` can be cancelled without losing a frame, and `send` can run beside
+    it. After one of the two has raised `ConnectionLost`, the other raises it too."""
 
     async def send(self, frame: bytes) -> None:
-        """Send one frame. Raises `ConnectionLost`."""
+        """Send one frame: JSON text in UTF-8. Raises `ConnectionLost`."""
 
     async def receive(self) -> bytes:
-        """The next frame. Raises `ConnectionLost` when there are no more."""
+        """Wait for the next frame from the server and return it. Raises `ConnectionLost` when no more come."""
 
     async def aclose(self) -> None:
-        """End the connection; does nothing when it has ended."""
+        """End the connection. Does nothing if it has ended."""
 
 
 class WebSocketTransport:
-    """Text frames over a WebSocket."""
+    """A `Transport` over a WebSocket: each frame is a text message."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
@@ -67,7 +68,7 @@ class WebSocketTransport:
             raise _lost(error) from error
 
     async def aclose(self) -> None:
-        """Close with 1000 and wait for the other side's close."""
+        """Close with the code 1000, and wait for the server's close."""
         await self._connection.close()
 
 
@@ -79,10 +80,11 @@ async def dial(
     ssl: SSLContext | None = None,
     **parameters: str,
 ) -> WebSocketTransport:
-    """A WebSocket to the server at `url`: `ws[s]://` or `http[s]://`, with or without `/v1/realtime`.
+    """Connect a WebSocket to the server at `url` (see `realtime_url`). `api_key` is sent as a bearer token;
+    `model` and `parameters` are put into the query.
 
-    `ssl` is used where the address asks for TLS; the default trusts the system's authorities. `parameters` are
-    added to the query. Raises `ConnectionFailed`, or one of its kinds, with the server's words.
+    `ssl`: checks the server's certificate if the address asks for TLS; None: by the system's authorities.
+    Raises `ConnectionFailed`, or the subclass that fits, with the server's words.
     """
     address = realtime_url(url, model, **parameters)
     secured: dict[str, Any] = {"ssl": ssl} if ssl is not None and address.startswith("wss:") else {}
@@ -105,7 +107,9 @@ async def dial(
 
 
 def realtime_url(url: str, model: str | None = None, **parameters: str) -> str:
-    """The WebSocket address for a server's `url`. Raises `ConnectionFailed` for an invalid one."""
+    """The WebSocket address of the server at `url`: `ws[s]://`, `http[s]://` or without a scheme, with or
+    without `/v1/realtime`. `model` (None: leave it as it is in `url`) and `parameters` are put into its query.
+    Raises `ConnectionFailed` if `url` is no address."""
     try:
         parts = urlsplit(url if "://" in url else f"ws://{url}")
         scheme = SCHEMES.get(parts.scheme)
@@ -113,7 +117,9 @@ def realtime_url(url: str, model: str | None = None, **parameters: str) -> str:
     except ValueError as error:
         raise ConnectionFailed(f"Not an address: {url!r}: {error}") from None
     if not valid or scheme is None:
-        raise ConnectionFailed(f"Not an address of a server: {url!r} (ws, wss, http or https)")
+        raise ConnectionFailed(
+            f"Not the address of a server: {url!r}; its scheme must be ws, wss, http or https"
+        )
     path = parts.path.rstrip("/")
     if not path.endswith("/realtime"):  # the server's root, or a prefix below which it is served
         path = path.removesuffix("/v1") + PATH
@@ -127,7 +133,8 @@ def realtime_url(url: str, model: str | None = None, **parameters: str) -> str:
 
 
 def _refused(address: str, answer: Response) -> ConnectionFailed:
-    """What the server, or a proxy before it, answered instead of opening the connection."""
+    """The error for an HTTP `answer` that the server, or a proxy before it, gave instead of opening the
+    connection."""
     body, code = bytes(answer.body or b"").decode(errors="replace").strip(), None
     try:
         told = msgspec.json.decode(body, type=_Answer).error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from typing import Any
 
 import anyio
 
@@ -12,20 +13,26 @@ from .frames.client import ItemCreate, ResponseCreate, ResponseSteer
 from .frames.items import FunctionCallItem
 from .frames.server import TextDelta
 from .params import in_brief, output_of
-from .reply import Reply
-from .responses import Rounds
+from .reply import Reply, last_of
+from .responses import Finished, Rounds
 from .tools.context import failure
 from .tools.running import Detached
 from .tools.tool import Tool, no_such_tool
+from .unread import Unread
 
 
 class Turn:
-    """Iterates over pieces of text. `rounds` are its responses: one, and one more for each round of tools.
+    """One turn of a chat: iterates over the pieces of the model's text, and runs tools in between; `await`
+    reads to the end and gives the last response. `rounds`: the responses that have ended: one, and one more for
+    each round of tools.
 
-    With `steer` the first response is asked for by that, while another turn runs. A call of a tool without a
-    callable ends the turn: it stands in `rounds[-1].calls`, and the caller answers it. A call of an unknown
-    tool is answered with an error.
-    Raises what `Reply` raises, and `ToolRoundsExceeded` when a round beyond `max_rounds` calls tools.
+    `first`: items to add before the first response. `steer`: the event that asks for the first response in
+    place of `create`, while another turn runs. `max_rounds`: how often tools are run. `claim` is awaited before
+    anything is sent.
+
+    If a call is the caller's to answer, because its tool has no callable, the turn ends: the call is in
+    `rounds[-1].calls`. If the chat has tools, a call of an unknown one gets an error as its output. Raises what
+    `Reply` raises, and `ToolRoundsExceeded` if the model calls tools after `max_rounds` rounds.
     """
 
     def __init__(
@@ -38,7 +45,9 @@ class Turn:
         claim: Callable[[Turn], Awaitable[None]],
         detached: Detached,
         steer: ResponseSteer | None = None,
+        unread: Unread | None = None,
     ) -> None:
+        self._unread = unread
         self._connection = connection
         self._create = in_brief(create)
         self._tools = tools
@@ -52,7 +61,7 @@ class Turn:
         """Whether reading was cancelled, and not taken up again."""
         self.rounds = Rounds()
         self.reply = Reply(connection, in_brief(steer) if steer else self._create, first, rounds=self.rounds)
-        """The latest response."""
+        """The response that was asked for last, or is to be."""
 
     @property
     def running(self) -> bool:
@@ -60,18 +69,25 @@ class Turn:
         return self._begun and not self._over
 
     def stop(self) -> None:
-        """Begin no further round."""
+        """Begin no further round. What runs can be read to its end."""
         self._stopped = True
 
     def close(self) -> None:
-        """Read no more of it."""
+        """Count the turn as over: reading ends. Nothing is sent."""
         self._over = True
+
+    def __repr__(self) -> str:
+        state = "over" if self._over else "being read" if self._begun else "not begun"
+        known = f"{self.reply.response_id} " if self.reply.response_id else ""
+        return f"<Turn {known}{state}, {len(self.rounds)} responses ended>"
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self
 
     async def __anext__(self) -> str:
         self.given_up = False
+        if self._unread is not None:
+            self._unread.read()
         try:
             if not self._begun:
                 await self._claim(self)
@@ -90,11 +106,21 @@ class Turn:
         raise StopAsyncIteration
 
     async def text(self) -> str:
-        """Read to the end; the whole turn's text."""
+        """Read to the end; returns the text of all its responses that was not read before."""
         return "".join([piece async for piece in self])
 
+    def __await__(self) -> Generator[Any, None, Finished]:
+        return self._finished().__await__()
+
+    async def _finished(self) -> Finished:
+        async for _ in self:
+            pass
+        return last_of(self.rounds)
+
     async def _round_ended(self) -> None:
-        """Run the tools that the reply called and ask for the next response; without calls the turn is over."""
+        """A response is over: run the tools that it called, and make the next reply, which sends their outputs.
+        The turn is over if there are no calls, one is the caller's, or it was stopped; then the outputs are
+        sent alone."""
         finished = self.reply.finished
         if finished is None:
             self._over = True
@@ -112,7 +138,8 @@ class Turn:
             await self._connection.send(output)
 
     def _is_ours(self, call: FunctionCallItem) -> bool:
-        """Whether the turn answers the call: its tool has a callable, or no tool has that name."""
+        """Whether the turn answers the call, not the caller: its tool has a callable, or the chat has tools and
+        none that was offered has this name; then the output is an error."""
         tool = self._tools.get(call.name)
         if tool is not None:
             return tool.run is not None
@@ -121,7 +148,7 @@ class Turn:
         return bool(self._tools) and call.name not in offered
 
     async def _outputs(self, calls: Sequence[FunctionCallItem]) -> list[ItemCreate]:
-        """Run the calls concurrently; their outputs in the order of the calls."""
+        """Run the calls concurrently; returns the events that add their outputs, in the order of the calls."""
         outputs: dict[int, str] = {}
 
         async def run(index: int, call: FunctionCallItem) -> None:

@@ -20,8 +20,8 @@ from .journal.records import Truncated
 from .text.detokenizer import Detokenizer
 from .text.tokenizer import ChatTokenizer
 from .token_ids import Ids, bytes_of, ids_of
-from .tools.formats import CLOSE, OPEN
-from .tools.reasoning import END
+from .tools.channels import CHANNEL
+from .tools.formats import CLOSE, OPEN, REASONING
 from .tree import TurnNode, TurnReply
 
 _FLAG = "[\U0001f1e6-\U0001f1ff]"
@@ -33,15 +33,17 @@ _INSIDE_CHARACTER = regex.compile(
 
 
 def shorten(history: History, item_id: str, end: int, tokenizer: ChatTokenizer) -> None:
-    """Cut the message ``item_id``, and the reply that holds it, after ``end`` characters. Raises
-    ``ItemUnknown`` or ``CutInvalid``."""
+    """Cut the message ``item_id`` in the history after its first ``end`` characters. If it is part of a
+    reply, what the reply has behind that place goes too. Raises ``ItemUnknown`` or ``CutInvalid``."""
     checked_end(history.get(item_id), end)
     end_with(history, item_id, end, tokenizer)
 
 
 def rewind(history: History, to: str | int, tokenizer: ChatTokenizer) -> None:
-    """Remove everything behind an item (``"root"``: everything), or behind the first ``to`` tokens. Raises
-    ``ItemUnknown``, ``CutInvalid``, and ``ConversationBusy`` while a turn runs; then nothing changed."""
+    """Remove everything behind ``to`` from the history: an item's id, ``"root"`` for the beginning, or a
+    number of tokens from the beginning; a reply in which that token lies is cut there. Raises
+    ``ItemUnknown``, ``CutInvalid``, and ``ConversationBusy`` while a turn runs. After an error nothing has
+    changed."""
     if history.busy:
         raise ConversationBusy("A response writes this conversation: cancel it before going back")
     if isinstance(to, int):
@@ -52,7 +54,9 @@ def rewind(history: History, to: str | int, tokenizer: ChatTokenizer) -> None:
 
 
 def end_with(history: History, item_id: str, end: int | None, tokenizer: ChatTokenizer) -> None:
-    """Cut the reply that holds the item behind it, or after ``end`` of its characters."""
+    """Cut the reply that holds ``item_id``, in the history: behind that item, or after the first ``end``
+    characters of the item. An item of the client is shortened itself. If the place cannot be found among the
+    reply's tokens, the reply is replaced by its items, and its token ids are lost."""
     item, reply = history.get(item_id), history.reply_of(item_id)
     kept = cut_message(item, end) if isinstance(item, Message) and end is not None else item
     if kept is item and (reply is None or reply.items[-1] is item):
@@ -65,7 +69,9 @@ def end_with(history: History, item_id: str, end: int | None, tokenizer: ChatTok
 
 
 def _cut_at(history: History, tokens: int, tokenizer: ChatTokenizer) -> str:
-    """Cut the reply in which the first ``tokens`` tokens end, if in one. Returns the last item left."""
+    """If the conversation's token number ``tokens`` ends inside a reply, cut the reply there, in the history.
+    Returns the id of the last item that is to stay, or ``"root"``; the caller removes the items behind it.
+    Raises ``CutInvalid``."""
     head = history.told
     if head is None and history.head is not None:
         raise CutInvalid(
@@ -92,7 +98,7 @@ def _cut_at(history: History, tokens: int, tokenizer: ChatTokenizer) -> str:
 
 
 def _before(node: TurnNode) -> str:
-    """The last item before the turn's reply."""
+    """The id of the last item before the reply of ``node``; ``"root"`` if there is none."""
     if node.inputs:
         return node.inputs[-1].id
     return ROOT if node.parent is None else _last(node.parent)
@@ -107,17 +113,16 @@ def _last(node: TurnNode) -> str:
 
 
 def checked_end(item: Item, end: int, param: str = "text_end") -> None:
-    """Check that the item is a message of the model which may end after ``end`` characters.
-
-    Raises ``CutInvalid``.
-    """
+    """Check that ``item`` is a message of the model, and that it may be cut after ``end`` characters.
+    ``param``: the field that an error names. Raises ``CutInvalid``."""
     if not isinstance(item, Message) or item.role != "assistant":
         raise CutInvalid(f"The item {item.id!r} is no message of the assistant", param="item_id")
     check_place(item.text, end, param)
 
 
 def check_place(text: str, end: int, param: str = "text_end") -> None:
-    """Check that the text may be cut after ``end`` characters. Raises ``CutInvalid``."""
+    """Check that ``text`` may be cut after ``end`` characters. ``param``: the field that an error names. Raises
+    ``CutInvalid``."""
     if end > len(text):
         raise CutInvalid(f"The text has {len(text)} characters, none at {end}", param=param)
     if inside_character(text, end):
@@ -125,16 +130,18 @@ def check_place(text: str, end: int, param: str = "text_end") -> None:
 
 
 def cut_message(message: Message, end: int) -> Message:
-    """The message's first ``end`` characters; the same message if it has no more."""
+    """A message with the first ``end`` characters; the same message if it has no more than that."""
     if end >= len(message.text):
         return message
     return msgspec.structs.replace(message, text=message.text[:end], complete=False)
 
 
 def cut_after(reply: TurnReply, item_id: str, end: int | None, tokenizer: ChatTokenizer) -> Truncated | None:
-    """Cut the reply behind its item ``item_id``, or behind the first ``end`` characters of that message.
+    """The operation that cuts the reply behind its item ``item_id``, or after ``end`` characters of that
+    message. Changes nothing: `History.cut` applies the operation.
 
-    None if that place cannot be found among its tokens: then the reply has to be split into its items.
+    None if that place cannot be found among the reply's tokens. Then the reply has to be split into its
+    items.
     """
     at = [item.id for item in reply.items].index(item_id)
     item = reply.items[at]
@@ -151,7 +158,9 @@ def cut_after(reply: TurnReply, item_id: str, end: int | None, tokenizer: ChatTo
 
 
 def cut_tokens(reply: TurnReply, keep: int, tokenizer: ChatTokenizer) -> Truncated:
-    """Cut the reply behind its first ``keep`` tokens. Raises ``CutInvalid`` inside a character or tool call."""
+    """The operation that cuts the reply behind its first ``keep`` tokens. Changes nothing: `History.cut`
+    applies the operation. Raises ``CutInvalid`` if the place is inside a character or a tool call, if the
+    reply has only reasoning, or if the tokens cannot be matched to the items."""
     if not reply.items:  # it has only reasoning
         raise CutInvalid("A reply in which nothing was said cannot be cut", param="to")
     said = _ReplyText(reply, tokenizer)
@@ -163,6 +172,10 @@ def cut_tokens(reply: TurnReply, keep: int, tokenizer: ChatTokenizer) -> Truncat
         begin, end = span or (-1, None)
         if begin >= place:
             break
+        if span is None:
+            raise CutInvalid(
+                "The tokens of this reply cannot be matched to its items: name an item", param="to"
+            )
         if end is None or (place < end and not isinstance(item, Message)):
             raise CutInvalid("A reply cannot be cut inside a tool call", param="to")
         items.append(cut_message(item, place - begin) if isinstance(item, Message) else item)
@@ -170,24 +183,28 @@ def cut_tokens(reply: TurnReply, keep: int, tokenizer: ChatTokenizer) -> Truncat
 
 
 class _ReplyText:
-    """A reply's whole text.
+    """The whole text of a reply, and where its items are in it.
 
-    ``steps[n]``: how many of its characters are certain after ``n`` tokens. ``spans``: begin and end of each
-    item in the text, in order, up to the first that cannot be found; a call ends with its closing tag, None
-    if it has none.
+    ``steps[n]``: how many characters are certain after the first ``n`` tokens. ``spans``: the begin and end of
+    each item in the text, in order, up to the first item that cannot be found. The end of a call is behind its
+    closing tag; None if there is no such tag. A reply in channels (`tools.channels`) has no spans: the tags of
+    its reasoning are not in the text.
     """
 
     def __init__(self, reply: TurnReply, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
         detokenizer, pieces = Detokenizer(tokenizer.backend), list[str]()
         self.steps = [0]
-        for token in reply.ids.tolist():
+        self._ids = ids = reply.ids.tolist()
+        for token in ids:
             pieces.append(detokenizer.step(token))
             self.steps.append(self.steps[-1] + len(pieces[-1]))
         self.text = "".join(pieces) + detokenizer.flush()
         self.spans: list[tuple[int, int | None]] = []
+        channels = tokenizer.special_ids.get(CHANNEL) in ids
+        self._least = 0  # number of ids up to the end of the reasoning, if a special token ends it
         place = self._after_reasoning(reply.items)
-        for item in reply.items:
+        for item in () if channels else reply.items:
             words, close = (item.text, "") if isinstance(item, Message) else (OPEN, CLOSE)
             begin = self.text.find(words, place)
             if begin < 0:
@@ -199,19 +216,30 @@ class _ReplyText:
             place = closed + len(close)
 
     def _after_reasoning(self, items: tuple[Item, ...]) -> int:
-        """Where the first item may begin. Reasoning before it may have the same words."""
-        end = self.text.find(END)
-        return 0 if end < 0 or (items and END in getattr(items[0], "text", "")) else end + len(END)
+        """The index in the text at which the first item may begin: behind the reply's reasoning, which may
+        contain the item's words. 0 if there is no reasoning. If a special token ends the reasoning, `_least`
+        is set."""
+        for end in dict.fromkeys(tags.end for tags in REASONING.values()):
+            token = self._tokenizer.special_ids.get(end)  # a special token is not in the text
+            if token in self._ids:
+                self._least = self._ids.index(token) + 1
+                return self.steps[self._least]
+            found = self.text.find(end)
+            if found >= 0 and not (items and end in getattr(items[0], "text", "")):
+                return found + len(end)
+        return 0
 
     def ids_up_to(self, place: int) -> tuple[int, list[int]]:
-        """How many of the reply's ids stay whole before ``place``, and new ids for the text
-        left behind them."""
+        """The ids for the text before the character ``place``: how many of the reply's ids stay, and new ids
+        for the text between them and ``place``."""
         through = bisect_left(self.steps, place)
         if through == len(self.steps):  # the ids behind it are parts of a character
             return through - 1, []
         if self.steps[through] == place:
-            return through, []
+            return max(through, self._least), []
         whole = bisect_left(self.steps, self.steps[through - 1])
+        specials = self._tokenizer.special_ids.values()  # they have no text, as the parts of a character
+        whole = max((at for at in range(whole, through) if self._ids[at - 1] in specials), default=whole)
         rest = self.text[self.steps[whole] : place]
         return whole, self._tokenizer.encode(rest, leads=False)
 

@@ -37,7 +37,16 @@ from ..runtime.errors import EngineDied, EngineGone, EpochStale, SequenceBusy, S
 from ..runtime.link.client import EngineLink
 from ..runtime.link.crash_report import EngineDeath
 from ..runtime.link.generation import Generation
-from ..runtime.link.messages import Moved, Opening, Receipt, Sampling, SequenceState, TokenLimits, VerbReply
+from ..runtime.link.messages import (
+    BlockMap,
+    Moved,
+    Opening,
+    Receipt,
+    Sampling,
+    SequenceState,
+    TokenLimits,
+    VerbReply,
+)
 from .poison import CrashCount
 from .token_ids import NONE, Ids, common_prefix
 
@@ -87,7 +96,7 @@ class _GrantedLease:
 
 
 _Parameters: TypeAlias = tuple[Sampling, TokenLimits, int]
-"""How to sample what follows a prompt; the last tokens of the prompt, so many, are the reply's already."""
+"""How to sample, the limits, and how many of the prompt's last tokens already belong to the reply."""
 
 
 class EngineCopy:
@@ -129,17 +138,19 @@ class EngineCopy:
 
     @property
     def lost(self) -> bool:
-        """Whether the engine that held the sequence is gone."""
+        """Whether the engine that the sequence was opened in is gone; the current engine has another number."""
         return self.engine_number != self._link.engine_number
 
     @property
     def held(self) -> Ids:
-        """The tokens that the engine is known to hold, ``[tokens]``; none while it generates."""
+        """The tokens that the engine is known to hold, ``[tokens]``; empty while it generates, in any other
+        state but HELD, or if its engine is gone."""
         return self._tokens if self.state is CopyState.HELD and not self.lost else NONE
 
     @property
     def sent(self) -> Ids:
-        """The tokens that were sent to the engine, ``[tokens]``; without those of a turn that is beginning."""
+        """The tokens that were sent to the engine, ``[tokens]``, whether it has answered or not; without
+        those of a turn that is beginning. Empty if its engine is gone."""
         return NONE if self.lost else self._tokens
 
     @property
@@ -158,21 +169,24 @@ class EngineCopy:
             await asyncio.wait([self._stop_reply])
 
     def without_kv(self, keep: int) -> int:
-        """How many of the last of the branch's first ``keep`` tokens were sampled and have no KV yet."""
+        """How many tokens at the end of the branch's first ``keep`` tokens were sampled and have no KV yet. 1
+        if the engine's sequence is gone or shorter."""
         if self._sequence is None or self.lost or len(self._tokens) < keep:
             return 1
         computed = self._sequence.computed if self._before_prefill is None else self._before_prefill
         return min(self._without_kv, max(0, keep - computed))
 
     def take_retracted(self) -> bool:
-        """Whether tokens were prefilled since the last call that no turn used."""
+        """Whether prefilled tokens were taken back since this was last called: `prefill` had sent them, and a
+        later prefill or turn had other tokens in their place. Resets the answer to false."""
         retracted, self._retracted = self._retracted, False
         return retracted
 
     # --- forks --------------------------------------------------------------------------------------------
 
     def child(self) -> EngineCopy:
-        """A copy that begins as a fork of this one."""
+        """A new, empty copy with this one as its origin: its first verb forks this one's sequence, if they
+        share a block."""
         return EngineCopy(self._link, self._salt, self)
 
     async def fork(self, children: Sequence[EngineCopy], ids: Ids) -> None:
@@ -306,22 +320,34 @@ class EngineCopy:
             await self._link.lease(self._sequence.seq, None, 0.0, returns_in)
 
     async def stage(self, ids: Ids) -> Moved:
-        """Bring the KV of the sequence up to the device; if there is none, open it with ``ids``."""
+        """Bring the KV of the sequence up to the device; if there is no sequence, open it with ``ids``.
+        Returns when the KV is there, and where it came from."""
         return await self._link.stage(await self._present(ids))
 
     async def settle(self, ids: Ids, *, disk: bool) -> Moved:
-        """Send the KV of the sequence down to the host tier or to ``disk``."""
+        """Send the KV of the sequence down to the host tier or, if ``disk``, to the disk tier; if there is no
+        sequence, open it with ``ids``. Returns when it is there, and where it was."""
         return await self._link.settle(await self._present(ids), disk)
+
+    async def locate(self, ids: Ids) -> BlockMap:
+        """Where the blocks of the sequence lie; if there is none, those of ``ids``. Opens and moves nothing."""
+        if self._sequence is not None and not self.lost:
+            with suppress(SequenceUnknown):  # it is closed meanwhile
+                return await self._link.locate(self._sequence.seq)
+        return await self._link.locate(None, ids.tolist(), self._salt)
 
     # --- deaths and ends ----------------------------------------------------------------------------------
 
     async def recover(self, held_by: int) -> None:
-        """Wait for the next engine after number ``held_by`` died in a turn, and count its death.
+        """An engine died while a turn ran in it: wait until a new one runs. ``held_by``: the number of the
+        dead engine.
 
-        Another verb may have opened the sequence in the next engine already; it has looked at the death then.
+        If the sequence was lost with it, forget the sequence and count the death in `crashes`. Another verb
+        may have opened the sequence in the new engine meanwhile; then it has counted the death.
 
         Raises:
             EngineGone: no engine will come.
+            EngineDied: engine ``held_by`` did not die.
             SequencePoisoned: this branch makes engines crash.
         """
         sequence, lost_with = self._sequence, self.engine_number
@@ -334,10 +360,11 @@ class EngineCopy:
             self.crashes.add(death, sequence.seq, self._isolated)
 
     async def close(self, *, keep_kv: bool = True) -> None:
-        """Close the engine's sequence, if there is one, without waiting for a verb in flight, such as a fork.
+        """Close the engine's sequence, if there is one; its KV stays cached if ``keep_kv``. It waits for a
+        generation that is being stopped, but not for other verbs in flight, such as a fork.
 
-        If the engine dies meanwhile, the sequence stays known, so that `recover` can tell whether it was in the
-        fatal step.
+        If the engine dies meanwhile, the sequence stays known, so that `recover` can tell whether it was in
+        the fatal step.
         """
         await self.wait_stopped()
         await self._close(keep_kv=keep_kv)
@@ -361,12 +388,14 @@ class EngineCopy:
         self.state, self._sequence, self._tokens = state, sequence, tokens
 
     def _doubt(self) -> None:
-        """Go to UNSURE: a verb goes out, or was refused."""
+        """Go to UNSURE, before a verb is sent or after it was refused. The sequence and its tokens stay
+        noted."""
         self._move(CopyState.UNSURE, self._sequence, self._tokens)
 
     @asynccontextmanager
     async def _exclusive(self) -> AsyncIterator[None]:
-        """Let one verb run at a time, each after the reply to a stop."""
+        """Hold a lock while the body runs, so that one verb runs at a time. The body begins after the reply
+        to a stop."""
         async with self._verbs:
             await self.wait_stopped()
             yield
@@ -380,7 +409,7 @@ class EngineCopy:
 
     @property
     def _live_lease(self) -> _GrantedLease | None:
-        """The lease, if it or the expected return is not over yet."""
+        """The granted lease; None if there is none, or both its end and the expected return are over."""
         lease = self._lease
         return lease if lease is not None and max(lease.until, lease.returns) > time.monotonic() else None
 
@@ -399,9 +428,10 @@ class EngineCopy:
 
     @property
     def _fatal(self) -> EngineDeath | None:
-        """The death of the engine that held the sequence, if the sequence was in its last step.
+        """The death of the engine that held the sequence, if the sequence was in that engine's last step.
 
-        None if the link does not know that death.
+        None if the engine lives, if the sequence was not in that step, or if the link does not know that
+        death.
         """
         if self._sequence is None or not self.lost:
             return None
@@ -450,7 +480,10 @@ class EngineCopy:
             self._extend(sequence.seq, ids, turn_expected)
 
     async def _reusable(self, ids: Ids) -> SequenceState | None:
-        """The sequence, truncated to what it shares with ``ids``. If it cannot be used, close it: None."""
+        """The engine's sequence, after truncating it to the tokens that it shares with ``ids``.
+
+        None if it cannot be used: then it was closed, and a new one must be opened.
+        """
         assert len(ids) > 0, "a prompt has at least one token"
         if self.state is CopyState.HELD and not self.lost and not self.crashes.isolated:
             sequence, shared = self._known, common_prefix(self._tokens, ids)
@@ -465,7 +498,8 @@ class EngineCopy:
         return None
 
     def _extend(self, seq: int, ids: Ids, turn_expected: bool) -> None:
-        """Append the new tokens without waiting for the reply, which comes after the step in flight.
+        """Send an `extend` with the tokens of ``ids`` behind those that the engine holds, without waiting for
+        the reply, which comes after the step in flight.
 
         Every verb names the length it expects, so if this one is refused, later ones are too.
         """
@@ -486,7 +520,8 @@ class EngineCopy:
             self._sequence = reply.result().state or self._sequence
 
     async def _open(self, ids: Ids, *, isolated: bool) -> SequenceState:
-        """Open a sequence that holds ``ids``, and request the lease that the branch had."""
+        """Open a sequence that holds ``ids``, and request the branch's lease again if it is still live; a
+        refusal of the lease is ignored. Returns the sequence."""
         self._send_opening(isolated)
         sequence = await self._link.open(ids.tolist(), self._salt, isolated)
         self._move(CopyState.HELD, sequence, ids)
@@ -499,13 +534,14 @@ class EngineCopy:
         return sequence
 
     def _send_opening(self, isolated: bool) -> None:
-        """Note that a verb goes out that opens the sequence in the current engine."""
+        """Call this before a verb that opens the sequence: go to UNSURE, and note the current engine as the
+        one that holds the sequence."""
         self._doubt()
         self._isolated, self.engine_number = isolated, self._link.engine_number
 
     def _forkable(self, ids: Ids) -> tuple[int, int] | None:
-        """The origin's sequence and how many of its tokens begin ``ids``; None if they are less
-        than a block."""
+        """The id of the origin's sequence, and how many of its first tokens a fork for ``ids`` shares: never
+        all of ``ids``. None if there is no origin with a sequence, or less than a block would be shared."""
         origin = self._origin
         if origin is None or origin._sequence is None or origin.lost:
             return None
@@ -513,7 +549,11 @@ class EngineCopy:
         return None if at < self._link.hello.block_tokens else (origin._sequence.seq, at)
 
     async def _fork_origin(self, ids: Ids) -> SequenceState | None:
-        """Fork what the origin shares with ``ids``; None if that is not possible."""
+        """Make this copy's sequence a fork of the origin's, with the tokens that the origin shares with
+        ``ids``.
+
+        None if there is no such origin, if they share less than a block, or if the engine refuses.
+        """
         parent = self._forkable(ids)
         if parent is None:
             return None

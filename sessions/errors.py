@@ -40,7 +40,7 @@ class SessionError(Exception):
         self.param = param
 
 
-class RequestInvalid(SessionError):
+class RequestInvalid(SessionError, ValueError):
     """The request is wrong; nothing changed."""
 
 
@@ -93,7 +93,7 @@ class SamplingInvalid(RequestInvalid):
 
 
 class GrammarInvalid(RequestInvalid):
-    """A schema or a grammar is out of bounds, or excludes other parts of the request."""
+    """A schema or a grammar is out of bounds, or cannot stand beside another part of the request."""
 
 
 class PromptTooLong(RequestInvalid):
@@ -102,6 +102,17 @@ class PromptTooLong(RequestInvalid):
     def __init__(self, message: str, tokens: int = 0, *, param: str | None = None) -> None:
         super().__init__(message, param=param)
         self.tokens = tokens
+
+    @classmethod
+    def of(
+        cls, told: str, context: int | None, tokens: int = 0, *, param: str | None = None
+    ) -> PromptTooLong:
+        """The error with a text that clients know: LiteLLM, LangChain and others search it for words.
+
+        ``told``: how long what is. ``context``: the most tokens, or characters, of the model's context.
+        """
+        text = f"The prompt is too long: {told}. This model's maximum context length is {context}"
+        return cls(text, tokens, param=param)
 
 
 class ConversationBusy(SessionError):
@@ -133,7 +144,8 @@ class SessionClosed(SessionError):
 
 
 class HandleUnknown(SessionError):
-    """No session can be resumed with this handle: the same error for every reason."""
+    """No session can be resumed with this handle. The error does not tell why, so that it does not tell which
+    exist."""
 
 
 class EventsExpired(SessionError):

@@ -45,15 +45,16 @@ class Page:
 
 
 def root_of(record: SessionRecord) -> str:
-    """The id of the first session of its tree."""
+    """The id of the first session of the fork tree that the record's session is in."""
     return record.root or record.id
 
 
 class ForkTree:
     """One tree: its open sessions, and after `load` those that only the journal has.
 
-    Sessions are ordered by their numbers, so a parent stands before its children. ``opened`` counts those in
-    memory; ``unopened`` are forks in memory that no client has opened yet.
+    Sessions are ordered by their numbers in the journal, so a parent stands before its children. The registry
+    keeps two fields: ``opened`` counts the sessions in memory; ``unopened`` are the ids of forks in memory
+    that no client has opened yet.
     """
 
     def __init__(self) -> None:
@@ -68,12 +69,13 @@ class ForkTree:
         self._loaded: float | None = None
 
     def add(self, number: int, record: SessionRecord) -> None:
-        """Add a session, or replace its record."""
+        """Add a session with its number in the journal, or replace its record."""
         self._note(record.id)
         self._put(number, record)
 
     def drop(self, session_id: str) -> None:
-        """Remove a session."""
+        """Remove a session from the tree, if it is there. Its number is remembered, so that a page can begin
+        behind it."""
         number = self._places.pop(session_id, None)
         if number is None:
             return
@@ -87,7 +89,8 @@ class ForkTree:
             del self._past[next(iter(self._past))]
 
     def stale(self, now: float) -> bool:
-        """Whether the journal must be read for the rest of the tree."""
+        """Whether the tree's sessions in the journal were not read yet, or more than ``FRESH_SECONDS`` ago.
+        ``now``: seconds, by the clock of `load`."""
         return self._loaded is None or now - self._loaded > FRESH_SECONDS
 
     def begin_load(self) -> None:
@@ -102,7 +105,9 @@ class ForkTree:
         open_: Container[str] = (),
         pruned: Container[str] = (),
     ) -> None:
-        """Take in the journal's records, by number, but none of an ``open_`` or a ``pruned`` session."""
+        """Take in the journal's sessions, (number, record) each, but none that is in ``open_`` or ``pruned``.
+        Sessions of the tree that are neither in ``kept`` nor open are removed. A session that changed since
+        `begin_load` stays as it is. ``now``: the time in seconds, for `stale`."""
         changed, there = self._changed or set(), set()
         for number, record in kept:
             there.add(record.id)
@@ -119,7 +124,8 @@ class ForkTree:
         return self._places.get(session_id)
 
     def page(self, limit: int | None, after: str | None) -> Page:
-        """At most ``limit`` sessions behind ``after``; `Member.open` is false. Raises ``MemberUnknown``."""
+        """At most ``limit`` sessions (None: all) behind the session with the id ``after``; `Member.open` is
+        false. Raises ``MemberUnknown``."""
         place = -1
         if after is not None:
             known = self._places.get(after, self._past.get(after))
@@ -132,7 +138,8 @@ class ForkTree:
         return Page(found, found[-1].id if last < len(self._numbers) else None)
 
     def checked_name(self, name: str, session_id: str) -> str:
-        """The name in Unicode's normal form C. Raises ``NameInvalid`` if it is too long or taken."""
+        """Check that the session ``session_id`` may have this name; "" is none. Returns the name in Unicode's
+        normal form C. Raises ``NameInvalid`` if it is too long or another session of the tree has it."""
         name = normalize("NFC", name)
         if len(name) > MAX_NAME:
             raise NameInvalid(f"A name has at most {MAX_NAME} characters", param="name")
@@ -141,7 +148,8 @@ class ForkTree:
         return name
 
     def check_pruned(self, target: str, asking: str) -> int:
-        """The number of ``target``. Raises ``MemberUnknown``, or ``PruneInvalid`` if it is the asking one."""
+        """Check that the session ``asking`` may prune the session ``target``. Returns the number of
+        ``target`` in the journal. Raises ``MemberUnknown``, or ``PruneInvalid`` if the two are the same."""
         number = self.number(target)
         if number is None:
             raise MemberUnknown(f"This tree has no session {target!r}", param="session")

@@ -10,19 +10,25 @@ import hashlib
 import hmac
 import secrets
 
+import msgspec
+
 from .journal.records import Keyring, SessionLog
 
 HANDLE_BYTES = 24  # 192 random bits
 MAX_FRESH = 4  # issued and not used: their answers may have been lost
+MAX_CONVERSATIONS = 8
+"""So many conversation digests are kept: the first, because a client may go back to it, and the latest."""
 
 
 def digest_of(handle: str) -> bytes:
-    """The digest of a handle, 32 bytes."""
+    """The digest under which a handle is stored: BLAKE2b, 32 bytes. ``handle`` is the client's text, valid or
+    not."""
     return hashlib.blake2b(handle.encode(errors="replace"), digest_size=32).digest()
 
 
 class SessionHandles:
-    """The handles of one session. ``current`` is the newest, or "" if only its digest is known."""
+    """The handles of one session. ``owner``: the API key that made the session. ``current``: the newest
+    handle, or "" if only its digest is known. Each change is written to the session's log."""
 
     def __init__(self, owner: bytes, log: SessionLog, keyring: Keyring | None = None) -> None:
         self.owner = owner
@@ -33,7 +39,7 @@ class SessionHandles:
             self._issue(Keyring(fresh=()))
 
     def digests(self) -> tuple[bytes, ...]:
-        """Digests of the valid handles."""
+        """Digests of the handles that are valid now: the last used one, and those that were issued since."""
         return self._keyring.digests()
 
     def opens(self, digest: bytes, owner: bytes) -> bool:
@@ -42,15 +48,28 @@ class SessionHandles:
         return hmac.compare_digest(owner, self.owner) and known
 
     def use(self, digest: bytes) -> str:
-        """A handle was used: issue the next and return it. Its first use ends all older ones."""
+        """A client used the valid handle with this digest: issue the next one and return its text. If the
+        used one is newer than the last used one, all others that were issued before this call end."""
         ring = self._keyring
         if digest in ring.fresh:
-            ring = Keyring(fresh=(), used=digest)
+            ring = Keyring(fresh=(), used=digest, conversations=ring.conversations)
         self._issue(ring)
         return self.current
+
+    def reached(self, conversation: bytes) -> None:
+        """The history has become the conversation with this digest (`continuation`): keep the digest with the
+        handles, so that the journal finds the session by it."""
+        known = self._keyring.conversations
+        if conversation in known[-1:]:
+            return
+        kept = (*known, conversation)
+        if len(kept) > MAX_CONVERSATIONS:
+            kept = (kept[0], *kept[2:])
+        self._keyring = msgspec.structs.replace(self._keyring, conversations=kept)
+        self._log.keep_handles(self._keyring)
 
     def _issue(self, ring: Keyring) -> None:
         self.current = f"hold_{secrets.token_urlsafe(HANDLE_BYTES)}"
         fresh = (*ring.fresh, digest_of(self.current))[-MAX_FRESH:]
-        self._keyring = Keyring(fresh=fresh, used=ring.used)
+        self._keyring = msgspec.structs.replace(ring, fresh=fresh)
         self._log.keep_handles(self._keyring)

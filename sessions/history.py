@@ -1,65 +1,102 @@
 """A conversation's history: its entries in order, the tree of turns beside them, and edits. Pure.
 
-An entry is an item of the client, a reply of the model (its ids are reused, never tokenized again), or the slot
-of a running turn. Entries that no longer match the tree's path are rendered again at the next turn. Knows
-nothing of tokenizers, links or event loops.
+An entry is an item of the client, a reply of the model, or the slot of a running turn. A reply's ids are used
+again and never made from its text. Entries that no longer match the tree's path are rendered again at the next
+turn.
+
+Entries leave the context, as a *gap*, when a turn finds the context full, or when a summary takes their place
+(`compact`). They stay in the history, where they can be read, edited and rewound to, but later turns leave them
+out of the prompt. They come back if the history is rewound to a point before they left. Knows nothing of
+tokenizers, links or event loops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 from .errors import ConversationBusy, ItemExists, ItemInvalid, ItemUnknown
 from .items import (
+    FunctionCall,
+    FunctionCallOutput,
     Item,
+    Message,
     Preamble,
     ToolCalls,
     checked_item,
     checked_preamble,
     size_of,
 )
-from .journal.records import AnyOperation, Deleted, Inserted, Rewound, Truncated
+from .journal.records import AnyOperation, Compacted, Deleted, Inserted, Rewound, Truncated
 from .token_ids import ids_from
-from .tree import Draft, Script, Segment, TurnNode, TurnReply
+from .tree import Draft, Script, Segment, TurnNode, TurnReply, matched
 from .turn.events import MissReason
 from .turn.request import TurnRequest
 
 ROOT = "root"
-"""As ``previous_item_id``: before the first item."""
+"""Stands for the beginning of the conversation, where an item's id is expected."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningTurn:
-    """A running turn: its slot in the history, and what it puts before the model."""
+    """A running turn: its slot in the history, and its prompt as a script.
+
+    ``left_out``: the segments that leave the context when the turn is committed, because the prompt was too
+    long. ``on``: the last segment of the script before any were left out.
+    """
 
     slot: ReplySlot
     script: Script
+    left_out: tuple[Segment, ...] = ()
+    on: Segment | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed:
-    """A request with its place in the history. ``turn`` is None if its reply does not join the history.
-    ``aside``: it runs on a sequence of its own, as it is out of band or overrides the conversation."""
+    """A request with its place in the history.
+
+    ``turn``: None if the reply does not join the history. ``aside``: it runs on a sequence of its own in the
+    engine, because it is out of band or overrides the conversation.
+    """
 
     turn: RunningTurn | None
     script: Script
     aside: bool
 
+    def without(self, places: Collection[int]) -> Placed:
+        """This request without the script's segments at the indexes ``places``. Later turns leave these out,
+        too, unless this turn runs aside."""
+        script, turn = self.script.without(places), self.turn
+        if turn is not None and not self.aside:
+            segments = self.script.segments
+            left_out = tuple(segments[place] for place in sorted(places))
+            turn = replace(turn, script=script, left_out=left_out, on=segments[-1])
+        return replace(self, script=script, turn=turn)
+
 
 class ReplySlot:
-    """The place of the running turn's reply; items appended meanwhile stand behind it."""
+    """The place of the running turn's reply. Items that are added during the turn come behind it."""
 
 
 _Entry: TypeAlias = Item | TurnReply | ReplySlot
 
 
-class History:
-    """The entries of one conversation, in order. A turn begins on them, then is committed or aborted.
+@dataclass(frozen=True, slots=True, eq=False)
+class ContextGap:
+    """Entries that are out of the context: in the history, but not in prompts. They come back if the history is
+    rewound to a point before the entry ``since``. If that entry is not in the history, they come back at any
+    rewind."""
 
-    ``record`` is called with the operation of each edit. ``head``: the last turn that belongs to the
-    conversation, None before the first.
+    since: _Entry | None
+    entries: tuple[_Entry, ...]
+
+
+class History:
+    """The entries of one conversation, in order. A turn begins on them, and then is committed or aborted.
+
+    ``record`` is called with the operation of each edit. ``max_items``: the most items. ``head``: the last turn
+    that belongs to the conversation; None before the first one.
     """
 
     def __init__(
@@ -78,25 +115,34 @@ class History:
         self._entries: list[_Entry] = []
         self._home: dict[str, _Entry] = {}
         self._calls: ToolCalls | None = None
-        self._shared = False  # another history has the same two: copy before a change
+        self._gaps: tuple[ContextGap, ...] = ()
+        self._outside: dict[int, _Entry] = {}  # the entries of all gaps, by their `id()`
+        self._shared = False  # another history shares `_entries` and `_home`: copy before a change
         self._slot: ReplySlot | None = None
-        self._matched = 0  # so many first entries are known to be the tree's path
-        self._appended = True  # the running turn has seen no edit but appends
+        self._matched = 0  # how many of the first segments are known to match the tree's path
+        self._appended = True  # since the running turn began, items were only added at the end
 
     def restore(
-        self, preamble: Preamble, rendered: Preamble, entries: Sequence[Segment], head: TurnNode | None
+        self,
+        preamble: Preamble,
+        rendered: Preamble,
+        entries: Sequence[Segment],
+        head: TurnNode | None,
+        gaps: Sequence[ContextGap] = (),
     ) -> None:
-        """Fill a new history. ``rendered``: the preamble that the path was rendered with."""
+        """Fill a new history. ``preamble``: the current one; ``rendered``: the one in the prompts of ``head``'s
+        path. ``gaps``: entries that are out of the context."""
         assert not self._entries, "it has items already"
         self._preamble, self.rendered = preamble, rendered
         self._heading = size_of(preamble)
         self._entries = list(entries)
         self._home = {item.id: entry for entry in entries for item in _items_of(entry)}
         self.head = head
+        self._set_gaps(gaps)
 
     @property
     def preamble(self) -> Preamble:
-        """Instructions and tools. Setting others makes the next turn render everything again."""
+        """Instructions and tools. If they change, the next turn renders everything again."""
         return self._preamble
 
     @preamble.setter
@@ -105,7 +151,7 @@ class History:
         self._heading = size_of(self._preamble)
 
     def share_preamble(self, other: History) -> None:
-        """Take another history's preamble, which was checked there."""
+        """Take the preamble of another history, without checking it again."""
         self._preamble, self._heading = other._preamble, other._heading
 
     @property
@@ -133,10 +179,11 @@ class History:
 
     def insert(self, item: Item, previous_item_id: str | None = None) -> None:
         """Put an item after ``previous_item_id``: None appends, ``"root"`` puts it first. Raises
-        ``ItemInvalid``, ``ItemExists``, or ``ItemUnknown`` for the previous id."""
+        ``ItemInvalid``, also if the history is full; ``ItemExists``; or ``ItemUnknown`` for the previous id.
+        """
         checked_item(item)
-        if item.id in self._home or item.id == ROOT:
-            raise ItemExists(f"An item with id {item.id!r} is already there", param="item.id")
+        self._check_new(item)
+        self._make_room()
         if len(self._home) >= self._max_items:
             raise ItemInvalid(f"A conversation holds at most {self._max_items} items", param="item")
         if previous_item_id is None:
@@ -155,22 +202,40 @@ class History:
             self._calls = calls
         self.record(Inserted(item=item, previous=previous_item_id))
 
+    def _check_new(self, item: Item) -> None:
+        if item.id in self._home or item.id == ROOT:
+            raise ItemExists(f"An item with id {item.id!r} is already there", param="item.id")
+
+    def _make_room(self) -> None:
+        """If the history is full, delete the oldest items that are out of the context."""
+        while self._outside and len(self._home) >= self._max_items:
+            outside = (entry for entry in self._entries if id(entry) in self._outside)
+            oldest = next((entry for entry in outside if _items_of(entry)), None)
+            if oldest is None:
+                return
+            for item in _items_of(oldest):
+                self.delete(item.id)
+
     def delete(self, item_id: str) -> None:
-        """Remove an item. The other items of its reply stay, as items. Raises ``ItemUnknown``."""
+        """Remove an item. If it was part of a reply, the reply is replaced by its other items. Raises
+        ``ItemUnknown``."""
         self._loosen(item_id, "item_id")
         self._own()
-        place = self._index(self._home.pop(item_id))
+        entry = self._home.pop(item_id)
+        place = self._index(entry)
         self._edited(place)
         del self._entries[place]
+        self._replaced(entry, (), place)
         self.record(Deleted(item=item_id))
 
     def reply_of(self, item_id: str) -> TurnReply | None:
-        """The reply that holds this item; None for an item of its own. Raises ``ItemUnknown``."""
+        """The reply that holds this item; None if the item is not part of a reply. Raises ``ItemUnknown``."""
         entry = self._entry(item_id, "item_id")
         return entry if isinstance(entry, TurnReply) else None
 
     def cut(self, cut: Truncated) -> None:
-        """Shorten a reply, or an item of its own, as ``cut`` says. Raises ``ItemUnknown``."""
+        """Shorten a reply, or an item that is not part of one, as the operation ``cut`` says. Raises
+        ``ItemUnknown``."""
         entry = self._entry(cut.item, "item_id")
         place, left = self._index(entry), list[_Entry](cut.items)
         if isinstance(entry, TurnReply) and not cut.loose:
@@ -181,9 +246,10 @@ class History:
         for item in _items_of(entry):
             del self._home[item.id]
         self._edited(place)
-        self._matched = 0  # the head may be another
+        self._matched = 0  # the head may have changed
         self._entries[place : place + 1] = left
         self._home.update((item.id, other) for other in left for item in _items_of(other))
+        self._replaced(entry, left, place)
         self.record(cut)
 
     def rewind(self, item_id: str | None) -> None:
@@ -197,49 +263,82 @@ class History:
                 del self._home[item.id]
         del self._entries[place:]
         self._matched = 0
+        self._close_gaps()
         self.head = self._found(self.segments())[0]
         self.record(Rewound(item=item_id))
 
+    def compact(self, item: Message, places: Collection[int]) -> None:
+        """Insert ``item``, a summary, before the segments that stay. The segments at the indexes
+        ``places`` leave the context. Raises ``ItemInvalid``, ``ItemExists``, and ``ConversationBusy``
+        while a turn runs."""
+        if self._slot is not None:
+            raise ConversationBusy("A response writes this conversation")
+        segments = self.segments()
+        gone = tuple(segments[place] for place in sorted(places))
+        kept = [segment for place, segment in enumerate(segments) if place not in places]
+        place = self._index(kept[0]) if kept else len(self._entries)
+        self._check_new(checked_item(item))
+        self._own()
+        self._entries.insert(place, item)
+        self._home[item.id] = item
+        self._matched = 0
+        self._set_gaps((*self._gaps, ContextGap(item, gone)))
+        self.head = self._found(self.segments())[0]
+        self.record(Compacted(item=item, places=tuple(sorted(places))))
+
     def branch(self, record: Callable[[AnyOperation], None] = lambda operation: None) -> History:
-        """A second history that goes on from here and shares what there is; its edits go to ``record``."""
+        """A second history that continues from here. The two share their entries until one of them changes.
+        ``record`` gets its edits."""
         other = History(max_items=self._max_items, record=record)
         other.share_preamble(self)
         other.head, other.rendered, other._slot = self.head, self.rendered, self._slot
         other._matched, other._appended = self._matched, self._appended
+        other._gaps, other._outside = self._gaps, self._outside
         other._entries, other._home = self._entries, self._home
         self._shared = other._shared = True
         return other
 
     @property
     def told(self) -> TurnNode | None:
-        """The tree's head if the entries are those of its path; None if they were edited since."""
+        """The tree's head if the entries still match its path; None if they were edited since, or if there is
+        no turn."""
         base, _, edited = self._found(self.segments())
         return None if edited else base
 
-    def script(self, preamble: Preamble | None = None, items: tuple[Item, ...] | None = None) -> Script:
-        """What a turn puts before the model now; ``preamble`` and ``items`` override for it alone."""
+    def script(
+        self,
+        preamble: Preamble | None = None,
+        items: tuple[Item, ...] | None = None,
+        more: tuple[Item, ...] = (),
+    ) -> Script:
+        """The prompt of a turn that would begin now. For this turn alone, ``preamble`` and ``items`` (None:
+        the conversation's) replace those of the conversation, and ``more`` items follow them. Changes
+        nothing."""
         heading = self._heading if preamble is None else size_of(preamble)
         if items is not None:
-            return Script(preamble or self._preamble, items, miss=MissReason.OVERRIDDEN, heading=heading)
+            segments: tuple[Segment, ...] = (*items, *more)
+            return Script(preamble or self._preamble, segments, miss=MissReason.OVERRIDDEN, heading=heading)
         segments = self.segments()
         if preamble is not None and preamble != self._preamble:
-            return Script(preamble, segments, miss=MissReason.OVERRIDDEN, heading=heading)
+            return Script(preamble, (*segments, *more), miss=MissReason.OVERRIDDEN, heading=heading)
         base, miss, shared = self._base(segments)
-        return Script(self._preamble, segments, base, miss, shared, self._heading)
+        return Script(self._preamble, (*segments, *more), base, miss, shared, self._heading)
 
     def place(self, request: TurnRequest) -> Placed:
-        """Begin the requested turn. Raises ``ConversationBusy`` while another one runs."""
+        """Begin the requested turn. Raises ``ConversationBusy`` if its reply joins the history while another
+        turn runs."""
         preamble = request.preamble(self._preamble)
         plain = preamble == self._preamble and request.input is None
         self.check_free(request)
-        script = self.script() if plain else self.script(preamble, request.input)
+        items = () if request.prompt is not None else request.input
+        script = self.script(None if plain else preamble, items, request.more)
         if request.out_of_band:
             return Placed(None, script, aside=True)
         turn = self._hold(script if plain else self.script())  # nothing after this may raise
         return Placed(turn, script, aside=not plain)
 
     def check_free(self, request: TurnRequest) -> None:
-        """Raises ``ConversationBusy`` if the request needs a slot, and another turn has one."""
+        """Raises ``ConversationBusy`` if the request needs the slot and another turn has it."""
         if self._slot is not None and not request.out_of_band:
             raise ConversationBusy("A response already writes this conversation")
 
@@ -252,18 +351,37 @@ class History:
     def commit_turn(
         self, turn: RunningTurn, draft: Draft, reply: TurnReply, node_id: str | None = None
     ) -> TurnNode:
-        """End the turn with its reply: it becomes a node and the tree's head, the reply takes its slot."""
+        """End the turn: its reply takes the slot, and a new node of the tree becomes the head. ``draft``: the
+        prompt in tokens. ``node_id``: None makes a new id. Returns the node."""
         place = self._close(turn)
         node = draft.node(reply, node_id)
         self._entries.insert(place, reply)
         self._home.update((item.id, reply) for item in reply.items)
         self.head = node
         self.rendered = turn.script.preamble
-        self._matched = place + 1 if self._appended else 0
+        self._leave_out(turn, place)
         return node
 
+    def _leave_out(self, turn: RunningTurn, place: int) -> None:
+        """Take the segments that the turn left out, as far as they still exist, out of the context. ``place``:
+        the index of the turn's reply."""
+        there = {id(entry) for entry in self._entries}
+        gone = [entry for entry in turn.left_out if id(entry) in there]
+        outside = len(self._outside) + len(gone)
+        self._matched = place + 1 - outside if self._appended else 0
+        if gone:
+            calls = {
+                item.call_id for entry in gone for item in _items_of(entry) if isinstance(item, FunctionCall)
+            }
+            late = (entry for entry in self._entries[place + 1 :] if isinstance(entry, FunctionCallOutput))
+            gone += [
+                entry for entry in late if entry.call_id in calls
+            ]  # outputs that came while the turn ran
+            since = turn.on if id(turn.on) in there else self._entries[place]
+            self._set_gaps((*self._gaps, ContextGap(since, tuple(gone))))
+
     def abort_turn(self, turn: RunningTurn) -> None:
-        """End the turn without a reply; its input stays."""
+        """End the turn without a reply. The items before it stay."""
         self._close(turn)
 
     def _close(self, turn: RunningTurn) -> int:
@@ -275,31 +393,82 @@ class History:
         return place
 
     def calls(self) -> ToolCalls:
-        """The tool calls among the items, and which have outputs."""
+        """The tool calls of all entries in the context, and which of them have outputs."""
         if self._calls is None:
-            self._calls = ToolCalls(self.items())
+            inside = (entry for entry in self._entries if id(entry) not in self._outside)
+            self._calls = ToolCalls(item for entry in inside for item in _items_of(entry))
         return self._calls
 
     def _own(self) -> None:
-        """Copy shared entries before a change."""
+        """Before a change: copy the entries if another history shares them, and forget the counted tool
+        calls."""
         self._calls = None
         if self._shared:
             self._entries, self._home, self._shared = list(self._entries), dict(self._home), False
 
     def segments(self) -> tuple[Segment, ...]:
-        """The entries up to the slot, or all."""
+        """The entries in the context, in order, up to the slot of a running turn if there is one. Entries
+        that were left out are not among them."""
         end = len(self._entries) if self._slot is None else self._index(self._slot)
-        return cast(tuple[Segment, ...], tuple(self._entries[:end]))
+        inside: list[_Entry] = self._entries[:end]
+        if self._outside:
+            inside = [entry for entry in inside if id(entry) not in self._outside]
+        return cast(tuple[Segment, ...], tuple(inside))
+
+    @property
+    def entries(self) -> tuple[Segment, ...]:
+        """All entries, in the context or not. A running turn is an ``AssertionError``."""
+        assert self._slot is None, "a turn runs"
+        return cast(tuple[Segment, ...], tuple(self._entries))
+
+    @property
+    def gaps(self) -> tuple[ContextGap, ...]:
+        """The entries out of the context, in the order in which they left it."""
+        return self._gaps
+
+    def _set_gaps(self, gaps: Sequence[ContextGap]) -> None:
+        self._gaps = tuple(gap for gap in gaps if gap.entries)
+        self._outside = {id(entry): entry for gap in self._gaps for entry in gap.entries}
+        self._calls = None
+
+    def _replaced(self, entry: _Entry, left: Sequence[_Entry], place: int) -> None:
+        """Update the gaps after ``entry``, at the index ``place``, was replaced by the entries ``left`` (maybe
+        none)."""
+        if not self._gaps:
+            return
+        near = self._entries[place : place + 1] or self._entries[-1:]
+        heir = left[-1] if left else near[0] if near else None
+
+        def follow(gap: ContextGap) -> ContextGap:
+            entries = (new for old in gap.entries for new in (left if old is entry else (old,)))
+            return ContextGap(heir if gap.since is entry else gap.since, tuple(entries))
+
+        self._set_gaps([follow(gap) for gap in self._gaps])
+
+    def _close_gaps(self) -> None:
+        """After a rewind, close each gap that began ``since`` an entry that is gone or is not known:
+        the gap's entries are in the context again. A gap that holds the last entry is closed, too."""
+        there = {id(entry) for entry in self._entries}
+        last = self._entries[-1] if self._entries else None
+        self._set_gaps(
+            [
+                gap
+                for gap in self._gaps
+                if id(gap.since) in there and all(entry is not last for entry in gap.entries)
+            ]
+        )
 
     def _edited(self, place: int) -> None:
-        """An entry is inserted at ``place``, or removed there."""
-        if place < self._matched:
+        """An entry was inserted or removed at the index ``place``. Note if the matched segments have changed
+        with it (`_matched`), and if it was before the slot of the running turn (`_appended`)."""
+        if place < self._matched + len(self._outside):
             self._matched = 0
         if self._slot is not None and place <= self._index(self._slot):
             self._appended = False
 
     def _base(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, MissReason | None, int]:
-        """The last turn that the entries match with its path, why it is not the head, and its entries."""
+        """The last turn with tokens that can be used again, or None; why it is not the head, or None if it is;
+        and how many segments it covers."""
         if self.head is not None and self._preamble != self.rendered:
             changed = self._preamble.instructions != self.rendered.instructions
             return None, MissReason.INSTRUCTIONS_CHANGED if changed else MissReason.TOOLS_CHANGED, 0
@@ -312,19 +481,15 @@ class History:
         return base, None, at
 
     def _found(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, int, bool]:
-        """The last turn on the path that the segments match, how many they are, and whether more was edited."""
-        base, at = None, 0
-        for node in () if self.head is None else tuple(self.head.ancestry())[::-1]:
-            wanted = (*node.inputs, node.reply)
-            found = segments[at : at + len(wanted)]
-            if len(found) < len(wanted) or any(a is not b for a, b in zip(found, wanted, strict=True)):
-                break
-            base, at = node, at + len(wanted)
+        """The last turn on the path that the segments match completely, or None; how many segments that covers;
+        and whether the segments behind it were edited."""
+        base, at = matched(self.head, segments)
         edited = base is not self.head or any(isinstance(segment, TurnReply) for segment in segments[at:])
         return base, at, edited
 
     def _split(self, reply: TurnReply, rest: TurnReply, node_id: str) -> None:
-        """If the reply is on the path, move the head to a node of that turn with the rest of the reply."""
+        """If the reply is on the path, make a new node of its turn with ``rest`` as its reply, and move the
+        head there."""
         for node in () if self.head is None else self.head.ancestry():
             if node.reply is reply:
                 self.head = node.cut(rest, node_id)
@@ -337,7 +502,7 @@ class History:
         return entry
 
     def _index(self, entry: _Entry) -> int:
-        last = len(self._entries) - 1  # it is mostly near the end
+        last = len(self._entries) - 1  # search from the end: the entry is mostly near it
         return next(at for at in range(last, -1, -1) if self._entries[at] is entry)
 
     def _after(self, item_id: str) -> int:
@@ -347,7 +512,8 @@ class History:
         return self._index(self._home[item_id]) + 1
 
     def _loosen(self, item_id: str, param: str) -> None:
-        """If the item is part of a reply, replace the reply by its items; its ids are lost."""
+        """If the item is part of a reply, replace the reply by its items. Its token ids are lost. ``param``:
+        the field that an error names."""
         entry = self._entry(item_id, param)
         if isinstance(entry, TurnReply):
             place = self._index(entry)
@@ -355,6 +521,7 @@ class History:
             self._own()
             self._entries[place : place + 1] = entry.items
             self._home.update((item.id, item) for item in entry.items)
+            self._replaced(entry, entry.items, place)
 
 
 def _items_of(entry: _Entry) -> tuple[Item, ...]:

@@ -114,13 +114,14 @@ def checked_preamble(preamble: Preamble) -> Preamble:
 
 
 def size_of(preamble: Preamble) -> int:
-    """Roughly how many characters it has."""
+    """Roughly how many characters the instructions and tools of a preamble have."""
     tools = msgspec.msgpack.encode(preamble.tools) if preamble.tools else b""
     return len(preamble.instructions) + len(tools)
 
 
 class ToolCalls:
-    """The tool calls of a conversation, and which are answered; an output may come late or out of order."""
+    """The call ids of a conversation's tool calls, and which of them have outputs. An output may come late or
+    out of order."""
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
         self._made: set[str] = set()
@@ -142,7 +143,9 @@ class ToolCalls:
         return other
 
     def check(self, call_id: str, saying: Container[str] = (), *, param: str = "item.call_id") -> None:
-        """Raises ``CallUnknown`` or ``CallAnswered``. ``saying``: calls that a running reply has made."""
+        """Check that an output for the call ``call_id`` may be added. ``saying``: calls that a running reply
+        has made. Raises ``CallUnknown`` if there is no such call, ``CallAnswered`` if it has an output.
+        ``param``: the field that an error names."""
         if call_id in self._answered:
             raise CallAnswered(f"The call {call_id!r} has been answered", param=param)
         if call_id not in self._made and call_id not in saying:

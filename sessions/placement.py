@@ -1,4 +1,4 @@
-"""Where a session's KV is while no turn runs: leases, `stage` (up), `settle` (down), and return hints.
+"""Where a session's KV is: leases, `stage` (up), `settle` (down), return hints, and a map of its blocks.
 
 None of it changes the tokens: KV that is elsewhere costs a restore or a recompute. A lease outlives the engine
 process and ends with the server. Knows nothing of frames.
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ..runtime.errors import EngineGone, SequenceBusy, SequenceUnknown, VerbRefused
 from ..runtime.link.client import EngineLink
-from ..runtime.link.messages import Moved, Receipt
+from ..runtime.link.messages import BlockMap, Moved, Receipt
 from .engine_copy import EngineCopy
 from .errors import ConversationBusy, EngineUnavailable
 from .history import History
@@ -63,12 +63,18 @@ class Placement:
         return await self._outliving(lambda: self._sequence.lease(self._ids(), number, *seconds))
 
     async def stage(self) -> Moved:
-        """Bring the KV up, and wait for it. Raises ``ConversationBusy`` while a response writes."""
+        """Bring the session's KV from the lower tiers to the device, and wait for it. Raises
+        ``ConversationBusy`` while a response writes."""
         return await self._moved(lambda: self._sequence.stage(self._ids()))
 
     async def settle(self, *, disk: bool) -> Moved:
-        """Send the KV down, and wait for it. Raises ``ConversationBusy`` while a response writes."""
+        """Send the session's KV from the device to the host tier, or to ``disk``, and wait for it. Raises
+        ``ConversationBusy`` while a response writes."""
         return await self._moved(lambda: self._sequence.settle(self._ids(), disk=disk))
+
+    async def locate(self) -> BlockMap:
+        """Which tier each block of the session lies in, also while a response writes. Moves nothing."""
+        return await self._outliving(lambda: self._sequence.locate(self._ids()))
 
     async def _moved(self, move: Callable[[], Awaitable[Moved]]) -> Moved:
         busy = ConversationBusy("A response writes the conversation: its KV cannot be moved meanwhile")
@@ -84,7 +90,8 @@ class Placement:
             raise busy from None
 
     async def _outliving(self, verb: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        """Ask the engine; if it is gone or goes meanwhile, ask the next one."""
+        """Return what ``verb`` returns. If the engine is gone or dies meanwhile, wait for the next one and
+        call ``verb`` again."""
         while True:
             asked = self._link.engine_number
             try:
@@ -98,7 +105,8 @@ class Placement:
                     raise
 
     def _ids(self) -> Ids:
-        """The tokens that stay as they are, whatever is said next."""
+        """The token ids of the history up to its last turn that was not edited; none if there is no such
+        turn. The next prompt begins with them."""
         base = self._history.script().base
         return NONE if base is None else base.tokens()
 
@@ -121,7 +129,8 @@ class ReturnHints:
         self._timer: asyncio.TimerHandle | None = None
 
     def response_ended(self) -> None:
-        """A response has ended: a hint is due if it ended in calls."""
+        """A response has ended. If it ended in tool calls, send a hint to the engine after `PATIENCE`, unless
+        `cancel` is called before."""
         self.cancel()
         head = self._history.head
         calls = head is not None and any(isinstance(item, FunctionCall) for item in head.reply.items)
@@ -165,7 +174,8 @@ class Waits:
         self._away[session] = (self._clock(), expected)
 
     def returns(self, session: str) -> None:
-        """The session's next turn begins. Without an expectation this does nothing."""
+        """The session's next turn begins: add the length of the pause to the counts. Does nothing if `leaves`
+        was not called for it."""
         if session in self._away:
             since, expected = self._away.pop(session)
             real = self._clock() - since

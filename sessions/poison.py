@@ -35,7 +35,8 @@ class CrashCount:
         return self._crashes >= ISOLATE_AFTER
 
     def add(self, death: EngineDeath, seq: int, isolated: bool) -> None:
-        """Count the death of an engine that held the branch as ``seq``, opened ``isolated`` or not.
+        """Count the death of an engine that held the branch as sequence ``seq``, opened ``isolated`` or not.
+        Does nothing if that sequence was not in the engine's last step.
 
         Raises:
             SequencePoisoned: the engine died in an isolated step, or too many engines were killed.

@@ -17,28 +17,36 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from ..runtime.link.client import EngineLink
+from .continuation import Digest, OpenConversations, digests_of, shared_length
+from .edits import rewind
 from .engine_copy import EngineCopy
 from .errors import HandleUnknown, SessionLimit, SessionUnknown, StorageUnavailable
 from .fork_tree import ForkTree, Member, Page, root_of
 from .handles import SessionHandles, digest_of
 from .history import History
-from .items import new_id
+from .items import Item, Preamble, new_id, size_of
 from .journal.journal import Journal, JournaledLog
-from .journal.records import AnyOperation, Keyring, SessionLog, SessionRecord, drop
-from .journal.replay import Replayed, replay
+from .journal.records import AnyOperation, Branched, Keyring, Origin, SessionLog, SessionRecord, drop
+from .journal.replay import Replayed, refused, replay
 from .placement import Waits
-from .session import Session
+from .session import ForkSummary, Session
 from .settings import SessionSettings
 from .tenants import OpenTenants
 from .text.language import Language
-from .workers import Workers
+from .text.renderer import Renderer
+from .token_ids import Ids, frozen
+from .tree import Script
+from .turn.request import RequestBounds
+from .workers import Stopped, Workers
 
 
 @dataclass(frozen=True, slots=True)
 class Reopened:
-    """A session opened from the journal, its record there, and what the replay of its operations gave."""
+    """A session that was opened from the journal; ``record``: its record there; ``replayed``: the result of
+    replaying its operations."""
 
     session: Session
     record: SessionRecord
@@ -46,7 +54,7 @@ class Reopened:
 
 
 class SessionRegistry:
-    """All sessions of one engine. Without a ``journal`` they end with the process."""
+    """All open sessions of one engine. Without a ``journal`` they end with the process."""
 
     def __init__(
         self,
@@ -62,44 +70,83 @@ class SessionRegistry:
         self._sessions: dict[str, Session] = {}
         self._records: dict[str, SessionRecord] = {}
         self._by_handle: dict[bytes, Session] = {}
-        self._closing: dict[str, tuple[asyncio.Event, tuple[bytes, ...]]] = {}  # by id, with their handles
+        self._closing: dict[
+            str, tuple[asyncio.Event, tuple[bytes, ...]]
+        ] = {}  # by id, with their handles' digests
         self._pruned: set[str] = set()  # sessions that are being forgotten
-        self._reopening = defaultdict[bytes, asyncio.Lock](asyncio.Lock)  # by owner: one at a time
+        self._reopening = defaultdict[bytes, asyncio.Lock](asyncio.Lock)  # by owner: one session at a time
         self._opened = self._reopened = 0
         self._workers = Workers()
         self.tenants = OpenTenants(self.settings.tenants, self.settings.max_sessions, self._workers)
-        self._trees: dict[str, ForkTree] = {}  # by root, of sessions that are open
+        self._trees: dict[str, ForkTree] = {}  # fork trees of open sessions, by root
         self._loading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by root: the journal is asked once
-        self._numbers = itertools.count(1)  # of sessions without a journal
+        self._numbers = itertools.count(1)  # numbers of sessions without a journal
         self.waits = Waits()
+        self._conversations = OpenConversations()
 
     def create(
-        self, *, salt: bytes = b"", now: datetime | None = None, owner: bytes = b"", config: bytes = b""
+        self,
+        *,
+        salt: bytes = b"",
+        now: datetime | None = None,
+        owner: bytes = b"",
+        config: bytes = b"",
+        kept: bool = True,
     ) -> Session:
-        """Open a new session. ``owner`` names the key that made it; ``config`` is kept with it. Raises
-        ``SessionLimit``, ``StorageUnavailable``."""
+        """Open a new session. ``salt``: of its tenant. ``now``: the template's date. ``owner``: the digest of
+        the key that made it. ``config``: bytes that the journal keeps with it. ``kept``: whether the journal
+        keeps the session at all. Raises ``SessionLimit``, ``StorageUnavailable``."""
         self.tenants.check(salt)
         clock = (now or datetime.now().astimezone()).isoformat()
         record = SessionRecord(id=new_id("sess"), owner=owner, salt=salt, clock=clock, config=config)
         if self.journal is not None and (fault := self.journal.fault_of(salt)) is not None:
             raise fault
-        with self._birth(record) as log:
+        with self._birth(record, kept=kept) as log:
             session = self._made(record, log)
         self._opened += 1
         return session
 
-    async def fork(self, session_id: str, configs: Sequence[bytes], at: str | None = None) -> list[Session]:
-        """Fork a session where it is now, or behind the item ``at``: one child for each of ``configs``.
+    async def prompt_tokens(
+        self, salt: bytes, preamble: Preamble, items: Sequence[Item], begun: str = ""
+    ) -> Ids:
+        """The token ids of the prompt of a new conversation, ``[tokens]``, with the opening of the reply.
+        ``salt``: of the tenant that asks. ``begun``: the text with which the reply begins. Raises
+        ``TemplateFailed``, ``PromptTooLong``."""
+        language, now = self.language, datetime.now().astimezone()
+        renderer = Renderer(language.tokenizer, now, language.prefix_rule, language.report.rules)
+        script = Script(preamble, tuple(items), heading=size_of(preamble))
+        most = self._link.hello.max_context
 
-        The children share its past, in the journal and in the engine, where one verb makes them all. Raises
-        ``SessionUnknown``, ``SessionLimit``, ``StorageUnavailable``, ``ItemUnknown`` or ``CutInvalid``.
+        def render(gone: Stopped) -> Ids:
+            prompt = renderer.draft(script, most, gone).tokens()
+            if not begun:
+                return prompt
+            said = language.prefix_rule.encode(language.tokenizer.mark(begun), leads=False, most=most)
+            return frozen(np.concatenate([prompt, said]))
+
+        if script.characters() < self.settings.aside_characters:
+            return render(bool)
+        return await self.tenants[salt].slot.run(render)
+
+    async def fork(
+        self,
+        session_id: str,
+        configs: Sequence[bytes],
+        at: str | None = None,
+        compaction: ForkSummary | None = None,
+    ) -> list[Session]:
+        """Fork a session as it is now, or behind the item ``at``. Makes one child for each of ``configs``,
+        which the journal keeps with them. ``compaction``: shorten the children's history by a summary.
+
+        The children share the session's past, in the journal and in the engine. Raises ``SessionUnknown``,
+        ``SessionLimit``, ``StorageUnavailable``, and what ``Session.branch`` raises.
         """
         session = self.get(session_id)
         self.check_fork(session_id, len(configs))
         self.tenants.check(self._records[session_id].salt, len(configs))
         if session.log.fault is not None:
             raise session.log.fault
-        history, operations = session.branch(at)
+        history, operations = session.branch(at, compaction)
         children: list[Session] = []
         try:
             children.extend(self._child(session, history, operations, config) for config in configs)
@@ -110,8 +157,107 @@ class SessionRegistry:
             raise
         return children
 
+    @property
+    def bounds(self) -> RequestBounds:
+        """What the model allows in a request."""
+        vocabulary, language = self._link.hello.vocab_size, self.language
+        return RequestBounds(vocabulary, language.shows_tools, self.settings.cycle_tokens)
+
+    @property
+    def most_characters(self) -> int | None:
+        """The most characters of a text that can fit into the model's context; None if that is not known."""
+        return self.language.tokenizer.most_characters(self._link.hello.max_context)
+
+    # --- conversations that a client sends whole ------------------------------------------------------------
+
+    def is_open(self, session: Session) -> bool:
+        """Whether the session is open."""
+        return self._sessions.get(session.id) is session
+
+    def find(self, digests: Sequence[Digest]) -> tuple[Session, int] | None:
+        """The open session that shares the longest beginning with a conversation, and how many items they
+        share, at least one. ``digests``: of the conversation (`continuation.digests_of`). None: there is
+        none."""
+        session_id = self._conversations.find(digests)
+        session = None if session_id is None else self._sessions.get(session_id)
+        if session is None:
+            return None
+        shared = shared_length(digests, session.conversation())
+        return (session, shared) if shared > 0 else None
+
+    async def branch_off(self, session: Session, items: int, config: bytes) -> Session:
+        """A new session that begins with the first ``items`` items of an open one, at least one. It shares
+        their operations in the journal and their KV, and begins a fork tree of its own, since another client
+        may have it. ``config``: what the journal keeps with it.
+
+        Raises ``SessionLimit``, ``StorageUnavailable``, and what ``Session.branch`` raises.
+        """
+        self.tenants.check(self._records[session.id].salt)
+        if session.log.fault is not None:
+            raise session.log.fault
+        history, operations = session.branch(session.history.items()[items - 1].id)
+        child = self._child(session, history, operations, config, apart=True)
+        try:
+            await session.lend([child], history.head)
+        except BaseException:
+            await self.discard(child.id)
+            raise
+        return child
+
+    def stored_beginning(self, digests: Sequence[Digest]) -> tuple[int | None, int]:
+        """The number in the journal of the closed session that shares the longest beginning with a
+        conversation, and how many items it is known to share. None and 0: there is none."""
+        known = None if self.journal is None else self.journal.conversation(digests)
+        if self.journal is None or known is None or known[0] in self.journal.live:
+            return None, 0
+        return known
+
+    async def branch_off_stored(
+        self, digests: Sequence[Digest], salt: bytes, config: bytes
+    ) -> tuple[Session, int] | None:
+        """The same for a session that only the journal has: a new session that begins with the longest
+        beginning of a conversation that the journal knows, and the number of its items. None: it knows none.
+
+        Raises ``SessionLimit``, ``StorageUnavailable``, ``RecordDamaged``.
+        """
+        journal, number = self.journal, self.stored_beginning(digests)[0]
+        if journal is None or number is None:
+            return None
+        journal.live.add(number)  # retention skips it meanwhile
+        try:
+            stored = await journal.read(lambda store: store.session(number))
+            if stored.record.salt != salt or stored.record.id in self._pruned:
+                return None
+            self.tenants.check(salt)
+            limits = {"max_items": self.settings.max_items, "max_events": journal.settings.max_events}
+            replayed = await asyncio.to_thread(replay, stored.operations, **limits)
+            history, operations = replayed.history, list[AnyOperation]()
+            last = replayed.last
+            if last is not None and last.ended is None and last.placed.turn is not None:
+                history.abort_turn(last.placed.turn)  # its client did not get it whole
+                operations.append(refused(last.id, None))
+            items = history.items()
+            shared = shared_length(digests, digests_of(salt, history.preamble, items))
+            if shared < 1:
+                return None
+            if shared < len(items):
+                history = history.branch(operations.append)
+                rewind(history, items[shared - 1].id, self.language.tokenizer)
+            origin = Origin(session=number, operations=stored.written)
+            record = self._apart(stored.record, config, origin)
+            with self._birth(record) as log:
+                for operation in [*operations, Branched()]:
+                    log.append(operation)
+                copy = EngineCopy(self._link, salt, reopened=True)
+                session = self._made(record, log, history, copy)
+        finally:
+            journal.live.discard(number)
+        self._opened += 1
+        return session, shared
+
     def check_fork(self, session_id: str, children: int) -> None:
-        """Raises ``SessionUnknown``, or ``SessionLimit`` if its tree has too many unopened forks."""
+        """Raises ``SessionUnknown``, or ``SessionLimit`` if the fork tree would have too many unopened forks
+        with ``children`` more."""
         self.get(session_id)
         there = len(self._tree_of(session_id).unopened)
         if there + children > self.settings.max_unopened:
@@ -125,7 +271,8 @@ class SessionRegistry:
         return session_id in self._sessions and session_id in self._tree_of(session_id).unopened
 
     async def discard(self, session_id: str) -> None:
-        """Close a session that no client knows of, and forget it."""
+        """Close a session of which no client was told, for example a fork that failed half-way, and remove it
+        from its fork tree and the journal. Raises ``SessionUnknown``."""
         log = self.get(session_id).log
         tree = self._tree_of(session_id)
         await self.close(session_id)
@@ -133,8 +280,8 @@ class SessionRegistry:
         log.forget()
 
     async def fork_tree(self, session_id: str, limit: int | None = None, after: str | None = None) -> Page:
-        """At most ``limit`` sessions of this one's fork tree, parents before children: those behind the session
-        ``after``, or the first ones.
+        """At most ``limit`` sessions of this session's fork tree, parents before children. ``after``: begin
+        behind this session; None: at the first one.
 
         Raises ``SessionUnknown``, ``MemberUnknown``, ``RecordDamaged``, ``StorageUnavailable``.
         """
@@ -161,8 +308,9 @@ class SessionRegistry:
         return name
 
     async def check_pruned(self, session_id: str, target: str) -> int | None:
-        """Take ``target`` out of the fork tree. Returns its number in the journal, for `forget`; None without
-        one. Raises ``MemberUnknown``, ``PruneInvalid``, and what `fork_tree` raises."""
+        """Begin to prune: take the session ``target`` out of the fork tree, so that no handle opens it.
+        Returns its number in the journal, which `forget` takes; None without a journal. Raises
+        ``MemberUnknown``, ``PruneInvalid``, and what `fork_tree` raises."""
         tree = await self._whole_tree(session_id)
         number = tree.check_pruned(target, session_id)
         self._pruned.add(target)
@@ -175,7 +323,8 @@ class SessionRegistry:
             return
 
     async def forget(self, target: str, number: int | None) -> None:
-        """Forget a session that was taken out of its tree, once it has closed. Forks keep what they share."""
+        """Forget the session ``target`` after it has closed. ``number``: what `check_pruned` returned. Its
+        forks keep the operations that they share with it."""
         try:
             if target in self._closing:
                 await self._closing[target][0].wait()  # it may still write; the drop must be its last record
@@ -192,17 +341,18 @@ class SessionRegistry:
         return session
 
     def salt_of(self, session_id: str) -> bytes:
-        """The tenant of an open session. Raises ``SessionUnknown``."""
+        """The salt of an open session's tenant. Raises ``SessionUnknown``."""
         self.get(session_id)
         return self._records[session_id].salt
 
     async def resume(
         self, handle: str, owner: bytes, make_room: Callable[[bytes], None] | None = None
     ) -> Session | Reopened:
-        """Open the session of ``handle``, from memory or from the journal, and issue its next handle.
+        """Open the session of ``handle`` and issue its next handle. ``owner``: the digest of the client's
+        key. Returns a `Session` that was in memory, or a `Reopened` from the journal.
 
-        ``make_room`` is called with the tenant's salt before a session comes from the journal. Raises
-        ``HandleUnknown``, the same for every reason; ``RecordDamaged``, ``SessionLimit``,
+        ``make_room`` is called with the tenant's salt before a session is read from the journal. Raises
+        ``HandleUnknown`` whatever is wrong with the handle; ``RecordDamaged``, ``SessionLimit``,
         ``StorageUnavailable``.
         """
         digest = digest_of(handle)
@@ -229,11 +379,11 @@ class SessionRegistry:
         leave_readers: Callable[[], Awaitable[None]] | None = None,
         interrupt: bool = False,
     ) -> Coroutine[Any, Any, None]:
-        """Close a session; the journal keeps it. Raises ``SessionUnknown``. Its place is free at once; await
-        the rest.
+        """Close a session; the journal keeps it. Its place is free at once; await the result for the rest.
+        Raises ``SessionUnknown``.
 
-        ``leave_readers``: ends the tasks that read the session's responses; awaited first. ``interrupt``:
-        running responses are not ended in the journal, and go on when the session is opened again.
+        ``leave_readers``: awaited first; it ends the tasks that read the session's responses. ``interrupt``:
+        running responses do not end in the journal. They continue when the session is opened again.
         """
         session = self.get(session_id)
         self._leave_tree(session)
@@ -254,8 +404,8 @@ class SessionRegistry:
             self._closing.pop(session.id)[0].set()
 
     async def statistics_of(self, salt: bytes) -> dict[str, float]:
-        """Numbers of the tenant with this ``salt``: its open sessions, its running replies, and what it keeps
-        in the journal, if that can be read."""
+        """Numbers of the tenant with this ``salt``: open sessions, running replies, and what it has in the
+        journal, if that can be read."""
         tenant = self.tenants[salt]
         kept: dict[str, float] = {}
         if self.journal is not None and self.journal.fault is None:
@@ -283,7 +433,8 @@ class SessionRegistry:
         await self._workers.aclose()
 
     async def _whole_tree(self, session_id: str) -> ForkTree:
-        """A session's fork tree, read from the journal too if that is due. Raises what `fork_tree` raises."""
+        """A session's fork tree. It is read from the journal first if that was not done yet. Raises what
+        `fork_tree` raises."""
         log, tree = self.get(session_id).log, self._tree_of(session_id)
         if self.journal is None:
             return tree
@@ -293,6 +444,7 @@ class SessionRegistry:
                 tree.begin_load()
                 log.sync()
                 kept = await self.journal.read(lambda store: store.fork_tree(log.number))
+                kept = [(number, record) for number, record in kept if root_of(record) == root]
                 tree.load(kept, time.monotonic(), open_=self._sessions, pruned=self._pruned)
         self.get(session_id)
         return tree if tree is self._tree_of(session_id) else await self._whole_tree(session_id)
@@ -331,30 +483,41 @@ class SessionRegistry:
         return Reopened(session, stored.record, replayed)
 
     def _child(
-        self, parent: Session, history: History, operations: Iterable[AnyOperation], config: bytes
+        self,
+        parent: Session,
+        history: History,
+        operations: Iterable[AnyOperation],
+        config: bytes,
+        *,
+        apart: bool = False,
     ) -> Session:
+        """A fork of ``parent`` with this history. ``operations``: those that lead to it, behind the parent's.
+        ``apart``: it begins a fork tree of its own, and a client has it already."""
         before = self._records[parent.id]
-        record = msgspec.structs.replace(
-            before,
-            id=new_id("sess"),
-            config=config,
-            origin=parent.log.position(),
-            name="",
-            parent=parent.id,
-            root=root_of(before),
-        )
+        record = self._apart(before, config, parent.log.position())
+        if not apart:
+            record = msgspec.structs.replace(record, parent=parent.id, root=root_of(before))
         with self._birth(record) as log:
             for operation in operations:
                 log.append(operation)
             session = self._made(record, log, history, parent.heir())
         self._opened += 1
-        self._tree_of(session.id).unopened.add(session.id)
+        if not apart:
+            self._tree_of(session.id).unopened.add(session.id)
         return session
 
+    @staticmethod
+    def _apart(record: SessionRecord, config: bytes, origin: Origin | None) -> SessionRecord:
+        """The record of a new session that begins like the one of ``record``, in a fork tree of its own."""
+        return msgspec.structs.replace(
+            record, id=new_id("sess"), config=config, origin=origin, name="", parent="", root=""
+        )
+
     @contextmanager
-    def _birth(self, record: SessionRecord) -> Iterator[SessionLog]:
-        """A new session's log. If the block raises, the journal forgets the session again."""
-        journal = self.journal
+    def _birth(self, record: SessionRecord, *, kept: bool = True) -> Iterator[SessionLog]:
+        """A context with the log of a new session; the session's record is queued for the journal. If the
+        block raises, the journal forgets the session again. ``kept``: as in `create`."""
+        journal = self.journal if kept else None
         log = SessionLog(next(self._numbers)) if journal is None else JournaledLog.begin(journal, record)
         try:
             yield log
@@ -385,6 +548,7 @@ class SessionRegistry:
             sequence=sequence,
             waits=self.waits,
             tenant=self.tenants[record.salt],
+            conversations=self._conversations,
         )
         self.tenants.enter(record.salt)
         self._records[session.id] = record

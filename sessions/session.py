@@ -1,21 +1,23 @@
 """The session: one conversation with its model, kept across turns, cancels and engine restarts.
 
-Gives out responses and owns the engine's sequence of the main branch. Knows nothing of sockets or frames.
+It creates responses, and owns the engine's sequence of the main branch. Knows nothing of sockets or frames.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import datetime
 
 from ..runtime.link.client import EngineLink
+from .continuation import Digest, HistoryDigests, OpenConversations
 from .edits import rewind, shorten
 from .engine_copy import EngineCopy
 from .errors import SessionClosed
 from .handles import SessionHandles
 from .history import History
-from .items import Growing
+from .items import Growing, Message
 from .journal.records import AnyOperation, Begun, Branched, SessionLog
 from .journal.replay import Past, refused, request_form, retold
 from .placement import Placement, ReturnHints, Waits
@@ -27,17 +29,27 @@ from .text.renderer import Renderer
 from .tree import TurnNode
 from .turn.branch import Branch
 from .turn.events import ReplyEvent
+from .turn.fitting import older_turns
 from .turn.request import RequestBounds, TurnRequest
 from .turn.response import TurnResponse
 from .turn.turn_grammar import TurnGrammar
 
 
-class Session:
-    """One conversation. ``salt`` separates tenants' cached blocks; ``now`` is the template's date.
+@dataclass(frozen=True, slots=True)
+class ForkSummary:
+    """How a fork shortens its history: ``summary`` replaces all turns but the last ``turns`` ones."""
 
-    ``log`` is the session's place in the journal; ``handles`` are the secrets that open it. ``history``: that
-    of a session that was forked or comes from the journal (``reopened``). ``sequence``: the engine's copy of a
-    forked session. ``waits`` records its pauses. ``tenant`` counts its replies.
+    summary: Message
+    turns: int
+
+
+class Session:
+    """One conversation. ``salt`` separates the tenants' cached blocks. ``now``: the date that the template is
+    told.
+
+    ``log``: the session's log in the journal. ``handles``: the secrets that open it. ``history``: given if the
+    session was forked or comes from the journal (``reopened``). ``sequence``: given for a fork: its copy in the
+    engine. ``waits``: records the pauses between turns. ``tenant``: counts its running replies.
     """
 
     def __init__(
@@ -56,6 +68,7 @@ class Session:
         sequence: EngineCopy | None = None,
         waits: Waits | None = None,
         tenant: Tenant | None = None,
+        conversations: OpenConversations | None = None,
     ) -> None:
         settings = settings or SessionSettings()
         self.id = id
@@ -74,6 +87,9 @@ class Session:
         self._branch = Branch(self.history, renderer, language, link, self._sequence, settings, slot)
         self._eager_prefill = EagerPrefill(self._branch)
         self._waits = waits or Waits()
+        self._conversations = conversations or OpenConversations()
+        self._digests = HistoryDigests(salt)
+        self._reached: list[Digest] = []
         self._return_hints = ReturnHints(self.history, self._sequence)
         seconds = settings.recovery_seconds
         self.placement = Placement(link, self.history, self._sequence, seconds, self._leaves)
@@ -81,7 +97,7 @@ class Session:
         self._closed = False
 
     def check_turns(self) -> None:
-        """Raises ``TurnLimit`` if the tenant has as many replies running as it may."""
+        """Raises ``TurnLimit`` if the tenant has no turn left."""
         self._tenant.check_turns()
 
     def respond(
@@ -92,18 +108,18 @@ class Session:
         *,
         whole_calls: bool = False,
     ) -> TurnResponse:
-        """Begin a turn on the history as it is now; read its events from the response.
+        """Begin a turn on the history as it is now. Read its events from the response.
 
-        ``note`` is kept with it in the journal. ``whole_calls``: a call's arguments come in one piece.
-        Raises ``ConversationBusy`` while another response writes the conversation (one out of band may run
-        beside it), ``TurnLimit``, or ``GrammarInvalid``.
+        ``response_id``: None makes a new id. ``note``: bytes that the journal keeps with it. ``whole_calls``:
+        deliver a call's arguments in one piece. Raises ``TurnLimit``, ``GrammarInvalid``, or
+        ``ConversationBusy`` if the reply joins the conversation while another response does.
         """
         self._check_open()
         self.check_turns()
         self.history.check_free(request)
         bound = self._turn_grammar.prepare(request, request.preamble(self.history.preamble).tools)
         form = {} if request.out_of_band else request_form(request)
-        with ExitStack() as undo:  # any error takes the turn back until the journal has it
+        with ExitStack() as undo:  # until the journal has the turn, any error takes it back
             placed = self.history.place(request)
             if placed.turn is not None:
                 undo.callback(self.history.abort_turn, placed.turn)
@@ -120,8 +136,8 @@ class Session:
         return response
 
     def go_on(self, past: Past) -> TurnResponse:
-        """Go on with an interrupted response: it repeats its events so far, and then continues. If it cannot
-        go on, this ends it, frees the conversation for the next turn, and raises the reason."""
+        """Continue an interrupted response: it repeats its events so far, and then continues. If it cannot
+        continue, it is ended here, the conversation is free for the next turn, and the reason is raised."""
         try:
             response = TurnResponse(
                 self._branch,
@@ -132,6 +148,7 @@ class Session:
                 said=past.ids,
                 logprobs=past.logprobs,
                 cut=past.cut,
+                left_out=past.left_out,
             )
             self._own(response)
         except BaseException as fault:
@@ -142,13 +159,15 @@ class Session:
         return response
 
     def retold(self, past: Past) -> list[ReplyEvent]:
-        """The events of a response that has ended."""
+        """The events of ``past``, a response that has ended, as they were first sent; empty if it was refused
+        before it began."""
         branch = self._branch
         return retold(past, branch.language, branch.language.end_ids(branch.link.hello.eos_ids))
 
     def cut(self, item_id: str, end: int) -> TurnResponse | None:
-        """Cut a message of the model after ``end`` characters. If its response still runs, returns that:
-        cancel it, and it is cut when it ends. Raises ``ItemUnknown`` or ``CutInvalid``."""
+        """Cut a message of the model after ``end`` characters. If its response still runs, that response is
+        returned: the caller cancels it, and the cut is made when it ends. Otherwise None. Raises
+        ``ItemUnknown`` or ``CutInvalid``."""
         self._check_open()
         response = self.saying(item_id)
         if response is not None:
@@ -157,11 +176,14 @@ class Session:
             shorten(self.history, item_id, end, self._branch.language.tokenizer)
         return response
 
-    def branch(self, at: str | None = None) -> tuple[History, list[AnyOperation]]:
-        """A second history that goes on from here, or from behind the item ``at``, and the operations that the
-        journal needs for it. A running reply ends there with the tokens it has.
+    def branch(
+        self, at: str | None = None, compaction: ForkSummary | None = None
+    ) -> tuple[History, list[AnyOperation]]:
+        """A second history that continues from here, or from behind the item ``at``, and the operations that
+        the journal needs for it. A running reply ends there with the tokens that it has so far. ``compaction``:
+        shorten it by a summary.
 
-        Raises ``ItemUnknown`` or ``CutInvalid``.
+        Raises ``ItemUnknown``, ``CutInvalid``, or ``ItemExists`` for the summary.
         """
         self._check_open()
         operations: list[AnyOperation] = []
@@ -174,45 +196,57 @@ class Session:
         if at is not None:
             history = history.branch(operations.append)
             rewind(history, at, self._branch.language.tokenizer)
+        if compaction is not None:
+            history = history.branch(operations.append)
+            history.compact(compaction.summary, older_turns(history.segments(), compaction.turns))
         return history, [*operations, Branched()]
 
     async def lend(self, children: Sequence[Session], head: TurnNode | None) -> None:
-        """Let the engine's copies of forked sessions share this one's blocks up to ``head``."""
+        """Fork this session's sequence in the engine into those of ``children``, the sessions that were
+        forked from this one, so that they use its KV again. ``head``: the last turn that they share; None:
+        nothing is forked."""
         if head is not None:
             await self._sequence.fork([child._sequence for child in children], head.tokens())
 
     def heir(self) -> EngineCopy:
-        """The engine's copy of a session that is forked now; it is empty until `lend`."""
+        """The `EngineCopy` for a session that is forked from this one now. It is empty until `lend`."""
         return self._sequence.child()
 
     def saying(self, item_id: str) -> TurnResponse | None:
-        """The running response that has begun this message of the conversation."""
+        """The running response that has begun the message ``item_id``; None if there is none."""
         return next((response for response in self._live() if response.says(item_id)), None)
 
     def rewind(self, to: str | int) -> None:
-        """Remove everything behind an item (``"root"``: everything), or behind the first ``to`` tokens.
+        """Remove everything behind ``to``: an item's id, ``"root"`` for the beginning, or a number of tokens.
         Raises ``ItemUnknown``, ``CutInvalid`` or ``ConversationBusy``."""
         self._check_open()
         rewind(self.history, to, self._branch.language.tokenizer)
 
+    def conversation(self) -> list[Digest]:
+        """The digests of the history's beginnings (`continuation`): entry ``n`` covers ``n`` items."""
+        return self._digests.of(self.history.preamble, self.history.items())
+
     @property
     def bounds(self) -> RequestBounds:
-        """What the model allows in a request."""
+        """What the model and the settings of this server allow in a request."""
         branch = self._branch
-        return RequestBounds(branch.link.hello.vocab_size, branch.language.shows_tools)
+        cycle = branch.settings.cycle_tokens
+        return RequestBounds(branch.link.hello.vocab_size, branch.language.shows_tools, cycle)
 
     @property
     def most_characters(self) -> int | None:
-        """A text with more characters does not fit into the model's context; None if that is not known."""
+        """The most characters of a text that can fit into the model's context; None if that is not known."""
         return self._branch.language.tokenizer.most_characters(self._branch.link.hello.max_context)
 
     def expect(self, item: Growing | None) -> None:
-        """Prefill the stable prefix of the next item, which has come this far. None: it was withdrawn."""
+        """Prefill the stable prefix of the next item. ``item``: its text so far; None: the client
+        withdrew it."""
         if not self._closed:
             self._eager_prefill.expect(item)
 
     async def prefilled_input(self) -> PrefilledInput:
-        """How much of the history's end the engine has been given. Raises ``TemplateFailed``."""
+        """How many tokens of the input at the history's end the engine has been given, and how many not.
+        Begins to prefill the rest. Raises ``TemplateFailed``."""
         return await self._eager_prefill.prefilled_input()
 
     def statistics(self) -> dict[str, float]:
@@ -228,6 +262,7 @@ class Session:
         """Cancel running responses and close the engine's copy; its KV stays cached until it is evicted."""
         self._closed = True
         self._waits.ends(self.id)
+        self._conversations.forget(self._reached, self.id)
         await self._return_hints.aclose()
         await self._eager_prefill.aclose()
         for response in self._live():
@@ -244,6 +279,16 @@ class Session:
         self._eager_prefill.resume()
         if not self._closed:
             self._return_hints.response_ended()
+            self._remember()
+
+    def _remember(self) -> None:
+        """After a turn: let requests that carry this conversation find the session."""
+        if self.history.busy or self.history.head is None:
+            return
+        digest = self.conversation()[-1]
+        self._reached.append(digest)
+        self._conversations.add(digest, self.id)
+        self.handles.reached(digest)
 
     def _check_open(self) -> None:
         if self._closed:

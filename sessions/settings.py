@@ -13,7 +13,9 @@ UNLIMITED = 1 << 62
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
     """What one tenant may have at once: open ``sessions`` and running ``turns``. None: no limit of its own.
-    The limit of sessions is also a reservation: so many places are set aside for the tenant."""
+
+    The limit of sessions also reserves that many places for the tenant.
+    """
 
     sessions: int | None = None
     turns: int | None = None
@@ -26,17 +28,19 @@ class SessionSettings:
     max_sessions: int = 10_000
     """Sessions open at once."""
     max_unopened: int = 256
-    """Forks of one tree in memory that no client has opened yet."""
+    """Forks in memory, of one fork tree, that no client has opened yet."""
     max_items: int = 20_000
     """Items of one conversation."""
     aside_characters: int = 4096
-    """Longer conversations are rendered and tokenized on a thread, so that they do not delay the event loop."""
+    """Longer conversations are rendered and tokenized on a thread, so that they do not block the event loop."""
     debounce_seconds: float = 0.01
     """Streamed input text is prefilled at most this often."""
     recovery_seconds: float = 60.0
     """If the engine dies, a reply waits this long for the next one; then it fails."""
+    cycle_tokens: int = 0
+    """A reply ends after this many repeated tokens (`turn.cycles`); 0: never for this reason."""
     tenants: Mapping[bytes, TenantLimits] = field(default_factory=dict)
-    """Limits of the known tenants, by salt; a known tenant may have none."""
+    """Limits of the known tenants, by salt. A known tenant may have no limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +60,25 @@ class JournalSettings:
     segment_bytes: int = 64 * MIB
     """Size of one log, at most a sixteenth of ``max_bytes``; then another log begins."""
     max_bytes: int = 4096 * MIB
-    """Size of all logs together. When it is reached, sessions are forgotten: those of the tenant that holds the
-    most bytes, unopened forks first, then the longest unused."""
+    """The most bytes of all logs together. Beyond that, sessions of the tenant with the most bytes are
+    forgotten: unopened forks first, then those that were not used for longest."""
     reserve_bytes: int = 64 * MIB
-    """With less than this free on the disk, new turns are refused; running turns may use it."""
+    """If less than this is free on the disk, new turns are refused. Running turns may use it."""
     retry_seconds: float = 0.25
     """Pause before a failed commit is tried again."""
     lock_seconds: float = 3.0
     """How long a second server waits for the store's lock."""
     max_sessions: int = 100_000
-    """Sessions kept. Beyond it sessions of the tenant that holds most are forgotten, in the same order."""
+    """The most sessions in the journal. Beyond that, sessions of the tenant with the most sessions are
+    forgotten, in the same order."""
     max_age_seconds: float = 30 * DAY
-    """Sessions unused for longer are forgotten, once a server has been up for ``sweep_seconds``."""
+    """Sessions that were not used for longer are forgotten, but not before a server has run for
+    ``sweep_seconds``."""
     sweep_seconds: float = 600.0
     """Time between two runs of retention."""
     snapshot_operations: int = 256
-    """A session is condensed into a snapshot when it has this many operations behind its last snapshot, and
-    at least as many bytes as that one."""
+    """A session gets a new snapshot when this many operations are behind its last one, and they take at least
+    as many bytes as that snapshot."""
     max_events: int = 1024
     """Ids of client events kept per session, to detect one that is sent twice."""
     tenants: Mapping[bytes, JournalShare] = field(default_factory=dict)
@@ -80,5 +86,6 @@ class JournalSettings:
 
     @property
     def log_bytes(self) -> int:
-        """How large one log may be."""
+        """At how many bytes a log is sealed and a new one begun: ``segment_bytes``, but at most a 16th of
+        ``max_bytes`` and at least 16 KiB."""
         return max(1 << 14, min(self.segment_bytes, self.max_bytes // 16))

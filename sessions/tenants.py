@@ -21,11 +21,11 @@ _Idle = TypeVar("_Idle")
 
 
 class Running(Protocol):
-    """A running reply, as far as it is counted."""
+    """A running reply, as `Tenant` counts it: it can tell whether it has ended."""
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """Whether the reply has ended."""
 
 
 class Tenant:
@@ -61,14 +61,14 @@ class Tenant:
         self._running = [*(one for one in self._running if not one.over), reply]
 
     def left(self, replies: Iterable[Running]) -> None:
-        """Count these replies no longer: their session is closed."""
+        """Do not count these replies any more: the session that they ran in is closed."""
         gone = set(map(id, replies))
         self._running = [reply for reply in self._running if id(reply) not in gone]
 
 
 class OpenTenants:
-    """All tenants that have opened sessions, by salt, and the ``places`` that their sessions share.
-    ``limits``: those of the known tenants; a known tenant may have no limit."""
+    """All tenants that have opened sessions, by salt. ``places``: how many sessions they may all have open
+    together. ``limits``: those of the known tenants; a known tenant may have no limit."""
 
     def __init__(self, limits: Mapping[bytes, TenantLimits], places: int, workers: Workers) -> None:
         self._limits = limits
@@ -91,11 +91,11 @@ class OpenTenants:
         return self._tenants[salt]
 
     def enter(self, salt: bytes) -> None:
-        """Count a session that opens."""
+        """Count one more open session of the tenant with this ``salt``. Checks no limit: see `check`."""
         self._change(salt, 1)
 
     def leave(self, salt: bytes) -> None:
-        """Count a session that closes."""
+        """Count one open session less of the tenant with this ``salt``."""
         self._change(salt, -1)
 
     def check(self, salt: bytes, more: int = 1) -> None:
@@ -139,7 +139,8 @@ class OpenTenants:
         return given
 
     def _set_aside(self) -> None:
-        """Count the places that the limits set aside, and those in use beyond them."""
+        """Compute from the limits how many places are set aside for each tenant, and how many are taken: set
+        aside, or in use beyond that."""
         promised = sum(one.sessions or 0 for one in self._limits.values())
         free = sum(one.sessions is None for one in self._limits.values())
         self._floor = max(0, self._places - promised) // (2 * free) if free else 0

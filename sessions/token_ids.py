@@ -23,12 +23,12 @@ def frozen(ids: Ids) -> Ids:
 
 
 def bytes_of(ids: Ids) -> bytes:
-    """Little-endian int32, as the journal keeps them."""
+    """The ids as bytes, little-endian int32, as the journal keeps them."""
     return ids.astype("<i4").tobytes()
 
 
 def ids_from(data: bytes) -> Ids:
-    """The ids from little-endian int32."""
+    """The ids in ``data``, little-endian int32, as a read-only array of their own."""
     return frozen(np.frombuffer(data, dtype="<i4").astype(np.int32))
 
 

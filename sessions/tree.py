@@ -1,14 +1,15 @@
-"""The tree of turns: immutable nodes and a moving head; and what the next turn puts before the model.
+"""The tree of turns: immutable nodes and a moving head. Also the prompt of the next turn.
 
-A node holds a turn's items and the exact token ids the model saw, as a span on its parent. Rewriting history
-makes new nodes beside the old ones. A `Script` is a prompt in items, a `Draft` the same in tokens. Plain data,
-fit for a journal. Knows nothing of templates or of the engine.
+A node holds a turn's items and the exact token ids that the model saw. It stores only what it adds to its
+parent's tokens. Changing the history makes new nodes beside the old ones. A `Script` is a prompt as items; a
+`Draft` is the same prompt as tokens. All of it is plain data that the journal can store. Knows nothing of
+templates or of the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -20,10 +21,10 @@ from .turn.events import MissReason
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnReply:
-    """What the model produced in one turn: its exact ids, and the items they were read as.
+    """What the model produced in one turn: its exact ids, and the items that were read from them.
 
-    ``ended``: the last id is an end-of-turn token that the model sampled; otherwise the reply was cut.
-    ``respelled``: a cut went through a token, and this many ids at the end spell the part that is left.
+    ``ended``: the last id is an end-of-turn token that the model sampled; false if the reply was cut.
+    ``respelled``: how many ids at the end were made by tokenizing again, because a cut went through a token.
     """
 
     items: tuple[Item, ...]
@@ -32,17 +33,20 @@ class TurnReply:
     respelled: int = 0
 
     def up_to(self, keep: int, tail: Ids, items: tuple[Item, ...]) -> TurnReply:
-        """The reply cut to its first ``keep`` ids and ``tail``, which say ``items``."""
+        """The reply cut to its first ``keep`` ids, followed by the ids ``tail``. ``items``: what it says
+        then."""
         return TurnReply(items, frozen(np.concatenate([self.ids[:keep], tail])), False, len(tail))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnNode:
-    """One turn.
+    """One turn. A path is the sequence of all tokens from the root to a node's end.
 
     ``[0, keep)`` tokens of the parent's path | ``[keep, start)`` ``prompt`` | ``[start, length)``
-    ``reply.ids``. ``keep`` is the parent's length, or one less where its reply's own end token gave way
-    to the template's.
+    ``reply.ids``.
+
+    ``keep`` is the parent's length. It is one less where the template's end token replaced the one that the
+    model sampled.
     """
 
     parent: TurnNode | None
@@ -63,7 +67,7 @@ class TurnNode:
         return self.start + len(self.reply.ids)
 
     def cut(self, reply: TurnReply, node_id: str) -> TurnNode:
-        """A node beside this one: the same turn with a shortened reply."""
+        """A new node beside this one: the same turn with ``reply``, which is shorter."""
         return TurnNode(self.parent, self.inputs, self.keep, self.prompt, reply, node_id)
 
     def ancestry(self) -> Iterator[TurnNode]:
@@ -87,14 +91,13 @@ class TurnNode:
 
 
 class Paths:
-    """Token ids of paths; caches the last path, so that its child's costs one step."""
+    """Token ids of paths. It caches the last path, so that a child's path only adds the child's own tokens."""
 
     def __init__(self) -> None:
         self._last: tuple[TurnNode, Ids] | None = None
 
     def tokens(self, node: TurnNode) -> Ids:
-        """All token ids from the root to the node's end, as `TurnNode.tokens`; cheap if it or its parent was
-        asked for last."""
+        """The same as `TurnNode.tokens`. It is cheap if the last call was for this node or for its parent."""
         last = self._last
         if last is None or (last[0] is not node and last[0] is not node.parent):
             ids = node.tokens()
@@ -107,18 +110,18 @@ class Paths:
 
 
 WRITTEN = 16
-"""A template writes at least this many characters in the time that tokenizing one takes."""
+"""Rendering a text with the template is at least this many times faster than tokenizing it."""
 
 Segment: TypeAlias = Item | TurnReply
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a turn puts before the model: ``segments`` in order.
+    """The prompt of a turn, as items: the preamble and ``segments``, in order.
 
-    ``base``: the last turn that keeps its tokens; it and its ancestors are the first ``shared``
-    segments. With None everything is rendered. ``miss``: why ``base`` is not the head. ``heading``: roughly the
-    number of characters of the preamble.
+    ``base``: the last turn with tokens that can be used again; None: everything is tokenized. ``shared``: how
+    many of the first segments belong to ``base`` and its ancestors. ``miss``: why ``base`` is not the head;
+    None if it is. ``heading``: roughly the number of characters of the preamble.
     """
 
     preamble: Preamble
@@ -129,20 +132,29 @@ class Script:
     heading: int = 0
 
     def characters(self) -> int:
-        """Roughly how many characters must be tokenized. Text before ``base`` is only rendered, which is many
-        times faster, and counts as less."""
+        """Roughly how many characters must be tokenized. Text up to ``base`` is only rendered, which is much
+        faster, so it counts less (`WRITTEN`)."""
         new, old = self.segments[self.shared :], self.segments[: self.shared]
         heading = 0 if old else self.heading
         before = (sum(map(_length, old)) + self.heading - heading) // WRITTEN
         return sum(map(_length, new)) + before + heading
 
+    def without(self, places: Collection[int]) -> Script:
+        """The same script without the segments at the indexes ``places``. Turns before the first of them can
+        still use their tokens again."""
+        kept = tuple(segment for place, segment in enumerate(self.segments) if place not in places)
+        base, shared = matched(self.base, kept)
+        return replace(self, segments=kept, base=base, shared=shared, miss=MissReason.CONTEXT_TRUNCATED)
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A script in tokens, before its reply: ``prompt`` behind the first ``keep`` tokens of ``parent``'s path.
+    """A script as tokens, ready for its reply. It uses the first ``keep`` tokens of ``parent``'s path again;
+    ``prompt`` follows them.
 
-    ``inputs``: the items since ``parent``, which ``prompt`` writes out. ``miss`` as in the script. ``path``:
-    the tokens of ``parent``'s path, if they are known.
+    ``parent``: the turn before, None if there is none. ``inputs``: the items after ``parent``; ``prompt`` is
+    their text in tokens. ``miss``: the script's (`Script.miss`). ``path``: all tokens of ``parent``'s path, if
+    they are at hand; else they are collected from the tree.
     """
 
     parent: TurnNode | None
@@ -153,7 +165,7 @@ class Draft:
     path: Ids | None = None
 
     def node(self, reply: TurnReply, node_id: str | None = None) -> TurnNode:
-        """The node of this turn with its reply."""
+        """The tree node of this turn with ``reply``. ``node_id``: None makes a new id."""
         return TurnNode(self.parent, self.inputs, self.keep, self.prompt, reply, node_id or new_id("turn"))
 
     def tokens(self) -> Ids:
@@ -164,8 +176,21 @@ class Draft:
         return frozen(np.concatenate([path[: self.keep], self.prompt]))
 
 
+def matched(head: TurnNode | None, segments: Sequence[Segment]) -> tuple[TurnNode | None, int]:
+    """How much of the path to ``head`` the segments begin with. Returns the last turn of the path that they
+    hold completely, or None, and the number of segments up to its end."""
+    base, at = None, 0
+    for node in () if head is None else tuple(head.ancestry())[::-1]:
+        wanted = (*node.inputs, node.reply)
+        found = segments[at : at + len(wanted)]
+        if len(found) < len(wanted) or any(a is not b for a, b in zip(found, wanted, strict=True)):
+            break
+        base, at = node, at + len(wanted)
+    return base, at
+
+
 def turns_of(segments: tuple[Segment, ...]) -> Iterator[tuple[tuple[Item, ...], TurnReply | None]]:
-    """The inputs and the reply of each turn; the last turn has no reply yet."""
+    """The input items and the reply of each turn, in order. The last pair has no reply: its turn comes next."""
     inputs: list[Item] = []
     for segment in segments:
         if isinstance(segment, TurnReply):

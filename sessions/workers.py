@@ -38,7 +38,7 @@ class Workers:
         self._threads.shutdown(wait=False)
 
     def begin(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        """Run ``work`` on a thread."""
+        """Begin to run ``work`` on one of the threads. Returns the future of its result."""
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         self._running.add(running)
         running.add_done_callback(self._running.discard)

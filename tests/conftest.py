@@ -24,6 +24,7 @@ LONGEST = (
     "tests/kernels/gpu/test_interpreted.py",
     "tests/end_to_end/test_parity.py",
     "tests/end_to_end/test_processes.py",
+    "tests/end_to_end/test_playground.py",
     "tests/end_to_end/test_resume.py",
     "tests/benchmarks/test_speed_benches.py",
     "tests/test_wheel.py",

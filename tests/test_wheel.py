@@ -10,6 +10,7 @@ import sys
 import venv
 from hashlib import sha1
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -67,13 +68,23 @@ def test_the_demo_from_the_wheel_recalls_calls_and_counts(wheel: Path, tmp_path:
     assert Path(where.strip()).is_relative_to(site)
     bring_compiled(site)
     shown = run(sys.executable, site / "bin" / "holdfast", "demo", cwd=empty, PYTHONPATH=str(site))
-    counts = re.findall(r"TTFT \d+ ms · prefilled (\d+) (.) new (\d+)", shown)
-    assert len(counts) >= 6 and all(computed == new and sign == "=" for computed, sign, new in counts)
+    read = re.findall(r"first text after \d+ ms · .* · \d+ tokens? read, \d+ known before(.*)", shown)
+    assert len(read) >= 6 and not any("known once" in rest for rest in read)
+    assert "Every turn prefilled exactly its new tokens" in shown
     assert "called get_weather(" in shown
     assert "the engine was killed in mid-reply" in shown
     assert "the server was killed in mid-reply" in shown
     assert "tokens settled to disk in" in shown
     assert not list(empty.iterdir())
+
+
+def test_the_pages_and_what_documents_are_made_of_are_in_the_wheel(wheel: Path) -> None:
+    there = set(ZipFile(wheel).namelist())
+    pages = {f"holdfast/gateway/page/{path.name}" for path in (ROOT / "gateway" / "page").iterdir()}
+    assert (
+        {f"holdfast/gateway/page/{name}" for name in ("index.html", "docs.html", "app.js")} <= pages <= there
+    )
+    assert {f"holdfast/gateway/documents/{name}.py" for name in ("openapi", "asyncapi")} <= there
 
 
 @pytest.mark.timeout(300)

@@ -31,6 +31,8 @@ PING_BYTES = 125
 FORK_FRAMES, CHILDREN = 157, 64
 HUGE_PROMPT, LONG_PROMPT = 960_000, 27_000
 SOCKETS = 16
+TALKERS, TALK_TOKENS, ASIDES, ASIDE_TOKENS = 64, 500, 8, 64
+CONTEXT_PROMPT = 8_000  # characters: about 3,000 tokens of the pocket model
 
 
 def frame(opcode: int, payload: bytes = b"", *, final: bool = True) -> bytes:
@@ -157,7 +159,7 @@ class Flood:
         self.counts: Counter[str] = Counter()
 
     async def run(self, name: str) -> None:
-        sockets, attack, receive_bytes = FLOODS[name]
+        sockets, attack, receive_bytes = (FLOODS | CROWDS)[name]
         workers = [self._again(attack, at, receive_bytes) for at in range(sockets)]
         with suppress(TimeoutError):
             async with asyncio.timeout(self.end - time.monotonic()):
@@ -231,6 +233,30 @@ class Flood:
             await connection.send(event("response.create", response={**request, "grammar": grammar}))
             await self._count(connection, "response.done")
 
+    async def talkers(self, connection: RawSocket, at: int) -> None:
+        """Long replies, one after the other."""
+        await self._replies(connection, 1, TALK_TOKENS, f"I am number {at}. Tell me a long story.")
+
+    async def asides(self, connection: RawSocket, at: int) -> None:
+        """As many replies out of band as a session may have."""
+        await self._replies(connection, ASIDES, ASIDE_TOKENS, f"I am number {at}. What is my number?")
+
+    async def prompts(self, connection: RawSocket, at: int) -> None:
+        """Prompts that nearly fill the context, each a new one."""
+        await self._prompts(connection, CONTEXT_PROMPT, at)
+
+    async def _replies(self, connection: RawSocket, beside: int, tokens: int, text: str) -> None:
+        """Keep ``beside`` replies of exactly ``tokens`` tokens running."""
+        await connection.until("session.created")
+        content = [{"type": "input_text", "text": text}]
+        item = {"type": "message", "role": "user", "content": content}
+        lengths = {"min_output_tokens": tokens, "max_output_tokens": tokens}
+        request = event("response.create", response={"conversation": "none", "input": [item], **lengths})
+        await connection.send(request * beside)
+        while True:
+            await self._count(connection, "response.done")
+            await connection.send(request)
+
     async def _prompts(self, connection: RawSocket, size: int, at: int) -> None:
         rng = random.Random(at)
         await connection.until("session.created")
@@ -294,10 +320,17 @@ FLOODS: dict[str, tuple[int, Attack, int | None]] = {
 }
 """By name: how many sockets, what each does, and its receive buffer in bytes (None: the system's)."""
 
+CROWDS: dict[str, tuple[int, Attack, int | None]] = {
+    "talkers": (TALKERS, Flood.talkers, None),
+    "asides": (SOCKETS * 2, Flood.asides, None),
+    "prompts": (SOCKETS, Flood.prompts, None),
+}
+"""The same, of tenants that send what is allowed, and more than the engine can compute at once."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("name", choices=FLOODS)
+    parser.add_argument("name", choices=(*FLOODS, *CROWDS))
     parser.add_argument("url")
     parser.add_argument("key")
     parser.add_argument("seconds", type=float)

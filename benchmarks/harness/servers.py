@@ -9,11 +9,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 from .options import CannotMeasure
 from .workers import environment
@@ -35,16 +35,23 @@ class Server:
 @contextmanager
 def server(model: str, threads: int, *words: str) -> Iterator[Server]:
     """Run a server until the end of the block. Raises ``CannotMeasure`` with its last line, if not started."""
-    command = (sys.executable, "-c", PROGRAM, "serve", model, "--port", "0", *words)
+    with started(("-c", PROGRAM, "serve", model, "--port", "0", *words), threads) as (url, pid):
+        yield Server(url, pid, _child_of(pid))
+
+
+@contextmanager
+def started(words: Sequence[str], threads: int) -> Iterator[tuple[str, int]]:
+    """Run a Python program that serves, until the end of the block: its address, which it tells on stderr as
+    ``... at URL``, and its process id. ``words``: behind the interpreter's name. Raises as `server` does."""
     environ = environment(threads, ours=True)
     with (
         tempfile.TemporaryFile("w+") as complaints,
         subprocess.Popen(
-            command, stderr=subprocess.PIPE, stdout=complaints, env=environ, text=True
+            (sys.executable, *words), stderr=subprocess.PIPE, stdout=complaints, env=environ, text=True
         ) as process,
     ):
         try:
-            yield Server(_address(process), process.pid, _child_of(process.pid))
+            yield _address(process), process.pid
         finally:
             _end(process)
 
@@ -60,11 +67,16 @@ def run_seconds(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)
 
 
-def engine_statistics(url: str) -> dict[str, float]:
-    """Statistics of the engine of the server at ``url``, by the names of `statistics()`."""
-    with urlopen(f"{url}/metrics") as answer:
+def engine_statistics(url: str, key: str = "") -> dict[str, float]:
+    """Statistics of the engine of the server at ``url``, by the names of `statistics()`.
+
+    ``key``: an operator's, where the server has keys.
+    """
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    with urlopen(Request(f"{url}/metrics", headers=headers)) as answer:
         told = answer.read().decode()
     found = re.findall(r"^holdfast_engine_(\w+?)(?:_total)? (\S+)$", told, re.MULTILINE)
+    found += re.findall(r'^holdfast_tokens_total\{class="(\w+)"\} (\S+)$', told, re.MULTILINE)
     return {name: float(value) for name, value in found}
 
 

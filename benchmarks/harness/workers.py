@@ -28,6 +28,7 @@ PEER_SCRIPT = Path(__file__).resolve().parent.parent / "peers" / "worker.py"
 OURS = {
     "holdfast": "holdfast.benchmarks.harness.ours",
     "holdfast-gateway": "holdfast.benchmarks.harness.gateway",
+    "holdfast-chat": "holdfast.benchmarks.harness.chat",
     "holdfast-twins": "holdfast.benchmarks.harness.twins",
     "holdfast-tiered": "holdfast.benchmarks.harness.tiered",
 }

@@ -158,7 +158,7 @@ def _american(rng: random.Random, text: str) -> str:
 @dataclass(frozen=True)
 class Mix:
     """How often each kind of exchange comes; the numbers are weights. `keyed` is how often facts have a key
-    of their own, against the usual; `wide` see `Words`."""
+    of their own, against the usual; `wide` see `WorldWords`."""
 
     tell: float = 5
     ask_told: float = 5
@@ -173,11 +173,11 @@ class Mix:
 
 
 def dialogue(
-    seed: int, tokens: int, mix: Mix | None = None, held_out: bool = False, quoted: bool = True
+    seed: int, tokens: int, mix: Mix | None = None, held_out: bool = False, early: bool = False
 ) -> Dialogue:
     """A dialogue of about so many tokens; its last sixth mostly asks for what was told."""
     rng, mix = random.Random(seed), mix or Mix()
-    writer = Writer(rng, WorldWords(rng, held_out, mix.wide, quoted), mix.keyed)
+    writer = Writer(rng, WorldWords(rng, held_out, mix.wide, early), mix.keyed)
     made = opening(writer)
     chars, budget = sum(len(str(tool)) for tool in made.tools), tokens * CHARS_PER_TOKEN
     if rng.random() < 0.25:

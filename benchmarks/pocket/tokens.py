@@ -72,7 +72,7 @@ neighbours."""
 def corpus(dialogues: int = 3000) -> Iterable[str]:
     """Dialogues of the training split to learn the merges from."""
     for seed in range(dialogues):
-        made = dialogue(-1 - seed, 300, quoted=False)  # as they were when the first weights were trained
+        made = dialogue(-1 - seed, 300, early=True)  # as they were when the first weights were trained
         if (lead := head(made)) is not None:
             yield lead.text
         for exchange in made.exchanges:

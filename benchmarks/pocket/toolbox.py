@@ -79,8 +79,11 @@ class WorldTool:
         }
 
 
-def _dump(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _dump(words: WorldWords, value: object) -> str:
+    """JSON in one of the two usual spellings: Python's, with spaces, or JavaScript's, without."""
+    spellings = ((", ", ": "), (",", ":"))
+    separators = spellings[0] if words.early else words.rng.choice(spellings)
+    return json.dumps(value, ensure_ascii=False, separators=separators)
 
 
 def _weather(rng: random.Random, words: WorldWords, lower: bool) -> Use:
@@ -90,13 +93,18 @@ def _weather(rng: random.Random, words: WorldWords, lower: bool) -> Use:
     pairs: list[tuple[str, object]] = [("temperature", degrees), ("sky", sky)]
     if rng.random() < 0.3:
         pairs = [(rng.choice(("temp", "degrees")), degrees), (rng.choice(("conditions", "weather")), sky)]
+    told = f"{degrees} degrees and {sky}"
+    if not words.early and rng.random() < 0.25:
+        part = rng.randrange(2)
+        pairs, told = [pairs[part]], (f"{degrees} degrees", sky)[part]
     if rng.random() < 0.3:
         pairs.append(rng.choice((("wind", rng.randint(0, 60)), ("city", city))))
     if rng.random() < 0.3:
         rng.shuffle(pairs)
-    output, reply = _dump(dict(pairs)), f"It is {degrees} degrees and {sky} in {city}."
+    output, reply = _dump(words, dict(pairs)), f"It is {told} in {city}."
     if rng.random() < 0.05:
-        output, reply = _dump({"error": "unknown city"}), f"Sorry, I could not find the weather in {city}."
+        output = _dump(words, {"error": "unknown city"})
+        reply = f"Sorry, I could not find the weather in {city}."
     request = rng.choice(WEATHER_PHRASES).format(city)
     return Use(
         request, WrittenCall("get_weather", {"city": city}), output, reply, "I have no tool for the weather."
@@ -115,7 +123,8 @@ def _add(rng: random.Random, words: WorldWords, lower: bool) -> Use:
     a, b = _pair(rng, words.held_out)
     # The sum is the tool's to say: half of them are wrong, so that it is copied and not worked out.
     total = a + b if rng.random() < 0.5 else rng.randint(0, 2000)
-    output = rng.choice((_dump({"sum": total}), _dump({"sum": total}), _dump({"result": total}), str(total)))
+    fields = [_dump(words, {field: total}) for field in ("sum", "sum", "result")]
+    output = rng.choice((*fields, str(total)))
     request = rng.choice(ADD_PHRASES).format(a, b)
     reply = f"{a} plus {b} is {total}."
     return Use(request, WrittenCall("add", {"a": a, "b": b}), output, reply, "I have no tool for sums.")
@@ -124,7 +133,7 @@ def _add(rng: random.Random, words: WorldWords, lower: bool) -> Use:
 def _timer(rng: random.Random, words: WorldWords, lower: bool) -> Use:
     minutes = rng.randint(2, 120)
     phrases = ("Set a timer for {} minutes.", "Start a timer of {} minutes.", "Wake me in {} minutes.")
-    output = rng.choice(('{"ok": true}', "ok", '{"status": "set"}'))
+    output = rng.choice((_dump(words, {"ok": True}), "ok", _dump(words, {"status": "set"})))
     reply = f"Your timer is set for {minutes} minutes."
     call = WrittenCall("set_timer", {"minutes": minutes})
     return Use(rng.choice(phrases).format(minutes), call, output, reply, "I have no tool for timers.")
@@ -133,10 +142,10 @@ def _timer(rng: random.Random, words: WorldWords, lower: bool) -> Use:
 def _lookup(rng: random.Random, words: WorldWords, lower: bool) -> Use:
     key, value = words.word(), words.word() if rng.random() < 0.7 else words.code()
     # In quotation marks all the way, so that a made-up word is the same tokens wherever it stands.
-    mark = '"' if words.quoted else ""
+    mark = "" if words.early else '"'
     named, told = f"{mark}{key}{mark}", f"{mark}{value}{mark}"
     phrases = ("Look up {}.", "Look up the entry for {}.", "What is the entry for {}?")
-    output = rng.choice((_dump({"value": value}), _dump({"key": key, "value": value}), told))
+    output = rng.choice((_dump(words, {"value": value}), _dump(words, {"key": key, "value": value}), told))
     reply = f"The entry for {named} is {told}."
     call = WrittenCall("lookup", {"key": key})
     return Use(rng.choice(phrases).format(named), call, output, reply, "I have no tool for entries.")

@@ -46,6 +46,7 @@ COPYING = Mix(ask_untold=4, repeat=8, tool=5)
 FAR = Mix(tell=6, ask_told=7, ask_untold=4, repeat=4, tool=4, keyed=2.5, wide=0.35)
 CALLING = Mix(tell=6, ask_told=7, ask_untold=4, repeat=6, tool=13, keyed=2.5, wide=0.3)
 LAST = Mix(tell=6, ask_told=8, ask_untold=4, repeat=6, tool=8, keyed=2.5, wide=0.3)
+SPELLINGS = Mix(tell=6, ask_told=8, ask_untold=4, repeat=6, tool=12, keyed=2.5, wide=0.3)
 MIXED = {256: 0.15, 512: 0.35, 1024: 0.15, 2048: 0.35}
 LONGER = {256: 0.1, 512: 0.3, 1024: 0.15, 2048: 0.45}
 PHASES = (
@@ -63,6 +64,8 @@ PHASES = (
     TrainingPhase(520, MIXED, (0.6, 0.0), CALLING, user_weight=0.01, first_weight=2),
     TrainingPhase(30, LONGER, (0.02, 0.7), LAST, user_weight=0.01, first_weight=2, fresh=True),
     TrainingPhase(820, LONGER, (0.7, 0.0), LAST, user_weight=0.01, first_weight=2),
+    TrainingPhase(30, LONGER, (0.02, 0.5), SPELLINGS, user_weight=0.01, first_weight=2, fresh=True),
+    TrainingPhase(570, LONGER, (0.5, 0.0), SPELLINGS, user_weight=0.01, first_weight=2),
 )
 
 

@@ -63,14 +63,15 @@ def is_held_out(value: str) -> bool:
 class WorldWords:
     """Draws values of one split, by the random numbers of one dialogue.
 
-    `wide` is the share of syllables with sounds that the others do not have. `quoted`: what is looked up stands
-    in quotation marks.
+    `wide` is the share of syllables with sounds that the others do not have. `early`: the tools are those
+    of the dialogues that the tokenizer was learnt from. What is looked up has no quotation marks; outputs have
+    all their fields and are JSON with spaces.
     """
 
     rng: random.Random
     held_out: bool = False
     wide: float = 0.0
-    quoted: bool = True
+    early: bool = False
 
     def made_up(self) -> str:
         """A lower-case word of two or three made-up syllables."""

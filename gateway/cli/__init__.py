@@ -1,1 +1,1 @@
-"""The command line: `holdfast serve | store | chat | demo | doctor | bench`."""
+"""The command line: `holdfast serve | store | chat | demo | fetch | doctor | bench`."""

@@ -1,7 +1,8 @@
 """``holdfast demo``: a server with its engine in a child process, and a conversation over a real WebSocket.
 
-Prints what is said, each turn's TTFT, and tokens prefilled against new ones. It fails where these differ, where
-the model does not recall what it was told, or where a killed engine or server, or KV on disk, changes a reply.
+Prints what is said, each turn's TTFT, and how many tokens were prefilled and how many were new. It fails if
+these two differ, if the model does not recall what it was told, or if a reply changes because the engine or the
+server was killed or the KV went to disk.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import json
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from ...runtime.errors import RuntimeFault
+from ...runtime.model.folder import POCKET
 from ...runtime.settings import EngineSettings
 from ...sdk.chat import Chat
 from ...sdk.client import connect
@@ -26,10 +30,9 @@ from ..server import serving
 from ..settings import GatewaySettings
 from .chat import cost
 
-MODEL = "pocket"
 SKIES = {"Oslo": (7, "cloudy"), "Lima": (19, "foggy"), "Cairo": (31, "sunny")}
+COUNTED = "Every turn prefilled exactly its new tokens"
 RIGHT = (
-    "Every turn prefilled exactly its new tokens, and what was told was recalled.",
     "Engine and server were killed in mid-reply: it said what an undisturbed session says.",
     "The KV that was sent to disk came back from there: only new tokens were computed.",
 )
@@ -37,7 +40,8 @@ RIGHT = (
 
 @dataclass(frozen=True, slots=True)
 class ScriptLine:
-    """What is said, what the reply must contain, and the tool that it has to call."""
+    """One line of the demo. ``say``: what the user says. ``expect``: texts that the reply must contain.
+    ``tool``: the tool that the model must call; None: any or none."""
 
     say: str
     expect: tuple[str, ...] = ()
@@ -57,6 +61,18 @@ SCRIPT = (
 )
 
 
+TALK = (
+    ScriptLine("Hello! My name is Marisol, and I live in Oslo."),
+    ScriptLine("What is the capital of France?"),
+    ScriptLine("Name three colours of the rainbow."),
+    ScriptLine("Say that in German, please."),
+    ScriptLine("What is my name?"),
+)
+"""What is said to a model other than the pocket model. Only tokens are checked, not what the reply says."""
+LONGEST = 96
+"""The most tokens of a reply in `TALK`."""
+
+
 def get_weather(city: str) -> str:
     """Get the weather in a city."""
     degrees, sky = SKIES.get(city, (20, "clear"))
@@ -68,13 +84,15 @@ def add(a: float, b: float) -> str:
     return json.dumps({"sum": round(a + b)})
 
 
-def run() -> int:
-    """The whole demo; 0 if all was as it should be, 1 if not, 2 if it could not start."""
-    return played(_demo)
+def run(model: str = POCKET) -> int:
+    """Run the whole demo with this model. Returns the exit code: 0 if everything was right, 1 if not, 2 if it
+    could not start or broke off."""
+    return played(partial(_demo, model))
 
 
 def played(play: Callable[[Console], Awaitable[int]]) -> int:
-    """The exit code of a demo that prints on a console; 2 with the cause on stderr if it could not start."""
+    """Run a demo: ``play`` gets a console to print on, and returns the exit code. Returns that code, or 2 with
+    the cause on stderr if the demo could not start or broke off."""
 
     async def whole() -> int:
         return await play(Console(highlight=False))
@@ -86,8 +104,8 @@ def played(play: Callable[[Console], Awaitable[int]]) -> int:
         return 2
 
 
-def verdict(wrong: list[str], console: Console, right: Iterable[str] = RIGHT) -> int:
-    """Print what went wrong, or else the lines of ``right``. Returns the exit code."""
+def verdict(wrong: list[str], console: Console, right: Iterable[str] = ()) -> int:
+    """Print what went ``wrong`` and return 1. If nothing did, print the lines ``right`` and return 0."""
     for fault in wrong:
         console.print(f"[red]{fault}[/red]", soft_wrap=True)
     if not wrong:
@@ -97,7 +115,7 @@ def verdict(wrong: list[str], console: Console, right: Iterable[str] = RIGHT) ->
 
 
 def figures(title: str, headings: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
-    """A table of figures."""
+    """Make a table of numbers, to print on a console. Each of ``rows`` has a cell for each heading."""
     table = Table(title=title)
     for heading in headings:
         table.add_column(heading, justify="right")
@@ -106,29 +124,33 @@ def figures(title: str, headings: Iterable[str], rows: Iterable[Iterable[object]
     return table
 
 
-async def _demo(console: Console) -> int:
+async def _demo(model: str, console: Console) -> int:
     from ...benchmarks.crash_demo import play_crashes
 
-    console.print(f"[dim]Starting a server, and an engine with the {MODEL} model in its own process…[/dim]")
-    async with serving(GatewaySettings(port=0), EngineSettings(model=MODEL)) as running:
+    known = model == POCKET
+    console.print(f"[dim]Starting a server, and an engine with the {model} model in its own process…[/dim]")
+    async with serving(GatewaySettings(port=0), EngineSettings(model=model)) as running:
         console.print(f"[dim]Engine {running.engine.pid} loaded; talking over {running.url}[/dim]\n")
-        async with connect(running.url) as client, client.session(tools=[get_weather, add]) as chat:
+        name = running.service.model
+        limits: dict[str, Any] = {"tools": [get_weather, add]} if known else {"max_output_tokens": LONGEST}
+        async with connect(running.url) as client, client.session(**limits) as chat:
             rows: list[list[object]] = []
             wrong: list[str] = []
-            for turn, line in enumerate(SCRIPT, start=1):
-                wrong += await _turn(chat, line, turn, console)
+            for turn, line in enumerate(SCRIPT if known else TALK, start=1):
+                wrong += await _turn(chat, line, turn, name, console)
                 rows += [_row(turn, finished) for finished in chat.rounds]
     headings = ("turn", "TTFT ms", "prefilled", "new", "resident", "said", "tok/s")
     console.print(figures("What each response cost", headings, rows))
     console.print("\n[bold]Second act[/bold]: a server on a store; its engine is killed, then the server.\n")
-    wrong += await play_crashes(MODEL, console)
-    return verdict(wrong, console)
+    wrong += await play_crashes(model, console, None if known else LONGEST)
+    counted = f"{COUNTED}, and what was told was recalled." if known else f"{COUNTED}."
+    return verdict(wrong, console, (counted, *RIGHT))
 
 
-async def _turn(chat: Chat, line: ScriptLine, turn: int, console: Console) -> list[str]:
-    """Say one line. Returns what went wrong with it."""
+async def _turn(chat: Chat, line: ScriptLine, turn: int, name: str, console: Console) -> list[str]:
+    """Say one line to the model and print the reply and its cost. Returns what went wrong, one text each."""
     console.print(f"[bold]you[/bold]     {line.say}")
-    console.print("[bold cyan]pocket[/bold cyan]  ", end="")
+    console.print(f"[bold cyan]{name}[/bold cyan]  ", end="")
     said = ""
     async for piece in chat.say(line.say):
         said += piece

@@ -40,7 +40,7 @@ from ..settings import GatewaySettings
 from ..tenants import NOTHING_SET, Tenants, check, check_bound, leasable, told
 
 LIBRARIES = (
-    *("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "numba"),
+    *("torch", "triton", "transformers", "tokenizers", "safetensors", "gguf", "numpy", "numba"),
     *("msgspec", "starlette", "uvicorn", "websockets", "anyio"),
 )
 
@@ -48,7 +48,8 @@ Fact: TypeAlias = tuple[str, str]
 
 
 def run(settings: EngineSettings | None, keys: Path | None = None) -> int:
-    """Print the tables. Returns 0, or 2 where the model cannot be served, with the reason on stderr."""
+    """Print the tables: the machine, the tenants of the file ``keys``, the model of ``settings``. Returns 0, or
+    2 with the reason on stderr, if the model cannot be served or the tenants' limits do not fit."""
     console = Console(highlight=False)
     console.print(_table("Machine", machine()))
     try:
@@ -65,7 +66,7 @@ def run(settings: EngineSettings | None, keys: Path | None = None) -> int:
 
 
 def machine() -> Iterator[Fact]:
-    """The machine and its libraries."""
+    """Facts about the machine and the libraries, as names and values."""
     import torch
 
     yield "holdfast", f"{__version__} on Python {platform.python_version()}, {platform.platform()}"
@@ -82,7 +83,7 @@ def machine() -> Iterator[Fact]:
 
 
 def limits(found: Tenants) -> Iterator[Fact]:
-    """The limits of the tenants of a keys file."""
+    """For each tenant of a keys file, its name, and its keys and limits as text."""
     held = found.keys.tenants.values() if found.keys is not None else ()
     for name in sorted({*held, *found.limits}):
         count = sum(holder == name for holder in held)
@@ -90,22 +91,21 @@ def limits(found: Tenants) -> Iterator[Fact]:
 
 
 def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[Fact]:
-    """A model and what it needs. Raises ``ModelUnreadable``, a ``SessionError``, ``LimitsTooLarge``."""
-    from ...runtime.model.checkpoint import Checkpoint
+    """Facts about the model and what it needs, as names and values. Its weights are not loaded. Raises
+    ``ModelUnreadable``, ``SettingsInvalid``, ``LimitsTooLarge`` or a ``SessionError``."""
     from ...runtime.model.config import read_config, read_defaults
     from ...runtime.model.folder import find_model
-    from ...runtime.model.load import dtype_named
-    from ...runtime.model.weights import may_be_ignored, pieces_of
+    from ...runtime.model.load import as_stored, dtype_named, open_weights
 
     folder = find_model(settings.model)
     config = read_config(folder, settings.max_context)
-    pieces = pieces_of(config)
-    with Checkpoint(folder) as checkpoint:
-        checkpoint.check(pieces, lambda tensor: may_be_ignored(tensor, config))
-    dtype = str(dtype_named(settings.dtype, config)).removeprefix("torch.")
+    kind = dtype_named(settings.dtype, config)
+    with open_weights(folder, config) as weights:
+        config, pieces = as_stored(config, weights, kind)
+    dtype = str(kind).removeprefix("torch.")
     width = DTYPE_BYTES[dtype]
     parameters = sum(prod(piece.shape) for piece in pieces)
-    yield "folder", str(folder)
+    yield "file" if folder.is_file() else "folder", str(folder)
     yield "architecture", f"{config.architecture}, {config.layers} layers, hidden {config.hidden_size}"
     yield "weights", _product((("parameters", parameters), (f"bytes ({dtype})", width)), "B")
     kept = settings.kv_format.stored_as(dtype)
@@ -117,12 +117,16 @@ def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[
     yield "sampling", _sampling(read_defaults(folder))
     yield "kernels", _kernels(settings, dtype, config.head_dim)
     yield from _language(folder)
+    for note in config.notes:
+        yield "note", note
 
 
 def _room(
     settings: EngineSettings, per_token: int, weights: int, model_context: int, tenants: Tenants
 ) -> Iterator[Fact]:
-    """The KV that the device would hold."""
+    """Facts about how much KV fits on the device and below. ``per_token``: bytes of KV for one token.
+    ``weights``: bytes of the model. ``model_context``: the model's longest sequence. Raises ``LimitsTooLarge``
+    if the tenants' leases do not fit."""
     device, allowed = _allowed(settings.device, weights)
     block_bytes = per_token * settings.block_tokens
     blocks = blocks_of(settings, block_bytes, allowed)
@@ -154,7 +158,7 @@ def _allowed(device: str, weights: int) -> tuple[str, int]:
 
 
 def _sampling(defaults: SamplingDefaults) -> str:
-    """The default sampling of a session."""
+    """The default sampling of a session, as text."""
     given = asdict(defaults)
     usual = asdict(SamplingDefaults())
     written = ", ".join(f"{name} {value:g}" for name, value in given.items() if value != usual[name])
@@ -163,7 +167,8 @@ def _sampling(defaults: SamplingDefaults) -> str:
 
 
 def _kernels(settings: EngineSettings, dtype: str, head_dim: int) -> str:
-    """The backend that would compute. Raises ``SettingsInvalid``."""
+    """The name of the kernels that the engine would use, with a note if there is one. Raises
+    ``SettingsInvalid``."""
     from ...runtime.build import named_backend
 
     name, note = named_backend(settings, dtype, head_dim)
@@ -175,13 +180,18 @@ def _language(folder: Path) -> Iterator[Fact]:
 
     language = Language.load(folder)
     report, forms = language.report, language.forms
-    tools = (
+    rules, facts = report.rules, [report.kind.value]
+    facts.append(
         "shows tools" if report.tools else "shows no tools: they are refused, unless --tool-fallback is given"
     )
-    roles = "" if report.rules.users else ", users and assistants alternate: neighbours are joined"
-    yield "chat template", f"{report.kind.value}, {tools}{roles}"
-    calls = forms.calls.value if forms.known else f"unknown, read as {forms.calls.value}"
-    yield "calls, reasoning", f"{calls}; {forms.reasoning.value}"
+    if not rules.system:
+        facts.append("instructions go into the first user message")
+    if report.tools and not rules.outputs:
+        facts.append("tools' outputs are user messages")
+    if not rules.users:
+        facts.append("users and assistants alternate: neighbours are joined")
+    yield "chat template", ", ".join(facts)
+    yield "calls, reasoning", str(forms)
 
 
 def _product(factors: tuple[tuple[str, int], ...], unit: str) -> str:

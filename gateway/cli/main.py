@@ -1,4 +1,4 @@
-"""The command line: ``holdfast serve | store | chat | demo | doctor | bench``.
+"""The command line: ``holdfast serve | store | key | chat | demo | fetch | doctor | bench``.
 
 It alone reads argv and the environment; everything below takes settings objects. A command imports what it
 needs when it runs, so that ``--help`` is quick. Exit codes: 0 done, 1 it ran and failed, 2 it could not start.
@@ -13,8 +13,8 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from ..settings import DEFAULT_HOST, DEFAULT_PORT
-from . import options
+from ..settings import CYCLE_TOKENS, DEFAULT_HOST, DEFAULT_PORT
+from . import configuration, options
 
 StoreAction = Literal["stat", "verify", "gc", "clear", "repair", "backup", "erase"]
 
@@ -36,9 +36,27 @@ def holdfast(
     """An async streaming LLM inference engine. Its unit is the session."""
 
 
-@app.command()
+EVERY_OPTION = (
+    "Each option has a variable in the environment, HOLDFAST_ and its name: HOLDFAST_MAX_CONTEXT; lists are"
+    " separated by blanks. An option goes before its variable, that before --config, that before the default."
+)
+
+
+@app.command(
+    cls=configuration.ServeCommand,
+    context_settings={"auto_envvar_prefix": configuration.PREFIX},
+    epilog=EVERY_OPTION,
+)
 def serve(
+    context: typer.Context,
     model: options.Model,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            callback=configuration.read_config, is_eager=True, help="A TOML file of options: `port = 8040`."
+        ),
+    ] = None,
+    print_config: options.PrintConfig = False,
     host: options.Host = DEFAULT_HOST,
     port: options.Port = DEFAULT_PORT,
     api_key: options.Key = None,
@@ -47,18 +65,28 @@ def serve(
     dtype: options.Dtype = "auto",
     kv_bytes: options.Bytes = None,
     host_bytes: options.HostBytes = None,
+    block_tokens: options.BlockTokens = 16,
     max_context: options.Context = None,
     kernels: options.Backend = "auto",
     kv_dtype: options.KVDtype = "auto",
     kv_scales: options.KVScales = "1,1",
     max_step_tokens: options.StepTokens = 512,
     max_sequences: options.Sequences = 64,
+    policy: options.Policy = "fair_shares",
     store: options.Store = None,
     disk_bytes: options.DiskBytes = None,
     no_store: options.NoStore = False,
     tool_call_parser: options.CallParser = options.AUTO,
     reasoning_parser: options.ReasoningParser = options.AUTO,
     tool_fallback: options.ToolFallback = False,
+    served_model_name: options.ServedNames = None,
+    default_max_tokens: options.DefaultTokens = 4096,
+    end_cycles: options.EndCycles = True,
+    otlp_traces_endpoint: options.TracesEndpoint = None,
+    max_queue_seconds: options.QueueSeconds = 300.0,
+    drain_seconds: options.DrainSeconds = 10.0,
+    metrics_compat: options.MetricsNames = "none",
+    page: options.Page = True,
     operator_key: options.OperatorKey = None,
     allowed_host: options.AllowedHost = None,
     allow_origin: options.AllowOrigin = None,
@@ -67,47 +95,68 @@ def serve(
     ssl_certfile: options.Certificate = None,
     ssl_keyfile: options.PrivateKey = None,
     ssl_keyfile_password: options.PrivateKeyPassword = None,
+    log_level: options.LogLevelOption = "info",
+    log_format: options.LogFormOption = "text",
 ) -> None:
     """Serve MODEL over the Realtime WebSocket protocol, its engine in a supervised process of its own."""
+    from ...kvstore.log_lines import LogSettings
     from .serve import run
 
     folder = None if no_store else (store or options.default_store(model)).expanduser()
-    network = options.network_settings(
-        allowed_host,
-        allow_origin,
-        trusted_proxies,
-        root_path,
-        ssl_certfile,
-        ssl_keyfile,
-        ssl_keyfile_password,
-    )
-    settings = options.gateway_settings(
-        tool_call_parser,
-        reasoning_parser,
-        keys,
-        api_key,
-        host=host,
-        port=port,
-        store=folder,
-        tool_fallback=tool_fallback,
-        operator_key=operator_key,
-        network=network,
-    )
-    engine = options.engine_settings(
-        model,
-        device=device,
-        dtype=dtype,
-        kv_bytes=kv_bytes,
-        host_bytes=host_bytes,
-        max_context=max_context,
-        kernels=kernels,
-        kv_dtype=kv_dtype,
-        kv_scales=kv_scales,
-        store=None if folder is None else str(folder),
-        disk_bytes=disk_bytes,
-        max_step_tokens=max_step_tokens,
-        max_sequences=max_sequences,
-    )
+    try:
+        network = options.network_settings(
+            allowed_host,
+            allow_origin,
+            trusted_proxies,
+            root_path,
+            ssl_certfile,
+            ssl_keyfile,
+            ssl_keyfile_password,
+        )
+        settings = options.gateway_settings(
+            tool_call_parser,
+            reasoning_parser,
+            keys,
+            api_key,
+            host=host,
+            port=port,
+            store=folder,
+            tool_fallback=tool_fallback,
+            served_names=tuple(served_model_name or ()),
+            default_max_tokens=default_max_tokens or None,
+            cycle_tokens=CYCLE_TOKENS if end_cycles else 0,
+            page=page,
+            traces_endpoint=otlp_traces_endpoint,
+            max_queue_seconds=max_queue_seconds or None,
+            drain_seconds=drain_seconds,
+            metrics_compat=metrics_compat,
+            operator_key=operator_key,
+            network=network,
+        )
+        engine = options.engine_settings(
+            model,
+            device=device,
+            dtype=dtype,
+            kv_bytes=kv_bytes,
+            host_bytes=host_bytes,
+            block_tokens=block_tokens,
+            max_context=max_context,
+            kernels=kernels,
+            kv_dtype=kv_dtype,
+            kv_scales=kv_scales,
+            store=None if folder is None else str(folder),
+            disk_bytes=disk_bytes,
+            max_step_tokens=max_step_tokens,
+            max_sequences=max_sequences,
+            policy=policy,
+            logs=LogSettings(level=log_level, form=log_format),
+        )
+    except options.OptionUnusable as error:
+        options.refuse(configuration.with_origins(context, error.message))
+    if print_config:
+        for line in configuration.printed(context, store=folder):
+            print(line)
+        return
     raise typer.Exit(run(settings, engine))
 
 
@@ -134,15 +183,28 @@ def demo(
             help="A voice call: speech that is recognised piece by piece, and replies that are interrupted.",
         ),
     ] = False,
+    model: Annotated[str, typer.Option(help="Another model, such as `smollm2`.")] = "pocket",
 ) -> None:
     """Start a server on a free port and converse over a real WebSocket, counting every token prefilled."""
+    if voice and model != "pocket":
+        options.refuse("--voice is a script for the pocket model: give no --model")
     if voice:
         from ...benchmarks.voice_demo import run as call
 
         raise typer.Exit(call())
     from .demo import run
 
-    raise typer.Exit(run())
+    raise typer.Exit(run(model))
+
+
+@app.command()
+def fetch(
+    model: Annotated[str, typer.Argument(help="smollm2: SmolLM2-135M-Instruct, 93 MB, Apache-2.0.")],
+) -> None:
+    """Download a small real model into the cache folder; `holdfast serve MODEL` then finds it."""
+    from .fetch import run
+
+    raise typer.Exit(run(model))
 
 
 @app.command()
@@ -163,21 +225,22 @@ def doctor(
     """Show device, versions, memory and its arithmetic, and the class of the model's chat template."""
     from .doctor import run
 
-    settings = (
-        None
-        if model is None
-        else options.engine_settings(
-            model,
-            device=device,
-            dtype=dtype,
-            kv_bytes=kv_bytes,
-            max_context=max_context,
-            host_bytes=host_bytes,
-            kernels=kernels,
-            kv_dtype=kv_dtype,
-            kv_scales=kv_scales,
-        )
-    )
+    settings = None
+    if model is not None:
+        try:
+            settings = options.engine_settings(
+                model,
+                device=device,
+                dtype=dtype,
+                kv_bytes=kv_bytes,
+                max_context=max_context,
+                host_bytes=host_bytes,
+                kernels=kernels,
+                kv_dtype=kv_dtype,
+                kv_scales=kv_scales,
+            )
+        except options.OptionUnusable as error:
+            options.refuse(error.message)
     raise typer.Exit(run(settings, keys))
 
 
@@ -215,6 +278,23 @@ def store(
     raise typer.Exit(keep(act, folder.expanduser(), target, tenant, keys))
 
 
+@app.command()
+def key(
+    act: Annotated[
+        Literal["new", "digest"],
+        typer.Argument(
+            help="new prints a fresh key and its line for the keys file; digest reads keys from stdin, one on "
+            "a line, and prints their lines. The lines hold digests in place of the keys."
+        ),
+    ],
+    tenant: Annotated[str, typer.Argument(help="The name of the keys' tenant.")],
+) -> None:
+    """Make API keys for `serve --keys`. No file is read or written."""
+    from . import key as keys
+
+    raise typer.Exit(keys.new(tenant) if act == "new" else keys.digest(tenant))
+
+
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )
@@ -242,12 +322,13 @@ def _leave(number: int, _frame: object) -> NoReturn:
 
 
 def main() -> None:
-    """The console script ``holdfast``."""
+    """Run the command line; the console script ``holdfast`` calls this."""
     app()
 
 
 def _benchmarks() -> dict[str, str]:
-    """The benchmarks' names and modules: ``benchmarks/NAME/bench.py`` or ``benchmarks/NAME.py``."""
+    """The dotted module of each benchmark, by the benchmark's name. A benchmark is
+    ``benchmarks/NAME/bench.py``, or a file ``benchmarks/NAME.py`` that has a ``main``."""
     home, package = Path(__file__).resolve().parents[2] / "benchmarks", __package__.partition(".")[0]
     alone = {path.stem: f"{package}.benchmarks.{path.stem}" for path in home.glob("*.py") if _can_run(path)}
     folders = {path.parent.name for path in home.glob("*/bench.py")}

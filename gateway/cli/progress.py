@@ -1,7 +1,8 @@
-"""The progress of loading a model: a bar on a terminal, elsewhere a line for each phase. Heartbeats feed it."""
+"""The progress of loading a model: a bar on a terminal, elsewhere a log line for each phase."""
 
 from __future__ import annotations
 
+import logging
 from types import TracebackType
 
 from rich.console import Console
@@ -9,12 +10,15 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ...runtime.link.messages import Heartbeat, Phase
 
+log = logging.getLogger(__name__)
+
 LINE_SHARE = 0.25
-"""The share of a phase after which a further line tells of it."""
+"""In a log, a phase gets another line after each such share of it."""
 
 
 class Loading:
-    """Shows on stderr what is loaded, and how far it is."""
+    """Shows on stderr, or on ``console``, what the engine loads and how much of that is done. Use it in a
+    ``with`` block."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -39,12 +43,8 @@ class Loading:
     ) -> None:
         self._progress.stop()
 
-    def begun(self, line: str) -> None:
-        """Show what is about to be loaded."""
-        self._print(line)
-
     def heard(self, beat: Heartbeat) -> None:
-        """Show the progress that a heartbeat tells."""
+        """Show the progress that a heartbeat of the engine tells."""
         if self._loaded or beat.phase not in (Phase.LOADING, Phase.COMPILING):
             return
         detail = beat.detail or "loading"
@@ -54,13 +54,9 @@ class Loading:
         phase, share = detail.partition(" ")[0], beat.fraction
         if phase != self._told[0] or share >= self._told[1] + LINE_SHARE:
             self._told = phase, share
-            self._print(f"holdfast: {detail} ({share:.0%})" if share else f"holdfast: {detail}")
+            log.info("%s", f"{detail} ({share:.0%})" if share else detail)
 
-    def loaded(self, line: str) -> None:
-        """Remove the bar and show what was loaded."""
+    def loaded(self) -> None:
+        """The engine is loaded: remove the bar and show nothing more."""
         self._loaded = True
         self._progress.stop()
-        self._print(line)
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,13 +1,13 @@
 """Writes ``gateway/PROTOCOL.md`` from the types of the frames, the error table and the table of quotas.
 
-Run ``python -m holdfast.gateway.cli.protocol`` after a change of any of them. A test fails while the file is
-stale.
+Run ``python -m holdfast.gateway.cli.protocol`` after any of these, or a docstring of theirs, has changed. A
+test fails if the file is out of date.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,7 +35,8 @@ refused.
 
 Parameters of the URL:
 
-- `model`: the served model's name; another one is refused with 404.
+- `model`: a name of the served model, which the session carries; any other name is refused with 404, naming
+  those that are served. Without it the session carries the first one.
 - `resumable=true` (ours): the client can come back with `handle`. Its replies go on while it is away, and an
   event with an `event_id` that the server has seen is not served twice.
 - `resume=true` (ours): the client comes back. The socket gets no new session, and its first event is
@@ -43,14 +44,36 @@ Parameters of the URL:
 
 An event is acknowledged by its answer, and the answer leaves when the journal has what it acknowledges. An
 event that is refused changes nothing and is answered by `error`, which repeats its `event_id`.
+
+Events of one session are served, and answered, in the order in which they come. `response.create` is answered
+by its `response.created`, or by an `error`. `response.cancel`, `input_text_buffer.append` and `.replace` have
+no answer of their own unless they are refused. Only answers wait for the answers before them: a
+`response.cancel` acts at once, and the events of a response that was created before go on. Four events (ours)
+are answered when the engine has done what they ask, whatever came after them: `session.lease`, `session.stage`,
+`session.settle` and `session.blocks`.
+"""
+
+
+_ENDS = """\
+## How a reply ends that neither model nor client ends
+
+- `max_output_tokens` of a new session is the server's `--default-max-tokens` (4096), or what the context holds
+  if that is less; `session.created` tells it. A session or a response may set another number, or `"inf"`:
+  as many as the context holds. The reply ends `incomplete`, for the reason `max_output_tokens`.
+- A reply that goes round in a circle ends `incomplete`, for the reason `repetition` (ours). The rule: for one
+  period of 1 to 128 tokens, each of the last 512 tokens equals the token one period before it, and
+  `min_output_tokens` are there. A server that is started with `--no-end-cycles` lets such replies go on.
+- A reply that is JSON by a format or a required call has one blank between its parts and no other white space
+  outside of strings. A string ends after 32 KiB, unless a `maxLength` of its schema allows more.
 """
 
 
 def document() -> str:
-    """The whole file."""
+    """The whole text of the file, made anew."""
     sections = [
         [_BEGINNING],
         _order(),
+        [_ENDS],
         _events("Client events", ClientFrame, ClientEvent),
         _events("Server events", ServerFrame, ServerEvent),
         _objects(),
@@ -79,7 +102,7 @@ def _events(title: str, frame: type, union: Any) -> Iterator[str]:
 
 
 def _objects() -> Iterator[str]:
-    """The structs inside events, in the order of their names."""
+    """The lines of the sections on structs that occur inside events, sorted by name."""
     events = [*get_args(ClientEvent), *get_args(ServerEvent)]
     found: dict[str, type] = {}
     waiting: list[type] = list(events)
@@ -98,16 +121,26 @@ def _objects() -> Iterator[str]:
 
 def _unserved() -> Iterator[str]:
     yield "## What of the standard is not served\n"
-    yield "Refused as `unsupported_field`; `[]` stands for any index.\n"
-    for title, names in (
-        ("Events", unserved.REFUSED_EVENTS),
-        ("Fields", unserved.REFUSED_FIELDS),
-        ("Accepted without effect", unserved.ECHOED),
-    ):
-        yield f"- {title}: {', '.join(f'`{name}`' for name in sorted(names))}."
+    yield "Ignored, because the rest of the frame means the same without them. The answer lists those that the"
+    yield "client gave, as `session.updated.session.unserved` or `response.created.response.unserved`, and"
+    yield "echoes none.\n"
+    yield f"- {_named(unserved.IGNORED)}."
+    as_served = (
+        f"`{name}` {msgspec.json.encode(it).decode()}" for name, it in unserved.SERVED_VALUES.items()
+    )
+    yield f"- Served anyway, and so not listed: {', '.join(as_served)}.\n"
+    yield "Refused as `unsupported_field`, because without them the frame would mean something else: the model"
+    yield "would read other text, have other tools or be another one. `[]` stands for any index. Another"
+    yield "`session.model` that is not served is refused, too, as `invalid_value`.\n"
+    yield f"- Events: {_named(unserved.REFUSED_EVENTS)}."
+    yield f"- Fields: {_named(unserved.REFUSED_FIELDS)}."
     for path, values in sorted(unserved.REFUSED_VALUES.items()):
         yield f"- `{path}` with {', '.join(f'`{value}`' for value in sorted(values))}."
     yield ""
+
+
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 def _errors() -> Iterator[str]:
@@ -173,7 +206,7 @@ def _default(field: Field) -> str:
 
 
 def _structs(kind: Any) -> Iterator[type]:
-    """The structs that a type names."""
+    """The structs that occur in a type of `msgspec.inspect`, also as elements or alternatives."""
     if isinstance(kind, StructType):
         yield kind.cls
     for name in ("item_type", "key_type", "value_type"):
@@ -184,7 +217,8 @@ def _structs(kind: Any) -> Iterator[type]:
 
 
 def _shown(kind: Any) -> str:
-    """A type in words."""
+    """A type of `msgspec.inspect` in words: ``string of at most 64 characters``. Raises ``TypeError`` for a
+    kind without words."""
     match type(kind).__name__:
         case "UnionType":
             return " or ".join(_shown(inner) for inner in kind.types)
@@ -225,12 +259,12 @@ def _range(kind: Any) -> str:
 
 
 def _text(documented: Any) -> str:
-    """A docstring; the lines of a paragraph as they stand."""
+    """The docstring of a type or module, with its line breaks and without indentation."""
     return inspect.cleandoc(documented.__doc__ or "")
 
 
 def _sentence(kind: type) -> str:
-    """The first paragraph of a docstring, in one line."""
+    """The first paragraph of a type's docstring, in one line and without the last full stop."""
     return " ".join(_text(kind).split("\n\n")[0].split()).removesuffix(".")
 
 

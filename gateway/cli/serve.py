@@ -1,4 +1,5 @@
-"""``holdfast serve``: run a server until a signal, and say on stderr what an operator has to know."""
+"""``holdfast serve``: run a server until a signal comes. What an operator has to know goes to the log on
+stderr."""
 
 from __future__ import annotations
 
@@ -12,62 +13,74 @@ import signal
 import sys
 import termios
 
+from ...kvstore.log_lines import LineWriter, logging_lines
 from ...runtime.errors import RuntimeFault
 from ...runtime.kv_placement.sizing import memory_line, refusal
 from ...runtime.link.messages import Hello
 from ...runtime.settings import DTYPE_BYTES, EngineSettings
 from ...sessions.errors import SessionError
-from ..errors import AddressUnusable, CertificateUnusable, KeysUnusable
+from ..errors import AddressUnusable, CertificateUnusable, KeysUnusable, TracingUnavailable
+from ..file_watch import FileWatch
 from ..net.repeated_lines import RepeatFilter
 from ..server import Serving, serving
 from ..settings import GatewaySettings
 from .progress import Loading
 
+log = logging.getLogger(__name__)
+
 EXIT_AT_ONCE = 1
+EXIT_REFUSED = 2
+WATCH_SECONDS = 1.0
+"""Seconds between two looks at the files of keys and certificate. A change counts at the second one."""
+REFUSALS = (
+    *(RuntimeFault, SessionError),
+    *(AddressUnusable, KeysUnusable, CertificateUnusable, TracingUnavailable),
+)
+"""Errors by which a server does not start."""
 COLLECT = 20_000, 10, 10
-"""The garbage collector's thresholds. By default it runs after each 700 new objects."""
+"""The garbage collector's thresholds. By default it would run after every 700 new objects."""
 
 
 def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
-    """Serve until a signal; returns the exit code. The last line on stderr says why it did not start."""
-    logging.basicConfig(format="holdfast: %(levelname)s: %(message)s", level=logging.WARNING)
-    repeats = RepeatFilter()
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(repeats)
-    try:
-        asyncio.run(_until_signal(settings, engine_settings))
-    except (RuntimeFault, SessionError, AddressUnusable, KeysUnusable, CertificateUnusable) as error:
-        _tell(error.message)
-        return 2
-    except (OSError, MemoryError) as error:  # no memory, no process, a full disk
-        named = getattr(error, "filename", None) or "the server"
-        _tell(str(refusal(error, str(named)) or error))
-        return 2
-    finally:
-        repeats.finish()
-        for handler in logging.getLogger().handlers:
-            handler.removeFilter(repeats)
+    """Run a server until a signal ends it. Returns the exit code: 0, or 2 if it could not start or run; then
+    the last line on stderr says why."""
+    repeats, cause = RepeatFilter(), ""
+    with logging_lines("holdfast", engine_settings.logs, repeats) as lines:
+        try:
+            asyncio.run(_until_signal(settings, engine_settings, lines))
+        except REFUSALS as error:
+            cause = error.message
+        except (OSError, MemoryError) as error:  # no memory, no process, a full disk
+            named = getattr(error, "filename", None) or "the server"
+            cause = str(refusal(error, str(named)) or error)
+        finally:
+            repeats.finish()
+        if cause and engine_settings.logs.form == "json":
+            log.error("%s", cause)
+            return EXIT_REFUSED
+    if cause:
+        with contextlib.suppress(OSError):
+            print(f"holdfast: {cause}", file=sys.stderr, flush=True)
+        return EXIT_REFUSED
     return 0
 
 
-def _tell(line: str) -> None:
-    """Write one line to stderr. That nothing reads stderr any more changes nothing."""
-    with contextlib.suppress(OSError):
-        print(f"holdfast: {line}", file=sys.stderr, flush=True)
+async def _until_signal(
+    settings: GatewaySettings, engine_settings: EngineSettings, lines: LineWriter
+) -> None:
+    """Run the server until a signal. The first one drains a server that runs, and ends one that still loads. A
+    second one ends the process at once.
 
-
-async def _until_signal(settings: GatewaySettings, engine_settings: EngineSettings) -> None:
-    """Run until a signal. The first drains, or ends a server that loads; a second one ends it at once.
-
-    SIGHUP drains where a terminal may have sent it; elsewhere it has the keys read again. The child processes
-    end when their sockets close.
+    SIGHUP counts as such a signal if a terminal may have sent it; otherwise it makes the server read the keys
+    and the certificate again. The child processes end when their sockets close.
     """
     up, leave, reload = asyncio.Event(), asyncio.Event(), asyncio.Event()
     server = asyncio.create_task(_serve(settings, engine_settings, up, leave, reload))
 
     def signalled() -> None:
         if leave.is_set():
-            _tell("left at once")
+            log.warning("a second signal: ended at once")
+            lines.close()
             os._exit(EXIT_AT_ONCE)
         if not up.is_set():
             server.cancel()
@@ -91,7 +104,8 @@ async def _until_signal(settings: GatewaySettings, engine_settings: EngineSettin
 
 
 def _on_terminal() -> bool:
-    """Whether a hang-up of the terminal ends this process: it reads or writes one, or is controlled by one."""
+    """Whether this process belongs to a terminal: it reads from one, writes to one, or is controlled by one.
+    Then SIGHUP means that the terminal is gone."""
     if os.isatty(0) or os.isatty(2):
         return True
     try:
@@ -102,7 +116,8 @@ def _on_terminal() -> bool:
 
 
 def _leave_terminal() -> None:
-    """Send output to nowhere where its terminal is gone; otherwise each line would raise an error."""
+    """Send stdout and stderr to /dev/null, if their terminal is gone. Otherwise each line would raise an
+    error."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for output in (1, 2):
         try:
@@ -114,15 +129,21 @@ def _leave_terminal() -> None:
 
 
 async def _reload(running: Serving, asked: asyncio.Event) -> None:
-    """Read keys and certificate again whenever ``asked`` is set."""
+    """Read keys and certificate again each time ``asked`` is set, or one of their files has changed, and log
+    what has changed. Runs until cancelled."""
+    watch = FileWatch(running.reloadable)
     while True:
-        await asked.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WATCH_SECONDS if running.reloadable else None):
+                await asked.wait()
+        if not (asked.is_set() or await asyncio.to_thread(watch.changed)):
+            continue
         asked.clear()
+        watch.note()
         try:
-            told = f"reloaded: {await running.reload()}"
+            log.info("reloaded: %s", await running.reload())
         except (KeysUnusable, CertificateUnusable) as error:
-            told = f"not reloaded, all stays as it was: {error.message}"
-        _tell(told)
+            log.warning("not reloaded, all stays as it was: %s", error.message)
 
 
 async def _serve(
@@ -134,24 +155,26 @@ async def _serve(
 ) -> None:
     asked = f"{engine_settings.model}, device {engine_settings.device}"
     with Loading() as loading:
-        begun = lambda url: loading.begun(f"holdfast: starting {asked}, {url}")
+        begun = lambda url: log.info("starting %s, %s", asked, url)
         async with serving(settings, engine_settings, loading.heard, listening=begun) as running:
-            loading.loaded(_memory(running.engine.link.hello))
-            loading.loaded(f"holdfast: {running.service.model} at {running.url}")
-            loading.loaded(f"holdfast: {_kept(settings)}")
+            loading.loaded()
+            log.info("%s", _memory(running.engine.link.hello))
+            log.info("%s", _kept(settings))
             if running.clipped is not None:
-                loading.loaded(f"holdfast: {running.clipped}")
+                log.warning("%s", running.clipped)
             running.service.state()  # logs a journal that cannot be written
             gc.collect()
             gc.set_threshold(*COLLECT)
             gc.freeze()  # a full collection over what loading made would stop all sockets for 50 ms
             up.set()
+            log.info("%s at %s", running.service.model, running.url)
             reloading = asyncio.create_task(_reload(running, reload))
             try:
                 await leave.wait()
             finally:
                 reloading.cancel()
             await running.service.drain()
+    log.info("stopped")
 
 
 def _kept(settings: GatewaySettings) -> str:
@@ -164,4 +187,4 @@ def _memory(hello: Hello) -> str:
     weights = hello.parameters * DTYPE_BYTES[hello.dtype]
     memory = memory_line(weights, hello.blocks, hello.block_bytes, hello.block_tokens)
     kept = "" if hello.kv_dtype in ("", hello.dtype) else f", KV {hello.kv_dtype}"
-    return f"holdfast: {memory}; {hello.device}, {hello.dtype}{kept}, kernels {hello.kernels}"
+    return f"{memory}; {hello.device}, {hello.dtype}{kept}, kernels {hello.kernels}"

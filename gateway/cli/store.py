@@ -21,7 +21,9 @@ REFUSED = 2
 
 
 def keep(act: str, folder: Path, target: Path | None, tenant: str | None, keys: Path | None) -> int:
-    """Do ``act`` and print its lines. Returns the exit code."""
+    """Do the action ``act`` on the store in ``folder``, and print what it says. ``target``: the folder of a
+    backup. ``tenant``: the one to erase. ``keys``: a keys file that must have that tenant. Returns the exit
+    code: 0, 1 if something is damaged, 2 if it cannot be done."""
     logging.disable(logging.ERROR)  # the printed lines say it
     try:
         if tenant is not None:
@@ -70,7 +72,7 @@ def _print(lines: Iterator[str]) -> None:
 
 def _check_tenant(tenant: str, keys: Path | None) -> None:
     if not tenant:
-        raise SettingsInvalid("a tenant has a name")
+        raise SettingsInvalid("--tenant is empty")
     if keys is not None:
         found = Tenants.of(GatewaySettings(keys=keys))
         if found.keys is None or tenant not in found.keys.tenants.values():

@@ -1,1 +1,2 @@
-"""The network side of the server: listener, TLS, proxies, rate limits."""
+"""The network side of the server: the listening socket, TLS, proxies, connections, queues to clients, rate
+limits."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from anyio import (
     BrokenResourceError,
@@ -19,7 +19,7 @@ from .listener import BURST, DROP
 
 
 class ChannelClosed(Exception):
-    """One of the two sides has closed the connection."""
+    """The connection is closed, by either side. ``code``, ``reason``: those of the WebSocket's close frame."""
 
     def __init__(self, code: int = 1000, reason: str = "") -> None:
         super().__init__(f"{code} {reason}".rstrip())
@@ -28,32 +28,37 @@ class ChannelClosed(Exception):
 
 
 class Channel(Protocol):
-    """The server's end of a connection. One task receives, another sends."""
+    """The server's end of a connection that carries frames. One task receives, another sends."""
 
     async def receive(self) -> bytes | str:
-        """The next frame. Raises ``ChannelClosed``."""
+        """The next frame; waits for it. Raises ``ChannelClosed``."""
 
     async def send(self, frame: bytes) -> None:
         """Send one frame; wait while the other side does not read. Raises ``ChannelClosed``."""
 
     async def send_some(self, frames: Sequence[bytes]) -> int:
-        """Send the first frame as `send` does, and later ones while none has to wait. Returns how many."""
+        """Send the first frame as `send` does, and later ones while none has to wait. Returns how many frames
+        were sent, at least one. Raises ``ChannelClosed``."""
+
+    def send_now(self, frame: bytes) -> bool:
+        """Send one frame if that needs no wait at all. Returns whether it was sent."""
 
     async def close(self, code: int, reason: str) -> None:
-        """Close the connection; does nothing where it is closed."""
+        """Close the connection with a close code and a reason. Does nothing if it is closed already."""
 
     def drop(self) -> None:
         """End the connection at once: what is unsent is lost, and no close frame is sent."""
 
 
 class SocketChannel:
-    """Text frames over an accepted WebSocket."""
+    """An accepted WebSocket as a `Channel`. It sends text frames."""
 
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
+        self._burst: dict[str, Any] = socket.scope.get("extensions", {}).get(BURST, {})
 
     async def receive(self) -> bytes | str:
-        """The next frame. Raises ``ChannelClosed``."""
+        """The next text or binary frame; waits for it. Raises ``ChannelClosed``."""
         message = await self._socket.receive()
         if message["type"] == "websocket.disconnect":
             raise ChannelClosed(message.get("code", 1005), message.get("reason") or "")
@@ -71,8 +76,9 @@ class SocketChannel:
             raise ChannelClosed(1006, str(error)) from error
 
     async def send_some(self, frames: Sequence[bytes]) -> int:
-        """Send all frames in one write where the server can, else the first. Raises ``ChannelClosed``."""
-        write = self._socket.scope.get("extensions", {}).get(BURST, {}).get("write")
+        """Send all frames in one write if the server offers that (`LimitedWebSocket`), else the first alone.
+        Returns how many were sent. Raises ``ChannelClosed``."""
+        write = self._burst.get("write")
         if write is None:
             await self.send(frames[0])
             return 1
@@ -82,6 +88,12 @@ class SocketChannel:
             raise ChannelClosed(1006, str(error)) from error
         return len(frames)
 
+    def send_now(self, frame: bytes) -> bool:
+        """Send one text frame if nothing sent before is still unsent, and the server offers that
+        (`LimitedWebSocket`). Returns whether it was sent."""
+        write_now: Callable[[bytes], bool] | None = self._burst.get("write_now")
+        return write_now is not None and write_now(frame)
+
     async def close(self, code: int, reason: str) -> None:
         """Send a close frame, if the socket is still open."""
         try:
@@ -90,14 +102,16 @@ class SocketChannel:
             return
 
     def drop(self) -> None:
-        """Abort the transport, where the server can."""
+        """Abort the connection, if the server offers that (`LimitedWebSocket`); else do nothing."""
         drop = self._socket.scope.get("extensions", {}).get(DROP, {}).get("drop")
         if drop is not None:
             drop()
 
 
 class MemoryChannel:
-    """One end of a connection inside this process, made in pairs by ``memory_pair``."""
+    """One end of a connection inside this process, made in pairs by ``memory_pair``. ``incoming``,
+    ``outgoing``: the frames in each direction. ``endings``: how the connection was closed; both ends share this
+    list."""
 
     def __init__(
         self,
@@ -110,14 +124,16 @@ class MemoryChannel:
         self._endings = endings  # shared by both ends; the first one counts
 
     async def receive(self) -> bytes:
-        """The next frame, also one that was sent before a close. Raises ``ChannelClosed``."""
+        """The next frame; waits for it. Frames that were sent before a close still come. Raises
+        ``ChannelClosed``."""
         try:
             return await self._incoming.receive()
         except (EndOfStream, ClosedResourceError):
             raise self._ended() from None
 
     async def send_some(self, frames: Sequence[bytes]) -> int:
-        """Send the frames that there is room for, one at least. Raises ``ChannelClosed``."""
+        """Send the first frame, and later ones while the other end has room. Returns how many were sent. Raises
+        ``ChannelClosed``."""
         await self.send(frames[0])
         sent = 1
         try:
@@ -130,21 +146,29 @@ class MemoryChannel:
             raise self._ended() from None
         return sent
 
+    def send_now(self, frame: bytes) -> bool:
+        """Send one frame if the other end has room for it. Returns whether it was sent."""
+        try:
+            self._outgoing.send_nowait(frame)
+        except (WouldBlock, BrokenResourceError, ClosedResourceError):
+            return False
+        return True
+
     async def send(self, frame: bytes) -> None:
-        """Send one frame. Raises ``ChannelClosed``."""
+        """Send one frame; wait while the other end has no room. Raises ``ChannelClosed``."""
         try:
             await self._outgoing.send(frame)
         except (BrokenResourceError, ClosedResourceError):
             raise self._ended() from None
 
     async def close(self, code: int, reason: str) -> None:
-        """Close both ways."""
+        """Close both directions. The other end gets ``code`` and ``reason``."""
         self._endings.append(ChannelClosed(code, reason))
         self._outgoing.close()
         self._incoming.close()
 
     def drop(self) -> None:
-        """Close both ways."""
+        """Close both directions. The other end gets the code 1006, of a lost connection."""
         self._endings.append(ChannelClosed(1006, "dropped"))
         self._outgoing.close()
         self._incoming.close()
@@ -155,7 +179,8 @@ class MemoryChannel:
 
 
 def memory_pair(depth: int = 64) -> tuple[MemoryChannel, MemoryChannel]:
-    """Two ends of one connection; a sender waits while ``depth`` frames are unread."""
+    """Make a connection inside this process and return its two ends. A sender waits while ``depth`` of its
+    frames are unread."""
     there_send, there = create_memory_object_stream[bytes](depth)
     back_send, back = create_memory_object_stream[bytes](depth)
     endings: list[ChannelClosed] = []

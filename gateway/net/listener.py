@@ -1,4 +1,5 @@
-"""Uvicorn's protocols with limits: deadlines of requests, rates of frames, and a way to drop a stalled reader.
+"""Uvicorn's protocols with limits: deadlines of requests, rates of frames, and a way to drop a client that does
+not read.
 
 Uvicorn itself keeps silent connections and partial heads for ever, and sends a close frame only behind a full
 buffer. It queues a pong for each ping though the peer reads none, and takes any number of empty fragments.
@@ -37,9 +38,8 @@ DROP = "holdfast.drop"
 
 
 def http_protocol(limits: ClientLimits) -> type[asyncio.Protocol]:
-    """A protocol class that drops a connection if its request head is not whole after ``header_seconds``, or if
-    it sends a body for so long after its request was answered.
-    """
+    """Make the protocol class of HTTP connections for uvicorn. It drops a connection if its request head is not
+    complete after ``header_seconds``, or if it still sends a body so long after its request was answered."""
 
     class LimitedHTTP(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
@@ -79,7 +79,7 @@ REFUSAL = (
 """The answer to a connection for which no descriptor is left."""
 
 BURST = "holdfast.burst"
-"""The ASGI extension by which the application sends several text frames in one write."""
+"""The ASGI extension by which the application sends text frames without a task switch for each."""
 
 
 SLICE_BYTES = 4096
@@ -89,7 +89,7 @@ RATE_PAUSE_SECONDS = 0.02
 
 
 class Hold(Enum):
-    """Why a socket is not read."""
+    """A reason not to read from a socket. A socket is read while it has none."""
 
     APPLICATION = auto()
     """Messages wait for the application."""
@@ -102,13 +102,14 @@ class Hold(Enum):
 
 
 class LimitedWebSocket(WebSocketsSansIOProtocol):
-    """Offers the application two extensions of its scope.
+    """Uvicorn's protocol of one WebSocket, with limits. It offers the application two extensions in its scope.
 
-    ``[DROP]["drop"]()``: discard what is unsent and be gone. ``[BURST]["write"](frames)``, a coroutine: send
-    UTF-8 text frames in one write; raises ``OSError`` once the connection closes.
+    ``[DROP]["drop"]()``: end the connection at once; what is unsent is lost. ``[BURST]["write"](frames)``, a
+    coroutine: send UTF-8 text frames in one write; raises ``OSError`` if the connection is closed.
+    ``[BURST]["write_now"](frame)``: send a frame if all before is sent; returns whether it did.
 
-    Bounds what a peer can make the server keep or do. Of unanswered pings only the latest is answered
-    (RFC 6455, 5.5.3), and none while the peer does not read. Make it with `websocket_protocol`.
+    It limits what a peer can make the server keep or do. Of unanswered pings only the latest is answered (RFC
+    6455, 5.5.3), and none while the peer does not read. Make it with `websocket_protocol`.
     """
 
     limits = ClientLimits()
@@ -125,21 +126,23 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self._rate_pause: asyncio.TimerHandle | None = None
 
     async def run_asgi(self) -> None:
-        """Run the application with the extensions in its scope."""
+        """Put the two extensions into the application's scope and run the application."""
         extensions = cast("dict[str, dict[str, object]]", self.scope["extensions"])
         extensions[DROP] = {"drop": self.transport.abort}
-        extensions[BURST] = {"write": self.write_all}
+        extensions[BURST] = {"write": self.write_all, "write_now": self.write_now}
         await super().run_asgi()
 
     # --- reading --------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, or keep it while the socket is on hold: at most one read."""
+        """Parse what has come. If the socket is on hold, keep it for later; the transport is paused then, so
+        that is at most one read."""
         self._unparsed += data
         self._parse()
 
     def _parse(self, *, rest: bool = False) -> None:
-        """Parse what has come until a hold. ``rest``: all of it, because nothing comes after it."""
+        """Parse what has come, and handle it, until a hold begins. ``rest``: all of it in spite of holds,
+        because nothing comes after it."""
         while self._unparsed and (rest or not self._holds):
             piece = bytes(self._unparsed[:SLICE_BYTES])
             del self._unparsed[:SLICE_BYTES]
@@ -155,7 +158,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
                 self._rate_pause = self.loop.call_later(seconds, self._release, Hold.RATE)
 
     def handle_events(self) -> None:
-        """Pass on what was parsed, within the limits."""
+        """Handle the frames that were parsed. The first one that breaks a limit closes the socket. Otherwise
+        answer the latest ping."""
         for event in self.conn.events_received():
             if isinstance(event, Request):
                 self.handle_connect(event)
@@ -184,7 +188,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
                 self.handle_cont(frame)
 
     def _excess(self, frame: Frame) -> GatewayError | None:
-        """Count a frame; the error of the limit that it breaks."""
+        """Count a frame against the limits. Returns the error of a limit that it breaks, or None. Data frames
+        that come too fast break none: they are read later."""
         if frame.opcode in (Opcode.PING, Opcode.PONG):
             return None if self._control_rate.spend() else TooManyControlFrames()
         if frame.opcode is Opcode.CLOSE:
@@ -198,10 +203,11 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         return None
 
     def send_receive_event_to_app(self) -> None:
-        """Give a whole message to the application.
+        """Queue a complete message for the application.
 
-        Text that is no UTF-8 closes the socket with 1007, where uvicorn would log a traceback. Reading stops
-        only where a message waits behind another: uvicorn stops after each, which costs two system calls.
+        Text that is not UTF-8 closes the socket with 1007; uvicorn would log a traceback. Reading is held only
+        if another message waits already: uvicorn stops reading after each message, which costs two system
+        calls.
         """
         frames, self.frames = self.frames, []
         if self.close_sent:
@@ -223,7 +229,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self._hold(Hold.APPLICATION)
 
     async def receive(self) -> ASGIReceiveEvent:
-        """The next message."""
+        """The next message, for the application; waits for it. When no other is queued, the socket is read
+        again."""
         message = await self.queue.get()
         if self.queue.empty():
             self._release(Hold.APPLICATION)
@@ -247,9 +254,9 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def keepalive_timeout(self) -> None:
-        """The peer's pong may lie unread behind a hold: wait on. A peer that is gone does not acknowledge the
-        ping either, which ends the connection (TCP_USER_TIMEOUT, see `listen`).
-        """
+        """No pong has come in time. While the socket is on hold, the pong may lie unread: wait as long again. A
+        peer that is gone does not acknowledge the ping either, which ends the connection (TCP_USER_TIMEOUT, see
+        `listen`). Without a hold, close the socket."""
         if self._holds and self.ping_timeout is not None:
             self.pong_timer = self.loop.call_later(self.ping_timeout, self.keepalive_timeout)
             return
@@ -258,12 +265,12 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
     # --- writing --------------------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """The peer does not read: do not read it either."""
+        """The buffer is full, because the peer does not read: do not read from the peer either."""
         super().pause_writing()
         self._hold(Hold.WRITES)
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """The buffer has room again: answer the latest ping, and read from the peer again."""
         super().resume_writing()
         self._answer_ping()
         self._release(Hold.WRITES)
@@ -276,7 +283,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self.transport.write(b"".join(self.conn.data_to_send()))
 
     def _break_off(self, error: GatewayError) -> None:
-        """Close and say why, and read no more; the peer has ``close_seconds`` to take it."""
+        """Close the socket because of ``error``, with its code as the reason, and read nothing more. If the
+        peer has not closed after ``close_seconds``, the connection is aborted."""
         wire = wire_error(error)
         code, reason = wire.close or 1008, wire.code
         self._unparsed.clear()
@@ -296,14 +304,16 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self.transport.write_eof()
 
     def shutdown(self) -> None:
-        """The server ends: close the socket. One that was broken off is aborted, as TLS would wait for it."""
+        """The server ends: close the socket. One that was closed for breaking a limit is aborted, because TLS
+        would wait for its peer."""
         if Hold.BROKEN_OFF in self._holds:
             self.transport.abort()
         else:
             super().shutdown()
 
     async def write_all(self, frames: Sequence[bytes]) -> None:
-        """Send text frames, each whole, in one write; waits, as `send`, while the buffer is full."""
+        """Send text frames in one write; wait first while the buffer is full. Raises ``ClientDisconnected``, an
+        ``OSError``, if the socket is closed."""
         await self.writable.wait()
         if self.disconnected or self.close_sent:
             raise ClientDisconnected
@@ -314,8 +324,21 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             raise ClientDisconnected from error
         self.transport.write(b"".join(self.conn.data_to_send()))
 
+    def write_now(self, frame: bytes) -> bool:
+        """Send a text frame without waiting. Returns False, and sends nothing, if the transport has unsent
+        bytes or the socket is closed."""
+        if self.disconnected or self.close_sent or self.transport.get_write_buffer_size():
+            return False
+        try:
+            self.conn.send_text(frame)
+        except InvalidState:
+            return False
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        return True
+
     async def send(self, message: ASGISendEvent) -> None:
-        """Send as uvicorn does. A whole refusal counts as a handshake, or uvicorn would log it."""
+        """Send an ASGI message of the application, as uvicorn does. After a complete HTTP refusal the handshake
+        counts as done; otherwise uvicorn would log it as a mistake of the application."""
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             self.handshake_complete = True
@@ -325,7 +348,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self._release(Hold.APPLICATION)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Pass on what had come."""
+        """The connection is gone. Give the application the messages that had come before, then the
+        disconnect."""
         if self._rate_pause is not None:
             self._rate_pause.cancel()
         if not self.close_sent:
@@ -334,15 +358,16 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
 
 
 def websocket_protocol(limits: ClientLimits) -> type[LimitedWebSocket]:
-    """The protocol class of WebSockets with these limits."""
+    """Make the protocol class of WebSockets for uvicorn: `LimitedWebSocket` with these limits."""
     return type("BoundWebSocket", (LimitedWebSocket,), {"limits": limits})
 
 
 class Listener(socket.socket):
-    """A listening socket that answers with 503 when the process has no descriptor left.
+    """A listening socket that answers with 503 when the process has no file descriptor left.
 
-    In the queue such a connection would hang and keep waking the loop. One descriptor is kept spare: it is
-    closed to accept the connection, answer it and close it. A line in the log says when that begins and ends.
+    Otherwise such a connection would stay in the kernel's queue and wake the event loop again and again. One
+    descriptor is kept spare: it is closed so that the connection can be accepted, answered and closed. A line
+    in the log says when that begins and when it ends.
     """
 
     _spare: int | None = None
@@ -350,13 +375,16 @@ class Listener(socket.socket):
 
     @classmethod
     def of(cls, sock: socket.socket) -> Listener:
-        """Take over ``sock``."""
+        """Make a listener of a listening socket. ``sock`` gives up its descriptor and cannot be used any
+        more."""
         listener = cls(fileno=sock.detach())
         listener._save()
         return listener
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection that is not refused."""
+        """Accept the next connection and return it with the peer's address. While there is no descriptor left,
+        answer the waiting connections with 503. Raises ``OSError`` like any socket, ``BlockingIOError`` if no
+        connection waits."""
         while True:
             try:
                 accepted = super().accept()
@@ -375,7 +403,9 @@ class Listener(socket.socket):
         super().close()
 
     def _refuse(self, error: OSError) -> bool:
-        """Answer one connection that waits. False: there is no spare descriptor."""
+        """Answer one waiting connection with 503 and close it. Returns False if there is no spare descriptor,
+        so that nothing could be done. ``error``: for the log. Raises ``BlockingIOError`` if no connection
+        waits."""
         if self._spare is None:
             self._save()
         if self._spare is None:
@@ -406,12 +436,13 @@ class Listener(socket.socket):
 
 
 def listen(host: str, port: int, limits: ClientLimits) -> Listener:
-    """A listening socket. Its connections have bounded buffers, and end when a peer takes nothing for long.
+    """Make a listening socket. Its connections have bounded send buffers, and end when their peer acknowledges
+    nothing for ``stall_seconds``.
 
     They inherit TCP_NODELAY, which asyncio sets only on sockets that name their protocol. Without it a reply's
     first delta waits 40 ms for the peer's delayed acknowledgement of the event before it.
 
-    Raises ``OSError`` (``EADDRINUSE`` where the port is taken).
+    Raises ``OSError`` (``EADDRINUSE`` if the port is taken).
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = Listener.of(socket.create_server((host, port), family=family, backlog=512))

@@ -1,7 +1,8 @@
-"""Frames on their way to one reader, bounded in events and bytes.
+"""Encoded events on their way to one socket, bounded in number and bytes.
 
-`post` does not wait, so frames leave in the order in which the session's state changed; its caller then waits
-for `room`.
+`post` does not wait, so that frames leave in the order in which the session's state changed. Its caller then
+waits for `room` before it makes more of them. A frame that finds the queue empty may be written at once, which
+saves a switch to the socket's writing task and back.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from dataclasses import dataclass
 from ..settings import ClientLimits
 
 BURST_BYTES = 16 << 10
-"""The most bytes that are written at once."""
+"""The most bytes that are written at once, unless one frame has more."""
 PATIENCE = 0.25
-"""Seconds that patient frames wait for others to be written with."""
+"""The most seconds that patient frames wait for later ones, to be written with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatistics:
-    """The frames and bytes that wait now, and the frames that have left so far."""
+    """How many frames and bytes wait now, and how many frames have been written so far."""
 
     events: int
     bytes: int
@@ -29,10 +30,14 @@ class OutboxStatistics:
 
 
 class Outbox:
-    """A queue with one reader. It exceeds its bounds by one batch at most."""
+    """The queue of frames for one socket. Its one reader, the socket's writing task, writes them. `post`
+    refuses nothing, so the queue may exceed the bounds in ``limits`` by what its callers post before they wait
+    for `room`. ``send_now``: writes a frame if that needs no wait, and returns whether it did; by default it
+    never does."""
 
-    def __init__(self, limits: ClientLimits) -> None:
+    def __init__(self, limits: ClientLimits, send_now: Callable[[bytes], bool] = lambda frame: False) -> None:
         self._limits = limits
+        self._send_now = send_now
         self._frames: deque[bytes] = deque()
         self._bytes = 0
         self._sent = 0
@@ -44,7 +49,8 @@ class Outbox:
         self._patient: asyncio.TimerHandle | None = None
 
     def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
-        """Queue frames in order, without waiting. ``patient``: they may wait for later ones."""
+        """Queue frames in order, without waiting. ``patient``: they may wait up to `PATIENCE` seconds for later
+        frames, so that all are written at once."""
         for frame in frames:
             self._frames.append(frame)
             self._bytes += len(frame)
@@ -55,21 +61,30 @@ class Outbox:
         else:
             self._mark()
 
+    def post_now(self, frame: bytes) -> None:
+        """Write a frame at once if no other waits and the socket takes it; otherwise queue it. For a frame that
+        no other follows in the same pass: `post` writes those that do together."""
+        if not self._frames and self._send_now(frame):
+            self._sent += 1
+        else:
+            self.post((frame,))
+
     @property
     def free(self) -> bool:
-        """Whether less than the bounds is queued."""
+        """Whether the queue is below its bounds."""
         return self._room.is_set()
 
     async def room(self) -> None:
-        """Wait until less than the bounds is queued."""
+        """Wait until the queue is below its bounds."""
         await self._room.wait()
 
     async def emptied(self) -> None:
-        """Wait until all that was posted has left."""
+        """Wait until every frame that was posted has been written."""
         await self._empty.wait()
 
     async def take(self) -> list[bytes]:
-        """The next frames, up to `BURST_BYTES` and one at least. They count as queued until ``left``."""
+        """The next frames to write: at least one, and as many as fit into `BURST_BYTES`. Waits until there is
+        one. They stay queued until `left` is called."""
         await self._filled.wait()
         size, burst = 0, list[bytes]()
         for frame in self._frames:
@@ -80,14 +95,14 @@ class Outbox:
         return burst
 
     def left(self, frames: int) -> None:
-        """So many of the frames that were taken last have left."""
+        """Remove the first ``frames`` frames from the queue: they have been written."""
         for _ in range(frames):
             self._bytes -= len(self._frames.popleft())
         self._sent += frames
         self._mark()
 
     def statistics(self) -> OutboxStatistics:
-        """The lengths now."""
+        """How much is queued now, and how much has been written."""
         return OutboxStatistics(len(self._frames), self._bytes, self._sent)
 
     def _mark(self) -> None:
@@ -107,7 +122,8 @@ class Outbox:
 
 
 class SessionOutbox:
-    """One session's way into a socket's outbox. While the socket is ``shared``, frames name their session."""
+    """One session's way into a socket's ``outbox``. While ``shared()`` is true, the socket has several
+    sessions, and `session_id` is added to each frame."""
 
     def __init__(
         self, outbox: Outbox, shared: Callable[[], bool] = lambda: False, session_id: str = ""
@@ -124,8 +140,14 @@ class SessionOutbox:
             frames = [name + frame[1:] for frame in frames]
         self._outbox.post(frames, patient=patient)
 
+    def post_now(self, frame: bytes) -> None:
+        """Write a frame at once if that needs no wait; otherwise queue it. See `Outbox.post_now`."""
+        if self._shared():
+            frame = b'{"session_id":"%s",' % self.session_id.encode() + frame[1:]
+        self._outbox.post_now(frame)
+
     async def room(self) -> None:
-        """Wait until the socket takes more, or the session has left it."""
+        """Wait until the socket's queue is below its bounds, or `abandon` is called."""
         if self._outbox.free or self._left.is_set():
             return
         waits = [asyncio.ensure_future(self._outbox.room()), asyncio.ensure_future(self._left.wait())]
@@ -136,9 +158,10 @@ class SessionOutbox:
                 wait.cancel()
 
     async def emptied(self) -> None:
-        """Wait until all that was posted has left."""
+        """Wait until every frame in the socket's queue has been written, those of its other sessions
+        included."""
         await self._outbox.emptied()
 
     def abandon(self) -> None:
-        """The session has left the socket: stop waiting for room."""
+        """The session has left the socket: let everything that waits for `room` go on."""
         self._left.set()

@@ -1,6 +1,7 @@
-"""Undoes what a reverse proxy changes in a request: the client's address, the scheme, the host and the prefix.
+"""Undoes what a reverse proxy changes in a request: the client's address, the scheme, the host and the path's
+prefix.
 
-Only the headers of trusted proxies count.
+The ``X-Forwarded-…`` headers count only if a trusted proxy has sent the request.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from ..settings import Network
 
 
 class BehindProxy:
-    """ASGI middleware.
+    """ASGI middleware that corrects the scope of a request and passes it to ``app``.
 
-    ``X-Forwarded-For`` becomes the client, ``X-Forwarded-Proto`` the scheme, ``X-Forwarded-Host`` the ``Host``:
-    the last of several hosts, which the nearest proxy has added. The root path is added to ``path`` where the
-    proxy has removed it, and set as ``root_path``, as ASGI asks.
+    From a trusted proxy, ``X-Forwarded-For`` sets the client's address, ``X-Forwarded-Proto`` the scheme, and
+    ``X-Forwarded-Host`` the ``Host``: of several hosts the last one, which the nearest proxy has added. The
+    root path, if there is one, is set as ``root_path``, and put before ``path`` if the proxy has removed it, as
+    ASGI asks.
     """
 
     def __init__(self, app: ASGIApp, network: Network) -> None:
@@ -30,7 +32,7 @@ class BehindProxy:
         self._app: ASGIApp = cast(Any, ProxyHeadersMiddleware)(app, [str(one) for one in self._trusted])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
+        """Correct the scope and pass the request to the app."""
         if scope["type"] in ("http", "websocket"):
             if self._trusts(scope):
                 _take_host(scope)
@@ -50,7 +52,8 @@ class BehindProxy:
 
 
 def _take_host(scope: Scope) -> None:
-    """Replace the proxy's ``Host`` by the forwarded one."""
+    """Replace the ``Host`` header in the scope by the last host of ``X-Forwarded-Host``. Without that header
+    nothing changes."""
     told = Headers(scope=scope).getlist("x-forwarded-host")
     host = told[-1].rpartition(",")[2].strip() if told else ""
     if host:

@@ -8,33 +8,50 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """``per_second`` in the long run, and ``burst`` at once."""
+    """How often something may happen: ``per_second`` times in the long run, and ``burst`` times at once."""
 
     per_second: float
     burst: int
 
 
 class TokenBucket:
-    """Starts full. ``clock`` returns seconds and never goes back."""
+    """Counts events against a ``rate``. It starts with ``burst`` tokens and gains ``per_second``, up to
+    ``burst``. ``clock`` returns seconds and never goes back."""
 
     def __init__(self, rate: Rate, clock: Callable[[], float]) -> None:
-        self._rate = rate
+        self.rate = rate
         self._clock = clock
         self._level = float(rate.burst)
         self._seen = clock()
 
-    def spend(self) -> bool:
-        """Take one token, on credit where there is none. Returns whether there was one."""
+    @property
+    def level(self) -> float:
+        """The tokens that are there; negative if some were taken on credit."""
         self._refill()
-        self._level -= 1.0
+        return self._level
+
+    def spend(self, tokens: float = 1.0) -> bool:
+        """Take tokens, on credit where there are too few. Returns whether there were enough."""
+        self._refill()
+        self._level -= tokens
         return self._level >= 0.0
 
-    def debt_seconds(self) -> float:
-        """Seconds until all tokens taken on credit are paid back; 0.0 without debt."""
+    def seconds_until(self, tokens: float) -> float:
+        """Seconds until so many tokens are there if none are taken; 0.0 if they are there."""
         self._refill()
-        return max(0.0, -self._level / self._rate.per_second)
+        return max(0.0, (tokens - self._level) / self.rate.per_second)
+
+    def debt_seconds(self) -> float:
+        """Seconds until all owed tokens are paid back; 0.0 if none is owed."""
+        return self.seconds_until(0.0)
+
+    def change(self, rate: Rate) -> None:
+        """Have another rate from now on. What was taken stays taken."""
+        self._refill()
+        self._level += rate.burst - self.rate.burst
+        self.rate = rate
 
     def _refill(self) -> None:
         now = self._clock()
-        self._level = min(self._rate.burst, self._level + (now - self._seen) * self._rate.per_second)
+        self._level = min(self.rate.burst, self._level + (now - self._seen) * self.rate.per_second)
         self._seen = now

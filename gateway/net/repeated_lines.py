@@ -1,4 +1,5 @@
-"""Keeps the log short, whatever clients send: the first lines of a kind, then the number of the others."""
+"""Keeps the log short, whatever clients send: the first lines of a kind are written, the others are only
+counted."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import TypeAlias
 
 Kind: TypeAlias = tuple[str, int, str]
 MOST_KINDS = 256
-"""Lines of further kinds are let through uncounted."""
+"""The most kinds that are counted at a time. Lines of other kinds are written uncounted."""
 
 
 def _later(seconds: float, act: Callable[[], None]) -> None:
@@ -20,9 +21,12 @@ def _later(seconds: float, act: Callable[[], None]) -> None:
 
 
 class RepeatFilter(logging.Filter):
-    """Lets ``most`` lines of one kind through in ``seconds``, and then one line with the number of the others.
+    """A log filter. Of lines of one kind it lets ``most`` through in ``seconds``, drops the others, and then
+    logs one line with their number. For lines below the level of a warning, ``usual`` takes the place of
+    ``most``.
 
-    A kind is logger, level and format string. ``later`` calls a function after some seconds.
+    Two lines are of one kind if they have the same logger, level and format string. ``clock`` returns seconds.
+    ``later`` calls a function after some seconds.
     """
 
     def __init__(
@@ -31,9 +35,11 @@ class RepeatFilter(logging.Filter):
         seconds: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
         later: Callable[[float, Callable[[], None]], object] = _later,
+        usual: int = 1000,
     ) -> None:
         super().__init__()
         self._most = most
+        self._usual = usual
         self._seconds = seconds
         self._clock = clock
         self._later = later
@@ -41,46 +47,51 @@ class RepeatFilter(logging.Filter):
         self._seen: dict[Kind, tuple[float, int]] = {}  # when the first came, and how many
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is written."""
+        """Count the line. Returns whether it is written."""
         if getattr(record, "summary", False):
             return True
         kind = (record.name, record.levelno, str(record.msg))
+        most = self._most_of(kind)
         with self._lock:
             now = self._clock()
             since, count = self._seen.get(kind, (now, 0))
-            if now - since >= self._seconds and count <= self._most:
+            if now - since >= self._seconds and count <= most:
                 since, count = now, 0
             if count == 0 and len(self._seen) >= MOST_KINDS:
                 self._forget(now)
                 if len(self._seen) >= MOST_KINDS:
                     return True
             self._seen[kind] = since, count + 1
-            if count == self._most:
+            if count == most:
                 self._later(max(0.0, since + self._seconds - now), lambda: self._summarize(kind))
-        return count < self._most
+        return count < most
+
+    def _most_of(self, kind: Kind) -> int:
+        return self._most if kind[1] >= logging.WARNING else self._usual
 
     def _forget(self, now: float) -> None:
         for kind, (since, count) in list(self._seen.items()):
-            if now - since >= self._seconds and count <= self._most:
+            if now - since >= self._seconds and count <= self._most_of(kind):
                 del self._seen[kind]
 
     def finish(self) -> None:
-        """Write the numbers that are due later, because the process ends."""
+        """Log now, for each kind, how many lines were dropped and not yet reported. Call it when the process
+        ends."""
         with self._lock:
-            counted = [kind for kind, (_, count) in self._seen.items() if count > self._most]
+            counted = [kind for kind, (_, count) in self._seen.items() if count > self._most_of(kind)]
         for kind in counted:
             self._summarize(kind)
 
     def _summarize(self, kind: Kind) -> None:
         with self._lock:
             _, count = self._seen.pop(kind, (0.0, 0))
-        if count <= self._most:
+        if count <= (most := self._most_of(kind)):
             return  # `finish` has written it
         name, level, text = kind
         logging.getLogger(name).log(
             level,
             "%d more lines like this within %g s: %s",
-            count - self._most,
+            count - most,
             self._seconds,
             text,
             extra={"summary": True},

@@ -9,7 +9,8 @@ from ..settings import Network
 
 
 def server_context(network: Network) -> ssl.SSLContext | None:
-    """The context that accepts TLS connections; None without TLS. Raises ``CertificateUnusable``."""
+    """The TLS context of the listening server, with the certificate loaded; None if the settings name no
+    certificate. Raises ``CertificateUnusable``."""
     if network.certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -19,7 +20,7 @@ def server_context(network: Network) -> ssl.SSLContext | None:
 
 
 def renew(context: ssl.SSLContext, network: Network) -> None:
-    """Read the certificate again, for new connections.
+    """Load the certificate files again into ``context``. New connections use them; open ones go on.
 
     Raises ``CertificateUnusable``; then nothing has changed.
     """

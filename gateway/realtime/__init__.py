@@ -1,1 +1,1 @@
-"""The Realtime face: one WebSocket protocol over sessions."""
+"""The Realtime protocol over sessions: client events in, server events out, on one WebSocket."""

@@ -1,7 +1,8 @@
 """The Realtime protocol as a pure state machine: an event in, effects out. No sockets, no loop, no clock.
 
-`Conversation` decides which event may come when, and edits the history. Running a response is an effect: the
-caller runs it, and gives what it tells to `Conversation.reply` or `failed`.
+`Conversation` decides which client event may come now, and edits the history. It runs nothing: the caller runs
+the response that a `StartResponse` effect names, and gives the events of its turn to `Conversation.reply`, or
+the error that ended it to `failed`. A response *in brief* leaves out the events that repeat what others say.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from ...sdk.frames import client, server
 from ...sdk.frames.client import ResponseSteer
 from ...sdk.frames.items import AnyItem, InputItem, ItemReference
 from ...sdk.frames.response import ResponseParams
-from ...sdk.frames.session import SessionResource
+from ...sdk.frames.session import SessionPatch, SessionResource
+from ...sdk.frames.unserved import without_effect
 from ...sessions.errors import ConversationBusy, ItemExists, ItemUnknown, SessionError
 from ...sessions.history import ROOT, History
 from ...sessions.items import FunctionCallOutput, Item, checked_item, new_id
@@ -35,20 +37,29 @@ _BUSY = "The conversation already has an active response: wait for it or cancel 
 
 
 class ResponseNote(msgspec.Struct, frozen=True, array_like=True):
-    """What the journal keeps of a response for this face: the `event_id` that asked for it, the client's
-    metadata, the item before its first one, and whether it is told in brief."""
+    """What this protocol keeps with a response in the journal, so that its server events can be made again.
+
+    ``asked_by``: the `event_id` of the client event that asked for it. ``metadata``: the client's. ``before``:
+    the id of the item before the response's first item; None: no item was before it. ``brief``: it is told in
+    brief. ``unserved``: fields of the request that this server ignores.
+    """
 
     asked_by: str | None
     metadata: dict[str, str] | None
     before: str | None
     brief: bool = False
+    unserved: tuple[str, ...] = ()
 
 
 class Conversation:
-    """One session's side of the protocol.
+    """The protocol's state in one session: the configuration, the running responses, and the text that the
+    client streams in. It edits ``history``, and sends nothing itself.
 
-    ``admit`` raises where no further response may run. ``bounds``: what the model allows in a request.
-    ``most_characters``: the most text on its way that the model's context could hold.
+    ``session``: the first configuration. ``ids`` makes an id with a given prefix. ``parallel_responses``: the
+    most responses that run at once. ``bounds``: what the model allows in a request. ``names``: the names of the
+    served model; `session.update` may set any of them. ``conversation_id``: None makes a new one. ``admit`` is
+    called before each response, and raises if it may not start. ``most_characters``: longer streamed text is
+    refused; None: no limit.
     """
 
     def __init__(
@@ -59,6 +70,7 @@ class Conversation:
         ids: Callable[[str], str] = new_id,
         parallel_responses: int = PARALLEL_RESPONSES,
         bounds: RequestBounds = UNBOUNDED,
+        names: frozenset[str] = frozenset(),
         conversation_id: str | None = None,
         admit: Callable[[], None] = lambda: None,
         most_characters: int | None = None,
@@ -70,6 +82,7 @@ class Conversation:
         self._parallel_responses = parallel_responses
         self._admit = admit
         self._bounds = bounds
+        self._names = names
         self._numbers = itertools.count(1)
         self._live: dict[str, LiveResponse] = {}
         self._after_reply: set[str] = set()  # ids of items that were added while a reply runs: they follow it
@@ -77,34 +90,37 @@ class Conversation:
         self.incoming = IncomingText(
             self.event_id, ids, self._check_call, lambda item: self._insert(item, None), most_characters
         )
-        """The text on its way into the conversation."""
+        """Text that the client streams in, until it is committed as an item."""
         self.conversation_id = conversation_id or ids("conv")
         history.preamble = preamble_of(session)
 
     def configure(self, session: SessionResource) -> None:
-        """Set the configuration as it was when the conversation was last open."""
+        """Replace the configuration by ``session``, the latest one in the journal. A null field of a later
+        `session.update` still goes back to the first configuration."""
         self._session = session
         self._history.preamble = preamble_of(session)
 
     def configure_as(self, parent: Conversation) -> None:
-        """Take over the configuration of the conversation that this one was forked from."""
+        """Take over the configuration of ``parent``, the conversation that this one was forked from. The
+        session's own id stays."""
         self._session = msgspec.structs.replace(parent.session, id=self._session.id)
         self._history.share_preamble(parent._history)
 
     @property
     def session(self) -> SessionResource:
-        """The effective configuration."""
+        """The configuration as it is now, after all `session.update` events."""
         return self._session
 
     @property
     def running(self) -> tuple[str, ...]:
-        """The ids of the responses that run."""
+        """The ids of the responses that have been created and have not ended, out-of-band ones included."""
         return tuple(self._live)
 
     # --- events in ---
 
     def greet(self, handle: str | UnsetType = UNSET) -> list[server.ServerEvent]:
-        """The first events of a new session."""
+        """Make the first events of a new session: `session.created` and `conversation.created`. ``handle``:
+        what opens the session again, which `session.created` shows; UNSET leaves it out."""
         conversation = server.ConversationResource(id=self.conversation_id)
         return [
             server.SessionCreated(event_id=self.event_id(), session=self._session, handle=handle),
@@ -112,23 +128,28 @@ class Conversation:
         ]
 
     def receive(self, event: client.ClientEvent) -> list[Effect]:
-        """Apply one client event. One that may not come now changes nothing and becomes an `error` event."""
+        """Apply one client event, and return what the caller has to do, in order. An event that may not come
+        now changes nothing; its one effect sends an `error` event. Empty for events that are served elsewhere,
+        such as `session.fork`."""
         try:
             return self._receive(event)
         except (SessionError, FrameError, GatewayError) as error:
             return [Send(self.refusal(error, event.event_id))]
 
     def refusal(self, error: Exception, event_id: str | None = None) -> server.ErrorEvent:
-        """The `error` event for an event that was refused, or for a frame that is no event."""
+        """Make the `error` event for ``error``, which refused a client event or a frame that is no event.
+        ``event_id``: the client event's, if it had one."""
         return server.ErrorEvent(event_id=self.event_id(), error=error_details(error, event_id))
 
     def brief(self, response_id: str) -> bool:
-        """Whether a running response is told in brief."""
+        """Whether a running response leaves out the events that repeat others. False if no such response
+        runs."""
         live = self._live.get(response_id)
         return live is not None and live.brief
 
     def reply(self, response_id: str, event: ReplyEvent) -> list[server.ServerEvent]:
-        """The server events for what a running response tells."""
+        """Make the server events for ``event``, the next event of a running response's turn. After `ReplyDone`
+        the response does not run any more."""
         live = self._live[response_id]
         events = live.feed(event)
         if live.done:
@@ -136,24 +157,26 @@ class Conversation:
         return events
 
     def failed(self, response_id: str, error: Exception) -> list[server.ServerEvent]:
-        """The events for a response that raised: `error` if it had not begun, else `response.done`."""
+        """End a response after its turn raised ``error``, and make its last events. If it had no event yet,
+        that is one `error`; otherwise its open item is closed, its items are taken back, and `response.done`
+        says `failed`."""
         live = self._live[response_id]
         del self._live[response_id]
         return live.fail(error) if live.started else [self.refusal(error, live.asked_by)]
 
     def forget(self, response_id: str) -> None:
-        """Take back a response that was not started; nothing is told of it."""
+        """Remove a response that was created but never started, if it is there. No event is made for it."""
         self._live.pop(response_id, None)
 
     def _receive(self, event: client.ClientEvent) -> list[Effect]:
         match event:
             case client.SessionUpdate(session=patch):
-                updated = patched(self._session, patch, self._initial)
+                updated = patched(self._session, patch, self._initial, self._names)
                 with under("session"):  # must be possible
                     request_of(ResponseParams(), updated, self._resolved, self._bounds)
                 self._history.preamble = preamble_of(updated)
                 self._session = updated
-                return [Send(server.SessionUpdated(event_id=self.event_id(), session=updated))]
+                return [Send(self._updated(patch))]
             case client.ItemCreate():
                 item = item_of(event.item, self._ids)
                 return [*self._insert(item, event.previous_item_id), *self.incoming.answered([item])]
@@ -174,10 +197,19 @@ class Conversation:
             case _:
                 return []  # served elsewhere: the session's verbs, and which session a socket is on
 
+    def _updated(self, patch: SessionPatch) -> server.SessionUpdated:
+        """Make `session.updated`: the whole configuration, and the names of the fields of ``patch`` that this
+        server ignores."""
+        unserved = without_effect("session", patch) or UNSET
+        session = msgspec.structs.replace(self._session, unserved=unserved)
+        return server.SessionUpdated(event_id=self.event_id(), session=session)
+
     # --- items ---
 
     def _insert(self, item: Item, asked: str | None) -> tuple[Send, ...]:
-        """Put an item into the history. Returns the events that show it."""
+        """Put an item into the history after the item ``asked``: ``"root"`` puts it first, None last. Returns
+        the events that show it to the client. Raises a `SessionError` if it is refused; then nothing has
+        changed."""
         writer = self._writer()
         if writer is not None and item.id in writer.item_ids:
             raise ItemExists(f"An item with id {item.id!r} is in a running reply", param="item.id")
@@ -191,7 +223,9 @@ class Conversation:
         return tuple(Send(event) for event in self._shown(frame, shown))
 
     def _check_call(self, call_id: str, param: str) -> None:
-        """Check that this call may be answered now. A running reply may have made it."""
+        """Check that the output of the tool call ``call_id`` may be added now. The call is in the history, or a
+        running reply has made it. Raises ``CallUnknown`` or ``CallAnswered``, which name the field
+        ``param``."""
         writer = self._writer()
         saying = () if writer is None else writer.call_ids
         self._history.calls().check(call_id, saying, param=param)
@@ -210,32 +244,39 @@ class Conversation:
         self._after_reply.discard(item_id)
 
     def _last_item_id(self) -> str | None:
-        """The last item as the client sees it, a running reply's items included."""
+        """The id of the conversation's last item as the client sees it; None if there is none. Items that a
+        running reply has begun count. Items that were added while it runs come behind them."""
         last, writer = next(self._history.backwards(), None), self._writer()
         if writer is None or (last is not None and last.id in self._after_reply):
             return None if last is None else last.id
         return writer.item_ids[-1] if writer.item_ids else self._before_reply()
 
     def _before_reply(self) -> str | None:
-        """The last item before the running reply."""
+        """The id of the last item that was not added while the reply runs: the item before the reply's first
+        one. None if there is none."""
         before = (item.id for item in self._history.backwards() if item.id not in self._after_reply)
         return next(before, None)
 
     # --- responses ---
 
     def _create_after(self, event: client.ResponseCreate) -> list[Effect]:
-        """Add the items of a `response.create` and start its response. Where one is refused nothing changes."""
+        """Serve a `response.create`: add its items at the conversation's end and start its response. Out of
+        band, the items go into its request and are not added. Raises if an item or the response is refused;
+        then nothing has changed."""
         if not event.items:
             return [self._create_response(event)]
         params = event.response or ResponseParams()
         if params.conversation == "none":
-            raise FieldInvalid("A response out of band has no items but `input`", "items", event.event_id)
+            return [self._create_response(event, [self._followed_by(item) for item in event.items])]
         if self._writer() is not None:
             raise ConversationBusy(_BUSY)
         return self._begin_with([item_of(item, self._ids) for item in event.items], event)
 
     def _begin_with(self, items: Sequence[Item], event: client.ResponseCreate) -> list[Effect]:
-        """Add items at the end and start the response to them. Where one is refused none of them stay."""
+        """Add ``items`` at the conversation's end and start the response of ``event``. Returns the effects: the
+        events that show the items (not in brief), the end of the prefill of streamed text that the items
+        answer, then the start. Raises if an item or the response is refused; then all items are removed again.
+        """
         added, inserted = list[Send](), 0
         try:
             for item in items:
@@ -249,7 +290,15 @@ class Conversation:
         over = self.incoming.answered(items)
         return [*over, start] if _brief(event.response) else [*added, *over, start]
 
-    def _create_response(self, event: client.ResponseCreate) -> StartResponse:
+    def _followed_by(self, frame: AnyItem) -> Item:
+        """The item of ``frame``, for a response out of band that alone reads it behind the conversation. It is
+        not added. Raises if it is the output of a tool call that cannot be answered now."""
+        item = item_of(frame, self._ids)
+        if isinstance(item, FunctionCallOutput):
+            self._check_call(item.call_id, "items.call_id")
+        return item
+
+    def _create_response(self, event: client.ResponseCreate, more: Sequence[Item] = ()) -> StartResponse:
         params = event.response or ResponseParams()
         writes = params.conversation != "none"
         if writes and self._writer() is not None:
@@ -260,7 +309,7 @@ class Conversation:
         response_id = self._ids("resp")
         seed = seed_of(response_id)
         with under("response"):
-            request = self._requests.of(params, self._session, self._resolved, seed)
+            request = self._requests.of(params, self._session, self._resolved, seed, more)
         live = LiveResponse(
             response_id,
             self.event_id,
@@ -270,6 +319,7 @@ class Conversation:
             metadata=params.metadata if isinstance(params.metadata, dict) else None,
             asked_by=event.event_id,
             brief=_brief(params),
+            unserved=tuple(without_effect("response", params)),
         )
         if writes:
             self._after_reply.clear()
@@ -277,23 +327,26 @@ class Conversation:
         return StartResponse(live.id, request)
 
     def ending(self, event: client.ClientEvent) -> str | None:
-        """The id of the cancelled response that has to end before this event can start another one."""
+        """The id of the response that has to end before ``event`` can be served: a cancelled reply in the
+        conversation, where the event is a `response.create` that starts the next one. None: the event need not
+        wait."""
         writer = self._writer()
         if not isinstance(event, client.ResponseCreate) or writer is None or not writer.cancelling:
             return None
         return None if event.response and event.response.conversation == "none" else writer.id
 
     def check_steer(self, event: ResponseSteer) -> str | None:
-        """The id of the response that has to end before the event is served; None where none runs.
+        """Check a `response.steer` before the running reply is cut for it. Returns the id of that reply's
+        response, which has to end first; None if none runs. Changes nothing.
 
-        Raises where the event cannot be served.
+        Raises a `SessionError` or `FrameError` where the event cannot be served.
         """
         writer = self._writer()
         self._check_items([item_of(item, new_id) for item in event.input])
         params = event.response or ResponseParams()
         if params.conversation == "none":
             raise FieldInvalid(
-                "A response out of band steers nothing", "response.conversation", event.event_id
+                "`response.steer` starts no response out of band", "response.conversation", event.event_id
             )
         with under("response"):
             request_of(params, self._session, self._resolved, self._bounds)
@@ -308,7 +361,9 @@ class Conversation:
         )
 
     def _check_items(self, items: Sequence[Item]) -> None:
-        """Check that these items may follow one another at the end, after a running reply."""
+        """Check that ``items`` could be added at the conversation's end, one after another, behind the items
+        and calls that a running reply has begun. Adds nothing. Raises ``ItemInvalid``, ``ItemExists``,
+        ``CallUnknown`` or ``CallAnswered``."""
         writer, calls = self._writer(), self._history.calls().copy()
         taken = {ROOT, *(() if writer is None else writer.item_ids)}
         for item in items:
@@ -323,18 +378,20 @@ class Conversation:
     # --- a conversation opened again ---
 
     def note(self, response_id: str) -> bytes:
-        """What the journal has to keep of a response, so that it can be told again."""
+        """Encode the `ResponseNote` of a running response, for the journal. `revive` reads it."""
         live = self._live[response_id]
         return msgspec.msgpack.encode(
-            ResponseNote(live.asked_by, live.metadata, self._before_reply(), live.brief)
+            ResponseNote(live.asked_by, live.metadata, self._before_reply(), live.brief, live.unserved)
         )
 
     def revive(
         self, response_id: str, request: TurnRequest | None, note: bytes, after_reply: Iterable[str] = ()
     ) -> None:
-        """Bring back a response from the journal; nothing of it is told yet. No `request`: it is out of band.
+        """Put a response from the journal among the running ones, so that `reply` and `failed` can make its
+        events again, from the first. Makes no event itself.
 
-        `after_reply`: ids of the items that were added while it ran.
+        ``request``: None for a response out of band. ``note``: what `note` returned. ``after_reply``: ids of
+        the items that were added to the conversation while it ran.
         """
         kept = msgspec.msgpack.decode(note, type=ResponseNote)
         writes = request is not None
@@ -347,12 +404,15 @@ class Conversation:
             metadata=kept.metadata,
             asked_by=kept.asked_by,
             brief=kept.brief,
+            unserved=kept.unserved,
         )
         if writes:
             self._after_reply = set(after_reply)
 
     def answered(self, event: client.ClientEvent) -> list[server.ServerEvent]:
-        """Answer again an event that was served before; nothing changes."""
+        """Make the answer again to an event that was served before the session was opened from the journal.
+        Nothing changes. An `error` event if the answer cannot be made again, for example because its item was
+        deleted since; empty for an event without an answer. The events of a response are not made here."""
         try:
             return self._answered(event)
         except (SessionError, FrameError, GatewayError) as error:
@@ -361,7 +421,7 @@ class Conversation:
     def _answered(self, event: client.ClientEvent) -> list[server.ServerEvent]:
         match event:
             case client.SessionUpdate():
-                return [server.SessionUpdated(event_id=self.event_id(), session=self._session)]
+                return [self._updated(event.session)]
             case client.ItemCreate():
                 return self._shown_again(item_of(event.item, self._ids).id)
             case client.ResponseCreate(items=items, response=params):
@@ -402,14 +462,15 @@ class Conversation:
         return item_of(item, self._ids)
 
     def _writer(self) -> LiveResponse | None:
-        """The response that writes the default conversation."""
+        """The running response that writes the default conversation; None if there is none. There is at most
+        one. Responses out of band do not count."""
         return next((live for live in self._live.values() if live.conversation_id is not None), None)
 
     def event_id(self) -> str:
-        """An id for the next event. The event log replaces it."""
+        """An id for the next event. The event log puts its own id in its place when it sends the event."""
         return f"event_{next(self._numbers)}"
 
 
 def _brief(params: ResponseParams | None) -> bool:
-    """Whether the response is to be told in brief."""
+    """Whether the client asks for the response in brief. False for None: it gave no parameters."""
     return params is not None and params.events == "brief"

@@ -1,4 +1,4 @@
-"""What a client event asks of the session, as plain data. `Conversation.receive` returns these effects."""
+"""What the caller of `Conversation.receive` has to do for a client event: its effects, as plain data."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ...sessions.turn.request import TurnRequest
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send this event to the client."""
+    """Send ``event`` to the client."""
 
     event: server.ServerEvent
 
 
 @dataclass(frozen=True, slots=True)
 class StartResponse:
-    """Run this turn; give what it tells to `Conversation.reply` under `response_id`."""
+    """Begin the turn ``request``. Give its events to `Conversation.reply` with this ``response_id``."""
 
     response_id: str
     request: TurnRequest
@@ -27,21 +27,23 @@ class StartResponse:
 
 @dataclass(frozen=True, slots=True)
 class CancelResponse:
-    """Cut this response short. It still ends with its last event."""
+    """Cancel a running response. What it said so far stays, and it ends with `response.done` as usual."""
 
     response_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillText:
-    """Prefill what has come of the next item. None: the text was taken back."""
+    """Prefill ``item``, the next item with the text that the client has streamed in so far, in place of what
+    was asked for before. None: prefill nothing more, because the text was cleared or committed."""
 
     item: Growing | None
 
 
 @dataclass(frozen=True, slots=True)
 class TellCommitted:
-    """The text became this item: tell how much of it was prefilled, and then send what was ``added``."""
+    """The client's streamed text is in the history now, as ``item``. Ask how many of its tokens are prefilled,
+    send `input_text_buffer.committed` with the answer, and then the events ``added``, which show the item."""
 
     added: tuple[Send, ...]
     item: Growing

@@ -1,17 +1,27 @@
-"""The server events of one session, in order, and kept for a while for a client that was cut off.
+"""The server events of one session: their order, their ids, and a copy of the latest for a client that was cut
+off.
 
-An event's id is its place: its number, and the position in the replies that write the conversation. An
-acknowledgement is held until the journal has what it acknowledges; events of a reply do not wait for it.
+Events are posted to *lanes*, which are queues. The events of a lane leave in order; to leave is to get an id
+and to be sent, or kept if there is no socket. An event that acknowledges something has a *ticket*: it does not
+leave until the journal has what it acknowledges. Most events of a reply have none. An event's id says how far
+the session's events had left:
 
-    event_<opening>-<number>-<reply>-<told>     the `told`th event of the session's `reply`th reply
+    event_<opening>-<number>-<reply>-<told>
 
-The opening changes each time the session is opened from the journal. Replies are then told again, event for
-event, so `reply` and `told` are enough to know what a client has read.
+The *opening* is a random word, new each time the session is opened from the journal. The number is the event's
+own. Of the replies in the conversation, the last event that left was the `told`th one of the `reply`th reply.
+After a new opening the last reply is *told again*: its events are made from the journal, one for one as before.
+So `reply` and `told` are enough to know what a client has read.
+
+Answers leave in the order of the client events that they answer. One that comes later than the others, such as
+`response.created`, has an `AnswerPlace`: later answers wait until it has left. Only answers wait: what a client
+event asks for is done before the next one is served.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import secrets
 from collections import deque
@@ -23,7 +33,7 @@ import msgspec
 from msgspec import UNSET
 
 from ...sdk.frames import codec
-from ...sdk.frames.server import ResponseDone, ServerEvent
+from ...sdk.frames.server import ArgumentsDelta, ReasoningDelta, ResponseDone, ServerEvent, TextDelta
 from ...sessions.errors import EventsExpired
 from ..net.outbox import SessionOutbox
 from ..settings import ClientLimits
@@ -32,17 +42,25 @@ Ticket: TypeAlias = asyncio.Future[None]
 ANSWERS = "answers"
 """The lane of answers to client events."""
 NEWS = "news"
-"""The lane of events that answer nothing. Nothing is held in it."""
+"""The lane of events that answer nothing. They have no tickets, so they leave at once."""
 WRITER = "writer"
 """The lane of the replies that write the conversation."""
 
 _EVENT_ID = re.compile(r"event_([0-9a-f]{8})-([0-9]{1,18})-([0-9]{1,18})-([0-9]{1,18})(-[0-9a-f]{4})?")
 _NO_REPLY = (0, 0)
+_ALONE = (TextDelta, ArgumentsDelta, ReasoningDelta)
+"""Events that mostly come alone, one for each token."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventPlace:
-    """The place of an event, which its id names."""
+    """How far a session's events have left; an event's id is this as text. ``opening``: a random word for this
+    stay of the session in memory. ``number``: the event's own number.
+
+    ``reply``, ``told``: the latest event of a reply in the conversation that has left, this one included: the
+    number of the reply in the session, and the event's number in that reply, both from 1. ``told`` is 0 before
+    the first.
+    """
 
     opening: str
     number: int
@@ -51,7 +69,7 @@ class EventPlace:
 
     @classmethod
     def parse(cls, event_id: str) -> EventPlace | None:
-        """The place that an event id names; None for an id that this server did not make."""
+        """Read an event's id. None if it does not have the form of this server's ids."""
         found = _EVENT_ID.fullmatch(event_id)
         return None if found is None else cls(found[1], int(found[2]), int(found[3]), int(found[4]))
 
@@ -59,12 +77,29 @@ class EventPlace:
         return f"event_{self.opening}-{self.number}-{self.reply}-{self.told}"
 
 
+@dataclass(eq=False, slots=True)
+class AnswerPlace:
+    """A place among the answers that was kept for one that comes later. ``lane``: the lane to which that answer
+    will be posted.
+
+    ``reached``: all answers before it have left, so the answer may leave. ``left``: the answer has left, or
+    will not come, so the answers behind it may leave.
+    """
+
+    lane: str
+    reached: bool = False
+    left: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """An event that waits until its ``ticket`` is done and the earlier events of its lane have left.
+    """An event in a lane that has not left yet. It leaves when the earlier events of the lane have left, its
+    ``ticket`` is done without an error and its ``place`` is reached.
 
     ``ticket``: done when the journal has what the event acknowledges; None: nothing to wait for. ``reply``,
-    ``told``: in the writer's lane its reply and its number there, else 0. ``patient``: see `Outbox.post`.
+    ``told``: the number of the event's reply, and its own number in that; 0 outside the writer's lane.
+    ``patient``: see `Outbox.post`. ``place``: the place among the answers that was kept for this event; None:
+    none was.
     """
 
     event: ServerEvent
@@ -72,11 +107,22 @@ class _Pending:
     reply: int
     told: int
     patient: bool
+    place: AnswerPlace | None = None
+
+    @property
+    def durable(self) -> bool:
+        """Whether the journal has what the event acknowledges. False for ever if the journal was closed
+        without it."""
+        ticket = self.ticket
+        return ticket is None or (ticket.done() and not ticket.cancelled() and ticket.exception() is None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """An event that has left. ``done``: a reply's last event, which shows the current handle when sent."""
+    """An event that has left, kept so that it can be sent again. ``number``: its number in the session.
+    ``reply``, ``told``: as in `_Pending`. ``frame``: its bytes. ``done``: the event itself if it is a
+    `response.done`, which is encoded again each time, because it shows the handle that is current then; else
+    None."""
 
     number: int
     reply: int
@@ -86,8 +132,11 @@ class _Sent:
 
 
 class EventLog:
-    """The events of one session. ``replies``: the number of replies before this opening. ``handle`` returns the
-    session's current handle.
+    """The server events of one session. It numbers them, sends them to the session's socket in order, holds
+    back what the journal does not have yet, and keeps the latest for a client that was cut off.
+
+    ``limits``: how many bytes are kept. ``replies``: how many replies the session has had that are not told
+    again. ``handle`` returns the session's current handle, which `response.done` shows.
     """
 
     def __init__(self, limits: ClientLimits, replies: int = 0, handle: Callable[[], str] = str) -> None:
@@ -95,10 +144,11 @@ class EventLog:
         self._handle = handle
         self._opening = secrets.token_hex(4)
         self._number = 0
-        self._reply, self._told = replies, 0  # of the event queued last
-        self._left = (replies, 0)  # of the event that left last
+        self._reply, self._told = replies, 0  # place of the event that was queued last
+        self._left = (replies, 0)  # place of the event that left last
         self._read = _NO_REPLY  # what the client has read of a reply that is told again
-        self._lanes: dict[str, deque[_Pending]] = {}
+        self._lanes: dict[str, deque[_Pending | AnswerPlace]] = {}
+        self._places = itertools.count(1)
         self._log: deque[_Sent] = deque()
         self._log_bytes = 0
         self._unread = 0  # bytes of events that left while there was no socket
@@ -107,18 +157,36 @@ class EventLog:
 
     @property
     def holding(self) -> bool:
-        """Whether anything waits for the journal."""
+        """Whether anything still waits in a lane: an event that has not left, or the place of an answer."""
         return any(self._lanes.values())
 
     @property
     def behind(self) -> bool:
-        """Whether a reply that is told again has not reached the event that the client read last."""
+        """Whether a reply that is told again has not yet come to the last event that the client read before the
+        session was opened from the journal."""
         return (self._reply, self._told) < self._read
 
     def begin_reply(self) -> None:
-        """Count what is posted to the writer's lane from now on as the next reply."""
+        """Begin the next reply: events that are posted to the writer's lane from now on belong to it. Kept
+        events are dropped, except those of the previous reply and later ones."""
         self._reply, self._told = self._reply + 1, 0
         self._forget_before(self._reply - 1)
+
+    def keep_place(self, lane: str | None = None) -> AnswerPlace:
+        """Keep the next place among the answers; answers posted after this wait behind it. Pass it to `post`
+        with the answer that belongs there, or to `give_up`.
+
+        ``lane``: the lane to which that answer will be posted; None: a new lane, named in the result.
+        """
+        place = AnswerPlace(lane or f"{ANSWERS} {next(self._places)}")
+        self._lanes.setdefault(ANSWERS, deque()).append(place)
+        self._release(ANSWERS)
+        return place
+
+    def give_up(self, place: AnswerPlace) -> None:
+        """Say that no answer will come for a kept place. Answers that waited behind it may leave."""
+        place.left = True
+        self._release(ANSWERS)
 
     def post(
         self,
@@ -127,23 +195,29 @@ class EventLog:
         ticket: Ticket | None = None,
         *,
         patient: bool = False,
+        place: AnswerPlace | None = None,
     ) -> None:
-        """Let events leave in the order of their lane, not before ``ticket`` is done. ``patient``: see
-        `Outbox.post`.
+        """Put events into the lane ``lane`` without waiting. Each leaves when the events before it in the lane
+        have left and ``ticket`` is done: it gets its id, is kept, and goes to the socket if there is one.
+
+        ``ticket``: done when the journal has what the events acknowledge. ``patient``: see `Outbox.post`.
+        ``place``: the place among the answers that was kept for the first of the events.
         """
         waiting = self._lanes.setdefault(lane, deque())
         for event in events:
             if lane == WRITER:
                 self._told += 1
-                waiting.append(_Pending(event, ticket, self._reply, self._told, patient))
+                waiting.append(_Pending(event, ticket, self._reply, self._told, patient, place))
             else:
-                waiting.append(_Pending(event, ticket, *_NO_REPLY, patient))
+                waiting.append(_Pending(event, ticket, *_NO_REPLY, patient, place))
+            place = None
         if ticket is not None and not ticket.done():
             ticket.add_done_callback(lambda _: self._release(lane))
         self._release(lane)
 
     def open_to(self, outbox: SessionOutbox) -> None:
-        """Send everything to ``outbox``, from the first event on."""
+        """Use ``outbox``, a socket's, from now on, and send it the events that have left already. For a new
+        session."""
         self._outbox = outbox
         outbox.post([told.frame for told in self._log])
 
@@ -155,11 +229,13 @@ class EventLog:
         *,
         running: bool = False,
     ) -> None:
-        """Send to ``outbox`` the greeting, the events after the event ``after``, and all from now on.
+        """Use ``outbox`` from now on, in place of the one before. Send it a greeting, the kept events behind
+        the event with the id ``after``, and then each new event. None: the client has read nothing. Then only
+        the kept events of the last reply are sent, if that is ``running``.
 
-        Without ``after``: the whole of a reply that is ``running``. ``greeting`` gets its event id, which names
-        the place before the events that are sent again, and whether ``after`` is of another opening. Raises
-        ``EventsExpired``.
+        ``greeting`` makes the greeting from its id, which names the place before the events that follow, and
+        from whether the client's place is unknown or of another opening. Raises ``EventsExpired`` if the events
+        behind ``after`` are not kept any more; then nothing has changed.
         """
         kept = self._since(after, running)
         self.detach()
@@ -173,13 +249,14 @@ class EventLog:
         self._changed.set()
 
     def detach(self) -> None:
-        """There is no socket: keep what is posted."""
+        """Send nothing more to the socket; it is gone. Later events are kept for the next one."""
         if self._outbox is not None:
             self._outbox.abandon()
             self._outbox = None
 
     async def room(self) -> None:
-        """Wait until the socket takes more, or without a socket until more can be kept."""
+        """Wait until the caller may make more events: until the socket can take more. Without a socket, until
+        less than half of the bytes that may be kept have left since it went, or there is a new socket."""
         while True:
             self._changed.clear()
             outbox = self._outbox
@@ -193,7 +270,7 @@ class EventLog:
                 await self._changed.wait()
 
     async def flushed(self) -> None:
-        """Wait until nothing is held and the socket has all."""
+        """Wait until all posted events have left, and the socket, if there is one, has written them."""
         while self.holding:
             self._changed.clear()
             await self._changed.wait()
@@ -203,12 +280,38 @@ class EventLog:
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _release(self, lane: str) -> None:
-        waiting = self._lanes.get(lane, deque())
-        while waiting and (waiting[0].ticket is None or waiting[0].ticket.done()):
-            self._leave(waiting.popleft())
+        """Send what may leave now from ``lane``, and from other lanes that waited for it."""
+        lanes = [lane]
+        while lanes:
+            lanes += self._advance(lanes.pop())
+        self._changed.set()
+
+    def _advance(self, lane: str) -> list[str]:
+        """Send the events of one lane up to the first that has to wait. Returns the other lanes from which
+        events may leave because of that."""
+        waiting, others = self._lanes.get(lane, deque()), list[str]()
+        while waiting:
+            head = waiting[0]
+            if isinstance(head, AnswerPlace):
+                if not head.reached:
+                    head.reached = True
+                    others.append(head.lane)
+                if not head.left:
+                    break
+                waiting.popleft()
+                continue
+            if not head.durable:
+                break
+            if head.place is not None and not head.place.reached:
+                break
+            waiting.popleft()
+            self._leave(head)
+            if head.place is not None:
+                head.place.left = True
+                others.append(ANSWERS)
         if not waiting:
             self._lanes.pop(lane, None)
-        self._changed.set()
+        return others
 
     def _leave(self, held: _Pending) -> None:
         self._number += 1
@@ -222,14 +325,20 @@ class EventLog:
         if self._outbox is None:
             self._unread += len(frame)
         elif not self._was_read(held, place):
-            self._outbox.post([frame], patient=held.patient)
+            if isinstance(event, _ALONE):
+                self._outbox.post_now(frame)
+            else:
+                self._outbox.post([frame], patient=held.patient)
 
     def _was_read(self, held: _Pending, place: tuple[int, int]) -> bool:
-        """Whether the client has read the event before. A reply that ends only now was not read to its end."""
+        """Whether the client has read this event already, in an earlier opening, so that it is not sent again.
+        ``place``: the event's reply and its number in it. `response.done` counts as not read: an interrupted
+        reply ends only now."""
         return _NO_REPLY < place <= self._read and not isinstance(held.event, ResponseDone)
 
     def _before(self, kept: list[_Sent], known: EventPlace | None) -> EventPlace:
-        """The place before ``kept``, for a client that was at ``known``."""
+        """The place just before the events ``kept``, for the greeting's id. ``known``: the place of the event
+        that the client read last; None if it named none."""
         number = kept[0].number - 1 if kept else self._number
         if known is not None:
             return EventPlace(self._opening, number, known.reply, known.told)
@@ -245,7 +354,8 @@ class EventLog:
             self._log_bytes -= len(self._log.popleft().frame)
 
     def _forget_before(self, reply: int) -> None:
-        """Forget earlier replies: a client that asks for a new one has read them."""
+        """Drop the kept events that are older than the reply with the number ``reply``. A client that asks for
+        a new reply has read them."""
         first = next((told.number for told in self._log if told.reply >= reply), 0)
         while self._log and self._log[0].number < first:
             self._log_bytes -= len(self._log.popleft().frame)

@@ -29,6 +29,7 @@ from ...sessions.errors import TurnFailed
 from ...sessions.items import FunctionCall, Item, Message
 from ...sessions.turn.events import (
     EndReason,
+    LeftOut,
     ReplyArgumentsDelta,
     ReplyCallDone,
     ReplyCallStarted,
@@ -41,7 +42,8 @@ from ...sessions.turn.events import (
     TurnUsage,
 )
 from ..errors import Draining, error_details
-from .translate import frame_of, logprobs_of, receipt_of, usage_of
+from ..usage import receipt_of
+from .translate import frame_of, logprobs_of, truncated_of, usage_of
 
 EventIds: TypeAlias = Callable[[], str]
 
@@ -49,12 +51,15 @@ _REASONS: dict[EndReason, Reason] = {
     EndReason.CLIENT_CANCELLED: "client_cancelled",
     EndReason.MAX_OUTPUT_TOKENS: "max_output_tokens",
     EndReason.STEERED: "steered",
+    EndReason.REPETITION: "repetition",
 }
 
 
 @dataclass(slots=True)
 class _OpenItem:
-    """The output item that grows: its place, and its pieces so far."""
+    """The output item that has begun and not ended. ``index``: its index in the response's output. ``item``:
+    the item as it began, without text. ``previous_item_id``: the item before it in the conversation.
+    ``pieces``, ``logprobs``: its text or arguments so far, and the log probabilities of the text's tokens."""
 
     index: int
     item: Message | FunctionCall
@@ -70,10 +75,15 @@ class _OpenItem:
 
 
 class LiveResponse:
-    """A response from `response.create` to `response.done`.
+    """Makes the server events of one response, from `response.created` to `response.done`. It holds the items
+    so far, and sends nothing.
 
-    `conversation_id` is None out of band. `predecessor` returns the item before the reply's first one when that
-    begins. `item_ids`: of the items that it has begun; `call_ids`: of its calls.
+    ``event_ids`` makes an event's id. ``conversation_id``: None for a response out of band. ``predecessor`` is
+    called when the first item begins, and returns the id of the item before it, None for none. ``asked_by``:
+    the `event_id` of the client event that asked for the response. ``brief``: leave out events that repeat
+    others. ``unserved``: fields of the request that have no effect, which `response.created` lists.
+    ``item_ids``, ``call_ids``: of the items, and of the tool calls, that have begun. ``cancelling`` is set by
+    the conversation.
     """
 
     def __init__(
@@ -87,6 +97,7 @@ class LiveResponse:
         metadata: dict[str, str] | None = None,
         asked_by: str | None = None,
         brief: bool = False,
+        unserved: tuple[str, ...] = (),
     ) -> None:
         self.id = response_id
         self.conversation_id = conversation_id
@@ -101,23 +112,29 @@ class LiveResponse:
         self._max_output_tokens = max_output_tokens
         self.metadata = metadata
         self.brief = brief
+        self.unserved = unserved
         self._open: _OpenItem | None = None
         self._output: list[AnyItem] = []
 
     def feed(self, event: ReplyEvent) -> list[server.ServerEvent]:
-        """The server events for one event of the turn."""
+        """The server events for ``event``, the next event of the turn. The first call gives `response.created`
+        before all else, and `ReplyDone` gives `response.done`; nothing may be fed after that."""
         assert not self.done, "nothing comes after the end of a reply"
         return list(self._events(event))
 
     def fail(self, error: Exception) -> list[server.ServerEvent]:
-        """The last events of a response that has started and raised."""
+        """The last events of a response that has been created, after its turn raised ``error``: its open item
+        ends, its items are taken back, and `response.done` says `failed`."""
         assert self.started and not self.done
         return list(self._failed(error))
 
     def _events(self, event: ReplyEvent) -> Iterator[server.ServerEvent]:
         if not self.started:
             self.started = True
-            yield server.ResponseCreated(event_id=self._event_ids(), response=self._response("in_progress"))
+            response = self._response("in_progress")
+            if self.unserved:
+                response = msgspec.structs.replace(response, unserved=list(self.unserved))
+            yield server.ResponseCreated(event_id=self._event_ids(), response=response)
         match event:
             case ReplyStarted():
                 return
@@ -166,7 +183,8 @@ class LiveResponse:
         return server.ArgumentsDelta(**self._call(self._open, self._open.item), delta=delta)
 
     def _close(self, complete: bool) -> Iterator[server.ServerEvent]:
-        """End the open item, if there is one."""
+        """End the open item and add it to the output; no events if no item is open. ``complete``: false if the
+        item was cut off."""
         if self._open is None:
             return
         opened, self._open = self._open, None
@@ -197,7 +215,9 @@ class LiveResponse:
         item: Item,
         status: ItemStatus | None = None,
     ) -> Iterator[server.ServerEvent]:
-        """The two events that show an item: in the response and in the conversation."""
+        """The two events that show ``item``: one of the type ``output`` for the response and, unless that is
+        out of band, one of the type ``conversation``. ``status``: `in_progress` while the item grows; None: the
+        final one."""
         frame = frame_of(item, status)
         yield output(event_id=self._event_ids(), response_id=self.id, output_index=opened.index, item=frame)
         if self.conversation_id is not None:
@@ -226,7 +246,7 @@ class LiveResponse:
         yield from self._close(self._open is not None and self._open.item.id in complete)
         if event.status is ReplyStatus.FAILED:
             yield from self._taken_back()
-        yield self._ended(event.status.value, _details(event), event.usage)
+        yield self._ended(event.status.value, _details(event), event.usage, event.left_out)
 
     def _failed(self, error: Exception) -> Iterator[server.ServerEvent]:
         yield from self._close(complete=False)
@@ -234,18 +254,25 @@ class LiveResponse:
         yield self._ended("failed", _failure(error))
 
     def _taken_back(self) -> Iterator[server.ServerEvent]:
-        """The events that take back the items of a failed turn, which was rolled back."""
+        """A `conversation.item.deleted` for each item that has ended: the turn failed, so it was rolled back.
+        Out of band there are none."""
         if self.conversation_id is not None:
             for item in self._output:
                 yield server.ItemDeleted(event_id=self._event_ids(), item_id=item.id or "")
 
     def _ended(
-        self, status: ResponseStatus, details: StatusDetails | None, usage: TurnUsage | None = None
+        self,
+        status: ResponseStatus,
+        details: StatusDetails | None,
+        usage: TurnUsage | None = None,
+        left_out: LeftOut | None = None,
     ) -> server.ResponseDone:
         self.done = True
         ended = self._response(status, details)
         if usage is not None:
             ended = msgspec.structs.replace(ended, usage=usage_of(usage), kv=receipt_of(usage))
+        if left_out is not None:
+            ended = msgspec.structs.replace(ended, truncated=truncated_of(left_out))
         return server.ResponseDone(event_id=self._event_ids(), response=ended)
 
     def _response(self, status: ResponseStatus, details: StatusDetails | None = None) -> Response:

@@ -1,7 +1,8 @@
-"""The Realtime face: it puts a live session on the wire as a conversation of events.
+"""One session as its Realtime client sees it: client events in, server events out.
 
-Client events come in through `RealtimeSession.take`; server events go out through its event log, to whichever
-socket the session is on. Each change is acknowledged when the journal has it.
+Client events come in through `RealtimeSession.take`. Server events go out through its event log, to whichever
+socket the session is on. An answer to a change is sent when the journal has the change. `RealtimeFace` makes
+the sessions; a *face* is one protocol that clients speak.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
+from ...kvstore.log_lines import about
 from ...runtime.errors import RuntimeFault
 from ...runtime.link.client import EngineLink
 from ...sdk.frames import client, server
@@ -30,13 +32,13 @@ from ...sessions.text.text_buffer import TextBuffer
 from ...sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted
 from ...sessions.turn.response import TurnResponse
 from ..errors import INTERNAL, Draining, wire_error
-from ..live_session import LiveSession, report
+from ..live_session import LiveSession, log_refusal, report
 from ..live_sessions import LiveSessions, SessionConnection
 from ..net.outbox import SessionOutbox
 from ..settings import ClientLimits
 from .conversation import Conversation
 from .effects import CancelResponse, Effect, PrefillText, Send, StartResponse, TellCommitted
-from .event_log import NEWS, WRITER, EventLog
+from .event_log import NEWS, WRITER, AnswerPlace, EventLog
 from .translate import preamble_of
 from .verbs import EDITS, VERBS, SessionVerbs
 
@@ -54,38 +56,61 @@ CHANGES = (
     SessionName,
     SessionPrune,
 )
-"""Client events that change what the journal keeps: refused while it cannot write, acknowledged when it has."""
+"""Client events that change what the journal keeps. They are refused while it cannot write, and answered when
+it has the change."""
 ACKNOWLEDGING = (server.ItemDone, server.ResponseDone)
-"""Events of a reply that wait for the journal."""
+"""Events of a reply that are sent only when the journal has what they show."""
 
 
 class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the journal keeps of a new session: its first configuration, and its conversation's id."""
+    """What the journal keeps of a new session for this protocol: its first configuration, and the id of its
+    conversation."""
 
     session: SessionResource
     conversation: str
 
 
-class RealtimeFace:
-    """Opens sessions that speak Realtime. ``model`` is the name of the served model."""
+@dataclass(frozen=True, slots=True)
+class RealtimeDefaults:
+    """What a new session starts with, besides the model's sampling defaults.
 
-    def __init__(self, sessions: LiveSessions, link: EngineLink, model: str, limits: ClientLimits) -> None:
+    ``names``: the names of the served model; the first becomes the session's `model`, the others may be set
+    later. ``max_tokens``: the most tokens of a reply; None: as many as the context holds.
+    """
+
+    names: tuple[str, ...]
+    max_tokens: int | None = None
+
+
+class RealtimeFace:
+    """The Realtime protocol, as a `Face`. Sockets open and resume their sessions here; ``sessions`` calls it to
+    make the live sessions of this protocol. ``defaults``: the model's names and the most tokens of a
+    reply in new sessions; their sampling defaults are the model's."""
+
+    def __init__(
+        self, sessions: LiveSessions, link: EngineLink, defaults: RealtimeDefaults, limits: ClientLimits
+    ) -> None:
         self.sessions = sessions
         self.limits = limits
+        self.defaults = defaults
         self._link = link
-        self._model = model
 
     def open(self, connection: SessionConnection, owner: bytes, salt: bytes = b"") -> RealtimeSession:
-        """A new session on this connection. Raises what `LiveSessions.open` does."""
+        """Open a new session on this connection; its first events are posted. ``owner``: the digest of the
+        client's key; only a client with the same key can resume it. ``salt``: of its tenant. Raises what
+        `LiveSessions.open` does."""
         return self.side_of(self.sessions.open(self, connection, owner, salt))
 
     async def resume(self, connection: SessionConnection, handle: str, owner: bytes) -> RealtimeSession:
-        """The session that ``handle`` opens. Raises what `LiveSessions.resume` does."""
+        """Move the session that ``handle`` opens to this connection, and return it. Nothing is sent there until
+        `RealtimeSession.resume` is called. ``owner``: the digest of the client's key. Raises what
+        `LiveSessions.resume` does."""
         return self.side_of(await self.sessions.resume(self, connection, handle, owner))
 
     @staticmethod
     def side_of(live: LiveSession) -> RealtimeSession:
-        """This face's side of a session. Raises ``HandleUnknown`` where another face opened it."""
+        """The `RealtimeSession` of a live session. Raises ``HandleUnknown`` if a client of another protocol
+        opened that session."""
         if not isinstance(live.face, RealtimeSession):
             raise HandleUnknown("No session can be resumed with this handle", param="handle")
         return live.face
@@ -93,19 +118,31 @@ class RealtimeFace:
     # --- as `Face` ------------------------------------------------------------------------------------------
 
     def config(self) -> bytes:
-        """What the journal keeps of a new session: the model's defaults."""
-        defaults = msgspec.structs.asdict(self._link.hello.defaults)
-        resource = SessionResource(id="", model=self._model, **defaults)
+        """The first configuration of a new session, encoded for the journal: the defaults of model and server,
+        and the id of a new conversation."""
+        hello, most = self._link.hello, self.defaults.max_tokens
+        resource = SessionResource(
+            id="",
+            model=self.defaults.names[0],
+            max_output_tokens="inf" if most is None else min(most, hello.max_context),
+            **msgspec.structs.asdict(hello.defaults),
+        )
         return msgspec.msgpack.encode(RealtimeConfig(session=resource, conversation=new_id("conv")))
 
+    def owns(self, live: LiveSession) -> bool:
+        """Whether the session speaks Realtime."""
+        return isinstance(live.face, RealtimeSession)
+
     def begin(self, session: Session, config: bytes) -> LiveSession:
-        """Bring a new session to life. It greets its client first."""
+        """Make a live session of a new session, and post its first events, `session.created` and
+        `conversation.created`. ``config``: what `config` or `child_config` returned."""
         made = RealtimeSession(self, session, msgspec.msgpack.decode(config, type=RealtimeConfig))
         made.greet()
         return made.live
 
     def reopen(self, reopened: Reopened) -> LiveSession:
-        """Bring a session from the journal to life. A turn that was interrupted goes on."""
+        """Make a live session of one that was read from the journal, with its latest configuration. The events
+        of its last reply are posted again; if that reply was interrupted, it continues."""
         config = msgspec.msgpack.decode(reopened.record.config, type=RealtimeConfig)
         replayed = reopened.replayed
         replies = replayed.responses - (replayed.last is not None)
@@ -115,7 +152,12 @@ class RealtimeFace:
 
 
 class RealtimeSession:
-    """One session on the wire. Make it with `RealtimeFace`. ``replies``: those before it was opened again."""
+    """One session and its client: it serves the client's events and posts the server's. Make it with
+    `RealtimeFace`.
+
+    ``config``: the first configuration. ``replies``: how many replies the session has had that are not told
+    again; 0 for a new session.
+    """
 
     def __init__(
         self, face: RealtimeFace, session: Session, config: RealtimeConfig, replies: int = 0
@@ -132,24 +174,29 @@ class RealtimeSession:
             ids=self._ids,
             parallel_responses=limits.parallel_responses,
             bounds=session.bounds,
+            names=frozenset(face.defaults.names),
             conversation_id=config.conversation,
-            admit=session.check_turns,
+            admit=self._admit,
             most_characters=session.most_characters,
         )
         self.event_log = EventLog(limits, replies, lambda: session.handles.current)
         self._verbs = SessionVerbs(self.live, face.sessions, self.conversation, self.event_log, limits.moves)
         self._client_events: deque[str] = deque(maxlen=limits.client_events)
         self._waiting_cancels: dict[str, EndReason] = {}
+        self._places: dict[str, AnswerPlace] = {}  # of responses that have told nothing yet
         self._from_journal = False
         self._reopened = False  # the client was on the server before this one
 
     def greet(self) -> None:
-        """Post the first events of a new session."""
+        """Post `session.created` and `conversation.created`. They are sent when the journal has the new
+        session."""
         ticket = self.session.log.sync()
         self.event_log.post(self.conversation.greet(self.session.handles.current), ticket=ticket)
 
     def restore(self, reopened: Reopened) -> None:
-        """Take up what the journal has of the session: its configuration, its last response, its text."""
+        """Take over what the journal has of the session: the configuration, the ids of client events, the
+        streamed text. Post the events of the last reply again, and continue it if it was interrupted.
+        Interrupted responses out of band end."""
         replayed = reopened.replayed
         self._client_events.extend(replayed.heard)
         self._from_journal = True
@@ -166,15 +213,20 @@ class RealtimeSession:
     # --- sockets --------------------------------------------------------------------------------------------
 
     def resume(self, sink: SessionOutbox, after: str | None) -> None:
-        """Send events to this socket from now on, and first those after the event ``after``.
+        """Send the session's events to ``sink``, a socket's outbox, from now on: first `session.resumed`, then
+        those behind the event with the id ``after``. If that is None, those of a running reply from its
+        beginning.
 
-        Raises ``EventsExpired``.
+        Raises ``EventsExpired`` if these events are not kept any more.
         """
         writing = any(response.writes for response in self.live.running)
         self.event_log.attach(sink, self._resumed, after, running=writing)
 
     def _resumed(self, event_id: str, other_opening: bool) -> server.SessionResumed:
-        """The answer to a client that comes back. Answers that were on their way before may be lost."""
+        """Make `session.resumed`, the greeting of a client that comes back. ``other_opening``: it last read an
+        event from before the session was opened in this server, or named none. If the session came from the
+        journal, answers of that time may be lost, so from now on events that come again are answered again;
+        otherwise they are not."""
         self._reopened = self._from_journal and other_opening
         return server.SessionResumed(
             event_id=event_id,
@@ -188,7 +240,9 @@ class RealtimeSession:
     # --- client events --------------------------------------------------------------------------------------
 
     async def take(self, event: client.ClientEvent) -> None:
-        """Serve one client event after those before it. It is served whole though the socket goes."""
+        """Serve one client event after those before it; returns when that is done. It is served to its end even
+        if the caller is cancelled, because the socket closes. An error is posted as an `error` event, and not
+        raised."""
         await self.live.in_order(lambda: self._take(event))
 
     async def _take(self, event: client.ClientEvent) -> None:
@@ -196,11 +250,13 @@ class RealtimeSession:
             await self._serve(event)
         except Exception as error:  # it ends this event and nothing else
             if wire_error(error) is INTERNAL:
-                log.exception("%s failed", type(event).__name__)
+                log.exception("%s failed", type(event).__name__, extra=about(self.live.id))
             self.refuse(error, event.event_id)
 
     async def _serve(self, event: client.ClientEvent) -> None:
-        """The one way in: answer an event again, refuse it, give it to the verbs, or to the conversation."""
+        """Serve an event in one of four ways: answer it again, if it was served before; refuse it; give it to
+        the verbs; or give it to the conversation and carry out the effects. Raises if it is refused on the
+        way."""
         if self.live.resumable and event.event_id is not None and event.event_id in self._client_events:
             await self._answer_again(event)
         elif (refusal := self._refusal(event)) is not None:
@@ -220,11 +276,16 @@ class RealtimeSession:
                         await self._tell_committed(effect)
 
     def refuse(self, error: Exception, event_id: str | None = None) -> None:
-        """Tell the client that an event, or a frame that is no event, was refused."""
+        """Post and log that an event, or a frame that is no event, was refused because of ``error``.
+        ``event_id``: the client event's, if it had one."""
+        log_refusal(self.live.id, error)
         self.event_log.post([self.conversation.refusal(error, event_id)])
 
     def _refusal(self, event: client.ClientEvent) -> Exception | None:
-        """Why an event cannot be served now."""
+        """The error that refuses an event before it is served; None if it may be served. An event is refused if
+        it begins a turn and the server is going away, or if it changes what the journal keeps and the journal
+        cannot write. A prune is served even if the tenant's share of the journal is full, because it makes
+        room."""
         if self.live.draining and isinstance(event, client.ResponseCreate | ResponseSteer):
             return Draining("The server is going away")
         if not isinstance(event, CHANGES):
@@ -234,13 +295,14 @@ class RealtimeSession:
         return None if makes_room else fault
 
     def _change(self, event: client.ClientEvent) -> list[Effect]:
-        """Apply an event to the conversation. There is no await in here, so that all it changes reaches the
-        journal in one commit. Returns the effects that need an await.
-        """
+        """Apply an event to the conversation, post the answers, begin its turn, and append what has changed to
+        the journal. Returns the effects that are left: those that need an await. There is no await in here, so
+        that all changes reach the journal in one commit."""
         conversation, journal = self.conversation, self.session.log
         before, typed = conversation.session, replace(conversation.incoming.buffer)
         self._note(event)
         answers: list[server.ServerEvent] = []
+        started: list[TurnResponse] = []
         rest: list[Effect] = []
         effects = conversation.receive(event)
         try:
@@ -249,7 +311,11 @@ class RealtimeSession:
                     case Send():
                         answers.append(effect.event)
                     case StartResponse():
-                        self._start(effect)
+                        begun = self._start(effect)
+                        if isinstance(begun, TurnResponse):
+                            started.append(begun)
+                        else:
+                            answers += begun
                     case PrefillText(item=item):
                         self.session.expect(item)
                     case CancelResponse() | TellCommitted():
@@ -266,17 +332,23 @@ class RealtimeSession:
             journal.append(Configured(preamble=preamble_of(conversation.session), config=config))
         if answers:
             self.event_log.post(answers, ticket=journal.sync() if isinstance(event, CHANGES) else None)
+        for response in started:
+            self._places[response.id] = self.event_log.keep_place(_lane(response))
         return rest
 
     def _note(self, event: client.ClientEvent) -> None:
-        """Remember the event's id, so that the event is not served twice; name after it what it makes."""
+        """Remember the event's id, in memory and in the journal, so that the event is not served twice. If the
+        client can come back, derive the ids of what the event makes from its id, so that they can be made
+        again."""
         if event.event_id is not None:
             self._client_events.append(event.event_id)
             self.session.log.append(EventReceived(event=event.event_id))
         self._ids.derive_from(event.event_id if self.live.resumable else None)
 
     async def _answer_again(self, event: client.ClientEvent) -> None:
-        """Acknowledge an event that the server before this one has served; that answer may be lost."""
+        """Answer an event that was served before the session was opened from the journal, because the first
+        answer may be lost. Does nothing if the client has been here since the session was opened: the event log
+        has that answer."""
         if not self._reopened:
             return
         if isinstance(event, VERBS):
@@ -294,8 +366,11 @@ class RealtimeSession:
         self.event_log.post(events, ticket=self.session.log.sync())
 
     async def _make_way(self, event: ResponseSteer) -> None:
-        """End the response that runs, so that the steering one can start. Raises where it is refused."""
+        """Cancel the response that writes the conversation, if one runs, and wait until it has ended, so that
+        ``event`` can start the next one. Posts `response.steer.accepted` first. Raises if the event is refused;
+        then nothing has changed."""
         response_id = self.conversation.check_steer(event)
+        self.live.check_admission()
         accepted = SteerAccepted(event_id=self.conversation.event_id(), response_id=response_id)
         self.event_log.post([accepted])
         if response_id is not None:
@@ -303,7 +378,8 @@ class RealtimeSession:
         await self.live.wait_ended(response_id)
 
     async def _cancel(self, response_id: str, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
-        """Cut a response. One that is told again is cut when it reaches the event that its client read last."""
+        """Cancel a running response. If its reply is told again, and has not yet come to the last event that
+        the client read, the cancel waits for that: `tell` carries it out."""
         if self.event_log.behind:
             self._waiting_cancels[response_id] = reason
         else:
@@ -311,16 +387,24 @@ class RealtimeSession:
 
     # --- responses ------------------------------------------------------------------------------------------
 
-    def _start(self, start: StartResponse) -> None:
-        """Begin a turn. What it puts before the model is decided here, before any later event is served."""
+    def _admit(self) -> None:
+        """Raises where no further response may begin now."""
+        self.session.check_turns()
+        self.live.admit()
+
+    def _start(self, start: StartResponse) -> TurnResponse | list[server.ServerEvent]:
+        """Begin a turn and run it. Returns it, or, if the session refuses it, the events that tell the client
+        so.
+
+        The history that it answers is fixed here, before any later event is served.
+        """
         try:
             note = self.conversation.note(start.response_id)
             brief = self.conversation.brief(start.response_id)
             response = self.session.respond(start.request, start.response_id, note, whole_calls=brief)
         except Exception as error:  # the journal knows no such reply, so it is not counted
-            report(start.response_id, error)
-            self.event_log.post(self.conversation.failed(start.response_id, error))
-            return
+            report(self.live.id, start.response_id, error)
+            return self.conversation.failed(start.response_id, error)
         try:
             if response.writes:
                 self.event_log.begin_reply()
@@ -328,16 +412,19 @@ class RealtimeSession:
         except BaseException as error:
             response.refuse(error)
             raise
+        return response
 
     def _bring_back(self, past: Past, after_reply: set[str]) -> None:
-        """Tell the last response again: to its end, or as far as it came, and let it go on."""
+        """Post the events of ``past``, the session's last reply, again. If it was interrupted, it also
+        continues: in a task, like a new turn. ``after_reply``: ids of the items that were added to the
+        conversation while it ran."""
         self.conversation.revive(past.id, past.request, past.note, after_reply)
         self.event_log.begin_reply()
         if past.ended is None:
             try:
                 response = self.session.go_on(past)
             except Exception as error:  # for example where its grammar is refused now
-                report(past.id, error)
+                report(self.live.id, past.id, error)
                 self.event_log.post(self.conversation.failed(past.id, error), WRITER)
             else:
                 self.live.run(response)
@@ -348,7 +435,8 @@ class RealtimeSession:
             self.event_log.post(self.conversation.failed(past.id, error_of(past.ended.error)), WRITER)
 
     def _end_out_of_band(self, orphan: Begun) -> None:
-        """A response out of band does not go on after a restart: tell its end."""
+        """End a response out of band that was interrupted, as it does not continue: post its
+        `response.created`, and a `response.done` that says `failed`."""
         self.conversation.revive(orphan.response, None, orphan.note)
         events = self.conversation.reply(orphan.response, ReplyStarted(0))
         events += self.conversation.failed(orphan.response, error_of(None))
@@ -357,60 +445,78 @@ class RealtimeSession:
     # --- as `SessionFace` -----------------------------------------------------------------------------------
 
     async def tell(self, response: TurnResponse, event: ReplyEvent) -> None:
-        """Post one event of a running turn; wait until the client can take more."""
-        self._post_reply(self.conversation.reply(response.id, event), _lane(response))
+        """Post the server events for one event of a running turn. Returns when the client can take more.
+        Carries out a cancel that waited for this event."""
+        self._post_reply(self.conversation.reply(response.id, event), response)
         if response.id in self._waiting_cancels and not self.event_log.behind:
             await response.cancel(self._waiting_cancels.pop(response.id))
+        if isinstance(event, ReplyStarted):
+            self._tell_rate_limits()
         if not isinstance(event, ReplyDone):
             await self.event_log.room()
 
     def ended(self, response: TurnResponse, error: Exception | None) -> None:
-        """A turn is over: tell its failure, and answer the verbs that waited for its end."""
+        """A turn is over. If ``error`` is set and the client has not been told the end, post the end. Post the
+        answers of cuts that waited for it."""
         self._waiting_cancels.pop(response.id, None)
         if error is not None and response.id in self.conversation.running:
-            self._post_reply(self.conversation.failed(response.id, error), _lane(response))
+            self._post_reply(self.conversation.failed(response.id, error), response)
+        if (place := self._places.pop(response.id, None)) is not None:  # it has told nothing
+            self.event_log.give_up(place)
         self._verbs.ended(response.id)
+        self._tell_rate_limits()
 
-    def _post_reply(self, events: Iterable[server.ServerEvent], lane: str) -> None:
+    def _tell_rate_limits(self) -> None:
+        """Tell what is left to the client's key, if it has limits."""
+        limits = list(self.live.rate_limits().limits)
+        if limits:
+            event_id = self.conversation.event_id()
+            self.event_log.post([server.RateLimitsUpdated(event_id=event_id, rate_limits=limits)], NEWS)
+
+    def _post_reply(self, events: Iterable[server.ServerEvent], response: TurnResponse) -> None:
         for event in events:
+            place = self._places.pop(response.id, None)
             ticket = self.session.log.sync() if isinstance(event, ACKNOWLEDGING) else None
             # In brief, the beginning of a reply may wait for what follows.
             patient = isinstance(event, server.ResponseCreated) and self.conversation.brief(event.response.id)
-            self.event_log.post([event], lane, ticket, patient=patient)
+            self.event_log.post([event], _lane(response), ticket, patient=patient, place=place)
 
     def detach(self) -> None:
-        """No socket: events are kept for the next one."""
+        """The session is on no socket any more. Its events are kept for the next one."""
         self.event_log.detach()
 
     def alarm(self, fault: StorageUnavailable) -> None:
-        """The journal cannot write: say so to a client that waits for an acknowledgement."""
+        """The journal cannot write: post ``fault`` as an `error` event, if any other event waits to be sent."""
         if self.event_log.holding:
             self.event_log.post([self.conversation.refusal(fault)], NEWS)
 
     def recovered(self, lost_seconds: float) -> None:
-        """Tell the client that the session has another engine."""
+        """Post `session.recovered`: another engine has taken over, after ``lost_seconds`` without one."""
         lost_ms = round(lost_seconds * 1000, 1)
         told = server.SessionRecovered(event_id=self.conversation.event_id(), lost_ms=lost_ms)
         self.event_log.post([told], NEWS)
 
     def going_away(self, seconds: float) -> None:
-        """Tell the client how long the server waits, and the handle to come back with."""
+        """Post `server.going_away`: the server closes the connection within ``seconds``. The event shows the
+        handle with which the client can come back."""
         handle = self.session.handles.current or None
         event_id = self.conversation.event_id()
         told = server.ServerGoingAway(event_id=event_id, seconds=seconds, handle=handle)
         self.event_log.post([told], NEWS)
 
     async def flushed(self) -> None:
-        """Wait until the client has all that was told."""
+        """Wait until all posted events have left, and the socket, if there is one, has written them."""
         await self.event_log.flushed()
 
     def child_config(self) -> bytes:
-        """What the journal keeps of a fork: the first configuration of this session."""
+        """The first configuration of a session that is forked from this one, encoded for the journal: that of
+        this session, with the id of a new conversation."""
         config = RealtimeConfig(session=self._config.session, conversation=new_id("conv"))
         return msgspec.msgpack.encode(config)
 
     def fork(self, session: Session, config: bytes) -> LiveSession:
-        """Bring a fork to life, with this session's present configuration."""
+        """Make a live session of ``session``, which was forked from this one. It has the configuration that
+        this session has now, and its first events are posted. ``config``: what `child_config` returned."""
         live = self._face.begin(session, config)
         self._face.side_of(live).conversation.configure_as(self.conversation)
         return live
@@ -424,7 +530,8 @@ def _lane(response: TurnResponse) -> str:
 
 
 class EventDerivedIds:
-    """Makes ids from the id of the client event that is served: the same event makes the same ids again."""
+    """Makes ids of items and responses. While a client event with an id is served, they derive from that id:
+    the same event makes the same ids again, also after a restart."""
 
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
@@ -432,7 +539,7 @@ class EventDerivedIds:
         self._made = 0
 
     def derive_from(self, event_id: str | None) -> None:
-        """Make ids from this event's id from now on. None: make random ones."""
+        """Derive the next ids from this client event's id. None: make random ones."""
         self._event_id, self._made = event_id, 0
 
     def __call__(self, prefix: str) -> str:
@@ -443,14 +550,16 @@ class EventDerivedIds:
 
 
 def typed_since(before: TextBuffer, after: TextBuffer) -> Typed:
-    """The journal's record of what changed in the text that is on its way."""
+    """The journal's operation for a change of the streamed text from ``before`` to ``after``: the text from the
+    first character that differs."""
     appended = after.text.startswith(before.text)
     start = len(before.text) if appended else _shared(before.text, after.text)
     return Typed(start=start, text=after.text[start:], role=after.role, item=after.id, call=after.call_id)
 
 
 def _shared(one: str, other: str) -> int:
-    """The length of the common beginning, found by bisection: no loop runs over characters."""
+    """The number of characters with which both texts begin. It is found by bisection: no Python loop over
+    characters."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

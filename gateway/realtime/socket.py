@@ -1,8 +1,9 @@
-"""One client's socket: frames in to the session that they name, that session's events out.
+"""One client's socket: it passes client events to the session that they name, and that session's events to the
+client.
 
 `RealtimeSocket` has two tasks: one reads, one writes. A socket has a session of its own, and further ones that
-the client attached; sessions outlive it. A slow reader makes its own replies wait, and is dropped when it takes
-nothing.
+the client attached; sessions outlive it. If the client reads slowly, its replies wait. If it takes nothing for
+``stall_seconds``, it is dropped.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
+from ...kvstore.log_lines import about
 from ...sdk.errors import FrameError
 from ...sdk.frames import codec
 from ...sdk.frames.client import ClientEvent, SessionAttach, SessionDetach, SessionResume
 from ...sdk.frames.server import ErrorEvent, SessionDetached
 from ...sessions.errors import SessionError, SessionUnknown, StorageUnavailable
 from ...sessions.items import new_id
+from ..auth import TurnCaller
 from ..errors import (
     Draining,
     SessionMoved,
@@ -31,6 +34,7 @@ from ..errors import (
     error_details,
     wire_error,
 )
+from ..live_session import log_refusal
 from ..net.channel import Channel, ChannelClosed
 from ..net.outbox import Outbox, SessionOutbox
 from ..net.rates import TokenBucket
@@ -44,48 +48,63 @@ _E = TypeVar("_E", bound=BaseException)
 
 @dataclass(frozen=True, slots=True)
 class ClientIdentity:
-    """Which client a connection belongs to, and what it asked for when it was opened.
+    """Which client a connection belongs to, and what it asked for when it connected.
 
-    ``owner``: digest of what it authorizes itself with; ``salt``: of its tenant; ``key``: of its key, where
-    keys are asked for; ``address``: where it comes from. ``resumable``: it can come back, so its replies go on
-    without it. ``resume``: it comes back, so it gets no session of its own.
+    ``owner``: the digest of its `Authorization`; only a client with the same one can resume its sessions.
+    ``salt``: its tenant's, which keeps cached KV apart. ``key``: the digest of its API key; empty if the server
+    has no keys. ``trace``: the span that its turns are part of. ``address``: its IP address. ``resumable``: it
+    can come back with a handle, so its replies continue without it. ``resume``: it comes back now, so the
+    socket opens no new session. ``model``: the model name that it asked for.
     """
 
     owner: bytes = b""
     salt: bytes = b""
     key: bytes = b""
+    trace: Mapping[str, str] = field(default_factory=dict)
     address: str = ""
     resumable: bool = False
     resume: bool = False
+    model: str | None = None
+
+    @property
+    def caller(self) -> TurnCaller:
+        """The client for which turns on this connection run."""
+        return TurnCaller(self.key, self.salt, self.trace)
 
 
 class AttachedSession:
-    """A further session's hold on a socket. ``gone`` is called when the session moves to another socket."""
+    """The place of a further session on a socket, as its `SessionConnection`. ``outbox``: its way to the
+    socket. ``caller``: the socket's client. ``gone`` is called with this object when the session has moved to
+    another connection, or is pruned."""
 
-    def __init__(self, outbox: SessionOutbox, gone: Callable[[AttachedSession], None]) -> None:
+    def __init__(
+        self, outbox: SessionOutbox, caller: TurnCaller, gone: Callable[[AttachedSession], None]
+    ) -> None:
         self.outbox = outbox
+        self.caller = caller
         self.session: RealtimeSession | None = None
         self._gone = gone
 
     def moved(self) -> None:
-        """The session is on another socket now."""
+        """The session is not on this socket any more: tell the socket."""
         self._gone(self)
 
 
 class _Goodbye(Exception):
-    """The server ends the connection."""
+    """Raised to end the socket from the server's side. ``wire``: the close code and the reason."""
 
     def __init__(self, wire: WireError) -> None:
         self.wire = wire
 
 
 class RealtimeSocket:
-    """Runs one socket, until either side ends it."""
+    """Serves one client on one socket. As a `SessionConnection` it stands for the socket's own session; an
+    attached one has an `AttachedSession`. ``channel``: the connection. ``face`` opens and resumes sessions."""
 
     def __init__(
         self, channel: Channel, face: RealtimeFace, client: ClientIdentity, limits: ClientLimits
     ) -> None:
-        self.outbox = Outbox(limits)
+        self.outbox = Outbox(limits, channel.send_now)
         self.client = client
         self._channel = channel
         self._face = face
@@ -97,12 +116,21 @@ class RealtimeSocket:
         self._invalid = TokenBucket(limits.invalid_events, time.monotonic)
         self._leaving: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
 
+    @property
+    def caller(self) -> TurnCaller:
+        """The client."""
+        return self.client.caller
+
     def leave(self, why: Exception | None = None) -> None:
-        """Close the connection, and say why: by default because the server goes away."""
+        """Begin to close the connection, with the code and reason of ``why``; None: the server goes away.
+        Returns at once, and `run` ends."""
         self._part_with(wire_error(why or Draining()))
 
     def moved(self) -> None:
-        """The socket's own session is on a newer socket, or attached to this one."""
+        """The socket's own session is not here any more: it has moved to another socket, or was pruned. If
+        other sessions are attached, the client is told `session.detached`; otherwise the socket closes with
+        `session_moved`. While a `session.attach` is served neither happens, because it may be attaching that
+        same session."""
         own, self._own = self._own, None
         if self._attaching:
             return
@@ -112,9 +140,10 @@ class RealtimeSocket:
             self._part_with(wire_error(SessionMoved()))
 
     async def run(self) -> None:
-        """Serve the client until it has left or the server has said goodbye.
+        """Serve the client until it has left or the server ends the connection. Opens the socket's own session
+        first, unless the client comes back to resume one. At the end all its sessions leave the socket.
 
-        Raises ``SlowReader`` when the connection must be dropped.
+        Raises ``SlowReader`` if the client takes nothing: the caller drops the connection.
         """
         dropped: SlowReader | None = None
         try:
@@ -148,7 +177,10 @@ class RealtimeSocket:
         own.event_log.open_to(self._own_outbox)
 
     async def _turn_away(self, error: SessionError) -> None:
-        """Tell the client why it gets no session; the socket writes nothing else."""
+        """Send the `error` event that says why the client gets no session, as the only frame of this socket,
+        and log it. Waits at most ``close_seconds``."""
+        code = wire_error(error).code
+        log.warning("session refused", extra=about("", client=self.client.address or None, code=code))
         with suppress(TimeoutError):
             async with asyncio.timeout(self._limits.close_seconds):
                 await self._channel.send(_alone(error))
@@ -185,7 +217,8 @@ class RealtimeSocket:
     # --- the one way in -------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        """Serve frames in order. One that is no event is refused; too many of these end the socket."""
+        """Read frames and serve them in order, until the connection ends. A frame that is no event is answered
+        by an `error`; too many of these end the socket."""
         while True:
             frame = await self._channel.receive()
             try:
@@ -202,14 +235,15 @@ class RealtimeSocket:
             await self.outbox.room()
 
     async def _take(self, event: ClientEvent) -> None:
-        """Serve what concerns the socket here; give every other event to its session."""
+        """Serve `session.resume`, `session.attach` and `session.detach` here; give every other event to its
+        session."""
         if isinstance(event, SessionResume | SessionAttach):
             try:
                 await (self._resume(event) if isinstance(event, SessionResume) else self._attach(event))
             except SessionError as error:
                 self._refuse(error, event.event_id)
             except Exception as error:  # a defect in opening one session ends no other on this socket
-                log.exception("%s failed", type(event).__name__)
+                log.exception("%s failed", type(event).__name__, extra=about(event.session_id or ""))
                 self._refuse(error, event.event_id)
         elif isinstance(event, SessionDetach):
             self._detach(event)
@@ -222,7 +256,8 @@ class RealtimeSocket:
             self._refuse(SessionRequired("Send session.resume first"), event.event_id)
 
     def _addressed(self, event: ClientEvent) -> RealtimeSession | None:
-        """The session that an event names; the socket's own where it names none."""
+        """The session on this socket that an event names; the socket's own if it names none. None if that
+        session is not here."""
         session_id = event.session_id
         if session_id is None or (self._own is not None and session_id == self._own.live.id):
             return self._own
@@ -230,16 +265,20 @@ class RealtimeSocket:
         return None if attached is None else attached.session
 
     def _refuse(self, error: Exception, event_id: str | None = None) -> None:
-        """Tell of what was refused, in the order of the socket's own session where it has one."""
+        """Send the client an `error` event for what was refused: through the event log of the socket's own
+        session, in order with its other events; without a session, directly."""
         if self._own is not None:
             self._own.refuse(error, event_id)
         else:
+            log_refusal("", error)
             self.outbox.post([_alone(error, event_id)])
 
     # --- which sessions are here ----------------------------------------------------------------------------
 
     async def _resume(self, event: SessionResume) -> None:
-        """Replace the socket's own session by the one that the handle opens."""
+        """Make the session that the handle opens the socket's own, in place of the one before. Send the client
+        `session.resumed` and the events that it missed. Raises a `SessionError`; the socket may have no session
+        then."""
         session = await self._face.resume(self, event.handle, self.client.owner)
         if session is not self._own:
             self._let_go()
@@ -255,7 +294,7 @@ class RealtimeSocket:
             raise
 
     async def _attach(self, event: SessionAttach) -> None:
-        attached = AttachedSession(self._new_outbox(), self._lost)
+        attached = AttachedSession(self._new_outbox(), self.caller, self._lost)
         self._attaching = True
         try:
             session = await self._face.resume(attached, event.session, self.client.owner)
@@ -284,13 +323,15 @@ class RealtimeSocket:
         self._tell_detached(session.live.id)
 
     def _dismiss(self, attached: AttachedSession) -> None:
-        """An attached session leaves the socket; a client that has its handle can resume it."""
+        """Take an attached session off this socket. It stays in memory for a while; a client with its handle
+        can resume it."""
         session = attached.session
         if session is not None and self._attached.pop(session.live.id, None) is not None:
             self._face.sessions.left(session.live, attached)
 
     def _lost(self, attached: AttachedSession) -> None:
-        """An attached session is on another socket now."""
+        """An attached session has moved to another connection, or was pruned: tell the client
+        `session.detached`."""
         session = attached.session
         if session is not None and self._attached.pop(session.live.id, None) is not None:
             self._tell_detached(session.live.id)
@@ -303,22 +344,25 @@ class RealtimeSocket:
         return SessionOutbox(self.outbox, lambda: self._shared, session_id)
 
     async def _durable(self, session: RealtimeSession) -> None:
-        """Wait until the journal has the session's new handle, which may be shown then."""
+        """Wait until the journal has the session's new handle; only then may the client see it. Raises
+        ``StorageUnavailable`` if that takes longer than ``close_seconds``, or the journal is closed."""
         journal = session.session.log
         ticket = journal.sync()
         if ticket is not None:
             await asyncio.wait([ticket], timeout=self._limits.close_seconds)
             if not ticket.done():
                 raise journal.fault or StorageUnavailable("The journal does not answer")
+            ticket.result()
 
 
 def _alone(error: Exception, event_id: str | None = None) -> bytes:
-    """An ``error`` event outside any session."""
+    """An encoded `error` event that belongs to no session. ``event_id``: of the client event that was
+    refused."""
     return codec.encode(ErrorEvent(event_id=new_id("event"), error=error_details(error, event_id)))
 
 
 def _first(group: BaseExceptionGroup[_E]) -> _E:
-    """The first exception of a group that holds no groups."""
+    """The first exception in a group. The group must not hold other groups."""
     first = group.exceptions[0]
     assert not isinstance(first, BaseExceptionGroup)
     return first

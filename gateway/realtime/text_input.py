@@ -1,6 +1,7 @@
-"""Text on its way into a conversation: `input_text_buffer.*` events in, effects out. Pure.
+"""Text that a client streams in, before it becomes an item: `input_text_buffer.*` events in, effects out. Pure.
 
-It is a user's text, or the output of a tool that runs. For a tool's, the call that it answers is checked.
+It is a user's or system text, or the output of a tool that still runs. For an output, the call that it answers
+is checked.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ BufferEvent: TypeAlias = client.TextAppend | client.TextReplace | client.TextCle
 
 
 class IncomingText:
-    """The text buffer of one conversation.
+    """Serves the events of one conversation's text buffer.
 
-    `event_id` makes ids of events, `ids` those of items. `check` raises where a call may not be answered, and
-    names the given parameter; `insert` puts an item at the end, or raises. Text longer than `most_characters`
-    is refused: the model's context cannot hold it.
+    `event_id` makes an event's id, `ids` an item's. `check` gets a call's id and the name of a field; if the
+    call cannot be answered now, it raises an error that names the field. `insert` puts an item at the
+    conversation's end and returns the events that show it, or raises. Text longer than `most_characters` is
+    refused: the model's context cannot hold it.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class IncomingText:
         most_characters: int | None = None,
     ) -> None:
         self.buffer = TextBuffer()
-        """The text since the last commit."""
+        """The text that was streamed in since the last commit."""
         self._event_id = event_id
         self._ids = ids
         self._check = check
@@ -46,7 +48,8 @@ class IncomingText:
         self._most = most_characters
 
     def receive(self, event: BufferEvent) -> list[Effect]:
-        """Apply one event. Raises a `SessionError` where it may not come now; then nothing has changed."""
+        """Apply one event to the buffer. Returns what to prefill now, and the answer if the event has one.
+        Raises a `SessionError` where the event may not come now; then nothing has changed."""
         match event:
             case client.TextAppend(text=text, role=role, call_id=call_id):
                 self._check_owner(role, call_id)
@@ -64,7 +67,9 @@ class IncomingText:
         return [PrefillText(self.buffer.item())]
 
     def answered(self, items: Sequence[Item]) -> list[Effect]:
-        """Clear the buffer where one of these items is the whole output that the buffer holds a part of."""
+        """Empty the buffer if ``items``, which were just added, have the whole output of a tool call, and the
+        buffer holds a part of that output. Returns the effect that ends its prefill; empty if the buffer
+        stays."""
         call_id = self.buffer.call_id
         if call_id is None or not any(
             isinstance(item, FunctionCallOutput) and item.call_id == call_id for item in items
@@ -74,11 +79,13 @@ class IncomingText:
         return [PrefillText(None)]
 
     def committed(self, arrival: PrefilledInput, count: TellCommitted) -> list[server.ServerEvent]:
-        """The events for committed text."""
+        """The events for committed text: `input_text_buffer.committed`, then those that show the item.
+        ``arrival``: how many of its tokens are prefilled. ``count``: the effect of the commit."""
         return [self.told(count.item, arrival), *(send.event for send in count.added)]
 
     def told(self, item: Item, arrival: PrefilledInput) -> server.ServerEvent:
-        """The event that says which item the text became."""
+        """Make `input_text_buffer.committed`: which item the text became, and how many of its tokens are
+        prefilled."""
         return server.TextCommitted(
             event_id=self._event_id(),
             item_id=item.id,
@@ -98,7 +105,8 @@ class IncomingText:
             self._check(call_id, "call_id")
 
     def _commit(self) -> list[Effect]:
-        """Make the text an item. Text that is refused stays in the buffer."""
+        """Put the text into the conversation as an item, and empty the buffer. Returns the effects. Raises if
+        the text is refused; then it stays in the buffer."""
         item = self.buffer.whole()
         checked_item(item)
         item = msgspec.structs.replace(item, id=self._ids("item"))

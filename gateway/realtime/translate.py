@@ -1,9 +1,10 @@
-"""Translates between frames and the types of `sessions`: items, tools, requests, usage. Pure functions."""
+"""Translates between frames of the protocol and the types of `sessions`: items, tools, requests, usage. Pure
+functions."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,29 +19,34 @@ from ...sdk.frames.formats import FunctionTool, NamedFunction, TextConfig
 from ...sdk.frames.response import (
     CachedTokensDetails,
     InputTokenDetails,
-    KVReceipt,
     OutputTokenDetails,
     ResponseParams,
+    TruncatedContext,
     Usage,
 )
 from ...sdk.frames.sampling import SamplingFields, TokenLogprob, TopLogprob
-from ...sdk.frames.session import SessionPatch, SessionResource
+from ...sdk.frames.session import RetentionRatio, SessionPatch, SessionResource
 from ...sessions.errors import GrammarInvalid, SamplingInvalid, ToolInvalid
 from ...sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool
 from ...sessions.tools.grammar import checked_grammar, json_format
-from ...sessions.turn.events import TokenScore, TurnUsage
-from ...sessions.turn.request import UNBOUNDED, RequestBounds, TurnRequest
+from ...sessions.turn.events import LeftOut, TokenScore, TurnUsage
+from ...sessions.turn.request import UNBOUNDED, RequestBounds, Truncation, TurnRequest
 
 SAMPLING = SamplingFields.__struct_fields__
-"""Fields that a response inherits from its session; `TurnRequest.checked` has the same names."""
+"""Fields that a response has from its session unless it sets them; parameters of `TurnRequest.checked`, too."""
 
 _NOTHING = ResponseParams()
 
-ECHOED = ("audio", "include", "parallel_tool_calls", "reasoning", "tracing")
+KEPT = frozenset(SessionPatch.__struct_fields__) & frozenset(SessionResource.__struct_fields__) - {
+    "type",
+    "model",
+    "output_modalities",
+}
+"""The fields of `session.update` that become part of the configuration."""
 
 
 def item_of(frame: frames.AnyItem, new_id: Callable[[str], str]) -> Item:
-    """The session's item. Ids that the client left out are made."""
+    """The session's item for a frame. ``new_id`` makes the ids that the client left out, from a prefix."""
     item_id = frame.id or new_id("item")
     match frame:
         case frames.MessageItem(role=role):
@@ -53,7 +59,8 @@ def item_of(frame: frames.AnyItem, new_id: Callable[[str], str]) -> Item:
 
 
 def frame_of(item: Item, status: frames.ItemStatus | None = None) -> frames.AnyItem:
-    """The item as a frame. `status`: of an item that is not final."""
+    """The frame that shows an item. ``status``: of an item that is not final; a message that is `in_progress`
+    is shown without its text. None: the item says whether it is completed or incomplete."""
     match item:
         case Message(id=item_id, role=role, text=text, complete=complete):
             part = frames.TextPart(type=frames.PART_OF_ROLE[role], text=text)
@@ -84,7 +91,7 @@ def _status(complete: bool) -> frames.ItemStatus:
 
 
 def tools_of(tools: list[FunctionTool]) -> tuple[Tool, ...]:
-    """The session's tools."""
+    """The frames' function tools as the tools of `sessions`."""
     return tuple(
         Tool(
             name=tool.name,
@@ -97,28 +104,41 @@ def tools_of(tools: list[FunctionTool]) -> tuple[Tool, ...]:
 
 
 def preamble_of(session: SessionResource) -> Preamble:
-    """The instructions and tools before the first item."""
+    """The instructions and tools of a configuration. They stand before the first item in every prompt."""
     return Preamble(instructions=session.instructions, tools=tools_of(session.tools))
 
 
-def patched(session: SessionResource, patch: SessionPatch, initial: SessionResource) -> SessionResource:
-    """The configuration after `session.update`. A null field goes back to its first value.
+def patched(
+    session: SessionResource,
+    patch: SessionPatch,
+    initial: SessionResource,
+    names: frozenset[str] = frozenset(),
+) -> SessionResource:
+    """The configuration after `session.update`: ``session`` with the fields of ``patch`` that are set. A null
+    field goes back to its value in ``initial``.
 
-    Raises `FieldInvalid` for another model, which cannot be changed.
+    ``names``: names of the served model; the session may take any of them. Raises `FieldInvalid` for another
+    model.
     """
-    if patch.model not in (UNSET, None, session.model):
-        raise FieldInvalid(f"The session's model is {session.model!r} and cannot be changed", "session.model")
     changes: dict[str, Any] = {}
-    for name in set(patch.__struct_fields__) - {"type", "model"}:
+    if isinstance(patch.model, str) and patch.model != session.model:
+        if patch.model not in names:
+            others = ", ".join(map(repr, sorted(names - {session.model})))
+            also = f"; this server serves it as {others}, too" if others else ""
+            told = f"The session's model is {session.model!r} and cannot be changed{also}"
+            raise FieldInvalid(told, "session.model")
+        changes["model"] = patch.model
+    for name in KEPT:
         value = getattr(patch, name)
         if value is not UNSET:
-            changes[name] = getattr(initial, name) if value is None and name not in ECHOED else value
+            changes[name] = getattr(initial, name) if value is None else value
     return msgspec.structs.replace(session, **changes)
 
 
 @contextmanager
 def under(section: str) -> Iterator[None]:
-    """Put the name of the object before the field that an error names."""
+    """In the block, put ``section`` before the field that an error names: ``tools`` becomes
+    ``session.tools``."""
     try:
         yield
     except (SamplingInvalid, GrammarInvalid, ToolInvalid) as error:
@@ -133,11 +153,14 @@ def request_of(
     resolve: Callable[[frames.InputItem], Item],
     bounds: RequestBounds = UNBOUNDED,
     seed: int | None = None,
+    more: Sequence[Item] = (),
 ) -> TurnRequest:
-    """The turn that `response.create` asks for. The session's values stand in for fields that it leaves out.
+    """The checked request of the turn that a `response.create` asks for. A field that ``params`` leaves out, or
+    sets to null, has the value of ``session``.
 
-    `seed` is used where neither has one. `resolve` finds the item that an input item names. Raises what
-    `TurnRequest.checked` and `resolve` raise.
+    ``resolve`` returns the session's item for an input item, which may be a reference. ``bounds``: what the
+    model allows. ``seed`` is used where neither has one. ``more``: items that only this response reads, behind
+    the conversation; for one that is out of band. Raises what `TurnRequest.checked` and `resolve` raise.
     """
 
     def chosen(name: str) -> Any:
@@ -161,13 +184,25 @@ def request_of(
         tool=named,
         format=format_of(params),
         offered=tools_of(session.tools),
+        more=more,
+        truncation=truncation_of(session),
     )
 
 
+def truncation_of(session: SessionResource) -> Truncation | None:
+    """What a response does with older turns if its prompt does not fit the context. None: nothing, it is
+    refused."""
+    match session.truncation:
+        case "disabled":
+            return None
+        case RetentionRatio(retention_ratio=ratio, token_limits=limits):
+            return Truncation(ratio, limits.post_instructions if limits else None)
+    return Truncation()
+
+
 class RequestCache:
-    """The requests of one session's responses. Most responses say nothing of their own: their request is made
-    once for each configuration.
-    """
+    """Makes the turn requests of one session. Most `response.create` events set no field; their request is
+    checked once for each configuration, and then used again."""
 
     def __init__(self, bounds: RequestBounds) -> None:
         self._bounds = bounds
@@ -179,11 +214,12 @@ class RequestCache:
         session: SessionResource,
         resolve: Callable[[frames.InputItem], Item],
         seed: int,
+        more: Sequence[Item] = (),
     ) -> TurnRequest:
-        """The turn that `response.create` asks for. Raises what `request_of` does."""
+        """The turn that a `response.create` asks for: parameters and errors are those of `request_of`."""
         own = msgspec.structs.replace(params, metadata=UNSET, events=UNSET)
         if own != _NOTHING:
-            return request_of(params, session, resolve, self._bounds, seed)
+            return request_of(params, session, resolve, self._bounds, seed, more)
         if self._cached is None or self._cached[0] is not session:
             self._cached = (session, request_of(_NOTHING, session, resolve, self._bounds, seed))
         request = self._cached[1]
@@ -194,12 +230,13 @@ class RequestCache:
 
 
 def format_of(params: ResponseParams) -> Grammar | None:
-    """The grammar of the reply's text; None: any text. Raises `GrammarInvalid`."""
+    """The grammar that the reply's text must follow, from `text.format`, `response_format` or `grammar`; None:
+    any text. Raises `GrammarInvalid` if it is not valid, or if more than one is set."""
     text = params.text.format if isinstance(params.text, TextConfig) else None
     asked = {"text.format": text, "response_format": params.response_format, "grammar": params.grammar}
     given = {name: wish for name, wish in asked.items() if wish is not None and wish is not UNSET}
     if len(given) > 1:
-        raise GrammarInvalid(f"One of {' and '.join(given)} can be followed", param=list(given)[-1])
+        raise GrammarInvalid(f"Only one of {' and '.join(given)} can be set", param=list(given)[-1])
     return next((_grammar_of(wish, name) for name, wish in given.items()), None)
 
 
@@ -223,7 +260,8 @@ def _grammar_of(wish: Any, name: str) -> Grammar | None:
 
 
 def seed_of(response_id: str) -> int:
-    """The seed of a response without one. It follows from the id, so that it is the same when told again."""
+    """The sampling seed of a response for which none was set: 63 bits of a hash of its id. The same response
+    always has the same seed."""
     return int.from_bytes(hashlib.blake2b(response_id.encode(), digest_size=8).digest()) >> 1
 
 
@@ -232,7 +270,7 @@ def _given(value: str | UnsetType | None) -> str | None:
 
 
 def logprobs_of(scores: Iterable[TokenScore]) -> list[TokenLogprob]:
-    """Tokens' log probabilities as frames."""
+    """Log probabilities of a reply's tokens, as the standard's frames show them."""
     return [
         TokenLogprob(
             token=score.text,
@@ -247,7 +285,7 @@ def logprobs_of(scores: Iterable[TokenScore]) -> list[TokenLogprob]:
 
 
 def usage_of(usage: TurnUsage) -> Usage:
-    """A turn's cost in the standard's fields."""
+    """A turn's token counts, as the standard's frames show them."""
     cached = usage.cached_tokens
     return Usage(
         total_tokens=usage.input_tokens + usage.output_tokens,
@@ -262,15 +300,6 @@ def usage_of(usage: TurnUsage) -> Usage:
     )
 
 
-def receipt_of(usage: TurnUsage) -> KVReceipt:
-    """The receipt of a turn's KV: the tokens that it computed, and the tiers that held the others."""
-    return KVReceipt(
-        new=usage.new_tokens,
-        prefilled=usage.prefilled_tokens,
-        resident=usage.cached_tokens - usage.host_tokens - usage.disk_tokens,
-        recomputed=usage.recomputed_tokens,
-        host=usage.host_tokens,
-        disk=usage.disk_tokens,
-        restore_ms=usage.restore_ms,
-        miss_reason=None if usage.miss_reason is None else usage.miss_reason.value,
-    )
+def truncated_of(left_out: LeftOut) -> TruncatedContext:
+    """What a response left out of a full context, as `response.done` shows it."""
+    return TruncatedContext(items=list(left_out.items), tokens=left_out.tokens)

@@ -1,7 +1,9 @@
-"""A session's verbs on the wire: cut and rewind its history, fork it, list and prune its tree, place its KV.
+"""A session's verbs on the wire: client events about the session itself. They cut and rewind its history, fork
+it, list, name and prune its fork tree, place its KV, and tell where it lies.
 
-Each is answered when it is done: what changes the session when the journal has it, what moves KV when the
+A verb that changes the session is answered when the journal has the change; one that concerns KV, when the
 engine has answered. A verb that is refused changes nothing.
+
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from ...runtime.link.messages import Moved, Receipt
-from ...sdk.errors import FieldMissing, FieldUnsupported
+from ...kvstore.log_lines import about
+from ...runtime.link.messages import BlockMap, KVTier, Moved, Receipt
+from ...sdk.errors import FieldMissing
 from ...sdk.frames import server
 from ...sdk.frames.client import (
+    ForkCompaction,
     ItemTruncate,
+    SessionBlocks,
     SessionFork,
     SessionLease,
     SessionName,
@@ -36,17 +41,20 @@ from ...sdk.frames.server import (
     SessionRewound,
     SessionTreeListed,
 )
+from ...sessions.edits import checked_end
 from ...sessions.errors import CutInvalid, SessionError
-from ...sessions.items import Message
+from ...sessions.items import Message, new_id
+from ...sessions.session import ForkSummary
 from ..errors import INTERNAL, TooManyMoves, wire_error
-from ..live_session import LiveSession
+from ..live_session import LiveSession, log_refusal
 from ..live_sessions import LiveSessions
 from .conversation import Conversation
-from .event_log import NEWS, EventLog
+from .event_log import NEWS, AnswerPlace, EventLog
+from .translate import item_of
 
 log = logging.getLogger(__name__)
 
-KVVerb: TypeAlias = SessionLease | SessionStage | SessionSettle
+KVVerb: TypeAlias = SessionLease | SessionStage | SessionSettle | SessionBlocks
 Edit: TypeAlias = ItemTruncate | SessionRewind
 TreeVerb: TypeAlias = SessionFork | SessionTree | SessionName | SessionPrune
 SessionVerb: TypeAlias = Edit | TreeVerb | KVVerb
@@ -61,12 +69,14 @@ VERBS = (
     SessionLease,
     SessionStage,
     SessionSettle,
+    SessionBlocks,
 )
 """Client events that `SessionVerbs` serves."""
 
 
 class SessionVerbs:
-    """The verbs of one session. At most ``most_moves`` leases, stages and settles run at once."""
+    """Serves the verbs of one session, and posts their answers to ``event_log``. ``most_moves``: the most verbs
+    that ask the engine (leases, stages, settles, maps of blocks) that run at once."""
 
     def __init__(
         self,
@@ -83,20 +93,23 @@ class SessionVerbs:
         self._event_log = event_log
         self._most_moves = most_moves
         self._moves = 0
-        self._waiting_cuts: dict[str, list[ItemTruncate]] = {}  # by the response that has to end first
+        # by the response that has to end first
+        self._waiting_cuts: dict[str, list[tuple[ItemTruncate, AnswerPlace]]] = {}
 
     async def serve(self, event: SessionVerb) -> None:
-        """Do what the event asks. Raises where it is refused."""
+        """Do what the event asks, and post its answer. Leases, stages and settles run in the background and are
+        answered later. Raises if the event is refused."""
         if isinstance(event, KVVerb):
             self._begin_move(event)
         else:
             self._acknowledge(await self._served(event))
 
     async def answer_again(self, event: SessionVerb) -> None:
-        """Answer a verb that was served before the session was opened again.
+        """Answer a verb that was served before the session was opened from the journal.
 
-        Edits and prunes change nothing now. A fork is made again, because no client has the handles of the
-        first ones; so is a move of KV, which ended with the server.
+        Truncations, rewinds and prunes are only answered, not done again. All others are done again: for
+        example a fork, because no client has the handles of the first ones, and a move of KV, because it ended
+        with the server.
         """
         match event:
             case ItemTruncate(item_id=item_id):
@@ -104,7 +117,7 @@ class SessionVerbs:
                 if response is None:
                     self._acknowledge([self._truncated(event)])
                 else:
-                    self._waiting_cuts.setdefault(response.id, []).append(event)
+                    self._answer_later(response.id, event)
             case SessionRewind():
                 self._acknowledge([self._rewound()])
             case SessionPrune(session=target):
@@ -113,8 +126,16 @@ class SessionVerbs:
                 await self.serve(event)
 
     def ended(self, response_id: str) -> None:
-        """A response is over: answer the cuts that waited for it."""
-        self._acknowledge([self._truncated(event) for event in self._waiting_cuts.pop(response_id, [])])
+        """A response is over: post the answers of the truncations that waited for it."""
+        for event, place in self._waiting_cuts.pop(response_id, []):
+            ticket = self._session.log.sync()
+            self._event_log.post([self._truncated(event)], place.lane, ticket, place=place)
+
+    def _answer_later(self, response_id: str, event: ItemTruncate) -> None:
+        """Keep a place among the answers for a truncation's answer, which `ended` posts when the response is
+        over."""
+        place = self._event_log.keep_place()
+        self._waiting_cuts.setdefault(response_id, []).append((event, place))
 
     async def _served(self, event: Edit | TreeVerb) -> list[ServerEvent]:
         match event:
@@ -123,8 +144,8 @@ class SessionVerbs:
             case SessionRewind(to=to):
                 self._session.rewind(to)
                 return [self._rewound()]
-            case SessionFork(children=children, at=at):
-                made = await self._sessions.fork(self._live, children, at)
+            case SessionFork(children=children, at=at, compact=compact):
+                made = await self._sessions.fork(self._live, children, at, _compaction_of(compact))
                 forks = [Fork(id=child.id, handle=child.session.handles.current) for child in made]
                 return [SessionForked(event_id=self._event_id(), sessions=forks)]
             case SessionTree(limit=limit, after=after):
@@ -143,7 +164,8 @@ class SessionVerbs:
                 return [SessionPruned(event_id=self._event_id(), session=target)]
 
     def _acknowledge(self, events: list[ServerEvent]) -> None:
-        """Let events leave when the journal has all that was done so far."""
+        """Post the answer ``events``. They are sent when the journal has all that the session has done so
+        far."""
         if events:
             self._event_log.post(events, ticket=self._session.log.sync())
 
@@ -153,10 +175,16 @@ class SessionVerbs:
     # --- cut and rewind -------------------------------------------------------------------------------------
 
     async def _truncate(self, event: ItemTruncate) -> list[ServerEvent]:
-        response = self._session.cut(event.item_id, _end_of(event))
+        end = _end_of(event)
+        if end is None:
+            response = self._session.saying(event.item_id)
+            if response is None:
+                checked_end(self._session.history.get(event.item_id), 0)
+        else:
+            response = self._session.cut(event.item_id, end)
         if response is None:
             return [self._truncated(event)]
-        self._waiting_cuts.setdefault(response.id, []).append(event)
+        self._answer_later(response.id, event)
         await response.cancel()
         return []
 
@@ -185,9 +213,11 @@ class SessionVerbs:
     # --- KV -------------------------------------------------------------------------------------------------
 
     def _begin_move(self, event: KVVerb) -> None:
-        """Ask the engine beside all else, and answer when it has; or refuse at once."""
+        """Start a lease, stage or settle in the background; later events do not wait for it. Its answer is
+        posted when the engine has answered. Raises ``TooManyMoves``."""
         if self._moves >= self._most_moves:
-            raise TooManyMoves(f"At most {self._most_moves} leases, stages and settles run at once")
+            most = self._most_moves
+            raise TooManyMoves(f"At most {most} leases, stages, settles and maps of blocks run at once")
         self._moves += 1
         self._live.in_background(self._move(event))
 
@@ -196,7 +226,8 @@ class SessionVerbs:
             answer = await self._moved(event)
         except Exception as error:  # it ends this event and nothing else
             if wire_error(error) is INTERNAL:
-                log.exception("%s failed", event.type)
+                log.exception("%s failed", event.type, extra=about(self._live.id))
+            log_refusal(self._live.id, error)
             answer = self._conversation.refusal(error, event.event_id)
         finally:
             self._moves -= 1
@@ -211,10 +242,16 @@ class SessionVerbs:
                 return _staged(self._event_id(), await placement.stage())
             case SessionSettle(tier=tier):
                 return _settled(self._event_id(), await placement.settle(disk=tier == "disk"))
+            case SessionBlocks():
+                return _listed(self._event_id(), await placement.locate())
 
 
-def _end_of(event: ItemTruncate) -> int:
-    """Where the message is to end, in characters. Raises a ``FrameError``, or ``CutInvalid``."""
+def _end_of(event: ItemTruncate) -> int | None:
+    """After how many characters the message is cut. None: no text is cut, because the event has a time, but
+    does not say what was spoken when.
+
+    Raises ``FieldMissing`` or ``CutInvalid``.
+    """
     if event.content_index != 0:
         raise CutInvalid("A message has one part, with the index 0", param="content_index")
     if event.text_end is not None:
@@ -222,12 +259,16 @@ def _end_of(event: ItemTruncate) -> int:
     if event.audio_end_ms is None:
         raise FieldMissing("Missing required parameter: 'text_end'", "text_end", event.event_id)
     if event.timing is None:
-        raise FieldUnsupported(
-            "`audio_end_ms` means nothing here without `timing`: send `text_end`",
-            "audio_end_ms",
-            event.event_id,
-        )
+        return None
     return max((heard.text_end for heard in event.timing if heard.ms <= event.audio_end_ms), default=0)
+
+
+def _compaction_of(compact: ForkCompaction | None) -> ForkSummary | None:
+    if compact is None:
+        return None
+    summary = item_of(compact.summary, new_id)
+    assert isinstance(summary, Message), "it is a message on the wire"
+    return ForkSummary(summary, compact.turns)
 
 
 def _leased(event_id: str, receipt: Receipt) -> server.SessionLeased:
@@ -251,6 +292,19 @@ def _staged(event_id: str, moved: Moved) -> server.SessionStaged:
 
 def _settled(event_id: str, moved: Moved) -> server.SessionSettled:
     return server.SessionSettled(event_id=event_id, tier=_lowest(moved), tokens=_held(moved), ms=_ms(moved))
+
+
+def _listed(event_id: str, blocks: BlockMap) -> server.SessionBlocksListed:
+    runs = [server.BlockRun(tier=run.tier.value, shared=run.shared, count=run.count) for run in blocks.runs]
+    counts = {tier.value: sum(run.count for run in blocks.runs if run.tier is tier) for tier in KVTier}
+    shared = sum(run.count for run in runs if run.shared)
+    return server.SessionBlocksListed(
+        event_id=event_id,
+        blocks=server.BlockCounts(**counts, shared=shared, total=sum(run.count for run in runs)),
+        runs=runs,
+        tokens=blocks.tokens,
+        block_tokens=blocks.block_tokens,
+    )
 
 
 def _lowest(moved: Moved) -> Literal["device", "host", "disk"]:

@@ -81,7 +81,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum, written over ``residual``, and its RMSNorm, written over ``x``."""
+    """The sum ``x + residual``, written over ``residual``, and its RMSNorm, written over ``x``; returned in
+    this order."""
     width = x.shape[-1]
     elementwise.norm(
         parts_for(x.numel(), NUMBERS),

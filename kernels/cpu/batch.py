@@ -18,10 +18,9 @@ CHUNK_VECTORS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuBatch(PagedBatch):
-    """``singles``: int64 ``[n]``, the rows with one token. ``chunks``: int64 ``[n]``, the other rows.
-
-    ``longest``: the longest context of a single token. ``most``: the most tokens of any row.
-    """
+    """A step's layout, with the rows sorted for attention. ``singles``: int64 ``[n]``, indices of the rows
+    with one token. ``chunks``: int64 ``[n]``, those of the other rows. ``longest``: the longest context of a
+    single token. ``most``: the most tokens of any row."""
 
     singles: NDArray[np.int64]
     chunks: NDArray[np.int64]
@@ -32,7 +31,8 @@ class CpuBatch(PagedBatch):
 def lay_out(
     arena: Tensor, firsts: Sequence[int], counts: Sequence[int], tables: Sequence[NDArray[np.int32]]
 ) -> CpuBatch:
-    """As `batch.lay_out` of the room, without the reference's groups."""
+    """Lay out rows as `kernels.batch.lay_out` does, with the same arguments. The result has no ``groups``,
+    which only the reference reads; it has the rows sorted into single tokens and chunks instead."""
     block_tokens = arena.shape[4]
     if len(counts) == 1:
         return _one(block_tokens, firsts[0], counts[0], tables[0])
@@ -70,7 +70,7 @@ _ZERO, _NONE = np.zeros(1, np.int64), np.zeros(0, np.int64)
 
 
 def _one(block_tokens: int, first: int, count: int, table: NDArray[np.int32]) -> CpuBatch:
-    """`lay_out` for a step of one row, the most common case, with fewer operations."""
+    """What `lay_out` returns for a step of one row, the most common case, made with fewer operations."""
     context = first + count
     own = table[: -(-context // block_tokens)].astype(np.int64)
     positions = np.arange(first, context)

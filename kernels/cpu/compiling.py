@@ -55,7 +55,8 @@ def cache_folder() -> str | None:
 
 
 def compiled(function: Function) -> Function:
-    """Compile a kernel that Python calls: parallel, cached on disk, without the interpreter lock."""
+    """Decorator: compile a function that Python calls with numba. Its ``prange`` loops run on several
+    threads, the machine code is cached on disk, and it runs without the interpreter's lock."""
     folder, before = cache_folder(), config.CACHE_DIR
     config.CACHE_DIR = folder or before
     try:
@@ -68,13 +69,15 @@ def compiled(function: Function) -> Function:
 
 
 def inlined(function: Function) -> Function:
-    """Compile a function that kernels inline."""
+    """Decorator: compile a function with numba that other compiled functions call; the compiler inlines it
+    there."""
     made: Function = njit(nogil=True, error_model="numpy", fastmath=FAST)(function)
     return made
 
 
 def in_order(function: Function) -> Function:
-    """As `inlined`, but sums keep their order. Numba sets this per function, also for LLVM IR of our own."""
+    """Decorator: as `inlined`, but sums are not reordered. Numba sets that per function, and LLVM IR of our
+    own that the function calls is compiled with the same setting."""
     made: Function = njit(nogil=True, error_model="numpy", fastmath={"contract"})(function)
     return made
 
@@ -110,5 +113,6 @@ def leave_compiler() -> None:
 
 
 def parts_for(work: int, grain: int) -> int:
-    """How many parts to cut ``work`` (of any unit) into, none smaller than ``grain``; at least one."""
+    """How many parts to cut ``work`` (a number of any unit) into, for the threads: at most one for each
+    thread, none smaller than ``grain``, at least one."""
     return max(1, min(torch.get_num_threads(), work // grain))

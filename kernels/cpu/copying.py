@@ -14,7 +14,8 @@ from .compiling import compiled, inlined
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _memcpy(typing: Any, target: Any, source: Any, size: Any) -> Any:
-    """The C library's memcpy, which writes without reading first where the processor can; a loop does not."""
+    """Intrinsic: a call of the C library's memcpy of ``size`` bytes between two addresses. It writes without
+    reading first where the processor can; a compiled loop does not."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         cells = ir.IntType(8).as_pointer()
@@ -33,7 +34,8 @@ def _copy_some(low: int, high: int, source: int, target: int, pieces: Any, size:
 
 @compiled
 def copy(parts: int, source: int, target: int, pieces: Any, size: int) -> None:
-    """Copy ``size`` bytes from each ``source + pieces[:, 0]`` to ``target + pieces[:, 1]``."""
+    """Copy ``size`` bytes from each address ``source + pieces[:, 0]`` to ``target + pieces[:, 1]``, on
+    ``parts`` threads. Compiled numba code."""
     count = len(pieces)
     if parts == 1:
         _copy_some(0, count, source, target, pieces, size)

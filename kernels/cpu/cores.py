@@ -39,7 +39,8 @@ def _named(parts: int, threads: Any) -> None:
 
 
 def computing(count: int) -> list[int]:
-    """The system's ids of the ``count`` threads that compute for this one, itself first."""
+    """The operating system's thread ids of the ``count`` threads that run this thread's compiled loops,
+    itself first."""
     threads = np.zeros(count, dtype=np.int32)
     _named(count, threads)
     return threads.tolist()
@@ -100,7 +101,7 @@ def places_for(
 
 
 def _listed(text: str) -> Iterable[int]:
-    """Numbers as the kernel lists them: ``0-3,8``."""
+    """The numbers in ``text``, a list as the kernel writes it, such as ``0-3,8``."""
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)

@@ -28,7 +28,8 @@ _LOWEST = np.float32(-1e30)
 
 @inlined
 def _soften(scores: Any, scale: float, soft_cap: float) -> Any:
-    """Scale and cap the scores and exponentiate them; returns their maximum and the sum of the results."""
+    """Turn a query's ``scores``, in place, into ``exp(score - greatest score)``, after scaling and capping
+    (0: no cap). Returns the greatest score and the sum of the results."""
     for i in range(scores.size):
         scores[i] *= np.float32(scale)
     if soft_cap > 0:
@@ -50,12 +51,13 @@ def _soften(scores: Any, scale: float, soft_cap: float) -> Any:
 @inlined
 def _attend_span(query: Pointer, arena: Pointer, span: Any, following: Any, shape: Any, scale: float,
                  soft_cap: float, scores: Any, found: Any) -> None:  # fmt: skip
-    """Attend to a `_span` for the queries of one KV head; ``found`` ``[share, dim + 2]`` gets values, maximum
-    and sum.
+    """Attend to the positions of ``span`` (see `_span`) for the query heads of one KV head. For each of these
+    ``share`` heads it writes to ``found`` ``[share, dim + 2]``: the weighted sum of values, the greatest
+    score, and the sum of the weights.
 
-    ``scores``: ``[share, SPAN and the rest of two blocks]``. Blocks lie far apart, so that the processor
-    cannot predict the next one: values are prefetched while scores are computed, and the keys of the span
-    ``following`` while values are added.
+    ``scores``: room, ``[share, SPAN and the rest of two blocks]``. ``shape``: as in `attend_singles`. Blocks
+    lie far apart, so that the processor cannot predict the next one: values are prefetched while scores are
+    computed, and the keys of the span ``following`` while values are added.
     """
     share, kv_heads, dim, slots, block_size = shape
     low, high, table, head_at = span
@@ -78,7 +80,8 @@ def _attend_span(query: Pointer, arena: Pointer, span: Any, following: Any, shap
 
 @inlined
 def _fetch_keys(arena: Pointer, span: Any, at: int, shape: Any) -> None:
-    """Prefetch the keys of a span's block number ``at``, if there is one."""
+    """Prefetch into the processor's cache the keys of block number ``at`` of ``span`` (see `_span`). Does
+    nothing if the span has no such block."""
     _, _, dim, slots, block_size = shape
     low, high, table, head_at = span
     block = low // slots + at
@@ -88,13 +91,15 @@ def _fetch_keys(arena: Pointer, span: Any, at: int, shape: Any) -> None:
 
 @inlined
 def heads_together(rows: int, spans: int, kv_heads: int, parts: int) -> int:
-    """How many KV heads of a span one part attends to in turn: they are adjacent in memory."""
+    """How many KV heads of a span one part attends to in turn, as they are adjacent in memory: all if there
+    is enough work for all parts, else one."""
     return kv_heads if rows * spans >= ENOUGH * parts else 1
 
 
 @inlined
 def piece_of(number: int, part: int, parts: int, rows: int, spans: int, kv_heads: int) -> Any:
-    """A part's piece of that number: the index in ``rows`` (``rows`` if there is none), the head, the span."""
+    """A part's piece number ``number``: its index in ``rows`` (equal to ``rows`` if there is no such piece),
+    its KV head, its span."""
     together = heads_together(rows, spans, kv_heads, parts)
     group, within = part + number // together * parts, number % together
     groups = kv_heads // together
@@ -120,7 +125,8 @@ def _span(piece: Any, singles: Any, contexts: Pointer, tables: Pointer, widest: 
 def _pieces(part: int, parts: int, singles: Any, spans: int, query: Pointer, arena: Pointer, starts: Pointer,
             contexts: Pointer, tables: Pointer, widest: int, layer_at: int, shape: Any, scale: float,
             window: int, soft_cap: float, found: Any) -> None:  # fmt: skip
-    """Compute the part's pieces: (row, KV head, span)."""
+    """Attend for every piece (row, KV head, span) of the part with the number ``part``, one thread's share,
+    and write the results to ``found``."""
     share, kv_heads, dim, slots, _ = shape
     scores = np.empty((share, SPAN + 2 * slots), np.float32)
     number, rows = 0, singles.size
@@ -144,7 +150,8 @@ def _pieces(part: int, parts: int, singles: Any, spans: int, query: Pointer, are
 
 @inlined
 def _merge(found: Any, spans: int, dim: int, out: Pointer, to: int, tag: Any) -> None:
-    """Merge one query's spans ``[spans, dim + 2]``, in their order, into one result."""
+    """Merge the results of one query head over its spans, ``found`` ``[spans, dim + 2]``, in their order, and
+    write the ``dim`` numbers to ``out[to:]`` in the type of ``tag``."""
     most, total = _LOWEST, np.float32(0)
     for span in range(spans):
         most = max(most, found[span, dim])
@@ -168,9 +175,14 @@ def attend_singles(
     contexts_at: int, tables_at: int, widest: int, layer_at: int, shape: Any, scale: float, window: int,
     soft_cap: float, tag: Any,
 ) -> None:  # fmt: skip
-    """``shape``: query heads per KV head, kv_heads, head_dim, block_tokens, numbers of a block.
+    """Attention of rows with one token each, on ``parts`` threads; writes the result to ``out_at``. Compiled
+    numba code.
 
-    ``window``, ``soft_cap``: 0 for none. ``layer_at``: the offset of the layer in a block, in numbers.
+    Names with ``_at`` are addresses of tensors, as in `backend.paged_attention`. ``singles``: the indices of
+    the rows, int64. ``longest``: the longest of their contexts. ``widest``: the width of the block tables.
+    ``layer_at``: the offset of the layer in a block, in numbers. ``shape``: query heads per KV head,
+    kv_heads, head_dim, block_tokens, numbers of a block. ``window``, ``soft_cap``: 0 for none. ``tag``: a
+    number of the element type (`elements.TAGS`).
     """
     share, kv_heads, dim = shape[0], shape[1], shape[2]
     query, out, arena = pointer(query_at, tag), pointer(out_at, tag), pointer(arena_at, tag)

@@ -30,7 +30,8 @@ _BF16_NAN = 0x7FC0
 
 @intrinsic  # type: ignore[untyped-decorator]
 def pointer(typing: Any, address: Any, tag: Any) -> Any:
-    """The ``address`` (int64) of elements of ``tag``'s type."""
+    """Intrinsic: ``address`` (int64) as a pointer to elements of ``tag``'s type. ``tag``: any number of that
+    type."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
@@ -40,7 +41,7 @@ def pointer(typing: Any, address: Any, tag: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def offset(typing: Any, base: Any, numbers: Any) -> Any:
-    """The pointer ``numbers`` elements behind ``base``."""
+    """Intrinsic: the pointer ``numbers`` elements behind the pointer ``base``."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.gep(args[0], [args[1]])
@@ -50,7 +51,7 @@ def offset(typing: Any, base: Any, numbers: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def memory(typing: Any, array: Any) -> Any:
-    """The pointer to a contiguous array's first element."""
+    """Intrinsic: the pointer to the first element of a contiguous numpy array."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return context.make_array(array)(context, builder, args[0]).data
@@ -60,7 +61,7 @@ def memory(typing: Any, array: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def address_of(typing: Any, place: Any) -> Any:
-    """The inverse of `pointer`: the address, int64."""
+    """Intrinsic, the inverse of `pointer`: the address of the pointer ``place``, int64."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ptrtoint(args[0], ir.IntType(64))
@@ -73,7 +74,7 @@ _CACHE_LINE = 64  # bytes
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _per_line(typing: Any, place: Any) -> Any:
-    """How many elements a cache line holds."""
+    """Intrinsic: how many elements of the pointer's type a cache line holds."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         size = context.get_abi_sizeof(context.get_value_type(place.dtype))
@@ -96,14 +97,14 @@ def _fetch_line(typing: Any, place: Any) -> Any:
 
 @njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def fetch(place: Any, count: Any) -> None:
-    """Prefetch ``count`` elements."""
+    """Prefetch ``count`` elements from the pointer ``place`` on into the processor's cache."""
     for i in range(0, count, _per_line(place)):
         _fetch_line(offset(place, i))
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def widen(typing: Any, bits: Any) -> Any:
-    """Convert an element to fp32."""
+    """Intrinsic: convert an element, in its stored type, to fp32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if bits == types.float32:
@@ -118,7 +119,8 @@ def widen(typing: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def narrow(typing: Any, number: Any, tag: Any) -> Any:
-    """Convert fp32 to an element of ``tag``'s type, rounded to nearest even; NaN stays NaN."""
+    """Intrinsic: convert an fp32 number to an element of ``tag``'s type, rounded to nearest even; NaN stays
+    NaN."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if tag == types.float32:
@@ -137,7 +139,7 @@ def narrow(typing: Any, number: Any, tag: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def bits_of(typing: Any, number: Any) -> Any:
-    """The bits of an fp32 number, int32."""
+    """Intrinsic: the bits of an fp32 number, as int32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.IntType(32))
@@ -147,7 +149,7 @@ def bits_of(typing: Any, number: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def float_of(typing: Any, bits: Any) -> Any:
-    """The fp32 number with these bits."""
+    """Intrinsic: the fp32 number with these bits (int32)."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.FloatType())

@@ -20,7 +20,8 @@ SILU, GELU_TANH = 0, 1
 @inlined
 def _norm_line(x: Pointer, residual: Pointer, added: bool, at: int, width: int, weight: Pointer, eps: float,
                line: Any, total: Pointer, out: Pointer, tag: Any) -> None:  # fmt: skip
-    """One row: its sum with the residual, if there is one, then the norm of the sum as it is stored."""
+    """One row of `norm`: if ``added``, its sum with the residual goes to ``total``; the RMSNorm of the sum,
+    as it is stored, goes to ``out``. ``at``: the row's offset. ``line``: room for one row in fp32."""
     squares = np.float32(0)
     if added:
         for i in range(width):
@@ -52,7 +53,9 @@ def norm(
     parts: int, x_at: int, residual_at: int, weight_at: int, total_at: int, out_at: int,
     rows: int, width: int, eps: float, tag: Any,
 ) -> None:  # fmt: skip
-    """RMSNorm of ``[rows, width]``; with a residual (address not 0) of the sum, which goes to ``total``."""
+    """RMSNorm of the rows at ``x_at``, ``[rows, width]``, written to ``out_at``, on ``parts`` threads. With a
+    residual (address not 0) it is the norm of ``x + residual``, and this sum is written to ``total_at``.
+    Compiled numba code; ``tag``: a number of the element type (`elements.TAGS`)."""
     x, residual, weight = pointer(x_at, tag), pointer(residual_at, tag), pointer(weight_at, tag)
     total, out = pointer(total_at, tag), pointer(out_at, tag)
     added = residual_at != 0
@@ -82,7 +85,9 @@ def _gate_rows(low: int, high: int, gate_up: Pointer, out: Pointer, width: int, 
 
 @compiled
 def gated(parts: int, gate_up_at: int, out_at: int, rows: int, width: int, kind: int, tag: Any) -> None:
-    """``activation(gate) * up``: ``[rows, 2 * width]`` to ``[rows, width]``; ``SILU`` or ``GELU_TANH``."""
+    """``activation(gate) * up`` of ``[rows, 2 * width]`` at ``gate_up_at``, written to ``out_at`` as ``[rows,
+    width]``, on ``parts`` threads. ``kind``: ``SILU`` or ``GELU_TANH``. Compiled numba code; ``tag``: a
+    number of the element type (`elements.TAGS`)."""
     gate_up, out = pointer(gate_up_at, tag), pointer(out_at, tag)
     if parts == 1:
         _gate_rows(0, rows, gate_up, out, width, kind, tag)
@@ -98,7 +103,8 @@ NO_NORM, PER_HEAD, WHOLE = 0, 1, 2
 
 @inlined
 def _factor(x: Pointer, at: int, count: int, eps: float) -> Any:
-    """One over the root of the mean square of ``count`` numbers."""
+    """One over the root of (the mean square plus ``eps``) of the ``count`` elements from ``x[at]`` on, in
+    fp32."""
     squares = np.float32(0)
     for i in range(count):
         number = widen(x[at + i])
@@ -109,7 +115,9 @@ def _factor(x: Pointer, at: int, count: int, eps: float) -> Any:
 @inlined
 def _turn(line: Any, dim: int, cos: Pointer, sin: Pointer, at: int, turning: int, out: Pointer, to: int,
           tag: Any) -> None:  # fmt: skip
-    """Rotate the first ``turning`` numbers of a head, in pairs (i, i + turning / 2); the others stay."""
+    """Rotate the first ``turning`` numbers of a head, ``line`` in fp32, in pairs (i, i + turning / 2), and
+    write all ``dim`` numbers to ``out[to:]``; the numbers behind are copied. ``at``: the token's offset in
+    ``cos`` and ``sin``."""
     half = turning // 2
     for i in range(half):
         first, second = line[i], line[half + i]
@@ -169,7 +177,14 @@ def rotate_and_store(
     parts: int, tokens: int, slots_at: int, qkv_at: int, weight_at: int, kind: int, eps: float,
     cos_at: int, sin_at: int, arena_at: int, query_at: int, shape: Any, tag: Any,
 ) -> None:  # fmt: skip
-    """``shape``: q_heads, kv_heads, head_dim, rotary_dim, block_tokens, block and layer offset in numbers."""
+    """Norm and rotate the queries and keys of ``tokens`` tokens; write the queries to ``query_at`` and K and
+    V to their slots in the arena, on ``parts`` threads. Compiled numba code.
+
+    Names with ``_at`` are addresses of tensors, as in `backend.rotate_and_store`. ``kind``: `NO_NORM`,
+    `PER_HEAD` or `WHOLE`. ``shape``: q_heads, kv_heads, head_dim, rotary_dim, block_tokens, the size of a
+    block and the offset of the layer in it, in numbers. ``tag``: a number of the element type
+    (`elements.TAGS`).
+    """
     slots, qkv = pointer(slots_at, types.int64(0)), pointer(qkv_at, tag)
     weight, cos, sin = pointer(weight_at, tag), pointer(cos_at, tag), pointer(sin_at, tag)
     arena, query = pointer(arena_at, tag), pointer(query_at, tag)

@@ -69,7 +69,7 @@ def in_pairs(kind: Any) -> bool:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def per_word(typing: Any, tag: Any) -> Any:
-    """How many elements of ``tag``'s type a word holds: 1 or 2."""
+    """Intrinsic: how many elements of ``tag``'s type a word of 32 bits holds: 1 or 2."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return I64(2 if in_pairs(tag) else 1)
@@ -79,7 +79,7 @@ def per_word(typing: Any, tag: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def pack_line(typing: Any, elements: Any, into: Any) -> Any:
-    """Pack ``LANES`` words of neighbouring ``elements``."""
+    """Intrinsic: store ``LANES`` words at ``into``, made of the neighbouring elements at ``elements``."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = elements.dtype
@@ -92,7 +92,8 @@ def pack_line(typing: Any, elements: Any, into: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def pack_lines(typing: Any, first: Any, second: Any, into: Any) -> Any:
-    """Pack ``LANES`` words: an element of ``first``, and the same of ``second`` if words hold two."""
+    """Intrinsic: store ``LANES`` words at ``into``. Word i is element i of ``first``; if words hold two
+    numbers, element i of ``second`` is its second one."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind, words = first.dtype, load(builder, first.dtype, args[0])
@@ -153,10 +154,9 @@ def product(columns: int, *, run: int, apart: int, fresh: bool) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def hide(typing: Any, scores: Any, first: Any, oldest: Any, newest: Any) -> Any:
-    """Set one column's scores of the tile at ``first`` to `UNSEEN` where its queries do not see the position.
-
-    ``oldest``, ``newest``: the first and last position that each lane sees, as words.
-    """
+    """Intrinsic: in one column's scores of the tile at position ``first``, set those to `UNSEEN` that are of
+    a position which the query does not see. ``oldest``, ``newest``: the first and last position that each
+    lane's query sees, as words."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         scores, first, *limits = args
@@ -181,10 +181,11 @@ def hide(typing: Any, scores: Any, first: Any, oldest: Any, newest: Any) -> Any:
 def soften(
     typing: Any, tag: Any, scores: Any, factor: Any, state: Any, shares: Any, sums: Any, dims: Any
 ) -> Any:
-    """Turn one column's scores of a tile into ``2^(score * factor - greatest score so far)``.
+    """Intrinsic: turn one column's ``scores`` of a tile into ``2^(score * factor - greatest score so far)``,
+    written to ``shares``. ``factor`` (fp32) is positive.
 
-    ``factor`` (fp32) is positive. ``state`` is updated, and ``sums`` is rescaled to a new greatest score. For
-    functions compiled `in_order`.
+    ``state`` (greatest score and sum of shares) is updated, and ``sums``, the weighted values so far, is
+    rescaled to a new greatest score. For functions compiled `in_order`.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -213,7 +214,7 @@ def soften(
 
 
 def _greatest(builder: Any, scores: Any) -> Any:
-    """The greatest of a tile's scores in one column."""
+    """IR for the greatest of a tile's scores in each lane of one column, a vector."""
     together = 4
 
     def body(step: Any, found: list[Any]) -> list[Any]:
@@ -229,7 +230,9 @@ def _greatest(builder: Any, scores: Any) -> Any:
 
 
 def _shares(builder: Any, paired: bool, scores: Any, times: Any, lowered: Any, shares: Any) -> list[Any]:
-    """Write a tile's exponentials; returns their sums at even and at odd positions, or of all."""
+    """IR that writes ``2^(score * times + lowered)`` for one column's scores of a tile to ``shares``. Returns
+    vectors with their sums: of even and odd positions if ``paired`` (words hold two numbers), else one of
+    all."""
     together = 2 if paired else 1
 
     def body(step: Any, sums: list[Any]) -> list[Any]:
@@ -247,7 +250,8 @@ def _shares(builder: Any, paired: bool, scores: Any, times: Any, lowered: Any, s
 
 @intrinsic  # type: ignore[untyped-decorator]
 def aligned(typing: Any, numbers: Any) -> Any:
-    """The first offset at or behind ``numbers`` (fp32) at which a cache line begins; at most 15 numbers on."""
+    """Intrinsic: the first pointer at or behind ``numbers`` (to fp32) at which a cache line begins; at most
+    15 numbers on."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = builder.add(builder.ptrtoint(args[0], I64), I64(63))

@@ -29,7 +29,7 @@ def _columns(
     part: int, parts: int, x: Pointer, weight: Pointer, bias: Pointer, biased: bool, out: Pointer,
     rows: int, n: int, k: int, tag: Any,
 ) -> None:  # fmt: skip
-    """Compute the columns of one part, for all rows."""
+    """Compute one part's columns of the product, for all rows, and write them to ``out``."""
     groups = (n + WIDTH - 1) // WIDTH
     low, high = groups * part // parts * WIDTH, min(n, groups * (part + 1) // parts * WIDTH)
     sums = np.empty((rows, WIDTH), np.float32)
@@ -49,7 +49,9 @@ def _columns(
 def few_rows(
     parts: int, x_at: int, weight_at: int, bias_at: int, out_at: int, rows: int, n: int, k: int, tag: Any
 ) -> None:
-    """``out = x @ weight.T + bias``: ``[rows, k]``, ``[n, k]``, ``[n]`` or address 0, ``[rows, n]``."""
+    """``out = x @ weight.T + bias`` on ``parts`` threads: ``[rows, k]``, ``[n, k]``, ``[n]`` or address 0, to
+    ``[rows, n]``. Compiled numba code; names with ``_at`` are addresses, ``tag`` is a number of the element
+    type (`elements.TAGS`)."""
     x, weight, out = pointer(x_at, tag), pointer(weight_at, tag), pointer(out_at, tag)
     bias = pointer(bias_at, tag)
     if parts == 1:

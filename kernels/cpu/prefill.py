@@ -31,7 +31,8 @@ _weigh1, _weigh2 = (product(columns, run=1, apart=1, fresh=False) for columns in
 
 @inlined
 def _sizes(dim: int, tag: Any) -> Any:
-    """The words of a key, the numbers of a sum, the words of a tile's positions."""
+    """Of a head of ``dim`` numbers in the type of ``tag``: how many words a packed key takes, how many
+    numbers a query's sum of values takes, and how many words the positions of a tile take."""
     pair = per_word(tag)
     words = (dim + pair * LANES - 1) // (pair * LANES) * LANES
     return words, (dim + LANES - 1) // LANES * LANES, TILE // pair
@@ -39,9 +40,11 @@ def _sizes(dim: int, tag: Any) -> Any:
 
 @inlined
 def _workspace(dim: int, tag: Any) -> Any:
-    """A thread's memory, and the offsets in it of a tile, of the state per query, and of a group's scores.
+    """Allocate a thread's memory. Returns it, and pointers into it: to the packed keys and values of a tile;
+    to queries, sums and softmax state; to a group's scores and shares.
 
-    Also: each query's oldest and newest position, the addresses of a tile's keys, and lines of elements.
+    Also: each query's oldest and newest position that it sees, the addresses of a tile's keys, and room for
+    lines of elements. The other functions get all of this as ``work``.
     """
     words, dims, steps = _sizes(dim, tag)
     values = words * TILE
@@ -92,7 +95,8 @@ def _mix(first: Pointer, second: Pointer, dim: int, rest: Pointer, other: Pointe
 def _locate(
     low: int, high: int, arena: Pointer, table: Pointer, head_at: int, shape: Any, places: Any
 ) -> None:
-    """The addresses of the keys at positions ``[low, high)`` of one tile; 0 for its other positions."""
+    """Write to ``places`` the addresses of the keys at the positions ``[low, high)`` of one tile, and 0 for
+    the tile's other positions."""
     _, _, dim, slots, block_size = shape
     places[:] = 0
     position = low
@@ -107,7 +111,8 @@ def _locate(
 
 @inlined
 def _load_tile(dim: int, side: int, work: Any, tag: Any) -> None:
-    """Pack the tile at ``places``; values without a place are zero. ``side``: numbers from key to value."""
+    """Pack the keys and values of the tile at ``places`` into the memory ``work``; values without a place
+    become zeros. ``side``: how many numbers a value lies behind its key in the arena."""
     _, (keys, values), _, _, _, places, lines = work
     _, dims, steps = _sizes(dim, tag)
     blank, rest, other = _line(lines, 0, tag), _line(lines, 1, tag), _line(lines, 2, tag)
@@ -129,7 +134,8 @@ def _line(lines: Any, at: int, tag: Any) -> Pointer:
 
 @inlined
 def _fetch(row: int, rows: int, dim: int, side: int, places: Any, tag: Any) -> None:
-    """Prefetch some rows of ``places``."""
+    """Prefetch into the processor's cache the keys at the addresses ``places[row : row + rows]`` or, if
+    ``side`` is not 0, their values, which lie ``side`` numbers behind them."""
     for at in range(row, row + rows):
         if places[at]:
             fetch(offset(pointer(places[at], tag), side), dim)
@@ -137,7 +143,8 @@ def _fetch(row: int, rows: int, dim: int, side: int, places: Any, tag: Any) -> N
 
 @inlined
 def _score(columns: int, column: int, ahead: bool, dim: int, side: int, work: Any, tag: Any) -> None:
-    """Score ``columns`` columns of queries, from ``column`` on, against all keys of the tile.
+    """Score ``columns`` columns of queries, from ``column`` on, against all keys of the tile, into the scores
+    of ``work``.
 
     A column is `LANES` queries. ``ahead``: prefetch the next tile's keys meanwhile.
     """
@@ -157,7 +164,8 @@ def _score(columns: int, column: int, ahead: bool, dim: int, side: int, work: An
 
 @inlined
 def _weigh(columns: int, column: int, ahead: bool, dim: int, side: int, work: Any, tag: Any) -> None:
-    """Add the tile's values to the sums of some columns, weighted by the exponentials."""
+    """Add the tile's values, weighted by the shares, to the sums of ``columns`` columns from ``column`` on.
+    ``ahead``: prefetch the next tile's values meanwhile."""
     _, (_, values), (_, sums, _), (_, shares), _, places, _ = work
     _, dims, steps = _sizes(dim, tag)
     height = _HEIGHT1 if columns == 1 else _HEIGHT2
@@ -177,7 +185,8 @@ def _weigh(columns: int, column: int, ahead: bool, dim: int, side: int, work: An
 def _soften(
     column: int, at: int, tile: int, dim: int, scale: float, soft_cap: float, work: Any, tag: Any
 ) -> None:
-    """Exponentiate a column's scores with the tile at position ``tile``; ``at``: its offset in the group."""
+    """Turn a column's scores with the tile at position ``tile`` into shares (exponentials), and update the
+    column's softmax state and sums. ``at``: the column's index in the group that is scored together."""
     _, _, (_, sums, state), (scores, shares), limits, _, _ = work
     _, dims, steps = _sizes(dim, tag)
     mine, factor = offset(scores, at * TILE * LANES), np.float32(scale) * _LOG2_E
@@ -195,7 +204,8 @@ def _soften(
 @inlined
 def _attend_block(first: int, count: int, arena: Pointer, table: Pointer, head_at: int, shape: Any,
                   scale: float, window: int, soft_cap: float, work: Any, tag: Any) -> None:  # fmt: skip
-    """Attend for ``count`` tokens from position ``first`` on, of one KV head, to all that they see."""
+    """Attend for ``count`` tokens from position ``first`` on, of one KV head, to all positions that they see.
+    Queries and results are in ``work``: see `_take` and `_give`."""
     share, kv_heads, dim, slots, _ = shape
     side, end, places = kv_heads * slots * dim, first + count, work[5]
     columns = (count * share + LANES - 1) // LANES
@@ -221,9 +231,10 @@ def _attend_block(first: int, count: int, arena: Pointer, table: Pointer, head_a
 def _take(
     vectors: int, first: int, line: int, query: Pointer, shape: Any, window: int, work: Any, tag: Any
 ) -> None:
-    """Load some query vectors; the last column is filled up with copies of the last one.
+    """Pack ``vectors`` query vectors into columns of ``LANES`` vectors, and reset their sums and softmax state.
 
-    ``line``: the index of the first one's line in ``query``; ``first``: its position.
+    The free lanes of the last column get copies of the last vector. ``line``: the index in ``query`` of the
+    first vector; ``first``: the position of its token. ``window``: the tokens that a query sees; 0: all.
     """
     share, kv_heads, dim, _, _ = shape
     _, _, (queries, sums, state), _, limits, _, lines = work
@@ -248,7 +259,7 @@ def _take(
 
 @inlined
 def _give(vectors: int, line: int, out: Pointer, shape: Any, work: Any, tag: Any) -> None:
-    """Write the results of some query vectors; arguments as of `_take`."""
+    """Write the results of some query vectors from ``work`` to ``out``; arguments as of `_take`."""
     share, kv_heads, dim, _, _ = shape
     _, sums, state = work[2]
     _, dims, _ = _sizes(dim, tag)
@@ -264,7 +275,8 @@ def _give(vectors: int, line: int, out: Pointer, shape: Any, work: Any, tag: Any
 def _blocks(part: int, parts: int, chunks: Any, blocks: int, tokens: int, query: Pointer, out: Pointer,
             arena: Pointer, starts: Pointer, contexts: Pointer, tables: Pointer, widest: int, layer_at: int,
             shape: Any, scale: float, window: int, soft_cap: float, tag: Any) -> None:  # fmt: skip
-    """Compute every ``parts``-th piece (block of ``tokens`` queries, chunk, head), the last blocks first."""
+    """Attend for every ``parts``-th piece, from number ``part`` on, and write its results to ``out``. A piece
+    is (a block of ``tokens`` tokens, chunk, KV head); the last blocks come first, as they see most."""
     share, kv_heads, dim, slots, _ = shape
     work = _workspace(dim, tag)
     for piece in range(part, blocks * chunks.size * kv_heads, parts):
@@ -284,10 +296,9 @@ def _blocks(part: int, parts: int, chunks: Any, blocks: int, tokens: int, query:
 
 @inlined
 def block_tokens(most: int, share: int, alike: int, parts: int) -> int:
-    """How many tokens of a chunk of ``most`` share packed tiles, so that all parts have about the same work.
-
-    ``alike``: the number of chunks times heads. Packing tiles costs about as much as one column of queries.
-    """
+    """How many tokens of a chunk are one piece of work, and share packed tiles, so that all parts have about
+    the same work. ``most``: the tokens of the longest chunk. ``share``: query heads per KV head. ``alike``:
+    the number of chunks times KV heads. Packing tiles costs about as much as one column of queries."""
     column, widest = max(1, LANES // share), max(1, CHUNK_VECTORS // share)
     best, least = widest, 0
     for blocks in range((most + widest - 1) // widest, (most + column - 1) // column + 1):
@@ -305,7 +316,9 @@ def attend_chunks(
     contexts_at: int, tables_at: int, widest: int, layer_at: int, shape: Any, scale: float, window: int,
     soft_cap: float, tag: Any,
 ) -> None:  # fmt: skip
-    """Arguments as of `decode.attend_singles`; ``most``: tokens of the longest of ``chunks``."""
+    """Attention of rows with several tokens each, on ``parts`` threads; writes the result to ``out_at``.
+    Compiled numba code. ``chunks``: the indices of the rows, int64; ``most``: tokens of the longest of them.
+    The other arguments are those of `decode.attend_singles`."""
     query, out, arena = pointer(query_at, tag), pointer(out_at, tag), pointer(arena_at, tag)
     word = types.int64(0)
     starts, contexts, tables = pointer(starts_at, word), pointer(contexts_at, word), pointer(tables_at, word)

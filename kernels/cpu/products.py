@@ -127,7 +127,8 @@ def weigh_tile(rows: int, vectors: int) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def greatest(typing: Any, numbers: Any, vectors: Any) -> Any:
-    """The greatest of ``vectors`` vectors of fp32 ``numbers``, at least one; NaN does not count."""
+    """Intrinsic: the greatest of the ``vectors * LANES`` fp32 numbers at the pointer ``numbers``; NaN does
+    not count. ``vectors``: at least one."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place, count = args
@@ -148,7 +149,8 @@ def greatest(typing: Any, numbers: Any, vectors: Any) -> Any:
 
 
 def _widened(builder: Any, kind: Any, a: list[Any], b: list[Any], sums: list[Any]) -> list[Any]:
-    """The sums with `DEPTH` more products each, in fp32."""
+    """IR that adds `DEPTH` more products to each of the ``sums``, in fp32. ``a``, ``b``: pointers to the
+    lines, of elements of ``kind``. Returns the new sums."""
     for half in range(DEPTH // LANES):
         left = [load(builder, kind, builder.gep(one, [I64(half * LANES)])) for one in a]
         right = [load(builder, kind, builder.gep(one, [I64(half * LANES)])) for one in b]
@@ -158,7 +160,7 @@ def _widened(builder: Any, kind: Any, a: list[Any], b: list[Any], sums: list[Any
 
 
 def _pairs(builder: Any, kind: Any, a: list[Any], b: list[Any], sums: list[Any]) -> list[Any]:
-    """The sums with `DEPTH` more products each, as bfloat16 products that are added in pairs."""
+    """As `_widened`, with products of bfloat16 that are added in pairs."""
     left, right = [raw(builder, HALVES, one) for one in a], [raw(builder, HALVES, one) for one in b]
     pairs = [(one, other) for one in left for other in right]
     return [fused_pairs(builder, one, other, old) for (one, other), old in zip(pairs, sums, strict=True)]
@@ -178,7 +180,9 @@ _weigh1_narrow, _weigh2_narrow, _weigh3_narrow, _weigh4_narrow = (
 
 @inlined
 def dots(rows: int, x: Pointer, count: int, w: Pointer, depth: int, sums: Pointer, sums_line: int) -> None:
-    """``sums[r, c] = x[r] . w[c]``: contiguous lines of ``depth`` numbers; ``sums`` is fp32."""
+    """``sums[r, c] = x[r] . w[c]`` for ``rows`` lines of ``x`` and ``count`` lines of ``w``, each contiguous,
+    of ``depth`` numbers. ``sums`` is fp32, with ``sums_line`` numbers from line to line. Compiled numba code
+    that calls the tiles."""
     if depth % DEPTH or count < GROUP:
         for row in range(rows):
             for column in range(count):
@@ -208,8 +212,9 @@ def dots(rows: int, x: Pointer, count: int, w: Pointer, depth: int, sums: Pointe
 @inlined
 def weigh(rows: int, shares: Pointer, shares_line: int, count: int, values: Pointer, width: int,
           into: Pointer, into_line: int) -> None:  # fmt: skip
-    """``into[r, :width] += shares[r, :count] @ values``: ``count`` lines of ``width`` numbers, at least one;
-    ``shares`` and ``into`` fp32."""
+    """``into[r, :width] += shares[r, :count] @ values`` for ``rows`` lines: ``values`` has ``count`` lines,
+    at least one, of ``width`` numbers. ``shares`` and ``into`` are fp32, with ``shares_line`` and
+    ``into_line`` numbers from line to line. Compiled numba code that calls the tiles."""
     if width % LANES:
         for row in range(rows):
             for line in range(count):

@@ -50,22 +50,23 @@ def has_wide_registers() -> bool:
 
 
 def constant(number: float, kind: ir.VectorType = WIDE) -> Any:
-    """A vector with ``number`` in every lane."""
+    """A constant vector of IR with ``number`` in every lane."""
     return ir.Constant(kind, [number] * LANES)
 
 
 def lines(builder: Any, base: Any, line: Any, count: int) -> list[Any]:
-    """Pointers to the first ``count`` lines."""
+    """IR for pointers to the first ``count`` lines at ``base``, which are ``line`` elements apart."""
     return [builder.gep(base, [builder.mul(I64(at), line)]) for at in range(count)]
 
 
 def raw(builder: Any, kind: ir.Type, place: Any) -> Any:
-    """Load what is at ``place`` as ``kind``."""
+    """IR that loads a value of the type ``kind`` at the pointer ``place``."""
     return builder.load(builder.bitcast(place, kind.as_pointer()), align=2)
 
 
 def load(builder: Any, kind: Any, place: Any) -> Any:
-    """Load ``LANES`` elements as fp32: see `elements.widen`."""
+    """IR that loads ``LANES`` elements of ``kind`` at the pointer ``place`` and converts them to a vector of
+    fp32: see `elements.widen`."""
     if kind == types.float32:
         return builder.load(builder.bitcast(place, WIDE.as_pointer()), align=4)
     words = raw(builder, ir.VectorType(I16, LANES), place)
@@ -75,35 +76,36 @@ def load(builder: Any, kind: Any, place: Any) -> Any:
 
 
 def store(builder: Any, vector: Any, place: Any) -> None:
-    """Store ``vector`` at ``place``."""
+    """IR that stores ``vector`` at the pointer ``place``."""
     builder.store(vector, builder.bitcast(place, vector.type.as_pointer()), align=4)
 
 
 def spread(builder: Any, number: Any) -> Any:
-    """A vector with ``number``, of fp32 or a word, in every lane."""
+    """IR for a vector with ``number``, of fp32 or a word, in every lane."""
     nothing = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
     first = builder.insert_element(nothing, number, I32(0))
     return builder.shuffle_vector(first, nothing, ir.Constant(WORDS, [0] * LANES))
 
 
 def picked(builder: Any, vector: Any, lanes: range) -> Any:
-    """A vector of those lanes."""
+    """IR for a shorter vector of those ``lanes`` of ``vector``."""
     return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
 
 
 def fused(builder: Any, one: Any, other: Any, old: Any) -> Any:
-    """``one * other + old``, rounded once if the processor can."""
+    """IR for ``one * other + old`` of vectors, rounded once if the processor can."""
     return _call(builder, "llvm.fmuladd.v16f32", WIDE, one, other, old)
 
 
 def fused_pairs(builder: Any, one: Any, other: Any, old: Any) -> Any:
-    """``old`` plus the exact products of the bfloat16 numbers in each word of the vectors, summed in fp32."""
+    """IR for ``old`` plus the exact products of the bfloat16 numbers in each word of ``one`` and ``other``,
+    summed in fp32."""
     halves = [builder.bitcast(each, HALVES) for each in (one, other)]
     return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", WIDE, old, *halves)
 
 
 def rounded_pairs(builder: Any, low: Any, high: Any) -> Any:
-    """Words of two bfloat16 numbers: ``low`` and ``high`` (fp32), rounded to nearest even."""
+    """IR for words of two bfloat16 numbers: those of ``low`` and ``high`` (fp32), rounded to nearest even."""
     behind = _call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", HALVES, high, low)
     order = [half * LANES + lane for lane in range(LANES) for half in (0, 1)]
     mixed = ir.Constant(ir.VectorType(I32, 2 * LANES), order)
@@ -111,12 +113,12 @@ def rounded_pairs(builder: Any, low: Any, high: Any) -> Any:
 
 
 def greater(builder: Any, new: Any, old: Any) -> Any:
-    """The greater of each lane; ``old`` if ``new`` is NaN."""
+    """IR for the greater number in each lane of two vectors; that of ``old`` if ``new`` is NaN."""
     return builder.select(builder.fcmp_ordered(">", new, old), new, old)
 
 
 def any_lane(builder: Any, lanes: Any) -> Any:
-    """Whether one of ``LANES`` booleans is true."""
+    """IR for whether one of ``LANES`` booleans is true."""
     return builder.icmp_unsigned("!=", builder.bitcast(lanes, I16), I16(0))
 
 
@@ -134,7 +136,8 @@ _SERIES = (
 
 
 def exp2(builder: Any, x: Any) -> Any:
-    """``2^x`` for ``x`` below 127, within two units in the last place; 0 below -126, 1 for 0, NaN for NaN.
+    """IR for ``2^x`` in each lane, for ``x`` below 127, within two units in the last place; 0 below -126, 1
+    for 0, NaN for NaN.
 
     Its sums must keep their order: see `compiling.in_order`. Source: Cephes' ``exp2f``.
     """
@@ -149,7 +152,7 @@ def exp2(builder: Any, x: Any) -> Any:
 
 
 def summed(builder: Any, vectors: Vectors) -> Any:
-    """For 8 to 16 vectors: the sum over all lanes of vector i, in lane i."""
+    """IR for one vector: lane i has the sum over all lanes of vector i of ``vectors``, 8 to 16 of them."""
     shuffle, step = builder.shuffle_vector, 1
     if len(vectors) > LANES // 2:
         vectors = vectors + [ir.Constant(WIDE, None)] * (LANES - len(vectors))
@@ -172,7 +175,8 @@ def summed(builder: Any, vectors: Vectors) -> Any:
 
 
 def loop(builder: Any, count: Any, begin: Vectors, body: Callable[[Any, Vectors], Vectors]) -> Vectors:
-    """``body(step, vectors) -> vectors`` for ``count`` steps, at least one; returns the last vectors."""
+    """IR for a loop of ``count`` steps, at least one. ``body(step, vectors)`` writes the IR of a step, and
+    returns the vectors for the next step; the first step gets ``begin``. Returns the last vectors."""
     before, block = builder.block, builder.append_basic_block("step")
     after = builder.append_basic_block("done")
     builder.branch(block)

@@ -52,7 +52,8 @@ def warm(dtype: torch.dtype, compiling: Callable[[float, str], None] = lambda do
 
 
 def run(dtype: torch.dtype, told: Callable[[float, str], None]) -> None:
-    """Run every kernel once on a few numbers, which compiles those that are not on disk."""
+    """Run every kernel once on a few numbers, which compiles those that are not on disk. ``told`` is called
+    before each with the progress, 0 to 1, and the kernel."""
     steps = list(_steps(dtype))
     for number, (name, call) in enumerate(steps):
         told(number / len(steps), f"compiling {name}")
@@ -61,7 +62,8 @@ def run(dtype: torch.dtype, told: Callable[[float, str], None]) -> None:
 
 
 def _mark(dtype: torch.dtype) -> Path | None:
-    """A file that exists if all kernels for ``dtype`` and this processor are on disk; None without a disk."""
+    """The path of the file that exists if all kernels for ``dtype`` and this processor are on disk. None if
+    the cache has no folder that can be written."""
     folder = cache_folder()
     machine = f"{binding.get_host_cpu_name()} {sorted(binding.get_host_cpu_features().items())} {sys.version}"
     digest = hashlib.blake2b(f"{machine} {numba.__version__}".encode(), digest_size=8).hexdigest()
@@ -69,7 +71,8 @@ def _mark(dtype: torch.dtype) -> Path | None:
 
 
 def _compile_apart(dtype: torch.dtype, compiling: Callable[[float, str], None]) -> None:
-    """Compile in another process. If that fails, this process compiles when it runs them."""
+    """Compile in another process, which fills the cache on disk. If that fails, a warning is logged, and this
+    process compiles when it runs the kernels."""
     name = str(dtype).removeprefix("torch.")
     command = [sys.executable, "-m", __name__, name]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
@@ -82,7 +85,8 @@ def _compile_apart(dtype: torch.dtype, compiling: Callable[[float, str], None]) 
 
 
 def _steps(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
-    """The name of each kernel, and a call of it."""
+    """Yield for each kernel its name and a function that calls it once, on a few numbers of ``dtype``; the
+    call compiles it."""
     dim, rows = 32, 3
     arena = torch.zeros((3, 1, 2, 1, 16, dim), dtype=dtype)
     x, weight = torch.ones((rows, dim), dtype=dtype), torch.ones((dim, dim), dtype=dtype)

@@ -55,7 +55,7 @@ class AbsentGpu:
     compiled: list[Compiled] = field(default_factory=list)
 
     def get_current_target(self) -> GPUTarget:
-        """The architecture to compile for."""
+        """The architecture that triton compiles for."""
         return GPUTarget("cuda", self.arch, 32)
 
     def get_current_device(self) -> int:
@@ -63,33 +63,35 @@ class AbsentGpu:
         return self.arch
 
     def get_current_stream(self, device: int) -> int:
-        """The default stream."""
+        """The number of the default stream, 0."""
         return 0
 
     @property
     def utils(self) -> AbsentGpu:
-        """The object that loads binaries."""
+        """The object that triton loads binaries with: this one."""
         return self
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        """Limits that triton checks before a launch."""
+        """The limits that triton checks before a launch: bytes of shared memory."""
         return {"max_shared_mem": SHARED_LIMIT[self.arch]}
 
     def load_binary(
         self, name: str, kernel: bytes, shared: int, device: int
     ) -> tuple[int, int, int, int, int]:
-        """Module, function, registers, spills, threads."""
+        """Load nothing. Returns what triton expects: handles of module and function, registers, spills,
+        threads per block."""
         return 1, 1, 0, 0, 1024
 
     def unload_module(self, module: int) -> None:
-        """Nothing was loaded."""
+        """Does nothing: nothing was loaded."""
 
     def launcher_cls(self, src: Any, metadata: Any) -> Any:
-        """A launcher that does nothing."""
+        """What triton launches a compiled kernel with: a function that does nothing."""
         return lambda *args: None
 
     def loaded(self, module: Any, function: Any, name: str, files: dict[str, str], key: str) -> None:
-        """Triton's hook after a load: ``files`` are the compiled kernel's, by name."""
+        """Triton's hook after it has compiled and loaded a kernel: append what the kernel needs to
+        ``compiled``. ``files``: the paths of the compiled kernel's files, by name."""
         by_kind = {Path(path).suffix: Path(path) for path in files.values()}
         meta, ptx = json.loads(by_kind[".json"].read_text()), by_kind[".ptx"].read_text()
         units = [word for word in ("tcgen05.mma", "wgmma.mma", "mma.sync") if word in ptx]
@@ -113,7 +115,8 @@ def resources_of(cubin: Path) -> tuple[int, int]:
 
 @contextmanager
 def compiling_for(arch: int) -> Iterator[AbsentGpu]:
-    """A context in which launches compile for ``arch`` and do not run."""
+    """A context in which launches compile for ``arch`` and do not run; it gives the stand-in, which collects
+    what was compiled. Triton's driver stays the stand-in afterwards."""
     gpu = AbsentGpu(arch)
     configurations.architecture.cache_clear()
     driver.set_active(gpu)

@@ -21,7 +21,8 @@ Table = dict[str, dict[str, dict[str, dict[str, int]]]]
 
 @functools.cache
 def table() -> Table:
-    """The committed data: kernel, ``sm_NN``, ``<bits>-<size>``, keyword arguments."""
+    """The content of ``configurations.json``: launch arguments by kernel, architecture (``sm_NN``) and
+    ``<bits>-<size>`` of the elements and heads."""
     text = resources.files(__package__).joinpath("configurations.json").read_text()
     loaded: Table = json.loads(text)
     return loaded
@@ -38,7 +39,7 @@ def architecture(device: torch.device) -> int:
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """The number of multiprocessors; 1 for the interpreter."""
+    """The number of the GPU's multiprocessors; 1 for the interpreter."""
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -59,7 +60,9 @@ def configuration(kernel: str, arch: int, dtype: torch.dtype, size: int) -> dict
 
 
 def chosen(kernel: str, tensor: torch.Tensor, size: int, stored: torch.dtype | None = None) -> dict[str, int]:
-    """The configuration for ``tensor``'s device and type, or for 8-bit ``stored`` KV of a 16-bit type."""
+    """The launch arguments of ``kernel`` for the device and type of ``tensor``, and heads or rows of ``size``
+    numbers. ``stored``: the type of stored KV; if it is of 8 bits and ``tensor`` of 16, the arguments for 8
+    bits are used."""
     narrow = stored is not None and stored.itemsize == 1 and tensor.dtype.itemsize == 2
     dtype = stored if narrow and stored is not None else tensor.dtype
     return configuration(kernel, architecture(tensor.device), dtype, size)

@@ -29,7 +29,8 @@ STRETCHES = (4096, 2048, 1024, 512, 256)
 def first_token(
     length: tl.tensor, begins: tl.tensor, row: tl.tensor, WINDOW: tl.constexpr, BEGINS: tl.constexpr
 ) -> tl.tensor:
-    """The first position that a row's query sees."""
+    """The first position that a row's query sees: 0, where the row's own part begins (``BEGINS``), or where
+    its window does."""
     first = 0
     if BEGINS:
         first = tl.load(begins + row).to(tl.int32)
@@ -50,9 +51,10 @@ def decode_stretch(
     DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     BEGINS: tl.constexpr, SINKS: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Compute part ``skipped + stretch`` of ``out[row, head, parts, dim]`` and its log-sum-exp.
+    """Kernel: attend for one row's token, with the query heads of one KV head, to one stretch of its context.
+    Writes part ``skipped + stretch`` of ``out[row, head, parts, dim]`` and its log-sum-exp.
 
-    With ``WHOLE`` there is one part, the result. Programs are (row, KV head, stretch).
+    With ``WHOLE`` there is one part, which is the result. Programs are (row, KV head, stretch).
     """
     row, head, stretch = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + row).to(tl.int32)
@@ -99,10 +101,8 @@ def reduce_parts(
     WINDOW: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
     MOST: tl.constexpr, BEGINS: tl.constexpr, SINKS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Merge a row's parts by their log-sum-exps: first the ``shared`` common ones, then its own stretches.
-
-    Programs are (row, query head).
-    """
+    """Kernel: merge a row's parts by their log-sum-exps into ``out``: first the ``shared`` common ones, then
+    its own stretches. Programs are (row, query head)."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     length = tl.load(lengths + row).to(tl.int32)
     first = first_token(length, begins, row, WINDOW, BEGINS)
@@ -136,14 +136,15 @@ class Parts:
 
     @classmethod
     def empty(cls, query: Tensor, parts: int, stretch: int, shared: int = 0) -> Parts:
-        """Memory for ``parts`` per row and head of ``query``."""
+        """Uninitialised memory for ``parts`` partial results for each row and head of ``query``."""
         rows, heads, dim = query.shape
         values = torch.empty((rows, heads, parts, dim), dtype=torch.float32, device=query.device)
         return cls(values, values.new_empty((rows, heads, parts)), stretch, shared)
 
 
 def stretch_for(programs: int, tokens: int, device: torch.device) -> int:
-    """Tokens per stretch: the longest that still gives every multiprocessor two programs."""
+    """Tokens per stretch: the longest of `STRETCHES` that still gives every multiprocessor two programs; the
+    shortest if none does. ``programs``: programs per stretch; ``tokens``: the longest context."""
     wanted = 2 * multiprocessors(device)
     return next((one for one in STRETCHES if programs * -(-tokens // one) >= wanted), STRETCHES[-1])
 
@@ -194,7 +195,8 @@ def read_stretches(
     begins: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    """Launch `decode_stretch` for ``count`` stretches from ``begins`` (int64 ``[rows]``; None: from 0) on."""
+    """Launch `decode_stretch` for ``count`` stretches of each row, from the position ``begins`` (int64
+    ``[rows]``; None: 0) on. The results are written to ``parts``."""
     group, heads, block, dim = group_of(query, arena), *arena.shape[3:]
     if sinks is not None:
         expect("sinks", sinks, (query.shape[1],))
@@ -220,7 +222,8 @@ def merge(
     begins: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    """Launch `reduce_parts` into ``out`` ``[rows, q_heads, dim]``; ``tile``: that of the stretches."""
+    """Launch `reduce_parts`: merge ``parts`` into ``out`` ``[rows, q_heads, dim]``. ``tile``: the tile size
+    with which the stretches were computed."""
     rows, heads, dim = out.shape
     most = parts.lse.shape[2]
     reduce_parts[(rows, heads)](

@@ -93,7 +93,9 @@ def extend_tile(
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, SINKS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Programs are (query tile, KV head). The last tiles, which see most, start first."""
+    """Kernel: causal attention of one tile of a row's queries, with the query heads of one KV head, to all
+    that they see; writes the result to ``out``. Programs are (query tile, KV head). The last tiles, which see
+    most, start first."""
     EACH: tl.constexpr = QUERIES // GROUP
     tile, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     row = row_of(starts, tile, rows, EACH)

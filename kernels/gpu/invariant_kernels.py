@@ -41,7 +41,8 @@ def extend_stretch(
     EACH_PART: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, GROUP: tl.constexpr,
     DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Compute part ``stretch`` of every token that sees into it; programs are (query tile, KV head, stretch).
+    """Kernel: attend for one tile of a row's queries to one stretch of the context. Writes part ``stretch``
+    of every token that sees into it, and its log-sum-exp. Programs are (query tile, KV head, stretch).
 
     Every tile is masked even if it need not be, so that there is one order of sums.
     """
@@ -122,7 +123,8 @@ def product_tile(
     IN: tl.constexpr, OUT: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Programs are tiles of ``ROWS`` tokens and ``COLUMNS`` outputs; one after the other over rows."""
+    """Kernel: one tile of ``x @ weight.T + bias``, ``ROWS`` tokens by ``COLUMNS`` outputs, written to
+    ``out``. Programs are numbered down the rows, then over the columns."""
     down = tl.cdiv(tokens, ROWS)
     rows = tl.program_id(0) % down * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) // down * COLUMNS + tl.arange(0, COLUMNS)

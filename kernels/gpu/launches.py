@@ -57,12 +57,13 @@ Launch = Callable[[], object]
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.int64, device: torch.device) -> Tensor:
-    """Zeros if the device has memory, so that block ids and lengths are in range."""
+    """A tensor of zeros, so that block ids and lengths in it are in range if it has memory."""
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def attention(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """Decode, extend, batch-invariant attention, and without a window also the common prefix."""
+    """Yield the names and launches of decode, extend and batch-invariant attention, and without a window also
+    of that with a common prefix."""
     arena = empty(
         8, LAYERS, 2, shape.kv_heads, shape.block, shape.dim, dtype=shape.stored or shape.dtype, device=device
     )
@@ -83,7 +84,7 @@ def attention(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]
 
 
 def stores(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """Norm, rotation and storing of K and V."""
+    """Yield the name and the launch of norm, rotation and storing of K and V."""
     heads = shape.q_heads + 2 * shape.kv_heads
     arena = empty(
         8, LAYERS, 2, shape.kv_heads, shape.block, shape.dim, dtype=shape.stored or shape.dtype, device=device
@@ -100,7 +101,8 @@ def stores(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]]:
 
 
 def rows(hidden: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """Norms and gates of one hidden size; the gate's width is three times that."""
+    """Yield the names and launches of norms and gates of one hidden size; the gate's width is three times
+    that."""
     x = empty(ROWS, hidden, dtype=torch.bfloat16, device=device)
     wide = empty(ROWS, 6 * hidden, dtype=torch.bfloat16, device=device)
     yield f"norm {hidden}", lambda: rowwise.rms_norm(x, x[0], 1e-6)
@@ -109,7 +111,7 @@ def rows(hidden: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
 
 
 def draws(vocab: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """Sampling with a top-k for all rows, and with any limits."""
+    """Yield the names and launches of sampling, with a top-k for all rows and with any limits."""
     logits = empty(ROWS, vocab, dtype=torch.float32, device=device)
     whole, real = empty(ROWS, device=device), empty(ROWS, dtype=torch.float32, device=device)
     for name, candidates in (("top-k 50", 50), ("any limits", vocab)):
@@ -118,7 +120,7 @@ def draws(vocab: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
 
 
 def linears(width: int, outs: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """The batch-invariant matrix product."""
+    """Yield the names and launches of the batch-invariant matrix product, in bfloat16 and float32."""
     for dtype in (torch.bfloat16, torch.float32):
         x = empty(ROWS, width, dtype=dtype, device=device)
         weight = empty(outs, width, dtype=dtype, device=device)
@@ -127,7 +129,7 @@ def linears(width: int, outs: int, device: torch.device) -> Iterator[tuple[str, 
 
 
 def all_launches(device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """Every launch that `ahead` compiles, with a name of its kernel and shape."""
+    """Yield every launch that `ahead` compiles, each with a name that says its kernel and shape."""
     for shape in SHAPES:
         yield from attention(shape, device)
         yield from stores(shape, device)

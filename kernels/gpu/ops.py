@@ -22,7 +22,8 @@ Flat: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, float, int | None, float
 
 
 def flat(batch: PagedBatch, how: Attention) -> Flat:
-    """The last arguments of the attention operators, as operator schemas allow no classes."""
+    """Batch and settings as the last arguments of the attention operators, because operator schemas allow no
+    classes."""
     tensors = (batch.positions, batch.row_starts, batch.context_lengths, batch.tables)
     return *tensors, how.scale, how.window, how.soft_cap
 
@@ -40,7 +41,8 @@ def paged_attention(
     window: int | None,
     soft_cap: float | None,
 ) -> Tensor:
-    """Attention of a ragged batch; the decode kernel if every row has one token."""
+    """Attention of a ragged batch, by the decode kernel if every row has one token, else by the extend
+    kernel. The last arguments are those of `flat`."""
     batch = PagedBatch(positions, positions, row_starts, context_lengths, tables, ())
     attend = decode_attention if query.shape[0] == context_lengths.shape[0] else extend_attention
     return attend(query, arena, layer, batch, Attention(scale, window, soft_cap))
@@ -59,7 +61,8 @@ def invariant_attention(
     window: int | None,
     soft_cap: float | None,
 ) -> Tensor:
-    """`invariant_kernels.extend_attention`."""
+    """Batch-invariant attention of a ragged batch, by `invariant_kernels.extend_attention`. The last
+    arguments are those of `flat`."""
     batch = PagedBatch(positions, positions, row_starts, context_lengths, tables, ())
     return invariant_kernels.extend_attention(query, arena, layer, batch, Attention(scale, window, soft_cap))
 

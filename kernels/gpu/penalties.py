@@ -23,7 +23,8 @@ def tally_said(
     tally: tl.tensor, tokens: tl.tensor, owners: tl.tensor, output: tl.tensor,
     entries: tl.tensor, width: tl.tensor, ENTRIES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Count into a zeroed ``tally`` ``[n, width]``: 2 each time a token is in the output, 1 if it occurs."""
+    """Kernel: count the earlier tokens into a zeroed ``tally`` ``[n, width]``: a cell gets 1 if its token
+    occurs at all, and 2 more each time it is in the output."""
     at = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
     there = at < entries
     cells = tl.load(owners + at, there, other=0) * width + tl.load(tokens + at, there, other=0)
@@ -37,7 +38,8 @@ def penalize_said(
     repetition: tl.tensor, frequency: tl.tensor, presence: tl.tensor,
     entries: tl.tensor, width: tl.tensor, stride_row: tl.tensor, ENTRIES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Edit each counted logit once: the program that swaps its count for 0 does it."""
+    """Kernel: apply the penalties to the logits of the counted tokens, each once: a token may be listed
+    several times, and only the program that swaps its count for 0 edits its logit."""
     at = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
     there = at < entries
     owner, token = tl.load(owners + at, there, other=0), tl.load(tokens + at, there, other=0)
@@ -79,7 +81,8 @@ def allow_bits(
     logits: tl.tensor, rows: tl.tensor, masks: tl.tensor, vocab: tl.tensor, words: tl.tensor,
     stride_row: tl.tensor, CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Write -inf for each bit that is 0; reads no logit. Programs are (row, stretch)."""
+    """Kernel: write -inf to each logit with a bit of 0 in its row's mask; reads no logit. Programs are (row,
+    stretch of the vocabulary)."""
     one, places = tl.program_id(0).to(tl.int64), tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     word = tl.load(masks + one * words + places // 64, places < vocab, other=-1)
     closed = ((word >> (places % 64).to(tl.int64)) & 1) == 0

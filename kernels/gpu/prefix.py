@@ -32,7 +32,9 @@ def prefix_stretch(
     SOFT_CAP: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
     QUERIES: tl.constexpr, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Compute part ``stretch`` of every row; programs are (tile of a family's rows, KV head, stretch).
+    """Kernel: attend for a tile of a family's rows to one stretch of the family's common prefix. Writes part
+    ``stretch`` of each of these rows, and its log-sum-exp. Programs are (tile of a family's rows, KV head,
+    stretch).
 
     For a family without such a stretch it writes zeros with a log-sum-exp of -inf.
     """

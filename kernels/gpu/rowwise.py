@@ -22,7 +22,8 @@ def norm_rows(
     rows: tl.tensor, eps: tl.tensor,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr,
 ) -> None:  # fmt: skip
-    """``ROWS`` rows of ``WIDTH`` numbers at once; with ``ADD`` the sum with ``residual`` goes to ``total``."""
+    """Kernel: RMSNorm of ``ROWS`` rows of ``WIDTH`` numbers, written to ``out``. With ``ADD`` it is the norm
+    of ``x + residual``, and this sum is written to ``total``."""
     some, columns = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDE)
     inside = (some < rows)[:, None] & (columns < WIDTH)[None, :]
     places = some[:, None] * WIDTH + columns[None, :]
@@ -43,7 +44,8 @@ def gate_rows(
     gate_up: tl.tensor, out: tl.tensor,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, GELU: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Programs are (row, stretch of columns)."""
+    """Kernel: ``activation(gate) * up`` for some columns of one row, written to ``out``; GELU (tanh) with
+    ``GELU``, else SiLU. Programs are (row, stretch of columns)."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < WIDTH

@@ -53,7 +53,8 @@ def tile_of(
     values_at: tl.tensor, ids_at: tl.tensor, at: tl.tensor, width: tl.tensor, direct: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Keys (0 for none) and ids of a tile of a row: of the logits, or of the selected candidates."""
+    """A tile of a row from the index ``at`` on: keys (see `key_of`; 0 behind the end), and token ids. They
+    are those of the logits if ``direct``, else of the candidates that `send_up` selected."""
     places = at + tl.arange(0, TILE)
     ids = places
     if not direct:
@@ -68,7 +69,7 @@ def count_from(
     values_at: tl.tensor, ids_at: tl.tensor, width: tl.tensor, direct: tl.tensor, bound: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """How many keys are at least ``bound``."""
+    """How many of a row's keys (see `key_of`) are at least ``bound``."""
     many = tl.zeros([TILE], tl.int32)
     for at in tl.range(0, width, TILE):
         keys, _ = tile_of(values_at, ids_at, at, width, direct, TILE)
@@ -78,7 +79,8 @@ def count_from(
 
 @triton.jit
 def share_of(keys: tl.tensor, best: tl.tensor, cold: tl.tensor, floor: tl.tensor) -> tl.tensor:
-    """exp(score - best) in fp64, 0 for a score below ``floor``."""
+    """``exp(score - best)`` in fp64 for the logits behind ``keys``, where a score is the logit divided by the
+    temperature ``cold``; 0 for a score below ``floor``."""
     scores = value_of(keys).to(tl.float64) / cold
     return tl.where(scores >= floor, tl.exp(scores - best), 0.0)
 
@@ -88,7 +90,7 @@ def mass_above(
     values_at: tl.tensor, ids_at: tl.tensor, width: tl.tensor, direct: tl.tensor, bound: tl.tensor,
     best: tl.tensor, cold: tl.tensor, floor: tl.tensor, TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """The sum of `share_of` over keys greater than ``bound``."""
+    """The sum of `share_of` over the keys of a row that are greater than ``bound``."""
     mass = tl.zeros([TILE], tl.float64)
     for at in tl.range(0, width, TILE):
         keys, _ = tile_of(values_at, ids_at, at, width, direct, TILE)
@@ -101,7 +103,8 @@ def send_up(
     logits: tl.tensor, temperature: tl.tensor, top_k: tl.tensor, values: tl.tensor, ids: tl.tensor,
     vocab: tl.tensor, stride_row: tl.tensor, CHUNK: tl.constexpr, MOST: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Select the ``top_k`` best of a stretch, in the order of ids, into ``[rows, stretches, MOST]``.
+    """Kernel: select the ``top_k`` greatest logits of one stretch of a row's vocabulary, in the order of ids.
+    Writes them and their ids to ``values`` and ``ids``, ``[rows, stretches, MOST]``; unused ids are -1.
 
     Programs are (row, stretch). The stretch stays in registers during the bisection.
     """
@@ -132,7 +135,8 @@ def sample_rows(
     vocab: tl.tensor, stride_row: tl.tensor, thinned: tl.tensor, TILE: tl.constexpr, THIN: tl.constexpr,
     MIN_P: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One program per row: find the limits, then the first id with a cumulated mass above the random one."""
+    """Kernel: sample one token for each row into ``out``. It finds the limits, then the first id with a
+    cumulated mass above the random one. One program per row."""
     row = tl.program_id(0).to(tl.int64)
     heat, p = tl.load(temperature + row).to(tl.float64), tl.load(top_p + row).to(tl.float64)
     greedy = heat <= 0
@@ -261,7 +265,8 @@ def mass_of(
     logits: tl.tensor, best: tl.tensor, mass: tl.tensor, vocab: tl.tensor, stride_row: tl.tensor,
     CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The greatest logit of a (row, stretch), and the sum of exp(logit - greatest) in fp64."""
+    """Kernel: for each (row, stretch of the vocabulary) write the greatest logit to ``best``, and the sum of
+    exp(logit - greatest), in fp64, to ``mass``."""
     row, stretch = tl.program_id(0).to(tl.int64), tl.program_id(1)
     places = stretch * CHUNK + tl.arange(0, CHUNK)
     wide = tl.load(logits + row * stride_row + places, places < vocab, other=float("-inf")).to(tl.float64)

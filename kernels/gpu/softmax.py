@@ -17,7 +17,9 @@ def lines_of(
     table: tl.tensor, tokens: tl.tensor, seen: tl.tensor, stride_block: tl.tensor, stride_slot: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """The offset in elements of each token's line in its head and layer; int64: arenas exceed 4 GiB."""
+    """For each token the offset, in elements, of its K or V within its head and layer of the arena, found
+    through the block table; int64, as arenas exceed 4 GiB. Tokens that are not ``seen`` get that of block 0.
+    """
     blocks = tl.load(table + tokens // BLOCK, mask=seen, other=0).to(tl.int64)
     return blocks * stride_block + (tokens % BLOCK).to(tl.int64) * stride_slot
 
@@ -39,7 +41,7 @@ def wide(stored: tl.tensor, asked: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def scores_of(query: tl.tensor, keys: tl.tensor, scale: tl.tensor, SOFT_CAP: tl.constexpr) -> tl.tensor:
-    """``[queries, tokens]`` scores; ``keys`` is ``[dim, tokens]``."""
+    """Attention scores ``[queries, tokens]``: scaled, capped, times log2 e. ``keys`` is ``[dim, tokens]``."""
     scores = tl.dot(query, keys, input_precision="tf32x3")
     if SOFT_CAP > 0:
         # tanh(x) = 1 - 2 / (exp(2 x) + 1), exact at both ends
@@ -54,7 +56,8 @@ def scores_of(query: tl.tensor, keys: tl.tensor, scale: tl.tensor, SOFT_CAP: tl.
 def fold(
     scores: tl.tensor, values: tl.tensor, best: tl.tensor, total: tl.tensor, acc: tl.tensor
 ) -> tl.tensor:
-    """Add one tile to the running softmax: returns its greatest score, its sum, its weighted values."""
+    """Add one tile of keys and values to a running softmax. Returns its new state: each query's greatest
+    score so far, the sum of its weights, and the weighted sum of values."""
     top = tl.maximum(best, tl.max(scores, 1))
     safe = tl.where(top == float("-inf"), 0.0, top)  # a query that has seen nothing yet
     weights = tl.math.exp2(scores - safe[:, None])
@@ -67,18 +70,20 @@ def fold(
 
 @triton.jit
 def with_sink(best: tl.tensor, total: tl.tensor, sink: tl.tensor) -> tl.tensor:
-    """The sum with the attention sink's score, which has no value."""
+    """``total``, the sum of a query's weights, plus the weight of the head's attention sink: a score that has
+    no value. ``best``: the query's greatest score."""
     safe = tl.where(best == float("-inf"), 0.0, best)
     return total + tl.math.exp2(sink * LOG2E - safe)
 
 
 @triton.jit
 def normal(acc: tl.tensor, total: tl.tensor) -> tl.tensor:
-    """The weighted mean; 0 if no key was seen."""
+    """The weighted mean of the values, which is the result of attention: ``acc / total``; 0 if no key was
+    seen."""
     return acc / tl.where(total == 0.0, 1.0, total)[:, None]
 
 
 @triton.jit
 def log_sum(best: tl.tensor, total: tl.tensor) -> tl.tensor:
-    """The log-sum-exp, in powers of two; -inf if no key was seen."""
+    """The log-sum-exp of a query's scores from a running softmax, in powers of two; -inf if no key was seen."""
     return best + tl.math.log2(tl.where(total == 0.0, 1.0, total))

@@ -25,7 +25,8 @@ def inverse_rms(
     heads_at: tl.tensor, eps: tl.tensor, COUNT: tl.constexpr, MOST: tl.constexpr, DIM: tl.constexpr,
     WIDE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """1 / rms over ``COUNT`` heads together."""
+    """One over the root mean square of all numbers of ``COUNT`` heads of one token, which lie one behind the
+    other at ``heads_at``; ``eps`` is added to the mean square."""
     heads, dims = tl.arange(0, MOST), tl.arange(0, WIDE)
     inside = (heads < COUNT)[:, None] & (dims < DIM)[None, :]
     wide = tl.load(heads_at + heads[:, None] * DIM + dims[None, :], inside, other=0.0).to(tl.float32)
@@ -57,7 +58,8 @@ def rotate_heads(
     BLOCK: tl.constexpr, HEADS: tl.constexpr, NORM: tl.constexpr, WHOLE: tl.constexpr,
     MOST_Q: tl.constexpr, MOST_KV: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Programs are (token, ``HEADS`` heads of its queries, keys and values)."""
+    """Kernel: norm and rotate ``HEADS`` heads of one token's queries, keys and values. Queries are written to
+    ``out``, keys and values to the token's slot in the arena. Programs are (token, group of heads)."""
     token, dims = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     # A number is rotated with its partner, half the rotary part away; the second read is a cache hit.
@@ -137,7 +139,8 @@ def rotate_and_store(
 def copy_runs(
     arena: tl.tensor, sources: tl.tensor, targets: tl.tensor, size: tl.tensor, PIECE: tl.constexpr
 ) -> None:
-    """Programs are (pair, piece of a block). No block is both a source and a target."""
+    """Kernel: copy one piece of a block to another block. Programs are (pair of source and target, piece). No
+    block may be both a source and a target."""
     pair, places = tl.program_id(0), tl.program_id(1) * PIECE + tl.arange(0, PIECE)
     source, target = tl.load(sources + pair).to(tl.int64), tl.load(targets + pair).to(tl.int64)
     inside = places < size
@@ -156,7 +159,8 @@ def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -
 
 
 def waves(pairs: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Cut the copies before one that reads an earlier one's target, or writes its source or target."""
+    """Cut the copies into lists that can each run at once. A new list begins before a copy that reads a
+    target of an earlier one of its list, or writes a source or target of one."""
     wave: list[tuple[int, int]] = []
     read, written = set[int](), set[int]()
     for source, target in pairs:

@@ -42,7 +42,7 @@ def extend_attention(
 
 
 def _row(arena: Tensor, layer: int, side: int, table: Tensor, length: int) -> Tensor:
-    """One row's K or V, ``[length, kv_heads, dim]``."""
+    """K (``side`` 0) or V (1) of one row's context in one layer, ``[length, kv_heads, dim]``."""
     blocks = table[: -(-length // arena.shape[4])]
     return arena[blocks, layer, side].transpose(1, 2).flatten(0, 1)[:length]
 

@@ -86,14 +86,16 @@ def _gather(
 
 
 def _attend_singles(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention) -> Tensor:
-    """One token per row: the query heads that share a KV head take the place of its queries."""
+    """Attention of rows with one token each: the query heads that share a KV head take the place of its
+    queries."""
     rows, heads = keys.shape[:2]
     grouped = query.reshape(rows, heads, -1, query.shape[-1])
     return _attend(grouped, keys, values, mask, how).reshape(query.shape)
 
 
 def _attend_chunk(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention) -> Tensor:
-    """Many tokens of one row: KV heads are the batch axis; query heads that share one, its heads."""
+    """Attention of one row with many tokens: KV heads are the batch axis, query heads that share one are its
+    heads."""
     count, q_heads, dim = query.shape
     heads, span = keys.shape[1:3]
     grouped = query.view(count, heads, -1, dim).permute(1, 2, 0, 3)

@@ -35,9 +35,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One namespace's records: their number and bytes, and the file's bytes.
+    """What one namespace's folder holds: ``records`` and their ``bytes``, and the bytes of its file.
 
-    ``damaged``, ``ignored``: number of these among them. ``tenants``: records by the tenants' numbers.
+    ``damaged``: records that failed their check; ``ignored``: records of another model or layout; both were
+    dropped. ``tenants``: numbers of records by the tenants' numbers.
     """
 
     name: str
@@ -50,7 +51,8 @@ class Account:
 
 
 def write_about(folder: Path, block_bytes: int) -> None:
-    """Write the length of a record beside them, so that they can be opened without a model.
+    """Write the length of a record into the file `about.json` in ``folder``, so that the records can be
+    opened without a model.
 
     A file that says so already is not written: on a full disk that would leave it empty.
     """
@@ -60,19 +62,18 @@ def write_about(folder: Path, block_bytes: int) -> None:
 
 
 def spaces(kv: Path) -> list[Path]:
-    """The folders of records below ``kv``."""
+    """The folders of records directly below ``kv``, one per namespace, sorted."""
     return sorted(path.parent for path in kv.glob(f"*/{ABOUT}"))
 
 
 def others(folder: Path) -> int:
-    """How many namespaces' records lie beside those in ``folder``."""
+    """How many other namespaces have folders of records beside ``folder``."""
     return sum(beside != folder for beside in spaces(folder.parent))
 
 
 def clear_others(folder: Path, wanted: int) -> int:
-    """Remove records of other models and settings beside ``folder``, the longest unused first, until so many
-    bytes are given back; returns the bytes given back. Records that a process holds stay.
-    """
+    """Remove folders of other models and settings beside ``folder``, the longest unused first, until
+    ``wanted`` bytes are given back. Returns the bytes given back. A folder that a process holds stays."""
     freed = 0
     for path in sorted(folder.parent.glob(f"*/{FILE}"), key=_last_use):
         if path.parent == folder or freed >= wanted:
@@ -91,17 +92,20 @@ def file_bytes(kv: Path) -> int:
 
 
 def stat(kv: Path) -> Iterator[Account]:
-    """An account of each namespace. Raises `StoreLocked`, `StoreFailed`, `StoreTorn`."""
+    """Yield an account of each namespace below ``kv``; changes nothing but records that are not of its
+    layout, which are dropped. Raises `StoreLocked`, `StoreFailed`, `StoreTorn`."""
     return _each(kv, "stat")
 
 
 def verify(kv: Path) -> Iterator[Account]:
-    """Read and check every byte, and drop what is damaged. Raises as `stat`, after all others were read."""
+    """Read and check every byte of each namespace, drop damaged records, and yield its account. Raises as
+    `stat`; a `StoreTorn` only after all others were read."""
     return _each(kv, "verify")
 
 
 def gc(kv: Path) -> Iterator[Account]:
-    """Drop what is damaged, and folders without any record. Raises as `stat`, after all others were read."""
+    """Do what `verify` does, and remove the folder of each namespace that has no record left. Yields the
+    accounts."""
     for account in verify(kv):
         if not account.records:
             clear(kv / account.name)
@@ -109,7 +113,7 @@ def gc(kv: Path) -> Iterator[Account]:
 
 
 def give_back(kv: Path, floor: int) -> None:
-    """Evict records, the longest unused first, until ``floor`` bytes of their disk are free.
+    """Evict records, from the longest unused file on, until ``floor`` bytes of the disk of ``kv`` are free.
 
     For a start on a full disk, while no disk process runs. Raises nothing: what is held or damaged is left
     alone.
@@ -144,9 +148,8 @@ def remove(kv: Path) -> int:
 
 
 def _opened(folder: Path, floor: int | None = None) -> RecordStore:
-    """The store in ``folder``. Raises `StoreFailed` too where the length of a record is unknown: a guess
-    would drop all records.
-    """
+    """The opened store in ``folder``, of any model. Raises `StoreFailed` also if `about.json` does not give
+    the length of a record: with a guess all records would be dropped."""
     try:
         about = json.loads((folder / ABOUT).read_text())
         block_bytes, space = int(about["block_bytes"]), bytes.fromhex(folder.name)
@@ -171,7 +174,8 @@ def _each(kv: Path, act: str) -> Iterator[Account]:
 
 
 def _apart(act: str, folder: Path, floor: int = 0) -> Account:
-    """Do the act in a process of its own, which a damaged file may kill. Raises what the act raises."""
+    """Do ``act`` to ``folder`` in a process of its own, which a damaged file may kill. Returns its account,
+    or raises what the act raised there."""
     command = [sys.executable, "-m", __spec__.name, act, str(folder), str(floor)]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     try:
@@ -210,7 +214,8 @@ def _act(act: str, folder: Path, floor: int) -> Account:
 
 
 def main(words: Sequence[str]) -> int:
-    """Do one act to one folder, in this process."""
+    """Do one act to one folder in this process, and print its account or error as JSON. ``words``: act,
+    folder and floor. Returns the exit code."""
     act, folder, floor = words
     try:
         account = _act(act, Path(folder), int(floor))

@@ -57,14 +57,12 @@ class AnswerDeadline:
         self._heard = -math.inf
 
     def heard(self, now: float) -> None:
-        """The process was started, or sent a message."""
+        """The disk process was started, or sent a message: its time begins again."""
         self._heard, self._again = now, None
 
     def over(self, now: float, deadlines: Iterable[float], *, opening: bool) -> bool:
-        """Whether the process is lost, once all it has sent is read. ``deadlines``: of the waiting requests.
-
-        ``opening``: it has not sent all its keys yet.
-        """
+        """Whether the disk process counts as lost; ask once all that it has sent is read. ``deadlines``:
+        those of the waiting requests. ``opening``: it has not sent all its keys yet."""
         away, self._looked = now > self._looked + AWAY, now
         late = now > self._heard + OPENING if opening else any(now > deadline for deadline in deadlines)
         if late and away and self._again is None:
@@ -73,9 +71,10 @@ class AnswerDeadline:
 
 
 class PendingReads:
-    """Records on their way up, asked for a piece at a time.
+    """Records on their way up from disk, asked for a piece (about a MiB) at a time.
 
-    Each goes into a slot of ``host``, or *directly*: into the page cache alone, where the engine reads it.
+    A record goes into a slot of ``host``, or *directly*: into the page cache alone, where the engine reads
+    it.
     """
 
     def __init__(self, host: HostTier) -> None:
@@ -89,7 +88,7 @@ class PendingReads:
         return key in self._slots or key in self._direct
 
     def has(self, key: bytes, *, direct: bool) -> bool:
-        """Whether the record is on its way, in that way."""
+        """Whether the record is on its way up: into the page cache if ``direct``, else into a slot."""
         return key in self._direct if direct else key in self._slots
 
     @property
@@ -98,7 +97,8 @@ class PendingReads:
         return any(self._unasked)
 
     def add(self, key: bytes, tenant: int, *, direct: bool) -> bool:
-        """Ask for the record with the next piece; False: there is no slot for it."""
+        """Add a record to the next piece. ``direct``: into the page cache; else a slot of the host tier is
+        reserved for it. False if there is no slot."""
         if direct:
             self._direct.add(key)
         else:
@@ -110,7 +110,8 @@ class PendingReads:
         return True
 
     def pieces(self, *, full: bool) -> Iterator[tuple[list[int], list[bytes]]]:
-        """Slots and keys of the pieces to ask for now; only ``full`` ones, or all."""
+        """Yield the pieces to ask for now, slots and keys of each; no slots for a direct one. Each is yielded
+        once. If ``full``, only pieces that are full."""
         for unasked in self._unasked:
             if len(unasked) >= self._most or (unasked and not full):
                 keys = list(unasked)
@@ -118,14 +119,16 @@ class PendingReads:
                 yield ([] if unasked is self._unasked[True] else [self._slots[key] for key in keys]), keys
 
     def came(self, key: bytes, slot: int | None) -> None:
-        """The record was answered: it came, or will not."""
+        """The disk process has answered for the record, whether it came or not: it is not on its way any
+        longer. ``slot``: its slot; None if it was direct."""
         if slot is None:
             self._direct.discard(key)
         else:
             del self._slots[key]
 
     def give_up(self, request: Fetch) -> None:
-        """The request will not be answered: free its slots."""
+        """The request will not be answered: its records are not on their way any longer, and their slots are
+        freed."""
         for key in request.keys if not request.slots else ():
             self._direct.discard(key)
         for key, slot in zip(request.keys, request.slots, strict=False):
@@ -133,16 +136,17 @@ class PendingReads:
             self._host.abandon(slot)
 
     def give_up_unasked(self) -> None:
-        """Give up the records that were not asked for."""
+        """Give up the records that were not asked for yet, and free their slots."""
         for slots, keys in self.pieces(full=False):
             self.give_up(Fetch(0, slots, keys))
 
 
 class DiskTier:
-    """Records below ``host``; ``control`` is the engine's end of a `process.DiskProcess`'s socket.
+    """The disk tier below ``host``. ``control``: the engine's end of a `process.DiskProcess`'s socket.
+    ``begin``: the first message to each disk process.
 
-    ``blocks``: gives the bytes of a device block, where this process can write them: records in the page cache
-    are then `read` into them directly.
+    ``blocks``: gives the bytes of a device block, if this process can write them: records in the page cache
+    are then `read` into blocks directly. None: they cannot.
     """
 
     def __init__(
@@ -179,11 +183,11 @@ class DiskTier:
         self._ask()
 
     def __len__(self) -> int:
-        """Records that a fetch can bring: none before the disk process has sent all keys."""
+        """How many records a fetch can bring: 0 before the disk process has sent all its keys."""
         return len(self._keys) if self._ready else 0
 
     def __contains__(self, key: bytes) -> bool:
-        """Whether a fetch is likely to succeed."""
+        """Whether the record is on disk, so that a fetch is likely to succeed."""
         return self._ready and key in self._keys
 
     @property
@@ -193,12 +197,12 @@ class DiskTier:
 
     @property
     def waiting(self) -> bool:
-        """Whether answers are on their way."""
+        """Whether the disk process owes an answer, or records wait until they are asked for (see `fetch`)."""
         return bool(self._requests) or self._reads.waiting
 
     @property
     def room(self) -> int:
-        """Stores that could begin now."""
+        """How many stores could begin now; 0 without a disk process."""
         return self._most_storing - len(self._storing) if self._ready else 0
 
     def fetching(self, key: bytes) -> bool:
@@ -210,7 +214,9 @@ class DiskTier:
         return key in self._keys or key in self._storing
 
     def store(self, key: bytes, now: float) -> bool:
-        """Begin to store the host tier's record on disk; returns whether it began."""
+        """Begin to write the host tier's record to disk: ask the disk process to copy it from its slot, which
+        is held until the answer. False, and nothing begins: it is not in the host tier, it is on disk
+        already, or too many are on their way."""
         slot = self._host.slot_of(key)
         if slot is None or self.room <= 0 or self.stored(key):
             return False
@@ -231,10 +237,11 @@ class DiskTier:
         return True
 
     def fetch(self, key: bytes, now: float, tenant: int = 0, *, direct: bool = False) -> bool:
-        """Begin to bring a record into a host slot; whether it is on its way.
+        """Begin to bring a record from disk into a host slot. Returns whether it is on its way; False if it
+        is not on disk, or no slot is free.
 
-        ``direct``: into this machine's memory only, where `read` finds it. It is asked for with those that
-        follow it, at the next `poll` at the latest.
+        ``direct``: only into the page cache, where `read` finds it. The record is asked for together with
+        those that follow it, at the next `poll` at the latest.
         """
         if self._reads.has(key, direct=direct):
             return True
@@ -283,18 +290,22 @@ class DiskTier:
         return found
 
     def supersede(self, key: bytes) -> None:
-        """Forget a record: here now, on disk with the next store."""
+        """Forget a record that is on disk or on its way there: here now; the disk process removes it with the
+        next `store`. Does nothing if too many wait for that."""
         if self.stored(key) and len(self._superseded) < MOST_SUPERSEDED:
             self._superseded.append(key)
             self._forget([key])
 
     def touch(self, key: bytes) -> None:
-        """A record leaves the host tier: on disk it counts as used now, from the next store on."""
+        """The host tier gives up a record: with the next `store`, the disk process is told to count it as
+        used now. Does nothing if the record is not on disk, or too many wait for that."""
         if self.stored(key) and len(self._touched) < MOST_SUPERSEDED:
             self._touched[key] = True
 
     def evict_first(self, keys: Iterable[bytes]) -> None:
-        """Evict these first on disk, in this order, from the next store on: they are on a tier above."""
+        """With the next `store`, the disk process is told to evict those of these records that are on disk
+        before others, in this order, because a tier above has them. Does nothing if too many wait for that.
+        """
         here, coming, moved = self._keys, self._storing, self._touched
         for key in keys:
             if len(moved) >= MOST_SUPERSEDED:
@@ -304,12 +315,15 @@ class DiskTier:
 
     @property
     def full(self) -> bool:
-        """Whether each new record takes the place of another; an estimate."""
+        """Whether the disk has no room for a new record without evicting another; an estimate by the number
+        of records."""
         size = -(-(self._begin.block_bytes + 16) // PAGE) * PAGE
         return (len(self._keys) + STORES_IN_FLIGHT) * size >= self._budget
 
     def poll(self, now: float) -> None:
-        """Take answers, send requests that did not fit before, and replace a disk process that is late."""
+        """Take the answers of the disk process, ask it for the records that `fetch` has collected, and send
+        requests that did not fit into the socket before. If it is late, ask for another process. Never waits.
+        """
         if self._sock is None:
             self._accept_process(now)
         if self._sock is not None:
@@ -339,17 +353,15 @@ class DiskTier:
         }
 
     def close(self) -> None:
-        """Close the sockets: the disk process writes what it has, and ends."""
+        """Close the sockets. The disk process then writes what it was given, and ends."""
         self._reader.close()
         for sock in (self._sock, self._control):
             if sock is not None:
                 sock.close()
 
     def _changed_leases(self) -> tuple[list[bytes], list[bytes]]:
-        """Keys that leases cover now, and no longer, since the disk process was told last.
-
-        On disk they are evicted after all others.
-        """
+        """The keys that leases began to cover, and those that they cover no longer, since the disk process
+        was told last. They are noted as told. On disk, leased records are evicted after all others."""
         if self._told_changes == self._host.lease_changes:
             return [], []
         fresh = list(islice(self._host.leased - self._told, MOST_SUPERSEDED))
@@ -385,7 +397,7 @@ class DiskTier:
             self._outbox.popleft()
 
     def _receive(self, now: float) -> bool:
-        """Take answers; returns whether no more wait."""
+        """Take answers, a limited number at a time. Returns whether none are left in the socket."""
         enough = self._pieces + PIECES_AT_ONCE + int((now - self._looked) * PIECES_A_SECOND)
         self._looked = now
         while self._sock is not None and self._pieces < enough:
@@ -454,7 +466,8 @@ class DiskTier:
             self._host.abandon(slot)
 
     def _copy(self, slots: Sequence[int], blocks: Sequence[Parts]) -> list[int]:
-        """Copy host slots to device blocks; returns the tokens of each."""
+        """Copy the records in host slots to device blocks (``blocks``: their bytes). Returns the tokens of
+        each record."""
         self._host.hold(*slots)
         for slot, parts in zip(slots, blocks, strict=True):
             at, payload = 0, self._host.memory.payload(slot)
@@ -470,7 +483,7 @@ class DiskTier:
             self._reader.forget(key)
 
     def _give_up(self, message: Store | Fetch) -> None:
-        """The disk process is dead: free the request's slots."""
+        """The disk process that had this request is dead: free the request's slots."""
         if isinstance(message, Store):
             self._storing.discard(message.key)
             self._host.release(message.slot)
@@ -478,7 +491,8 @@ class DiskTier:
             self._reads.give_up(message)
 
     def _lose(self, how: str) -> None:
-        """Ask for another disk process; until it is there the slots of this one are not touched."""
+        """Close the link to this disk process and ask for another. Until that one is there, slots that this
+        one may still be writing to are left alone. ``how``: what it did, for the log."""
         log.warning("the disk process %s: another one is started", how)
         self._lost += 1
         if self._sock is not None:

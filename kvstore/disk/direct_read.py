@@ -32,7 +32,8 @@ Parts: TypeAlias = Sequence[memoryview]
 
 @dataclass(frozen=True, slots=True)
 class RecordAt:
-    """Where a record lies: ``offset`` of its payload in the file; its ``tokens`` and xxh3 ``digest``."""
+    """Where a record lies: the ``offset`` of its payload in the file, its number of ``tokens``, and the xxh3
+    ``digest`` of the payload."""
 
     offset: int
     tokens: int
@@ -57,16 +58,16 @@ class DirectRead:
         return key in self._known
 
     def learn(self, key: bytes, record: RecordAt) -> None:
-        """Remember where a record lies; an offset of 0 is unknown, and ignored."""
+        """Remember where a record lies. An offset of 0 means that it is unknown, and is ignored."""
         if record.offset:
             self._known[key] = record
 
     def forget(self, key: bytes) -> None:
-        """Forget where a record lies."""
+        """Forget the record's offset, so that it is not read directly."""
         self._known.pop(key, None)
 
     def close(self) -> None:
-        """Close the file and end the thread."""
+        """Forget all offsets, close the file and end the second thread."""
         self.forget_all()
         self._second.shutdown(wait=False)
 
@@ -78,7 +79,8 @@ class DirectRead:
             self._fd = None
 
     def has(self, key: bytes) -> bool:
-        """Whether `read` is likely to succeed now: its first page is in memory."""
+        """Whether `read` is likely to succeed now: the first page of the record's payload is in the page
+        cache."""
         record = self._known.get(key)
         if record is None:
             return False
@@ -89,11 +91,13 @@ class DirectRead:
         return False
 
     def read(self, keys: Sequence[bytes], parts_of: Callable[[int], Parts], first: int = 0) -> list[int]:
-        """Fill blocks with records, in order, and check them there; returns the tokens of each that came.
+        """Fill blocks with records, in order, and check the bytes there. Returns the number of tokens of each
+        record that came.
 
-        ``parts_of``: gives the parts of a block by number; the first key's is ``first``. The longest beginning
-        of ``keys`` that is in memory and sound comes. The blocks of the others may hold anything then, and the
-        first of these records is not tried again before it is learned again.
+        ``parts_of``: gives the memory of the block with a number; the first key's block has the number
+        ``first``. What comes is the longest beginning of ``keys`` that is in the page cache and sound. The
+        blocks of the others may hold anything then, and the first of these records is not tried again before
+        it is learned again.
         """
         with contextlib.suppress(OSError):
             self._file()  # opened once, before two threads need it
@@ -144,11 +148,12 @@ class DirectRead:
             yield at, run
 
     def _share_of(self, left: int) -> int:
-        """Most records in the next run, if ``left`` records are left."""
+        """The most records in the next run, if ``left`` records are left: fewer near the end."""
         return max(1, min(self._most_in_run, left // 4))
 
     def _read_run(self, run: list[RecordAt], blocks: Sequence[Parts]) -> int:
-        """Read a run; returns how many of its records came whole and sound."""
+        """Read records that lie one behind the other, with one call, into ``blocks``. Returns how many of
+        them came whole and passed their check."""
         parts = [part for block in blocks for part in (*block, self._between)]
         got = 0
         with contextlib.suppress(OSError):  # not in memory; or no such file, medium or kernel
@@ -160,7 +165,7 @@ class DirectRead:
         return whole
 
     def _look_again(self) -> None:
-        """Forget all where the disk process has begun another file."""
+        """If the file was removed, because the disk process has begun another, forget all offsets."""
         if self._fd is not None and not os.fstat(self._fd).st_nlink:
             self.forget_all()
 

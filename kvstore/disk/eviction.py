@@ -13,7 +13,7 @@ from ..quotas import by_largest
 
 
 class RecordEviction:
-    """Keys by tenant, each tenant's longest unused first."""
+    """The keys of all records on disk, by tenant, each tenant's longest unused first."""
 
     def __init__(self) -> None:
         self._queues: dict[int, OrderedDict[bytes, None]] = {}
@@ -30,11 +30,11 @@ class RecordEviction:
         return chain.from_iterable(self._queues.values())
 
     def held(self) -> dict[int, int]:
-        """Records by tenant."""
+        """The number of records of each tenant."""
         return {tenant: len(queue) for tenant, queue in self._queues.items()}
 
     def add(self, key: bytes, tenant: int) -> None:
-        """Add a record that was used now."""
+        """Add a record that counts as used now: it is evicted after the tenant's others."""
         self.remove(key)
         self._tenants[key] = tenant
         self._queues.setdefault(tenant, OrderedDict())[key] = None
@@ -48,27 +48,28 @@ class RecordEviction:
                 del self._queues[tenant]
 
     def move(self, key: bytes, *, last: bool) -> None:
-        """Make a record, if it is there, the ``last`` of its tenant's to be evicted; else the first."""
+        """Change a record's place among its tenant's: it is evicted last, or first if not ``last``. Does
+        nothing if the record is not here."""
         tenant = self._tenants.get(key)
         if tenant is not None:
             self._queues[tenant].move_to_end(key, last=last)
 
     def lease(self, keys: Iterable[bytes], *, on: bool) -> None:
-        """``on``: evict these after all others, whether they are here yet or not; else no longer."""
+        """With ``on``, records with these keys are evicted after all others, even those that come later; else
+        they are no longer."""
         (self._leased.update if on else self._leased.difference_update)(keys)
 
     def evicted(self, count: int, coming: Iterable[int], besides: Container[bytes]) -> list[bytes]:
-        """The ``count`` records to evict for new ones of the tenants ``coming``, none of ``besides``.
-
-        They stay in until `remove`.
-        """
+        """Choose ``count`` records to evict, in order, to make room for new records of the tenants ``coming``
+        (one entry for each new record). None of ``besides`` is chosen. They stay here until `remove`."""
         held = Counter(self.held()) + Counter(coming)
         first = by_largest(held, {t: self._keys(t, besides, leased=False) for t in self._queues})
         last = by_largest(held, {t: self._keys(t, besides, leased=True) for t in self._queues})
         return list(islice(chain(first, last), count))
 
     def surplus(self, tenant: int, most: int, coming: int, besides: Collection[bytes] = ()) -> list[bytes]:
-        """What a tenant with a cap of ``most`` gives up for ``coming`` new records; ``besides`` go anyway."""
+        """The records that a tenant with a cap of ``most`` records must give up for ``coming`` new ones of
+        its own. ``besides``: keys that are removed anyway."""
         leaving = sum(self._tenants.get(key) == tenant for key in besides)
         staying = len(self._queues.get(tenant, ())) - leaving
         own = (self._keys(tenant, besides, leased=leased) for leased in (False, True))

@@ -39,7 +39,8 @@ class ListUnreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Meta:
-    """The newest of a file's two meta pages. ``root``: of the tree of free pages."""
+    """The newer of a file's two meta pages: the size of a ``page``, the ``depth`` and ``root`` page of the
+    tree of free pages, the number of the ``last`` page in use, and the last ``transaction``."""
 
     page: int
     depth: int
@@ -49,12 +50,12 @@ class _Meta:
 
 
 def punch_free_pages(fd: int) -> int:
-    """Give back the space of all free pages of the LMDB file ``fd``; returns by how many bytes it is smaller.
+    """Turn all free pages of the LMDB file ``fd`` into holes. Returns by how many bytes the file takes less
+    space then.
 
-    The file must not be read or written through LMDB meanwhile, and no reader may be open.
-
-    Raises `ListUnreadable`: the file is damaged; `OSError`: the file system cannot do that (``EOPNOTSUPP``),
-    or the medium refused.
+    The file must not be read or written through LMDB meanwhile, and no reader may be open. Raises
+    `ListUnreadable`: the file is damaged; `OSError`: the file system cannot do that (``EOPNOTSUPP``), or the
+    medium refused.
     """
     before = os.fstat(fd).st_blocks
     for start, length in free_runs(fd):
@@ -63,7 +64,8 @@ def punch_free_pages(fd: int) -> int:
 
 
 def punch(fd: int, start: int, length: int) -> None:
-    """Make these bytes a hole. Raises ``OSError``."""
+    """Make ``length`` bytes of the file from ``start`` on a hole, which takes no space and reads as zeros.
+    Raises ``OSError``."""
     if _fallocate(fd, PUNCH_HOLE | KEEP_SIZE, start, length):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -109,7 +111,8 @@ def _newest(fd: int) -> _Meta:
 
 
 def _entries(fd: int, meta: _Meta) -> Iterator[tuple[int, np.ndarray]]:
-    """Each transaction that freed pages, and the numbers of these pages."""
+    """Yield the number of each transaction that freed pages, with the numbers of these pages. Raises
+    `ListUnreadable`."""
     waiting = [] if meta.root == _EMPTY else [(meta.root, 0)]
     if meta.depth > _MOST_DEPTH:
         raise ListUnreadable("the tree of free pages is too deep")
@@ -142,7 +145,7 @@ def _entries(fd: int, meta: _Meta) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _numbers(data: bytes) -> np.ndarray:
-    """The numbers of a list, which begins with their count."""
+    """The page numbers in ``data``, a list that begins with their count. Raises `ListUnreadable`."""
     listed = np.frombuffer(data[: len(data) // 8 * 8], dtype="<u8")
     if not len(listed) or listed[0] >= len(listed):
         raise ListUnreadable("a list of free pages is longer than its entry")

@@ -15,11 +15,9 @@ KEYS_PER_PACKET = 4096
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
-    """The first packet. ``folder``, ``space``: of the store. ``block_bytes``: length of a payload.
-
-    ``budget``: most bytes of all records; ``caps``: of a tenant's, by its number. ``floor``: bytes of the
-    disk that stay free.
-    """
+    """The first packet to a disk process: what to serve. ``folder``, ``space``: the store's folder and
+    namespace. ``block_bytes``: the length of a payload. ``budget``: the most bytes of all records; ``caps``:
+    the most bytes of a tenant's, by its number. ``floor``: bytes of the disk that stay free."""
 
     folder: str
     space: bytes
@@ -30,10 +28,11 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
 
 
 class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
-    """Store the record in ``slot``; ``superseded``: forget these in the same transaction.
+    """Write the record in ``slot`` to disk; answered by ``Done`` or ``Failed``. ``superseded``: keys of
+    records to forget in the same transaction.
 
-    ``touched``: records that count as used now. ``yielding``: records that are on a tier above, to be evicted
-    first. ``leased``, ``released``: keys that leases cover from now on, and no longer.
+    ``touched``: keys of records that count as used now. ``yielding``: records that are on a tier above, to be
+    evicted first. ``leased``, ``released``: keys that leases cover from now on, and no longer.
     """
 
     ticket: int
@@ -50,9 +49,10 @@ class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
-    """Copy the record of each of ``keys`` into the slot beside it; answered by one ``Fetched``.
+    """Copy the record of each of ``keys`` into the slot of ``slots`` at the same position; answered by one
+    ``Fetched``.
 
-    Without slots: bring them into the page cache only, from where the engine reads and checks them.
+    Without slots: bring the records into the page cache only, from where the engine reads and checks them.
     """
 
     ticket: int
@@ -79,10 +79,11 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
 
 
 class Fetched(msgspec.Struct, frozen=True, array_like=True, tag="fetched"):
-    """The records are in their slots, or in the page cache: ``tokens`` and xxh3 ``digests`` of each.
+    """The answer to a ``Fetch``, with one entry for each of its keys: ``tokens`` and the xxh3 ``digests`` of
+    the records that are now in their slots, or in the page cache.
 
-    0 tokens: it did not come. ``gone``: positions of those that are no longer on disk. ``offsets``: of the
-    payloads in the file, 0 if unknown.
+    0 tokens: the record did not come. ``gone``: positions of those that are no longer on disk. ``offsets``:
+    of the payloads in the file, 0 if unknown.
     """
 
     ticket: int
@@ -93,20 +94,20 @@ class Fetched(msgspec.Struct, frozen=True, array_like=True, tag="fetched"):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The record is not stored."""
+    """The record of a ``Store`` was not written, because of ``reason``."""
 
     ticket: int
     reason: str
 
 
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
-    """Keys evicted for room, one behind the other."""
+    """Keys of records that were evicted from disk, one behind the other."""
 
     keys: bytes
 
 
 class Room(msgspec.Struct, frozen=True, array_like=True, tag="room"):
-    """Bytes that records may take now: the budget, or less where the disk is short of space."""
+    """The bytes that records may take now: the budget, or less if the disk is short of space."""
 
     bytes: int
 

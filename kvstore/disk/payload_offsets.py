@@ -35,14 +35,15 @@ _syscall = ctypes.CDLL(None, use_errno=True).syscall
 
 @dataclass(frozen=True, slots=True)
 class PayloadAt:
-    """``offset``: of the payload in the file. ``header``: of the record."""
+    """Where a record's payload is: its ``offset`` in the file. ``header``: the record's header."""
 
     offset: int
     header: RecordHeader
 
 
 class PayloadOffsets:
-    """Offsets of payloads in the file at ``path``, which this process maps."""
+    """The known offsets of payloads in the LMDB file at ``path``, which this process maps, and reads from
+    there."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -54,7 +55,8 @@ class PayloadOffsets:
         return key in self._known
 
     def mapped(self, *, anew: bool = True) -> None:
-        """The file was mapped, perhaps at another address; ``anew``: it may be another file."""
+        """Call it after LMDB has mapped the file, perhaps at another address: finds the map again. ``anew``:
+        it may be another file, so all offsets are forgotten."""
         if anew:
             self.close()
             self._known.clear()
@@ -64,7 +66,8 @@ class PayloadOffsets:
         self._advise(MADV_RANDOM)
 
     def read(self, key: bytes, into: memoryview) -> RecordHeader | None:
-        """Copy the payload into ``into``, unchecked; its header, or None where its offset is unknown.
+        """Copy the payload from the file into ``into``, without a check. Returns the record's header; None if
+        the offset is unknown or the file is too short.
 
         Raises `OSError`: the medium refused.
         """
@@ -75,7 +78,8 @@ class PayloadOffsets:
         return place.header if got == len(into) else None
 
     def load_pages(self, key: bytes, length: int) -> RecordHeader | None:
-        """As `read`, but only brings the payload into the page cache, for another process to read."""
+        """Bring the payload of ``length`` bytes into the page cache, for another process to read. Returns the
+        record's header; None if the offset is unknown or the file is too short. Raises `OSError`."""
         place = self._known.get(key)
         if place is None or self._fd is None:
             return None
@@ -88,7 +92,8 @@ class PayloadOffsets:
 
     @contextlib.contextmanager
     def searching(self, key: bytes) -> Iterator[None]:
-        """For the time of a look-up: the kernel reads ahead, if the payload's offset is unknown."""
+        """A context for a look-up of ``key`` through LMDB: if its offset is unknown, the kernel reads ahead
+        within it."""
         if key in self._known:
             yield
             return
@@ -99,7 +104,7 @@ class PayloadOffsets:
             self._advise(MADV_RANDOM)
 
     def learn(self, key: bytes, payload: memoryview, header: RecordHeader) -> None:
-        """Remember where ``payload`` lies, which is inside the map."""
+        """Remember the offset of ``payload``, a view that LMDB gave of its map, and the record's header."""
         address = np.frombuffer(payload, dtype=np.uint8).ctypes.data
         if self._begin <= address < self._end:
             self._known[key] = PayloadAt(address - self._begin, header)
@@ -125,7 +130,8 @@ def stride_of(length: int) -> int:
 
 
 def _range_of(path: Path) -> tuple[int, int]:
-    """Addresses at which this process maps the file from its beginning on; (0, 0) where it does not."""
+    """The addresses, begin and end, at which this process maps the file from its first byte on; (0, 0) if it
+    does not."""
     name = str(path.resolve())
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text().splitlines():
@@ -137,13 +143,13 @@ def _range_of(path: Path) -> tuple[int, int]:
 
 
 class _Range(ctypes.Structure):
-    """``struct cachestat_range``: of the file, in bytes."""
+    """The C structure ``cachestat_range``: which part of a file is asked about, in bytes."""
 
     _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
 
 
 class _Pages(ctypes.Structure):
-    """``struct cachestat``: numbers of pages."""
+    """The C structure ``cachestat``: the answer, in numbers of pages."""
 
     _fields_ = tuple(
         (name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recently")
@@ -151,11 +157,8 @@ class _Pages(ctypes.Structure):
 
 
 def in_memory(fd: int, offset: int) -> bool:
-    """Whether the page at ``offset`` is in the page cache, or on its way there. Reads nothing, as the kernel
-    would then read ahead.
-
-    Raises `OSError`: the kernel cannot say.
-    """
+    """Whether the page at ``offset`` is in the page cache, or on its way there. Brings nothing from the disk:
+    a read would make the kernel read ahead. Raises `OSError`: the kernel cannot say."""
     span, pages = _Range(offset // PAGE * PAGE, PAGE), _Pages()
     if _syscall(_CACHESTAT, fd, ctypes.byref(span), ctypes.byref(pages), 0) == 0:
         return bool(pages.cached)
@@ -163,12 +166,11 @@ def in_memory(fd: int, offset: int) -> bool:
 
 
 def load_pages(fd: int, offset: int, length: int) -> bool:
-    """Bring these bytes into the page cache, and wait until they are there; returns whether the file has so
-    many.
+    """Bring these bytes of the file into the page cache, and wait until they are there. Returns False if the
+    file is shorter.
 
-    They are sent to the null device, which takes pages and copies no bytes.
-
-    Raises `OSError`: the medium refused.
+    They are sent to the null device, which takes pages and copies no bytes. Raises `OSError`: the medium
+    refused.
     """
     end = offset + length
     while offset < end:

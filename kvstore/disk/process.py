@@ -1,8 +1,9 @@
 """Starts the disk process, restarts it and ends it: a thread in the process that outlives the engine.
 
-The engine asks over a control socket, and gets a socket to a new disk process. By then the one before is dead
-and reaped, so that its slots can be taken back. When the engine's end closes, the disk process has a moment
-to write what it was given; then it is killed. Knows processes and descriptors, no records.
+The engine asks over a control socket and is sent a socket to a new disk process. The disk process before it is
+dead and reaped by then, so that the engine can reuse the host slots that it was writing from. When the engine
+closes its end, the disk process has ``GRACE`` seconds to write what it was given; then it is killed. This
+module knows processes and file descriptors, not records.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 
+from ..log_lines import LogSettings
 from ..system_limits import explained
 
 GRACE = 2.0  # seconds that a disk process has to end once the engine is gone
@@ -25,15 +27,20 @@ FIRST = 0.1  # seconds before the first start after a death; each failed start d
 LONGEST = 30.0  # seconds between two starts, at most
 
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
-"""Signals that mean that LMDB met damaged pages in its map; the next process would meet them again."""
+"""Death by one of these means that LMDB read damaged pages. The next process would read the same pages."""
 
 log = logging.getLogger(__name__)
 
 
 class DiskProcess:
-    """Serves one engine: ``theirs`` is its end of the control socket. ``memory``: the slots' memfd."""
+    """The disk process of one engine.
 
-    def __init__(self, memory: int) -> None:
+    ``theirs``: the engine's end of the control socket. ``memory``: the descriptor of the host tier's memory.
+    ``logs``: the log settings of the disk process.
+    """
+
+    def __init__(self, memory: int, logs: LogSettings | None = None) -> None:
+        self._logs = logs or LogSettings()
         self._ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
@@ -44,17 +51,18 @@ class DiskProcess:
 
     @property
     def pid(self) -> int | None:
-        """The disk process's id, while there is one."""
+        """The process id of the disk process; None while there is none."""
         process = self._process  # read once: the thread replaces it
         return process.pid if process else None
 
     def start(self) -> None:
-        """Begin to listen. This process's copy of the engine's end is closed: its death closes the socket."""
+        """Begin to wait for the engine to ask for a disk process, in a thread. Closes this process's copy of
+        ``theirs``, so that the engine's death closes that end."""
         self.theirs.close()
         self._thread.start()
 
     def stop(self) -> None:
-        """The engine is gone: end the disk process, and wait until it is gone too."""
+        """End the disk process and wait until it is gone. Call this once the engine is gone."""
         self.theirs.close()
         self._leaving.set()
         if self._thread.is_alive():
@@ -73,7 +81,7 @@ class DiskProcess:
         self._end(GRACE)
 
     def _left_within(self, seconds: float) -> bool:
-        """Wait so long, or until `stop`; returns whether the engine has left."""
+        """Wait for ``seconds``, or until `stop` is called. Returns whether the engine has closed its end."""
         self._leaving.wait(seconds)
         try:
             return not self._ours.recv(16, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -89,7 +97,7 @@ class DiskProcess:
             return False
 
     def _spawned(self) -> bool:
-        """Start a disk process; whether that worked. The engine asks once only: the caller tries again."""
+        """Start a disk process; returns whether it worked. If not, the caller retries: the engine asks once."""
         self._began = time.monotonic()  # before the engine can know of the process, and of its death
         try:
             self._spawn()
@@ -113,6 +121,7 @@ class DiskProcess:
                     str(fds[0]),
                     "--memory",
                     str(fds[1]),
+                    *("--log-level", self._logs.level, "--log-format", self._logs.form),
                     *(["--anew"] if self._crashed else []),
                 ],
                 pass_fds=fds,
@@ -123,7 +132,8 @@ class DiskProcess:
             socket.send_fds(self._ours, [b"disk"], [engine.fileno()])
 
     def _end(self, grace: float) -> None:
-        """End the disk process; it is dead and reaped when this returns."""
+        """Wait ``grace`` seconds until the disk process ends, then kill it (0: at once); it is dead and
+        reaped when this returns. If it died of a crash, the next one throws the records away."""
         process, self._process = self._process, None
         if process is None:
             return

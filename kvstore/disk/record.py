@@ -16,7 +16,8 @@ _HEADER = struct.Struct("<8sII16s16sQQQQ")
 
 @dataclass(frozen=True, slots=True)
 class RecordHeader:
-    """``space``: the namespace, 16 bytes. ``length``: bytes of the payload. ``stamp`` rises with each use."""
+    """The header of a record. ``space``: the namespace, 16 bytes. ``length``: bytes of the payload;
+    ``digest``: its xxh3. ``stamp``: a number that rises with each use of any record."""
 
     space: bytes
     key: bytes
@@ -27,7 +28,7 @@ class RecordHeader:
     tenant: int = 0
 
     def packed(self) -> bytes:
-        """The header's bytes."""
+        """The header as its 80 bytes on disk."""
         return _HEADER.pack(
             MAGIC,
             LAYOUT_VERSION,
@@ -42,7 +43,8 @@ class RecordHeader:
 
 
 def read_header(data: bytes | memoryview, key: bytes, space: bytes, length: int) -> RecordHeader | None:
-    """The header, if it is one of this layout for this key, namespace and payload length; else None."""
+    """The header in ``data``, if it has this layout and is for this key, namespace and payload length; else
+    None."""
     if len(data) != _HEADER.size:
         return None
     magic, layout, tokens, its_space, its_key, its_length, digest, stamp, tenant = _HEADER.unpack(data)

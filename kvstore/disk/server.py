@@ -47,7 +47,7 @@ class DiskServer:
         self._look_at = self._sync_at = 0.0
 
     def run(self) -> None:
-        """Serve until the other end closes."""
+        """Send all keys to the engine, then serve its requests until it closes its end."""
         self._look()
         self._introduce()
         while True:
@@ -73,7 +73,8 @@ class DiskServer:
         self._send(messages.Known(last, last=True, ignored=self._store.ignored))
 
     def _look(self) -> None:
-        """Give space back if the disk is short of it, and set the time of the next look."""
+        """If the disk is short of space, give some back, first of other models' records. Tell the engine if
+        the room for records has changed much. Set the time of the next look."""
         least, most = LOOK_SECONDS
         delay = most
         try:
@@ -108,7 +109,7 @@ class DiskServer:
             self._send(messages.Gone(part))
 
     def _more(self) -> list[messages.Down]:
-        """The requests that wait, as many as fit a batch."""
+        """Read the requests that wait in the socket, as many as fit a batch; does not wait for any."""
         most = max(1, BATCH_BYTES // self._memory.block_bytes)
         found: list[messages.Down] = []
         with contextlib.suppress(BlockingIOError):
@@ -119,7 +120,8 @@ class DiskServer:
         return found
 
     def _serve(self, requests: list[messages.Down]) -> None:
-        """Do the requests, fetches first: turns wait for them."""
+        """Do the requests: first the fetches, because turns wait for them, then all stores in one
+        transaction."""
         for request in requests:
             if isinstance(request, messages.Fetch):
                 self._fetch(request)
@@ -128,7 +130,8 @@ class DiskServer:
             self._keep(stores)
 
     def _fetch(self, request: messages.Fetch) -> None:
-        """Fetch the records of one request, with one answer."""
+        """Bring the records of one request into their slots, or into the page cache, and send one answer for
+        all."""
         count = len(request.keys)
         tokens, digests, gone = [0] * count, [0] * count, []
         for at, key in enumerate(request.keys):
@@ -188,7 +191,7 @@ class DiskServer:
                 self._refused(error)
 
     def _refused(self, error: StoreFailed) -> None:
-        """Log the first refusal; the next success is logged too."""
+        """The medium refused: log it, unless it is logged already since the last success."""
         if not self._refusing and not isinstance(error, StoreFull):
             self._refusing = True
             log.error("the disk refuses: %s", error)
@@ -203,7 +206,8 @@ def _packets(keys: list[bytes]) -> list[bytes]:
 
 
 def serve(sock: socket.socket, memory_fd: int, *, anew: bool = False) -> None:
-    """Read ``Begin`` and serve until the socket ends; ``anew``: without the records that are there.
+    """Read the ``Begin`` packet from ``sock``, open the store that it names, and serve until the socket ends.
+    ``anew``: throw away the records that are there.
 
     Raises `StoreLocked`, `StoreFailed`, `StoreTorn`.
     """

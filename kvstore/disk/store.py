@@ -38,6 +38,9 @@ FIRST_MAP = 16 << 20
 SPARE = 64 << 20  # of the map, beyond twice the budget: pages freed are not free at once
 TREE_BYTES = 64 << 10  # that the B-trees may take with one batch of records
 GIVEN_SHARE = 32  # one record in so many is evicted beyond what is needed now, when space is given back
+OWN_CORRUPT = 3
+"""So many corrupt records that were stored since the file was opened mean damaged pages: a list of free pages
+names pages in use, and records are written over each other, again and again."""
 TURN = b"turn"  # a meaningless key in the main tree: written to have a transaction
 
 log = logging.getLogger(__name__)
@@ -74,7 +77,7 @@ class StoreTorn(KVStoreError):
 
 @dataclass(frozen=True, slots=True)
 class NewRecord:
-    """A record to be stored. ``payload`` is read during the call only."""
+    """A record to be stored. ``payload`` is only read during the call."""
 
     key: bytes
     tokens: int
@@ -119,6 +122,8 @@ class RecordStore:
         self._used: set[bytes] = set()  # read since the last batch
         self._offsets = PayloadOffsets(folder / FILE)
         self._stamp = 0
+        self._found_stamp = 0  # of the last record that was here when the file was opened
+        self._own_corrupt = 0  # corrupt records that were stored or used after that
         self.ignored = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -143,17 +148,18 @@ class RecordStore:
 
     @property
     def size(self) -> int:
-        """Bytes that the records take."""
+        """Bytes that all records take in the file, by their number."""
         return len(self._order) * self._record_size
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the disk that the file takes."""
+        """Bytes of the disk that the file takes; holes in it do not count."""
         return disk_use(self.folder / FILE)
 
     @property
     def headroom(self) -> int:
-        """Bytes that the file may grow by; below 0: bytes to give back. Raises `StoreFailed`."""
+        """How many bytes the file may grow by before less than ``floor`` is free on the disk; below 0: how
+        many to give back. The budget if there is no floor. Raises `StoreFailed`."""
         if self.floor is None:
             return self.budget
         try:
@@ -169,19 +175,20 @@ class RecordStore:
         return min(self.budget, max(0, self.file_bytes + self.headroom))
 
     def keys(self) -> list[bytes]:
-        """All of them, the longest unused first."""
+        """The keys of all records, tenant by tenant; those of a tenant in the order in which it gives them
+        up."""
         return list(self._order)
 
     def put(
         self, records: Sequence[NewRecord], superseded: Iterable[bytes] = (), touched: Iterable[bytes] = ()
     ) -> list[bytes]:
-        """Store these and forget ``superseded``, all in one transaction; returns keys evicted for room.
+        """Store the records and forget ``superseded``, all in one transaction. Returns the keys that were
+        evicted for them, and those of the records that were left out.
 
-        ``touched``: count as used now. A tenant with a cap gives up its own records; where the new ones alone
-        exceed the cap, the first of them. Where the disk is short of space others are evicted before these are
-        stored (``given_up``); where that is not enough, the first of these are left out.
-
-        Raises `StoreFailed`: nothing was changed.
+        ``touched``: keys of records that count as used now. A tenant with a cap gives up its own records;
+        where the new ones alone exceed the cap, the first of them are left out. Where the disk is short of
+        space others are evicted before these are stored (``given_up``); where that is not enough, the first
+        of these are left out. Raises `StoreFailed`: nothing was changed.
         """
         kept = set(superseded)
         for key in touched:
@@ -225,16 +232,18 @@ class RecordStore:
         return [*evicted, *refused]
 
     def evict_first(self, keys: Iterable[bytes]) -> None:
-        """Evict these before all others, in order: they are on a tier above."""
+        """Let these records be evicted before all others of their tenants, in this order: they are on a tier
+        above."""
         for key in reversed(list(keys)):
             self._order.move(key, last=False)
 
     def lease(self, keys: Iterable[bytes], *, on: bool) -> None:
-        """``on``: leases cover these, here or not; they are evicted after all others. Else: no longer."""
+        """With ``on``: leases cover these keys, even of records that come later, which are evicted after all
+        others. Else: they cover them no longer."""
         self._order.lease(keys, on=on)
 
     def held(self) -> dict[int, int]:
-        """Records by tenant."""
+        """The number of records of each tenant."""
         return self._order.held()
 
     def offset_of(self, key: bytes) -> int:
@@ -245,7 +254,8 @@ class RecordStore:
         """Copy the payload into ``into`` and check it there; from now on the record is the first to be evicted.
 
         Raises `RecordMissing`: it is not here; `RecordCorrupt`: header or bytes are not what was stored; it
-        is dropped; `StoreFailed`: the medium refused.
+        is dropped; `StoreFailed`: the medium refused; `StoreTorn`: also at the third corrupt record that was
+        stored since the file was opened.
         """
         header = self._get_by_offset(key, into)
         if header is not None:
@@ -262,15 +272,19 @@ class RecordStore:
             self._order.remove(key)
             raise RecordMissing(key, "not on disk")
         if header is None or xxh3_64_intdigest(into) != header.digest:
+            if header is not None and header.stamp > self._found_stamp:
+                self._own_corrupt += 1
+                if self._own_corrupt == OWN_CORRUPT:
+                    raise self._torn("records are written over each other")
             self.drop([key])
             raise RecordCorrupt(key, "its bytes on disk are not those that were stored")
         self._order.move(key, last=False)
         return header
 
     def load_pages(self, key: bytes) -> RecordHeader | None:
-        """Bring the payload into the page cache, unchecked: a reader must check it, see `offset_of`.
-
-        None: it did not come; `get` finds out why.
+        """Bring the record's payload into the page cache, without a check: a reader must check it, see
+        `offset_of`. From now on the record is the first to be evicted. Returns its header. None: it did not
+        come; `get` finds out why.
 
         Raises `StoreFailed`: the medium refused.
         """
@@ -286,17 +300,19 @@ class RecordStore:
         return header
 
     def drop(self, keys: Iterable[bytes]) -> None:
-        """Forget these, also where the medium refuses."""
+        """Remove these records. Where the medium refuses, they are only forgotten in memory, and found again
+        after a restart."""
         listed = list(keys)
         with contextlib.suppress(StoreFailed):  # found again after a restart, and checked again
             self._write(lambda txn: self._delete(txn, listed))
         self._forget(listed)
 
     def relieve(self, coming: int = 0) -> int:
-        """Evict the longest unused, and give their space back, until ``coming`` more bytes fit on the disk.
+        """Until ``coming`` more bytes fit on the disk beside the floor: turn free pages of the file into
+        holes, and evict the longest unused records to free more.
 
-        Returns by how many bytes the file is smaller; the keys are in ``given_up``. Raises `StoreTorn` only:
-        what cannot be given back now is tried again by the next call.
+        Returns by how many bytes the file is smaller; the keys of evicted records are in ``given_up``. Raises
+        `StoreTorn` only: what cannot be given back now is tried again by the next call.
         """
         try:
             before, lack = self.file_bytes, coming - self.headroom
@@ -316,7 +332,7 @@ class RecordStore:
             return self._empty()
 
     def sync(self) -> None:
-        """Flush what was put to the medium. Raises `StoreFailed`."""
+        """Flush the transactions so far to the medium. Raises `StoreFailed`."""
         try:
             self._env.sync(True)
             self._env.reader_check()
@@ -324,7 +340,7 @@ class RecordStore:
             raise self._failed(error) from error
 
     def damaged(self) -> Iterator[bytes]:
-        """Keys of damaged records, which are dropped; reads everything, a record at a time."""
+        """Read and check all records, one at a time. Damaged ones are dropped; yields their keys."""
         buffer = memoryview(bytearray(self._length))
         for key in self.keys():
             try:
@@ -339,7 +355,9 @@ class RecordStore:
         os.close(self._lock)
 
     def _within_caps(self, fresh: list[NewRecord]) -> tuple[list[NewRecord], list[bytes]]:
-        """The last of these, as many of each tenant as its cap allows; and the keys of the others."""
+        """Drop those of the new records for which their tenants' caps leave no room, the first ones first.
+        Returns the records that stay, in order, and the keys of the others. Tenants without a cap keep all.
+        """
         left = dict(self._most)
         staying: list[NewRecord] = []
         refused: list[bytes] = []
@@ -353,7 +371,8 @@ class RecordStore:
         return staying[::-1], refused
 
     def _within_disk(self, fresh: list[NewRecord]) -> tuple[list[NewRecord], list[bytes]]:
-        """The last of these, as many as the disk has room for; and the keys of the others."""
+        """Make room on the disk for the new records. Returns the last of them, as many as there is room for,
+        and the keys of the others. Raises `StoreFull` if there is room for none."""
         if self.floor is None or not fresh:
             return fresh, []
         self.relieve(len(fresh) * self._record_size + TREE_BYTES)
@@ -363,7 +382,7 @@ class RecordStore:
         return fresh[-most:], [record.key for record in fresh[:-most]]
 
     def _give_up(self, keys: list[bytes]) -> None:
-        """Evict these for lack of space, so that their pages can be overwritten."""
+        """Evict these records for lack of space, note them in ``given_up``, and let their pages be free."""
         self._write(lambda txn: self._delete(txn, keys))
         self._write(lambda txn: txn.put(TURN, b""))  # after it the pages that were freed are free
         self._forget(keys)
@@ -376,7 +395,8 @@ class RecordStore:
             self._used.discard(key)
 
     def _punch(self) -> int:
-        """Give back the space of free pages; returns its bytes."""
+        """Turn the free pages of the file into holes. Returns the bytes given back. Raises `ListUnreadable`
+        also if another process reads the file."""
         if any(line.split()[-1].isdigit() for line in self._env.readers().splitlines()[1:]):
             raise ListUnreadable("another process reads it")
         fd = os.open(self.folder / FILE, os.O_RDWR | os.O_CLOEXEC)
@@ -386,7 +406,7 @@ class RecordStore:
             os.close(fd)
 
     def _empty(self) -> int:
-        """Give back the whole file, and begin anew; returns its bytes."""
+        """Throw the whole file away, and begin an empty one. Returns the bytes given back."""
         before, keys = self.file_bytes, self.keys()
         with contextlib.suppress(OSError, lmdb.Error, StoreFailed):  # the next call tries to have another
             self._env.close()
@@ -397,13 +417,15 @@ class RecordStore:
         return max(0, before - self.file_bytes)
 
     def _surplus(self, fresh: list[NewRecord], besides: Collection[bytes]) -> list[bytes]:
-        """Keys that tenants with a cap give up for these."""
+        """The keys of records that tenants with a cap must give up for the new records. ``besides``: keys
+        that go anyway."""
         coming = Counter(record.tenant for record in fresh if record.tenant in self._most)
         found = (self._order.surplus(one, self._most[one], coming[one], besides) for one in coming)
         return list(chain.from_iterable(found))
 
     def _begin(self, *, anew: bool = False) -> list[bytes]:
-        """Open the environment and read what it holds; returns keys of records that are not ours.
+        """Open the environment, and read the headers into the eviction order. Returns the keys of records
+        that are not of this namespace, block size or layout.
 
         A damaged file is thrown away: reading a truncated map kills the process.
         """
@@ -438,7 +460,8 @@ class RecordStore:
         return lmdb.open(str(self.folder), map_size=size, max_dbs=2, sync=False, writemap=False)
 
     def _read_order(self) -> list[bytes]:
-        """Read the headers into the eviction order; returns keys of records that are not ours."""
+        """Read all headers into the eviction order, by their stamps. Returns the keys of records that are not
+        of this namespace, block size or layout."""
         found: list[tuple[int, bytes, int]] = []
         strange: list[bytes] = []
         with self._env.begin(db=self._headers) as txn:
@@ -453,11 +476,13 @@ class RecordStore:
             self._order.remove(key)
         for _, key, tenant in found:
             self._order.add(key, tenant)
-        self._stamp = found[-1][0] if found else 0
+        self._stamp = self._found_stamp = found[-1][0] if found else 0
+        self._own_corrupt = 0
         return strange
 
     def _write(self, work: Callable[[Any], T]) -> T:
-        """Run ``work`` in a transaction; where the map is full, again in a larger one."""
+        """Run ``work`` in a write transaction and return its result. If LMDB's map is too small, make it
+        larger and run ``work`` again. Raises `StoreFailed` or `StoreTorn`."""
         while True:
             try:
                 with self._env.begin(write=True) as txn:
@@ -478,12 +503,17 @@ class RecordStore:
         self._offsets.mapped(anew=False)
 
     def _failed(self, error: Exception) -> KVStoreError:
-        """The error to raise. After it the environment is opened again, or the damaged file removed."""
+        """The error for the caller to raise. If the file is damaged, it is removed; otherwise the environment
+        is opened again where it refuses everything."""
         if isinstance(error, TORN):
-            (self.folder / FILE).unlink(missing_ok=True)  # still mapped here: a shorter one would kill us
-            return StoreTorn(f"{self.folder}: the file of records is damaged and thrown away: {error}")
+            return self._torn(str(error))
         self._renew()
         return StoreFailed(explained(error, f"the KV file {self.folder / FILE}"))
+
+    def _torn(self, reason: str) -> StoreTorn:
+        """The error for the caller to raise, because the file's pages are damaged: the file is removed."""
+        (self.folder / FILE).unlink(missing_ok=True)  # still mapped here: a shorter one would kill us
+        return StoreTorn(f"{self.folder}: the file of records is damaged and thrown away: {reason}")
 
     def _renew(self) -> None:
         """Open the environment again if it refuses everything, as after a meta page that could not be written.
@@ -497,7 +527,8 @@ class RecordStore:
             self._begin()
 
     def _get_by_offset(self, key: bytes, into: memoryview) -> RecordHeader | None:
-        """Read the payload at its offset; None if that is unknown, or other bytes are there."""
+        """Read the payload from its known offset in the file into ``into``, and check it. Returns the
+        record's header; None if the offset is unknown, or other bytes are there. Raises `StoreFailed`."""
         try:
             header = self._offsets.read(key, into)
         except OSError as error:
@@ -520,7 +551,8 @@ class RecordStore:
         return header, body, True
 
     def _find(self, headers: Iterable[RecordHeader]) -> None:
-        """Look up the offsets of records just stored, while their pages are in memory."""
+        """Look up the file offsets of records just stored, and remember them for later reads; the pages
+        needed for that are still in memory. Errors are ignored."""
         with contextlib.suppress(lmdb.Error), self._env.begin(db=self._payloads, buffers=True) as txn:
             for header in headers:
                 body = txn.get(header.key)
@@ -553,7 +585,8 @@ def disk_use(path: Path) -> int:
 
 
 def throw_away(folder: Path) -> None:
-    """Remove the file of records, and its space too where another process still has it open."""
+    """Remove the LMDB file of records in ``folder``. It is emptied first, so that its space is free even if
+    another process still has it open."""
     path = folder / FILE
     with contextlib.suppress(FileNotFoundError):
         os.truncate(path, 0)
@@ -562,7 +595,8 @@ def throw_away(folder: Path) -> None:
 
 
 def hold(folder: Path) -> int:
-    """Take the folder's lock; its file names the process. Raises `StoreLocked`, naming the holder."""
+    """Take the lock of ``folder``, and write this process's number into its file. Returns the descriptor;
+    closing it frees the lock. Raises `StoreLocked`, naming the holder."""
     fd = os.open(folder / "holder", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -578,7 +612,7 @@ def hold(folder: Path) -> int:
 
 
 def clear(folder: Path) -> None:
-    """Remove a namespace's records. Raises `StoreLocked` while a process holds them."""
+    """Remove a namespace's folder with all its records. Raises `StoreLocked` while a process holds it."""
     if folder.is_dir():
         lock = hold(folder)
         shutil.rmtree(folder)

@@ -46,12 +46,12 @@ class Registration:
 
     @property
     def pieces(self) -> int:
-        """Number of pieces."""
+        """The number of pieces, of about `PIECE_BYTES`, that the memory is cut into."""
         return -(-self._memory.slots // self._slots_each)
 
     @property
     def registered(self) -> int:
-        """Bytes that are registered."""
+        """The bytes of memory that are registered now."""
         return sum(self._extent(piece)[1] for piece in tuple(self._registered))
 
     def begin(self) -> None:
@@ -76,7 +76,8 @@ class Registration:
                 self._thread.start()
 
     def advance(self) -> None:
-        """Register all pieces that are wanted."""
+        """Register all pieces that are wanted, one after the other. If the device refuses one, log that and
+        register no more."""
         while (piece := self._next()) is not None:
             address, size = self._extent(piece)
             refusal = self._device.register(address, size)
@@ -112,7 +113,7 @@ class Registration:
             return min(self._wanted)
 
     def _extent(self, piece: int) -> tuple[int, int]:
-        """Address and bytes."""
+        """The address and the number of bytes of a piece."""
         first = piece * self._slots_each
         count = min(self._slots_each, self._memory.slots - first)
         return self._address + self._memory.offset_of(first), count * self._memory.stride

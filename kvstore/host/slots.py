@@ -54,7 +54,8 @@ _ENTRY_FIELDS = np.dtype(
 
 
 class SlotState(IntEnum):
-    """State of a slot. The numbers are written in the memory: a new memfd is all FREE."""
+    """The state of a slot, as in the drawing above. The numbers are written in the memory: a new memfd is all
+    FREE."""
 
     FREE = 0
     FILLING = 1
@@ -145,7 +146,7 @@ class SlotMemory:
         return self._bytes[start : start + self.block_bytes]
 
     def touch(self, slot: int) -> None:
-        """Take the pages of a FREE slot, so that filling it does not wait for them."""
+        """Write a zero into each page of a FREE slot, so that filling it later does not wait for the pages."""
         np.frombuffer(self.payload(slot), np.uint8)[::PAGE] = 0
 
     def offset_of(self, slot: int) -> int:
@@ -154,16 +155,15 @@ class SlotMemory:
         return self.first + slot * self.stride
 
     def offsets_of(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """`offset_of` of each."""
+        """Where the bytes of each of ``slots`` begin, counted from the beginning of the memory."""
         assert not len(slots) or (slots.min() >= 0 and slots.max() < self.slots), f"slots of {self.slots}"
         return self.first + slots * self.stride
 
     def move(self, slot: int, wanted: SlotState, owner: int = 0) -> None:
-        """Bring ``slot`` into state ``wanted``, for ``owner``.
+        """Bring ``slot`` into the state ``wanted``, and write the process ``owner`` beside it.
 
-        READING to READING: one more reader. READING to READY: no reader is left.
-
-        Raises `SlotMisused`: its state does not allow it.
+        READING to READING: one more reader. READING to READY: no reader is left. Raises `SlotMisused`: its
+        state does not allow it.
         """
         at = self._at(slot) + 20
         state = _STATE.unpack_from(self.map, at)[0]
@@ -172,7 +172,8 @@ class SlotMemory:
         _STATE.pack_into(self.map, at, wanted, owner)
 
     def move_each(self, slots: Sequence[int], wanted: SlotState, owner: int = 0) -> None:
-        """`move` of many slots; more than a few either all move, or none does."""
+        """Bring many slots into the state ``wanted``, as `move`. Of more than `FEW` either all move, or none
+        does."""
         if len(slots) <= FEW:
             for slot in slots:
                 self.move(slot, wanted, owner)
@@ -186,14 +187,15 @@ class SlotMemory:
         entries["owner"][places] = owner
 
     def describe(self, slot: int, key: bytes, tokens: int) -> None:
-        """Write key and tokens of the record that a slot is being filled with."""
+        """Write the key and the number of tokens of a slot's record into the directory; its readers and
+        digest become 0."""
         at = self._at(slot)
         _NAME.pack_into(self.map, at, key, tokens)
         _READERS.pack_into(self.map, at + 28, 0)
         _STAMP.pack_into(self.map, at + 32, 0)
 
     def set_readers(self, slots: Sequence[int], readers: Sequence[int]) -> None:
-        """Set the number of readers of each slot."""
+        """Write the number of readers of each slot into the directory."""
         if len(slots) > FEW:
             self.directory["readers"][np.asarray(slots, dtype=np.intp)] = readers
             return
@@ -201,15 +203,16 @@ class SlotMemory:
             _READERS.pack_into(self.map, self._at(slot) + 28, count)
 
     def set_digest(self, slot: int, digest: int) -> None:
-        """Set the xxh3 of the slot's payload."""
+        """Write the xxh3 of the slot's payload into the directory."""
         _STAMP.pack_into(self.map, self._at(slot) + 32, digest)
 
     def set_tenant(self, slot: int, tenant: int) -> None:
-        """Set the tenant of the slot's record."""
+        """Write the tenant of the slot's record into the directory."""
         _TENANT.pack_into(self.map, self._at(slot) + 48, tenant)
 
     def set_stamps(self, slots: Sequence[int], first: int) -> None:
-        """Set the stamps of last use: ``first`` for the first slot, one more for each that follows."""
+        """Write the stamps of last use into the directory: ``first`` for the first slot, one more for each
+        that follows."""
         if len(slots) > FEW:
             stamps = np.arange(first, first + len(slots), dtype=np.uint64)
             self.directory["stamp"][np.asarray(slots, dtype=np.intp)] = stamps

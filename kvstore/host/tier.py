@@ -24,12 +24,14 @@ what filling it costs: a virtual machine returns freed pages to its host.
 
 
 class HostTier:
-    """Records in ``memory``. ``owner``: written into the slots that are being filled or read.
+    """The records in ``memory``, and the order in which they are evicted. ``owner``: a process's number,
+    written into the slots that it fills or reads.
 
     ``recheck``: bytes are hashed each time before they are read; for tests and debug.
 
-    A record has a slot from ``reserve`` until it is dropped, and is found while that is READY or READING. If it
-    is dropped while its slot is filled or read, it is found no longer, and the slot is free when that ends.
+    A record has a slot from ``reserve`` until it is dropped, and is found while that is READY or READING. If
+    it is dropped while its slot is filled or read, it is found no longer, and the slot is free when that
+    ends.
     """
 
     def __init__(self, memory: SlotMemory, owner: int = 0, *, recheck: bool = True) -> None:
@@ -68,7 +70,7 @@ class HostTier:
         return self._here
 
     def slot_of(self, key: bytes) -> int | None:
-        """The slot in which the record can be read now; does not count as a use."""
+        """The slot in which the record can be read now; None if there is none. Does not count as a use."""
         return self._here.get(key)
 
     def has_slot(self, key: bytes) -> bool:
@@ -76,7 +78,8 @@ class HostTier:
         return key in self._slot_of
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """The slots of the longest beginning of ``keys`` that is here, their bytes checked."""
+        """The slots of the longest beginning of ``keys`` with a record here. Bytes that this process has not
+        checked yet are checked; a damaged record is dropped, and ends the list."""
         found: list[int] = []
         for key in keys:
             slot = self._here.get(key)
@@ -115,22 +118,24 @@ class HostTier:
         return self._order.tenant(slot)
 
     def held(self) -> dict[int, int]:
-        """Slots by tenant."""
+        """The number of slots of each tenant."""
         return self._order.held()
 
     def evict_first(self, slots: Iterable[int]) -> None:
-        """Evict these before all others, the last of them first: their records are on the device too.
+        """Let the records in these slots be evicted before all others, the last of them first: they are on
+        the device too.
 
-        Until `touch`, which the caller calls when the device evicts them.
+        That holds until `touch`, which the caller calls when the device evicts them.
         """
         self._put_first(self._order.remove_each(slots))
 
     def evicts_first(self, key: bytes) -> bool:
-        """Whether `evict_first` named it, and it was not used since."""
+        """Whether `evict_first` named the record's slot, and the record was not used since."""
         return self._slot_of.get(key) in self._yielding
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """These were used, in the order of their sequence: they are evicted after all that were used before.
+        """Count these records as used now, in the order of their sequence: they are evicted after all that
+        were used before.
 
         The end of a chain is evicted before its beginning, as `eviction` wants it.
         """
@@ -139,9 +144,11 @@ class HostTier:
         self._rank(found)
 
     def lease(self, holder: int, keys: Iterable[bytes], returns: float) -> None:
-        """The lease of sequence ``holder`` covers these records, here now or later, and no others from now on.
+        """Let the lease of the sequence ``holder`` cover the records ``keys``, here now or later, and no
+        others.
 
-        Leased records are evicted after all others, the latest of their ``returns`` (seconds) first.
+        Leased records are evicted after all others, the latest expected return first. ``returns``: that of
+        this sequence, in seconds.
         """
         self.lease_changes += 1
         before, now = self._covers.pop(holder, []), list(keys)
@@ -161,7 +168,7 @@ class HostTier:
 
     @property
     def leased(self) -> Set[bytes]:
-        """Keys that leases cover, here or not."""
+        """The keys that leases cover, whether their records are here or not."""
         return self._promised.keys()
 
     def promised(self, key: bytes, besides: int | None = None) -> bool:
@@ -169,10 +176,11 @@ class HostTier:
         return any(holder != besides for holder in self._promised.get(key, ()))
 
     def reserve(self, key: bytes, tokens: int, tenant: int = 0, *, spare: bool = False) -> int | None:
-        """A slot to fill with the record; None if it has one already, or all slots are being filled or read.
+        """Take a slot to fill with the record, in state FILLING. None if the record has a slot already, or if
+        no slot can be had.
 
         Where no slot is free a record is evicted as `quotas` says, see `take_evicted`. For a ``spare`` record
-        only one that `evict_first` named is.
+        only one that `evict_first` named is evicted.
         """
         if key in self._slot_of:
             return None
@@ -194,15 +202,15 @@ class HostTier:
         return slot
 
     def take_evicted(self) -> list[bytes]:
-        """Keys of the records that `reserve` evicted since this was asked last, in order."""
+        """The keys of the records that `reserve` evicted since the last call, in order."""
         evicted, self._evicted = self._evicted, []
         return evicted
 
     def filled(self, slot: int, *, tokens: int | None = None, digest: int | None = None) -> None:
-        """All bytes are in ``slot``: from now on the record is found.
+        """All bytes are in ``slot``: from now on the record is found, and counts as used now.
 
-        ``tokens``, ``digest``: of a record that comes from another process, which checked it in this slot. With
-        ``recheck``, bytes with another digest are dropped.
+        ``tokens``, ``digest``: of a record that comes from another process, which checked it in this slot.
+        With ``recheck``, bytes with another digest are dropped.
         """
         self._filling.remove(slot)
         if slot not in self._key_of:  # dropped meanwhile
@@ -224,7 +232,8 @@ class HostTier:
         self._rank([slot])
 
     def prepare(self) -> bool:
-        """In an idle moment: take the pages of a slot that is filled soon; False: enough slots have theirs."""
+        """In an idle moment: touch the pages of one free slot, which will be filled soon. False if there is
+        nothing to do, as enough slots have their pages."""
         if not self._untouched or len(self._free) - self._untouched >= self._ahead:
             return False
         self._untouched -= 1
@@ -232,15 +241,17 @@ class HostTier:
         return True
 
     def abandon(self, slot: int) -> None:
-        """The slot will not be filled: free it."""
+        """The slot will not be filled: free it, and forget the record that it was reserved for."""
         self._filling.remove(slot)
         self._forget(slot)
         self._free_slot(slot)
 
     def hold(self, *slots: int, used: bool = True) -> None:
-        """Keep these until `release`, once for each time they are named: they are being read.
+        """Keep the records in these slots until `release`, because they are being read: one hold for each
+        time a slot is named.
 
-        Not ``used``: they keep their places in the eviction order.
+        Not ``used``: they keep their places in the eviction order. Otherwise they count as used when they are
+        released.
         """
         for slot in slots:
             self._readers[slot] = self._readers.get(slot, 0) + 1
@@ -250,7 +261,8 @@ class HostTier:
         self.memory.set_readers(slots, [self._readers[slot] for slot in slots])
 
     def release(self, *slots: int, above: bool = False) -> None:
-        """End one `hold` of each; ``above``: they are on the device now, see `evict_first`."""
+        """End one `hold` of each slot. ``above``: the records are on the device now, so they are evicted
+        first (see `evict_first`). A slot with a record that was dropped meanwhile becomes free."""
         for slot in slots:
             self._readers[slot] -= 1
         self.memory.set_readers(slots, [self._readers[slot] for slot in slots])
@@ -264,7 +276,8 @@ class HostTier:
         self._rank([slot for slot in over if slot in self._key_of and slot not in self._order], first=above)
 
     def drop(self, key: bytes) -> None:
-        """Forget the record, if there is one."""
+        """Forget the record with this key, if there is one. Its slot becomes free, or once it is filled or
+        read to the end."""
         slot = self._slot_of.get(key)
         if slot is None:
             return
@@ -316,7 +329,8 @@ class HostTier:
             raise LeakFound(f"host tier: {len(self._here)} records can be read, {len(filled)} are filled")
 
     def _adopt(self) -> list[int]:
-        """Take over what the directory says; returns the free slots, the first to be used last."""
+        """Take over the records that the memory's directory lists, from an earlier process; slots that were
+        being filled become free. Returns the free slots, the first to be used last."""
         memory = self.memory
         entries = memory.directory[["state", "stamp"]]
         used = np.nonzero(entries["state"] != SlotState.FREE)[0]
@@ -354,7 +368,7 @@ class HostTier:
         return True
 
     def _rank(self, slots: list[int], *, first: bool = False) -> None:
-        """These were used now; ``first``: but are evicted first."""
+        """Count the records in these slots as used now. ``first``: they are evicted first all the same."""
         self.memory.set_stamps(slots, self._stamp + 1)
         self._stamp += len(slots)
         self._yielding.difference_update(slots)
@@ -371,7 +385,7 @@ class HostTier:
         return min(self._promised.get(key, {}).values(), default=None)
 
     def _forget(self, slot: int) -> None:
-        """The slot's record is found no longer."""
+        """Take the record out of the slot: it is found no longer. The slot is not freed here."""
         key = self._key_of.pop(slot, None)
         if key is not None:
             del self._slot_of[key]

@@ -32,7 +32,8 @@ SICK = ("CUDA error", "Triton Error [CUDA]", "HIP error")
 
 
 def is_lost(error: Exception) -> bool:
-    """Whether the device is gone for this process."""
+    """Whether ``error``, from torch, means that the device is lost for this process. False if a single call
+    was refused."""
     if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
         return False
     text = str(error)

@@ -105,7 +105,8 @@ class TorchRunner:
         return ids.index_copy_(0, to, self._before.ids[by])
 
     def _draw(self, plan: Plan, hidden: Tensor, batch: PagedBatch, tokens: Tensor) -> Tensor:
-        """What each row samples, as `sampler.draw` returns it: int64 ``[rows, 2 or more]``; else 0."""
+        """What each row samples, as `sampler.draw` returns it: int64 ``[rows, 2 or more]``. Rows that sample
+        nothing have zeros."""
         drawn = np.array([at for at, row in enumerate(plan.rows) if row.sampling is not None], dtype=np.int64)
         if not drawn.size:
             return torch.zeros((len(plan.rows), 2), dtype=torch.int64, device=hidden.device)
@@ -142,7 +143,8 @@ class TorchHandle:
         self._done = device.current().record()
 
     def tokens(self) -> list[Outcome]:
-        """Wait for the step; outcomes aligned with the plan's rows."""
+        """Wait for the step. Returns the outcomes, one for each of the plan's rows in order; none for a plan
+        without rows."""
         with device_watched():
             self._done.wait()
             if self._saving is not None:

@@ -91,7 +91,8 @@ def _fault(row: PlanRow, verdict: int, grammars: Matchers) -> RowFault:
 
 
 def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
-    """Log probability of ``ids``; ids and those of the ``most`` likeliest: int64 ``[rows, 1 + 2 most]``."""
+    """The log probability of each row's sampled id (``ids``), the ids of the ``most`` likeliest tokens, and
+    their log probabilities: int64 ``[rows, 1 + 2 most]``, log probabilities as the bits of fp64."""
     chosen, names, values = kernels.log_probabilities(model, ids, most)
     return torch.cat((chosen.view(torch.int64)[:, None], names, values.view(torch.int64)), dim=-1)
 
@@ -100,7 +101,8 @@ def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
 
 
 def _edit(asked: _Asked, logits: Tensor, last: Tensor, masks: Matchers, kernels: Kernels) -> bool:
-    """Apply to the logits, in place, what rows ask for; returns whether any asks."""
+    """Apply to the logits, in place, what rows ask for: bias, penalties, bad words and grammars. Returns
+    whether any row asks for one of them."""
     if not any(
         one.logit_bias or one.reads_past or row.forbidden or row.grammar is not None for row, one in asked
     ):
@@ -166,10 +168,9 @@ def _penalties(asked: _Asked, kernels: Kernels) -> _Edit | None:
 
 
 def _heard(row: PlanRow, one: Sampling) -> tuple[NDArray[np.int32], Ints]:
-    """The tokens that penalties count, but for the last one, and whether each is output.
-
-    Presence and frequency penalties count no token of the prompt.
-    """
+    """The earlier tokens that the row's penalties count, and for each of them 1 if it is output, 0 if it is
+    of the prompt. The row's last token is not among them: it is on the device. Without a repetition penalty
+    the prompt's tokens are left out."""
     past = _past(row)
     output = (np.arange(len(past)) >= row.output_from).astype(np.int64)
     start = min(row.output_from, len(past)) if one.repetition_penalty == 1.0 else 0
@@ -221,7 +222,11 @@ def _past(row: PlanRow) -> NDArray[np.int32]:
 
 
 def _choose(asked: _Asked, logits: Tensor, kernels: Kernels) -> Tensor:
-    """The next token of each row, int64 ``[rows]``: greedy rows without the machinery."""
+    """The next token of each row, int64 ``[rows]``. Rows with temperature 0 take the argmax, others a sample.
+
+    ``asked``: each row of the plan with its sampling parameters. ``logits``: ``[rows, vocab]``, in the same
+    order.
+    """
     warm = [at for at, (_, one) in enumerate(asked) if one.temperature > 0]
     if not warm:
         return logits.argmax(-1)

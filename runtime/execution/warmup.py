@@ -69,7 +69,8 @@ def _steps(block_tokens: int, max_context: int) -> Iterator[Step]:
 
 
 def _kernels(block_tokens: int, max_context: int) -> Iterator[Step]:
-    """Single tokens at each order of context length, rows with a chunk, each way to sample, a copy."""
+    """Yield steps that together need each kernel: single tokens at each order of context length, rows with a
+    chunk, each way to sample, a copy."""
     first = 1
     while first < max_context - 1:
         yield (_row(first, 1, block_tokens),), ()

@@ -35,7 +35,8 @@ class _WatchedHandle:
 
 
 class WatchedRunner:
-    """Enters the liveness's phase before each launch and each wait, and while a kernel is compiled in them."""
+    """Wraps ``runner``: before each launch and each wait it tells ``liveness`` how long that may take, and
+    which sequences are on the device. While a kernel is compiled it allows for more time."""
 
     def __init__(
         self, runner: Runner, liveness: Liveness, clock: Callable[[], float] = time.monotonic
@@ -64,28 +65,31 @@ class WatchedRunner:
         return _WatchedHandle(handle, self, plan.tokens, began, sequences)
 
     def landed(self, sequences: frozenset[int]) -> None:
-        """A step of these sequences is over."""
+        """A step of these sequences is over: take it from the steps in flight."""
         self._flying.remove(sequences)
 
     def expect(self, tokens: int) -> None:
-        """The device thread is about to wait for a step of ``tokens`` tokens."""
+        """The device thread is about to wait for a step of ``tokens`` tokens: say so to the liveness, with
+        the time that it may take."""
         self._expected = self._step_times.expect(tokens)
         self._liveness.enter(*self._expected)
 
     def observe(self, tokens: int, began: float) -> None:
-        """A step of ``tokens`` tokens, launched at ``began``, has ended."""
+        """A step of ``tokens`` tokens, launched at ``began``, has ended: learn from it how long steps take."""
         self._step_times.observe(tokens, self._worked() - began)
 
     def compiling(self, kernel: str) -> None:
-        """A step waits until ``kernel`` is compiled: allow for that time."""
+        """A step waits until ``kernel`` is compiled: tell the liveness, with the time that this may take."""
         self._compiling = self._clock()
         self._liveness.enter(Phase.COMPILING, FIRST_STEP, kernel)
 
     def compiled(self) -> None:
-        """The kernel is compiled, and the step goes on."""
+        """The kernel is compiled, and the step goes on: tell the liveness the step's phase again. The time
+        spent does not count as the step's."""
         self._compiled += self._clock() - self._compiling
         self._liveness.enter(*self._expected)
 
     def _worked(self) -> float:
-        """The clock, less the time in which kernels were compiled."""
+        """The clock in seconds, less all the time that was spent compiling kernels: differences of it are
+        time spent computing."""
         return self._clock() - self._compiled

@@ -26,27 +26,30 @@ from numpy.typing import NDArray
 from ...kvstore.system_limits import roam
 from ..errors import GrammarInvalid
 from ..link.messages import Grammar, GrammarKind
+from ..model.files import files_of
+from .json_strings import JsonString, close
 from .limits import check
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
+TOKENIZER = "tokenizer.json"
 ANY_TOKEN = 0
 """The number of a grammar that allows every token, for warm-up."""
 
 KEPT = 256
-"""How many compiled grammars are cached; the last used ones stay."""
+"""The most compiled grammars in the cache; the least recently used is dropped first."""
 
 KEPT_BYTES = 8 << 20
-"""The most bytes of text that these may have together."""
+"""The most bytes of text of all cached grammars together."""
 
 WORKERS = 4
 NICENESS = 10
-"""Of the threads that compile, so that a step goes first; on systems that have a niceness for each thread."""
+"""Niceness of the compiling threads, so that steps go first; used where each thread has its own niceness."""
 
 AT_ONCE = 64
-"""Up to so many tokens said before are taken without a thread, where the grammar is known."""
+"""If its grammar is cached, a matcher that has to take at most this many tokens is made without a thread."""
 
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 200_000,
@@ -58,7 +61,7 @@ LIMITS: dict[str, Any] = {
 }
 
 JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as templates write it; with free white space a model could write that without end."""
+"""JSON has the white space that chat templates write. If any were allowed, a model could write it forever."""
 
 
 def available() -> bool:
@@ -67,13 +70,14 @@ def available() -> bool:
 
 
 class Compiler:
-    """Compiles grammars for one model on other threads, while steps run."""
+    """Compiles grammars for one model, in a folder or a GGUF file, on other threads, while steps run."""
 
-    def __init__(self, tokenizer_file: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
-        self._file = tokenizer_file
+    def __init__(self, model: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        self._files = files_of(model)
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._tokenizer: LLTokenizer | None = None
+        self._quotes: NDArray[np.int64] | None = None
         self._loading = threading.Lock()
         self._workers = ThreadPoolExecutor(WORKERS, "holdfast-grammar", _step_back)
         self._kept: OrderedDict[Grammar, LLMatcher] = OrderedDict()
@@ -84,7 +88,7 @@ class Compiler:
 
     @property
     def warm(self) -> bool:
-        """Whether the tokenizer is loaded. Before, the time a grammar takes says nothing of it."""
+        """Whether the tokenizer is loaded. The first grammar loads it, so its compile time is no measure."""
         return self._tokenizer is not None
 
     @property
@@ -93,16 +97,18 @@ class Compiler:
         return WORKERS
 
     def knows(self, grammar: Grammar) -> bool:
-        """Whether it is cached."""
+        """Whether the compiled grammar is cached."""
         return grammar in self._kept
 
     def compile(
         self, grammar: Grammar, stop_ids: tuple[int, ...], said: NDArray[np.int32]
     ) -> Future[Matcher]:
-        """A matcher that has taken ``said``, int32 ``[tokens]``; done at once where the grammar is cached.
+        """The future of a matcher that has taken ``said``: the reply's tokens so far, int32 ``[tokens]``.
 
-        ``stop_ids``: what ends the reply. Those that are end tokens are allowed exactly where the grammar
-        accepts; those that are text are allowed as the grammar has them. The future raises `GrammarInvalid`.
+        It is done at once if the grammar is cached and ``said`` has at most ``AT_ONCE`` tokens. ``stop_ids``:
+        tokens that end the reply. End-of-sequence and other special tokens among them are allowed exactly
+        where the grammar accepts; tokens of plain text are allowed where the grammar allows that text.
+        The future raises `GrammarInvalid`.
         """
         with self._books:
             known = self._kept.get(grammar)
@@ -119,7 +125,7 @@ class Compiler:
         return done
 
     def statistics(self) -> dict[str, float]:
-        """Grammars kept, compiled, found compiled and refused; seconds of compiling."""
+        """Counts of grammars cached, compiled, found in the cache, and refused; seconds spent compiling."""
         return {
             "grammars_kept": len(self._kept),
             "grammars_compiled": self._compiled,
@@ -138,9 +144,23 @@ class Compiler:
             raise GrammarInvalid(f"what was said does not follow it: {_shortened(matcher.get_error())}")
         own = frozenset(self._eos_ids).union(
             tokenizer.eos_tokens
-        )  # the library takes one where none is named
+        )  # if the files name no end token, the library chooses one
         ends = frozenset(token for token in stop_ids if token in own or tokenizer.is_special_token(token))
-        return Matcher(matcher, ends, own - ends, frozenset(stop_ids))
+        strings = None
+        if grammar.string_bytes:
+            strings = BoundedStrings(tokenizer, self._beginning_with_quotes(tokenizer), grammar.string_bytes)
+            strings.take(tokens)
+        return Matcher(matcher, ends, own - ends, frozenset(stop_ids), strings)
+
+    def _beginning_with_quotes(self, tokenizer: LLTokenizer) -> NDArray[np.int64]:
+        """The tokens that begin with a quote: int64 ``[words]``, a bit for each token."""
+        with self._loading:
+            if self._quotes is None:
+                bits = np.zeros(-(-self._vocab_size // 64) * 64, dtype=np.uint8)
+                size = min(self._vocab_size, tokenizer.vocab_size)
+                bits[[token for token in range(size) if tokenizer.decode_bytes([token])[:1] == b'"']] = 1
+                self._quotes = np.packbits(bits, bitorder="little").view(np.int64)
+            return self._quotes
 
     def _loaded(self) -> LLTokenizer:
         with self._loading:
@@ -148,11 +168,11 @@ class Compiler:
                 from llguidance import LLTokenizer
 
                 try:
-                    text = self._file.read_text(encoding="utf-8")
+                    text = (self._files.content(TOKENIZER) or b"").decode()
                     eos = list(self._eos_ids) or None
                     self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=eos)
                 except Exception as error:  # the library raises many kinds
-                    raise GrammarInvalid(f"{self._file}: {error}") from None
+                    raise GrammarInvalid(f"{self._files.where(TOKENIZER)}: {error}") from None
             return self._tokenizer
 
     def _compile(self, grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
@@ -193,16 +213,46 @@ class Compiler:
                 self._bytes -= len(oldest.text)
 
 
-class Matcher:
-    """How far one reply has come in its grammar. It moves on with the reply's tokens, and never back.
+class BoundedStrings:
+    """Bounds the strings of one JSON reply to ``most`` bytes each.
 
-    ``ends``: tokens that end it, allowed exactly where the grammar accepts. ``others``: end tokens of the model
-    that do not end this reply, never allowed. ``stops``: ends too, but ends that the grammar has as text.
+    ``quotes``: the tokens that begin with a quote, int64 ``[words]``, one bit per token.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer, quotes: NDArray[np.int64], most: int) -> None:
+        self._tokenizer = tokenizer
+        self._quotes = quotes
+        self._string = JsonString(most)
+
+    def take(self, tokens: list[int]) -> None:
+        """Read the tokens that come next in the reply, to track which string is open and how long it is."""
+        for token in tokens:
+            self._string.take(self._tokenizer.decode_bytes([token]))
+
+    def bound(self, mask: NDArray[np.int64]) -> None:
+        """If the open string has ``most`` bytes, allow only tokens that end it. ``mask``: as in `Matcher`."""
+        if self._string.full:
+            close(mask, self._quotes)
+
+
+class Matcher:
+    """The state of one reply in its grammar. It advances with the reply's tokens and never goes back.
+
+    ``ends``: special tokens that end the reply; allowed exactly where the grammar accepts. ``others``: the
+    model's end tokens that do not end this reply; never allowed. ``stops``: all stop ids of the reply; one that
+    is plain text is allowed where the grammar allows its text. ``strings``: bounds the length of strings in a
+    JSON reply; None: no bound.
     """
 
     def __init__(
-        self, matcher: LLMatcher, ends: frozenset[int], others: frozenset[int], stops: frozenset[int]
+        self,
+        matcher: LLMatcher,
+        ends: frozenset[int],
+        others: frozenset[int],
+        stops: frozenset[int],
+        strings: BoundedStrings | None = None,
     ) -> None:
+        self._strings = strings
         self._matcher = matcher
         self._ends = ends
         self._others = others
@@ -210,36 +260,41 @@ class Matcher:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing but an end may follow."""
+        """Whether only an end token may come next."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
     def fault(self) -> str:
-        """Why it allows no token any more; empty while it does."""
+        """Why the grammar allows no token any more; empty while it allows some."""
         return _shortened(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def take(self, token: int) -> None:
-        """The reply goes on with ``token``, which does not end it."""
+        """Advance by ``token``, which must not end the reply."""
         self._matcher.consume_token(token)
+        if self._strings is not None:
+            self._strings.take([token])
 
     def go_on(self, most: int) -> list[int]:
-        """Take the tokens that must come next, at most ``most``, and return them; none of them ends the reply.
+        """Take and return the tokens that the grammar forces next, at most ``most``. None ends the reply.
 
-        They are written as the tokenizer would write them, and depend only on the tokens taken before. Once
-        they are taken the next token is a choice. Taking the same tokens one by one, or as the ``said`` of
-        `Compiler.compile`, leads to the same state.
+        The text is split into tokens as the tokenizer would split it. The result depends only on the tokens
+        taken before; it is empty if the next token is a choice. Taking the same tokens one by one, or as the
+        ``said`` of `Compiler.compile`, leads to the same state.
         """
         if most < 1 or self._matcher.is_error():
             return []
         forced = self._matcher.compute_ff_tokens()[:most]
         ids = list(takewhile(lambda token: token not in self._halts, forced))
-        return ids if not ids or self._matcher.consume_tokens(ids) else []
+        if not ids or not self._matcher.consume_tokens(ids):
+            return []
+        if self._strings is not None:
+            self._strings.take(ids)
+        return ids
 
     def fill(self, mask: NDArray[np.int64]) -> None:
-        """Set the bits of the tokens that may come next, and clear all others. End tokens may come where the
-        grammar accepts.
+        """Set the bits of all tokens that may come next in ``mask``, and clear the other bits.
 
-        ``mask``: contiguous ``[words]``, little-endian: token t is bit ``t % 8`` of byte ``t // 8``.
+        ``mask``: contiguous int64 ``[words]``, little-endian: token t is bit ``t % 8`` of byte ``t // 8``.
         """
         mask[:] = 0
         if self._matcher.is_error():
@@ -257,10 +312,12 @@ class Matcher:
                 octets[token // 8] |= bit
             else:
                 octets[token // 8] &= ~bit
+        if self._strings is not None:
+            self._strings.bound(mask)
 
 
 class Matchers:
-    """The matchers of all turns that follow a grammar, by the numbers that plans carry."""
+    """The matchers of all turns that follow a grammar. A plan refers to a matcher by its number here."""
 
     def __init__(self) -> None:
         self._matchers: dict[int, Matcher] = {}
@@ -270,25 +327,26 @@ class Matchers:
         return self._matchers[grammar]
 
     def add(self, matcher: Matcher) -> int:
-        """Keep a turn's matcher; returns its number, which is never used again."""
+        """Add a turn's matcher; returns its number. Numbers are never reused."""
         grammar = next(self._numbers)
         self._matchers[grammar] = matcher
         return grammar
 
     def drop(self, grammar: int | None) -> None:
-        """The turn is over; None: it followed no grammar."""
+        """Remove the matcher of a turn that is over. ``grammar``: its number; None: the turn had no grammar."""
         if grammar is not None:
             del self._matchers[grammar]
 
     def fill(self, grammar: int, mask: NDArray[np.int64]) -> None:
-        """As `Matcher.fill` of this grammar does."""
+        """Write the tokens that may come next into ``mask``, by `Matcher.fill` of the matcher with the number
+        ``grammar``; all tokens for the number `ANY_TOKEN`, which warm-up steps use."""
         if grammar == ANY_TOKEN:
             mask.fill(-1)
         else:
             self._matchers[grammar].fill(mask)
 
     def fault(self, grammar: int) -> str:
-        """As `Matcher.fault` of this grammar is; empty if its turn is over."""
+        """`Matcher.fault` of the matcher with the number ``grammar``; empty if its turn is over."""
         matcher = self._matchers.get(grammar)
         return "" if matcher is None else matcher.fault
 
@@ -301,7 +359,7 @@ def _step_back() -> None:
 
 
 def _source(grammar: Grammar) -> str:
-    """The grammar in the library's own form. Raises ``ValueError``."""
+    """The grammar in llguidance's own form. Raises ``ValueError`` if its text is not valid."""
     from llguidance import LLMatcher
 
     match grammar.kind:
@@ -316,7 +374,7 @@ def _source(grammar: Grammar) -> str:
 
 
 def _choice(text: str) -> str:
-    """One regular expression for all choices: an automaton follows it; rules would be tried in turn."""
+    """All choices as one regular expression, which becomes one automaton. Rules would be tried one by one."""
     choices = json.loads(text)
     if not isinstance(choices, list) or not choices or not all(isinstance(one, str) for one in choices):
         raise ValueError("a choice is an array of strings")

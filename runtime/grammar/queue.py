@@ -50,12 +50,13 @@ class GrammarQueue:
     _running: dict[int, Future[Matcher]] = field(default_factory=dict)  # by tenant; the longest ago first
 
     def check(self) -> None:
-        """Raises ``GrammarUnavailable``."""
+        """Raises ``GrammarUnavailable`` if grammars cannot be compiled, because llguidance is not installed."""
         if self._compiler is None:
             raise GrammarUnavailable("grammars need llguidance: pip install 'holdfast[engine]'")
 
     def begin(self, sequence: Sequence, grammar: Grammar, now: float) -> None:
-        """A turn began that follows ``grammar``, as `check` let it; `tick` has its matcher, or a fault."""
+        """Let the sequence wait until ``grammar``, which its turn follows, is compiled. A later `tick`
+        returns it with its matcher, or with a fault. Call `check` before."""
         turn = sequence.turn
         assert turn is not None
         self._queues.taken(sequence)
@@ -122,7 +123,7 @@ class GrammarQueue:
         return job
 
     def _wanted(self, awaited: _Awaited) -> bool:
-        """Whether its turn is still open; if not, its job is given up."""
+        """Whether its turn is still open and waits. If not, its compilation is cancelled."""
         sequence = awaited.sequence
         if sequence.turn is awaited.turn and self._queues.compiling.get(sequence.id) is sequence:
             return True
@@ -135,7 +136,7 @@ class GrammarQueue:
         return POLL_SECONDS if self._awaited else None
 
     def statistics(self) -> dict[str, float]:
-        """Turns that wait for a grammar, and the compiler's own."""
+        """How many turns wait for a grammar, and the compiler's counters."""
         compiler = {} if self._compiler is None else self._compiler.statistics()
         return {"compiling": len(self._awaited), **compiler}
 
@@ -157,7 +158,7 @@ class GrammarQueue:
 
 
 def _refused(reason: str) -> Future[Matcher]:
-    """A job that has failed already."""
+    """A future that has failed already, with ``GrammarInvalid`` and this reason."""
     job: Future[Matcher] = Future()
     job.set_exception(GrammarInvalid(reason))
     return job

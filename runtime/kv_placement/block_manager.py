@@ -52,7 +52,8 @@ class BlockManager:
     # --- taking -----------------------------------------------------------------------------------------
 
     def adopt(self, sequence: Sequence) -> int:
-        """Look in the prefix cache for what follows the computed tokens; returns the tokens found.
+        """Look in the prefix cache for the blocks behind the computed tokens, and put those that are found
+        into the sequence's table. Returns the tokens that it gained.
 
         The last token is never taken from the cache, since its logits are wanted.
         """
@@ -74,10 +75,12 @@ class BlockManager:
         return sequence.computed - before
 
     def restore(self, sequence: Sequence, keys: list[bytes]) -> int:
-        """Allocate blocks, which are available, for as many of ``keys`` as are sound, and load them.
+        """Load records from the host tier to the device, as many of ``keys`` as are sound: allocate blocks
+        for them, append these to the sequence's table, and leave the copies to the next plan. Returns the
+        tokens restored.
 
-        ``keys``: see `Located.in_host`. Returns tokens restored. The blocks are found by their keys at once:
-        they are read in this step or a later one.
+        ``keys``: see `Located.in_host`. That many blocks must be available. They are found by their keys at
+        once, since they are read in the same step or a later one.
         """
         tier = self.transfers.tier
         if tier is None:
@@ -95,8 +98,9 @@ class BlockManager:
         return self._count_in(sequence, own, keys, blocks, tokens)
 
     def read_up(self, sequence: Sequence, keys: list[bytes], disk: DiskTier) -> int:
-        """Read records to the device now, as many of ``keys`` as are sound and find blocks. No step is in
-        flight. Returns the tokens restored.
+        """Read records from the page cache to the device now, as many of ``keys`` as are sound and find
+        blocks, and append the blocks to the sequence's table. No step may be in flight. Returns the tokens
+        restored.
 
         ``keys``: see `Located.readable`. Blocks that a waiting move reads or writes are left out.
         """
@@ -139,7 +143,8 @@ class BlockManager:
     def _named(
         self, sequence: Sequence, keys: Items[bytes], allocated: list[int], tokens: Items[int]
     ) -> list[int]:
-        """Name the restored blocks; where a key names another block already, the table takes that one."""
+        """Name the restored blocks by their keys. Returns the blocks for the table: where a key names another
+        block already, that one, and the restored one is released."""
         full = len(allocated) - (tokens[-1] < self.block_tokens)
         return self.pool.join_each(allocated[:full], keys[:full], sequence.id) + allocated[full:]
 
@@ -188,7 +193,8 @@ class BlockManager:
         return copies
 
     def launched(self, step: int) -> None:
-        """The step goes out. The sources of its copies are released only now, behind its fence."""
+        """The planned step is launched: raise the pool's fence for it, and only then release the source
+        blocks of its copies."""
         self.pool.launched(step)
         for source, owner in self._sources:
             self.pool.release([source], owner)
@@ -197,7 +203,8 @@ class BlockManager:
     # --- keeping ----------------------------------------------------------------------------------------
 
     def seal(self, sequence: Sequence) -> None:
-        """Name the blocks that became full of computed KV, for the prefix cache, and save them.
+        """Name the blocks that became full of computed KV, so that the prefix cache finds them, and have them
+        saved to the host tier.
 
         Where a key names another block already, the sequence takes that one.
         """
@@ -214,7 +221,7 @@ class BlockManager:
         sequence.seal(full)
 
     def save_tail(self, sequence: Sequence) -> None:
-        """Save the partial last block to the host tier, in place of the one saved before."""
+        """Have the partial last block saved to the host tier, in place of the one saved before."""
         full, part = divmod(sequence.computed, self.block_tokens)
         if not part or self.transfers.tier is None:
             return
@@ -225,7 +232,7 @@ class BlockManager:
         sequence.tail = key, sequence.computed
 
     def offload_tail(self, sequence: Sequence) -> None:
-        """Save the partial last block, which counts as used now.
+        """Have the partial last block saved to the host tier, and count its record as used now.
 
         Full blocks are saved when the pool evicts them, or before, where there is room.
         """
@@ -234,7 +241,7 @@ class BlockManager:
             self.transfers.touch([sequence.tail[0]] if sequence.tail else [])
 
     def lower(self, sequence: Sequence) -> None:
-        """Save all full blocks that the host tier does not have."""
+        """Have all full blocks saved to the host tier that it does not have."""
         for key, block in zip(sequence.keys, sequence.table.view[: sequence.sealed].tolist(), strict=False):
             self.transfers.save(key, block, tenant=sequence.tenant)
 
@@ -254,7 +261,7 @@ class BlockManager:
     # --- giving back ------------------------------------------------------------------------------------
 
     def trim(self, sequence: Sequence) -> None:
-        """Release blocks beyond what is planned."""
+        """Release the blocks behind the planned tokens."""
         self._drop(sequence, self.blocks_for(sequence.planned))
 
     def cut(self, sequence: Sequence, length: int) -> None:
@@ -280,12 +287,13 @@ class BlockManager:
         return None
 
     def forget(self, sequence: Sequence, length: int) -> None:
-        """Drop the tokens from ``length`` on, with their KV and keys."""
+        """Remove the sequence's tokens from ``length`` on, with their KV and keys."""
         self.cut(sequence, length)
         sequence.forget(length, length // self.block_tokens)
 
     def distrust(self, sequence: Sequence, blocks: list[int]) -> bool:
-        """Drop the KV from the first of ``blocks`` on: their content is unknown. Returns whether it had one."""
+        """Some ``blocks`` have unknown content: if the sequence has one of them, drop its KV from the first
+        of these on, to be computed again. Returns whether it had one."""
         places = np.nonzero(np.isin(sequence.table.view, blocks))[0]
         if not len(places):
             return False
@@ -327,11 +335,13 @@ class BlockManager:
         self.transfers.retire([key for key in sequence.names() if key not in held])
 
     def held(self, sequences: Iterable[Sequence]) -> dict[int, int]:
-        """References by block that ``sequences`` have, for the pool's audit."""
+        """How many references ``sequences`` have to each block by their tables, by block. O(blocks): for audits
+        and statistics."""
         return Counter(block for sequence in sequences for block in sequence.table.view.tolist())
 
     def _allocate(self, count: int, sequence: Sequence) -> list[int]:
-        """Blocks of the pool; what was evicted for them is saved below by the plan that is being made."""
+        """Allocate ``count`` blocks for the sequence, which are available. What the pool evicted for them is
+        noted, so that the plan that is being made saves it to the host tier."""
         blocks, evicted = self.pool.allocate(count, sequence.id)
         for block, key, wanted in evicted:
             self.transfers.evicted(block, key, wanted)

@@ -61,7 +61,7 @@ class Costs(msgspec.Struct, frozen=True):
         return self.token * count + self.history * count * (first + end) / 2
 
     def fetching(self, size: int) -> float:
-        """Seconds from disk to the host tier."""
+        """Seconds to bring ``size`` bytes from disk to the host tier; 0 for none."""
         return self.latency + size / self.fetch if size else 0.0
 
 
@@ -109,7 +109,8 @@ class CostBook:
         return self.measured if self.calibrated and self.measured.fetch else None
 
     def calibrate(self, measured: Costs) -> None:
-        """Take over and keep the figures of a calibration."""
+        """Take over the figures for copying and computing, and write them to ``path``. Those of the disk
+        stay."""
         seen = self.measured
         self.measured = msgspec.structs.replace(
             measured, machine=seen.machine, fetch=seen.fetch, latency=seen.latency
@@ -117,7 +118,8 @@ class CostBook:
         self.save()
 
     def fetched(self, size: int, seconds: float) -> None:
-        """A turn waited ``seconds`` for ``size`` bytes from disk."""
+        """A turn waited ``seconds`` for ``size`` bytes from disk: blend that into the disk's latency if they
+        are few bytes, else into its rate."""
         seconds = max(seconds, LEAST)
         known = self.measured
         if size < LARGE_BYTES:
@@ -128,10 +130,11 @@ class CostBook:
         self.measured = msgspec.structs.replace(known, fetch=_blended(known.fetch, rate))
 
     def passed_over(self) -> None:
-        """A turn is computed because the disk is believed to be slow, so that the disk is not measured.
+        """Call this when a turn is computed because the disk is believed to be slow. Makes the disk's figures
+        a little better.
 
-        A disk that is never tried would count as slow for ever, even if that was one stall. So each such turn
-        makes the figures a little better, until a turn tries the disk again.
+        Such a turn does not measure the disk, and a disk that is never tried would count as slow for ever,
+        even after a single stall. So the figures improve until a turn tries the disk again.
         """
         known = self.measured
         self.measured = msgspec.structs.replace(
@@ -197,7 +200,8 @@ def _blended(old: float, new: float) -> float:
 
 
 def this_machine(device: str) -> str:
-    """A text that names the processor, its cores and the device."""
+    """A text that names the processor, its cores and ``device``, to tell whether measured costs are of this
+    machine."""
     processor = platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

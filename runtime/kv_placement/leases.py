@@ -53,7 +53,9 @@ class Leases:
         return len(self._held)
 
     def grant(self, sequence: Sequence, wish: Lease, now: float) -> Receipt:
-        """Give the sequence the lease that it asks for, in place of the one it has."""
+        """Give the sequence the lease that it asks for, in place of the one it has, as far as the budget
+        allows. Returns the receipt: whether all, a part or nothing was granted. Without a ``ttl`` only the
+        expected return is noted."""
         self.end(sequence)
         asked = USUAL_SECONDS if wish.ttl is None else wish.ttl
         ttl = _within(asked, 0.0, MOST_SECONDS)
@@ -77,7 +79,8 @@ class Leases:
         return Receipt(grant, priority, ttl, returns_in, tokens, below)
 
     def cover(self, sequence: Sequence) -> None:
-        """Extend the lease, if there is one, to the sequence's present tokens, as far as the budget goes."""
+        """Extend the sequence's lease to its present tokens, as far as the budget goes, and tell the tiers
+        which records are leased. Does nothing without a lease."""
         lease = sequence.lease
         if lease is None:
             return
@@ -89,7 +92,8 @@ class Leases:
         self._block_manager.transfers.lease(sequence.id, names[:records], lease.returns)
 
     def end(self, sequence: Sequence) -> None:
-        """End the lease, if there is one."""
+        """End the sequence's lease, if there is one, and forget when the sequence is expected back. Its KV
+        can be evicted like any other."""
         sequence.expect_return(None)
         if sequence.lease is not None:
             del self._held[sequence.id]
@@ -120,9 +124,10 @@ class Leases:
         return {"leases": len(leases), "leased_blocks": blocks, "leased_records": records}
 
     def _expect(self, sequence: Sequence, returns: float | None, now: float) -> None:
-        """The sequence is expected back at ``returns``; None: unknown.
+        """Note that the sequence is expected back at ``returns``; None: unknown.
 
-        Without a lease, one that is expected at once is not restored ahead: it asks for its KV when it is back.
+        Before that time `tick` restores it. Without a lease, one that is expected at once is not restored
+        ahead: its turn asks for the KV itself.
         """
         sequence.expect_return(returns)
         if returns is not None and (sequence.lease is not None or returns > now + LEAD_SECONDS):

@@ -27,7 +27,7 @@ MOST_LEAVING = 1024
 
 @dataclass(eq=False)
 class Offload:
-    """Sends records from the host tier to ``disk``; keeps ``costs`` when the engine ends."""
+    """Sends records from the host tier to ``disk``. Writes ``costs`` to their file when the engine ends."""
 
     _block_manager: BlockManager
     disk: DiskTier | None
@@ -37,49 +37,54 @@ class Offload:
     _looked: int = -1  # the host tier's `uses` when nothing was left to store
 
     def rest(self, sequence: Sequence, now: float) -> None:
-        """A turn ended: its KV goes to disk after `IDLE_SECONDS`."""
+        """A turn of the sequence ended: `tick` queues its records for the disk after `IDLE_SECONDS`, if none
+        began until then."""
         if self.disk is not None:
             self._idle[sequence.id] = sequence, now
             self._idle.move_to_end(sequence.id)
 
     def retire(self, sequence: Sequence) -> None:
-        """The sequence is closed: its KV goes to disk while there is room, and is evicted first everywhere."""
+        """The sequence is closed: queue its records for the disk, unless the disk is full, and let all tiers
+        evict its KV first."""
         if self.disk is None or not self.disk.full:
             self.leave(sequence)
         self._idle.pop(sequence.id, None)
         self._block_manager.retire(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """Send the sequence's KV to disk now."""
+        """Queue the records of the sequence's KV for the disk, without waiting `IDLE_SECONDS`."""
         self._idle.pop(sequence.id, None)
         self.send(sequence.names())
 
     def send(self, keys: Iterable[bytes]) -> None:
-        """Send these records to disk now; those that wait already keep their place."""
+        """Queue the records with these keys for the disk; `tick` sends them. Those that are on disk are left
+        out, those that wait already keep their place."""
         for key in keys:
             if self.disk is not None and not self.disk.stored(key):
                 self._queue[key] = None
 
     def flush(self) -> None:
-        """Send all that the host tier has to disk, the longest unused last."""
+        """Queue all records of the host tier for the disk, the last used ones first."""
         tier = self._block_manager.transfers.tier
         if self.disk is not None and tier is not None:
             self.send(reversed(list(tier.in_order())))
 
     def close(self) -> None:
-        """Save the measured costs, and close the disk."""
+        """Write the measured costs to their file, and close the connection to the disk process."""
         if self._costs is not None:
             self._costs.save()
         if self.disk is not None:
             self.disk.close()
 
     def poll(self, now: float) -> None:
-        """Take the disk's answers."""
+        """Take in what the disk process has answered since the last call."""
         if self.disk is not None:
             self.disk.poll(now)
 
     def tick(self, now: float) -> None:
-        """Send down what is due."""
+        """Send queued records from the host tier to the disk process, as many as it takes now. Before that,
+        queue those of sequences that have been idle for `IDLE_SECONDS`, and, if the host tier is nearly full,
+        those that it evicts next."""
         if self.disk is None:
             return
         while self._idle:
@@ -106,7 +111,7 @@ class Offload:
 
     @property
     def busy(self) -> bool:
-        """Whether records are on their way to disk, or wait for it."""
+        """Whether there is a disk process, and requests to it wait for answers or records wait to be sent."""
         return self.disk is not None and self.disk.ready and (self.disk.waiting or bool(self._queue))
 
     def statistics(self) -> dict[str, float]:
@@ -117,7 +122,8 @@ class Offload:
         return {**disk, "disk_queue": len(self._queue)}
 
     def _leaving(self, tier: HostTier, disk: DiskTier) -> list[bytes]:
-        """What the host tier evicts next and is not on disk: a share of it, ahead of the need."""
+        """Keys of the records that the host tier evicts next and that are not on disk: a share of them, ahead
+        of the need."""
         most = min(MOST_LEAVING, max(disk.room, tier.memory.slots // LEAVING_SHARE))
         leaving = self._block_manager.transfers.foresee_evictions(most)
         return [key for key in leaving if not disk.stored(key)][: disk.room]

@@ -55,12 +55,14 @@ class _PendingRestore:
     broken: bool = False
 
     def goes_on(self, sequence: Sequence) -> bool:
-        """Whether this is for ``sequence`` as it is now, and needs no other beginning."""
+        """Whether this restore can go on for ``sequence`` as it is now: for the same tokens, not broken, and
+        with nothing computed meanwhile."""
         same = self.sequence is sequence and self.tokens == len(sequence.tokens)
         return same and not self.broken and not self.compute_until
 
     def stop(self) -> None:
-        """A record will not come: those behind it are useless."""
+        """A record will not come: mark the restore as broken, and forget the records that were not asked for
+        yet, which are useless without it."""
         self.broken = True
         del self.keys[self.asked :]
 
@@ -69,8 +71,8 @@ class _PendingRestore:
 class Restore:
     """Restores records of ``disk`` for the sequences of ``queues``.
 
-    ``relieve``: has so many blocks available for a sequence, at the cost of idle KV. ``costs``: decide what is
-    computed instead.
+    ``relieve``, given a number of blocks and a sequence, makes that many available for it by evicting idle
+    KV. ``costs``: decide what is computed instead.
     """
 
     _queues: Queues
@@ -84,7 +86,7 @@ class Restore:
         return len(self._pending)
 
     def finds(self, sequence: Sequence) -> bool:
-        """Whether a lower tier holds KV behind the sequence's computed tokens."""
+        """Whether the host tier or the disk holds KV that continues the sequence's computed tokens."""
         located = self._block_manager.residency.locate(sequence)
         return bool(located.in_host() or located.on_disk())
 
@@ -123,7 +125,8 @@ class Restore:
         return not meets
 
     def line_up(self, sequence: Sequence, now: float) -> None:
-        """Queue a turn for admission, or for restoring first if its KV is on disk."""
+        """Put a turn into the queue for admission; or into the one for restoring, if it has to wait for KV on
+        disk."""
         self._queues.taken(sequence)
         self._queues.restoring[sequence.id] = sequence
         if not self.fetch(sequence, now):
@@ -131,7 +134,8 @@ class Restore:
             self._queues.enqueue(sequence)
 
     def _meeting(self, sequence: Sequence) -> tuple[int, int]:
-        """Position up to which a turn is computed meanwhile, 0 for none; its records on disk before that."""
+        """By the measured costs: the position up to which a turn is computed while the disk brings the rest,
+        0 for none; and how many of its records on disk lie before that, which are not fetched."""
         costs, tier = self.costs.costs(), self._block_manager.transfers.tier
         if costs is None or sequence.turn is None or tier is None or sequence.planned != sequence.computed:
             return 0, 0
@@ -147,7 +151,8 @@ class Restore:
         return (first + count) * size if count else 0, sum(on_disk[:count])
 
     def stage(self, sequence: Sequence, now: float) -> None:
-        """An idle sequence is expected back: restore it."""
+        """Restore an idle sequence that is expected back. If its records are on disk, it waits in
+        ``Queues.staged``."""
         if self.fetch(sequence, now):
             self._queues.prefill.pop(sequence.id, None)
             self._queues.staged[sequence.id] = sequence
@@ -162,13 +167,14 @@ class Restore:
         return {} if self._disk is None else {"fetching": len(self)}
 
     def tick(self, now: float) -> None:
-        """Count the records that have come, and queue the turns that need not wait any longer."""
+        """Count the records that the disk has brought, have them copied to the device, ask for more, and
+        queue the turns that need not wait any longer."""
         if self._disk is not None:
             for pending in list(self._pending.values()):
                 self._advance(pending, self._disk, now)
 
     def awaits(self, sequence: Sequence) -> bool:
-        """Whether records are on their way up for the sequence."""
+        """Whether a restore from disk is going on for the sequence."""
         pending = self._pending.get(sequence.id)
         return pending is not None and pending.sequence is sequence
 
@@ -252,7 +258,7 @@ class Restore:
         return pending.moved == pending.arrived
 
     def _fetch_into_slots(self, began: _PendingRestore, now: float) -> None:
-        """Restore through host slots what could not be read directly."""
+        """Begin again through host slots, for what could not be read directly."""
         sequence = began.sequence
         sequence.from_tiers.seconds += now - began.since
         if not self.fetch(sequence, now, direct=False):
@@ -270,7 +276,8 @@ class Restore:
         self._pass_moved(pending)
 
     def _pass_moved(self, pending: _PendingRestore, went: Container[bytes] = ()) -> None:
-        """Count the records on the device; ``went``: were brought there, also if they were evicted since."""
+        """Raise ``moved`` past the records that are on the device. ``went``: keys that were brought there;
+        they count even if they were evicted since."""
         on_device, keys = self._block_manager.pool.index.block_of, pending.keys
         while pending.moved < pending.arrived:
             key = keys[pending.moved]
@@ -306,7 +313,8 @@ class Restore:
             self._finish(sequence, now)
 
     def _finish(self, sequence: Sequence, now: float) -> None:
-        """The sequence does not wait for the disk any longer."""
+        """The sequence does not wait for the disk any longer: put its turn into the queue for admission, or
+        an idle one back among the idle sequences. What has come up is looked up before its next step."""
         sequence.look_up()
         if self._queues.restoring.pop(sequence.id, None) is not None:
             self._queues.enqueue(sequence)

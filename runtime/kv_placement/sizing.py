@@ -34,7 +34,7 @@ def host_kv_bytes() -> int:
 
 
 def cuda_kv_bytes(free_bytes: int) -> int:
-    """Bytes that KV may take of the device memory that is free after loading."""
+    """The share of ``free_bytes``, the device memory that is free after loading, that KV may take."""
     return int(CUDA_SHARE * free_bytes)
 
 
@@ -67,7 +67,8 @@ def context_of(settings: EngineSettings, blocks: int, model_context: int) -> int
 
 
 def check_budget(name: str, asked: int, there: int, of: str) -> None:
-    """Check that no more bytes are asked for than there are.
+    """Check that ``asked``, the bytes set for the setting ``name``, are at most ``there``. ``of``: what has
+    these bytes, as text for the error.
 
     Raises `SettingsInvalid`: naming both numbers.
     """
@@ -87,7 +88,8 @@ def shown(count: float) -> str:
 
 
 def rule_of(settings: EngineSettings, on_host: bool) -> str:
-    """A line that says where the pool's size comes from."""
+    """The rule by which `blocks_of` found the pool's size, as text for a line of the log. ``on_host``: the
+    device's memory is this machine's."""
     if settings.blocks is not None:
         return f"blocks = {settings.blocks:,}, as asked"
     if settings.kv_bytes is not None:
@@ -111,5 +113,6 @@ def memory_line(weights: int, blocks: int, block_bytes: int, block_tokens: int) 
 
 
 def refusal(error: BaseException, what: str) -> str | None:
-    """A sentence naming ``what`` and the limit of process or machine behind ``error``; None without one."""
+    """If ``error`` comes from a limit of the process or the machine: a sentence that names ``what`` and that
+    limit. None for any other error."""
     return explained(error, what) if errno_of(error) in NAMED else None

@@ -189,7 +189,11 @@ def costs_file(settings: EngineSettings, hasher: BlockHasher, namespace: bytes) 
 
 
 def _kept_secret(folder: Path) -> bytes:
-    """The store's secret. A damaged one is replaced: the KV that it named is lost, which is a cache."""
+    """The secret in ``folder``; the first call writes a new one. A damaged one is replaced: all KV that it
+    named is removed, and has to be computed again.
+
+    Raises `SettingsInvalid`: there is none, and it cannot be written.
+    """
     path = folder / "secret"
     try:
         if not os.path.lexists(path):
@@ -207,7 +211,9 @@ def _kept_secret(folder: Path) -> bytes:
 
 
 def _another_secret(path: Path, cause: str) -> bytes:
-    """Clear all KV and make another secret; it is not kept where the disk refuses."""
+    """Remove all KV beside ``path``, and write another secret there. Returns it. If the disk refuses to write
+    it, a secret is returned all the same, for this start only. ``cause``: what was wrong with the old one,
+    for the log."""
     for beside in path.parent.iterdir():
         with contextlib.suppress(OSError, KVStoreError):
             if beside.is_dir():
@@ -226,7 +232,8 @@ def _another_secret(path: Path, cause: str) -> bytes:
 
 
 def _new_secret(path: Path) -> bytes:
-    """Write a new secret, whole or not at all; returns the one of another start where that was first."""
+    """Write a new secret to ``path``, whole or not at all. If another process has written one there
+    meanwhile, that one stays. Returns the secret that is in the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"secret.{os.getpid()}")
     try:

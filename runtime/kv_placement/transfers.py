@@ -47,15 +47,16 @@ class Transfers:
 
     @property
     def waiting(self) -> bool:
-        """Whether a plan has something to carry, rows or not."""
+        """Whether saves or loads wait for a plan; a plan without rows can carry them, too."""
         return bool(self._wanted or self._staying or self._loads)
 
     def save(self, key: bytes, block: int, tokens: int | None = None, tenant: int = 0) -> None:
-        """Save the first ``tokens`` (all by default) of a tenant's block, with committed content, to the host
-        tier.
+        """Have the first ``tokens`` tokens (None: all) of a tenant's block copied to the host tier, under
+        ``key``, by one of the next plans. The block's content must be committed. Does nothing if the host
+        tier has the record.
 
-        A full block stays on the device: no record is evicted for its save, which is evicted first (see
-        `evicted`).
+        A full block stays on the device until `evicted`. So its copy is a spare one: no other record is
+        evicted to make room for it, and it is the first to be evicted.
         """
         self._tenants[block] = tenant
         if self.tier is None or self.tier.has_slot(key):
@@ -66,7 +67,8 @@ class Transfers:
             self._staying[key] = block
 
     def load(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Load (slot, block) pairs into allocated blocks, before the rows of the plan being made."""
+        """Have these host slots copied into allocated blocks, (slot, block) each, before the rows of the plan
+        being made. The slots are held until then."""
         assert self.tier is not None
         self.tier.hold(*(slot for slot, _ in pairs))
         tenant_of = self.tier.tenant_of
@@ -74,7 +76,8 @@ class Transfers:
         self._loads.extend(starmap(BlockLoad, pairs))
 
     def read_into(self, blocks: Iterable[int], tenant: int) -> None:
-        """A tenant's records were read into these blocks without a plan."""
+        """Note that a tenant's records were read into these blocks without a plan, so that later saves of the
+        blocks count for this tenant."""
         self._tenants.update(dict.fromkeys(blocks, tenant))
 
     def pending(self) -> set[int]:
@@ -87,17 +90,18 @@ class Transfers:
         return [] if self.tier is None else self.tier.find(keys)
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """A turn used these records, in this order."""
+        """Count these records of the host tier as used now, in this order."""
         if self.tier is not None:
             self.tier.touch(keys)
 
     def lease(self, holder: int, keys: Sequence[bytes], returns: float) -> None:
-        """As `HostTier.lease`; the disk tier looks there."""
+        """Lease the records ``keys`` in the host tier to ``holder``, a sequence, in place of those leased to
+        it before: see `HostTier.lease`. The disk tier asks the host tier what is leased."""
         if self.tier is not None:
             self.tier.lease(holder, keys, returns)
 
     def saving(self, key: bytes) -> bool:
-        """Whether the record is on its way to the host tier."""
+        """Whether the record will be in the host tier soon: its save waits for a plan, or runs."""
         return (
             key in self._wanted
             or key in self._staying
@@ -105,10 +109,9 @@ class Transfers:
         )
 
     def evicted(self, block: int, key: bytes, wanted: bool = True) -> None:
-        """The pool evicted a full block: the record below counts as used now, or the block is saved once more.
-
-        Not ``wanted``: it is saved only where no other record has to go for it.
-        """
+        """The pool evicted a full block. If a tier below has its record, count that as used now; else have
+        the block saved by the plan being made. If not ``wanted``, it is saved only where no other record has
+        to go for it."""
         if self.tier is None:
             return
         self._staying.pop(key, None)
@@ -125,7 +128,8 @@ class Transfers:
             self._spare.discard(key)
 
     def fetch(self, key: bytes, now: float, tenant: int, *, direct: bool) -> bool:
-        """As `DiskTier.fetch`; the slot may be taken from another record."""
+        """Ask the disk process to bring a record up: see `DiskTier.fetch`. If that takes a host slot from
+        another record, the other one counts as used now on disk. Whether the record is on its way."""
         assert self.disk is not None
         fetching = self.disk.fetch(key, now, tenant, direct=direct)
         self._note_evicted()
@@ -156,7 +160,8 @@ class Transfers:
                 self.disk.touch(key)
 
     def retire(self, keys: Sequence[bytes]) -> None:
-        """These are unlikely to be wanted again: evict them first below, the last of them first."""
+        """These records are unlikely to be wanted again: let the host tier and the disk evict them first, the
+        last of them first."""
         if self.tier is not None:
             here = self.tier.here
             self.tier.evict_first(here[key] for key in keys if key in here)
@@ -173,7 +178,8 @@ class Transfers:
             self.disk.supersede(key)
 
     def emit(self, rows: Sequence[PlanRow]) -> tuple[tuple[BlockSave, ...], tuple[BlockLoad, ...]]:
-        """Saves and loads for the plan of ``rows`` that goes out now; a save without a slot is dropped."""
+        """The saves and loads for the plan of ``rows``, which goes out now: they leave the queues here. A
+        save for which the host tier has no slot is dropped."""
         if not self.waiting:
             return (), ()
         due = [(key, *save, key in self._spare) for key, save in self._wanted.items()]
@@ -209,7 +215,8 @@ class Transfers:
                 yield key, block
 
     def finish(self, plan: Plan) -> None:
-        """The plan is done, and its copies are made."""
+        """The plan is done, and its copies are made: records that it saved can be found from now on, and
+        slots that it loaded are free to be evicted."""
         if self.tier is None:
             return
         for save in plan.saves:
@@ -220,7 +227,8 @@ class Transfers:
         self.loaded += len(plan.loads)
 
     def revoke(self, plan: Plan) -> None:
-        """The plan failed: which of its copies were made is unknown."""
+        """The plan failed, so it is not known which of its copies were made: give up the slots of its saves,
+        and release those of its loads."""
         if self.tier is None:
             return
         for save in plan.saves:

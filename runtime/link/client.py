@@ -53,12 +53,13 @@ class EngineLink:
 
     @property
     def heartbeat(self) -> messages.Heartbeat | None:
-        """The latest heartbeat of the engine that runs or loads."""
+        """The latest heartbeat of the engine that runs or loads; None before its first."""
         return self._end.heartbeat if self._end else None
 
     @property
     def last_heartbeat(self) -> float:
-        """When it arrived, by ``time.monotonic()``; before the first, when the engine was started."""
+        """When the latest heartbeat arrived, by ``time.monotonic()``; before the first, when the engine was
+        started."""
         return self._end.last_heartbeat if self._end else 0.0
 
     @property
@@ -198,7 +199,8 @@ class EngineLink:
         ttl: float | None = None,
         returns_in: float | None = None,
     ) -> messages.Receipt:
-        """Evict its KV last and restore it first, within the budget; the receipt says what is promised."""
+        """Lease the KV of sequence ``seq``: it is evicted last and restored first, within the budget. The
+        receipt says what is promised. Parameters as in `messages.Lease`."""
         end = self._end_for(seq)
         reply = await end.call(messages.Lease(end.next_request(), seq, priority, ttl, returns_in))
         if reply.receipt is None:
@@ -215,6 +217,16 @@ class EngineLink:
         end = self._end_for(seq)
         return _moved(await end.call(messages.Settle(end.next_request(), seq, disk, wait=True)))
 
+    async def locate(
+        self, seq: int | None, tokens: Sequence[int] = (), salt: bytes = b""
+    ) -> messages.BlockMap:
+        """Where the blocks of a sequence lie, or with ``seq`` None those of these ``tokens``. Moves nothing."""
+        end = self._end_for(seq)
+        reply = await end.call(messages.Locate(end.next_request(), seq, salt, list(tokens)))
+        if reply.blocks is None:
+            raise FrameInvalid("the reply to a locate has no blocks")
+        return reply.blocks
+
     async def close(self, seq: int, keep_kv: bool = True) -> None:
         """Remove a sequence; with ``keep_kv`` its sealed blocks stay cached until they are evicted."""
         end = self._end_for(seq)
@@ -229,7 +241,7 @@ class EngineLink:
     # --- for the two forms ----------------------------------------------------------------------------------
 
     def attach(self, end: GatewayEnd) -> None:
-        """An engine has been started behind ``end`` and is loading."""
+        """Use ``end`` from now on: an engine has been started behind it and is loading."""
         self._end = end
         self._loaded = False
 
@@ -246,7 +258,7 @@ class EngineLink:
                 callback(time.monotonic() - death.lost_at)
 
     def record(self, death: EngineDeath) -> None:
-        """A loaded engine died. Call it before the next one is welcomed."""
+        """A loaded engine died: append its death to ``deaths``. Call it before the next engine is welcomed."""
         self.deaths.append(death)
 
     def fail(self, fault: EngineGone) -> None:
@@ -258,11 +270,12 @@ class EngineLink:
 
     @property
     def _ready_end(self) -> GatewayEnd | None:
-        """This end of the link to a loaded engine."""
+        """The gateway's end of the link; None while no engine is loaded or the engine is gone."""
         return self._end if self._end and self._loaded and self._end.gone is None else None
 
     def _end_for(self, seq: int | None = None) -> GatewayEnd:
-        """The end to send a verb on ``seq``. Raises ``SequenceUnknown``, ``EngineGone``."""
+        """The gateway's end for a verb on the sequence ``seq``. Raises ``SequenceUnknown`` if an earlier
+        engine had the sequence, ``EngineGone`` if no engine is loaded."""
         if seq is not None and 0 < seq < self._gone_below:
             raise SequenceUnknown(f"sequence {seq} was of an engine that is gone")
         end = self._ready_end

@@ -62,7 +62,7 @@ class CrashReport:
         return cls(fd)
 
     def close(self) -> None:
-        """Unmap it and close its descriptor."""
+        """Unmap the report and close its descriptor."""
         self._record.close()
         os.close(self.fd)
 
@@ -83,7 +83,8 @@ class CrashReport:
     # --- the parent -------------------------------------------------------------------------------------
 
     def sequences(self) -> frozenset[int]:
-        """The ids of the sequences in the last steps in flight."""
+        """The ids that `record` stored last: of the sequences in the steps in flight; of a dead process,
+        those that it died with."""
         (count,) = struct.unpack_from("<Q", self._record)
         return frozenset(struct.unpack_from(f"<{min(count, MOST)}Q", self._record, 8))
 

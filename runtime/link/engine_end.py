@@ -213,7 +213,7 @@ LoadProgress: TypeAlias = Callable[[float, str], None]
 
 
 class ServedEngine(Protocol):
-    """The engine, as the link sees it."""
+    """What the link needs of the engine that it serves: `serve` calls both methods on the device thread."""
 
     def apply(self, verb: messages.AnyVerb) -> messages.VerbReply | messages.Refusal | None:
         """Apply a verb or refuse it; None: the reply comes later, by ``LoadedEngine.answers``."""

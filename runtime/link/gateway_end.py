@@ -160,7 +160,7 @@ class GatewayEnd(asyncio.Protocol):
             self._end(fault)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The socket is closed, by either end."""
+        """The socket was closed, by either end: fail what is pending, and set ``lost``."""
         reason = (
             self._fatal.message if self._fatal else f"the engine closed its link{f': {error}' * bool(error)}"
         )
@@ -220,7 +220,8 @@ class GatewayEnd(asyncio.Protocol):
             generation.end()
 
     def _end(self, fault: EngineGone) -> None:
-        """Fail all pending calls and generations with ``fault``; only the first call has an effect."""
+        """The link is over: fail all pending calls and generations with ``fault``, and close the socket. Only
+        the first call has an effect."""
         if self._gone is not None:
             return
         self._gone = fault

@@ -73,16 +73,15 @@ class Generation:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop it if it runs. The verb is sent at once, so it stops even if this call is cancelled."""
+        """Stop the generation if it still runs. The verb is sent at once, so it stops even if this call is
+        cancelled."""
         if not self._over:
             with suppress(EngineGone):
                 await self._stop(self.state.seq, None)
 
     def leave(self, keep: int) -> asyncio.Future[SequenceState] | None:
-        """Stop it if it runs and end the iterator now; returns the engine's answer, or None if it had ended.
-
-        ``keep``: at most this many tokens of the sequence stay.
-        """
+        """Stop the generation if it still runs, and end the iterator now. Returns the future of the engine's
+        answer; None if the generation had ended. ``keep``: at most this many tokens of the sequence stay."""
         if self._over:
             return None
         stopping = asyncio.ensure_future(self._stop(self.state.seq, keep))
@@ -93,7 +92,11 @@ class Generation:
     # --- for the gateway end --------------------------------------------------------------------------------
 
     def put(self, row: Row) -> None:
-        """Add a row of this generation's epoch."""
+        """Queue a row of this generation for its reader. A row with ``finish`` is the last.
+
+        The caller has checked that the row's epoch is the one of ``state``: it is not from an earlier
+        generation of the same sequence.
+        """
         self._rows.append(row)
         if row.finish is not None:
             self.last = row
@@ -101,12 +104,13 @@ class Generation:
         self._wake()
 
     def end(self) -> None:
-        """It was stopped: no more rows will come."""
+        """The generation was stopped: no more rows will come. Rows that have arrived can still be read."""
         self._over = True
         self._wake()
 
     def fail(self, fault: EngineGone) -> None:
-        """The engine is gone: no more rows will come."""
+        """The engine is gone: no more rows will come. After the rows that have arrived, the reader gets
+        ``fault`` raised."""
         if not self._over:
             self._fault = fault
             self._over = True

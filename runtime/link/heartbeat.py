@@ -56,7 +56,8 @@ class Liveness:
         self._until = clock()  # what the last heartbeat promised
 
     def enter(self, phase: Phase, limit: float = math.inf, detail: str = "", fraction: float = 0.0) -> None:
-        """The device thread is in ``phase`` from now on, for at most ``limit`` seconds."""
+        """The device thread is in ``phase`` from now on, for at most ``limit`` seconds. In the phase IDLE no
+        sequence is on the device. ``detail``, ``fraction``: for the heartbeat's progress report."""
         self._now = _Entered(phase, self._clock(), limit, detail, fraction)
         if phase is Phase.IDLE:
             self.engage(frozenset())
@@ -84,7 +85,8 @@ class Liveness:
         return max(0.0, min(self._next - now, left))
 
     def beat(self) -> Heartbeat | None:
-        """The heartbeat to send now; None if none is due."""
+        """The heartbeat to send now; None if none is due. Past the phase's limit there is one more, with a
+        deadline of zero, and then none."""
         now, entered = self._clock(), self._now
         left = entered.at + entered.limit - now
         if left <= 0:
@@ -97,7 +99,8 @@ class Liveness:
         return Heartbeat(entered.phase, promise + SLACK, entered.detail, entered.fraction)
 
     def shortened(self) -> Heartbeat | None:
-        """One to send at once if the last promised far more than is needed now, as in loading; else None."""
+        """A heartbeat to send at once, with a short deadline, if the last one promised far more time than is
+        needed now, as in loading; else None."""
         entered, now = self._now, self._clock()
         if self._until - now <= IDLE_PROMISE + STEP_FLOOR:
             return None

@@ -1,6 +1,7 @@
-"""What crosses the link: verbs go down; replies, step rows and heartbeats come up. Text is token ids.
+"""The messages between gateway and engine. Text is token ids.
 
-Both ends share these definitions. Every verb has a request id and gets exactly one ``VerbReply`` or
+The gateway sends verbs, which are commands; the engine sends replies, rows of steps, and heartbeats. Both ends
+share these definitions. Every verb has a request id and gets exactly one ``VerbReply`` or
 ``Refusal``. A frame is a 4-byte little-endian length and one MessagePack object; the framing stands at the
 end of this file.
 """
@@ -28,10 +29,14 @@ class GrammarKind(StrEnum):
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """What a generation may sample, from its first token on. An end token is allowed where ``text`` accepts."""
+    """What a generation may sample, from its first token on. An end token is allowed where ``text`` accepts.
+
+    ``string_bytes``: for a grammar that allows only JSON, the most bytes of one string; 0: no bound.
+    """
 
     kind: GrammarKind
     text: str
+    string_bytes: int = 0
 
 
 MAX_LOGPROBS = 20
@@ -70,7 +75,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def penalizes(self) -> bool:
-        """Whether earlier tokens change the logits."""
+        """Whether a penalty is set, so that earlier tokens change the logits."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
@@ -82,8 +87,9 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 class TokenLimits(msgspec.Struct, frozen=True, array_like=True):
     """A generation ends after ``max_tokens`` tokens, or at a stop id, which stays in the sequence.
 
-    No stop id is sampled before there are ``min_tokens`` tokens. ``generated_from`` counts in both.
-    ``gather``: rows are sent once they have this many tokens together, or when the generation ends.
+    No stop id is sampled before there are ``min_tokens`` tokens. The tokens of `Generate.generated_from` count
+    for both limits. ``gather``: tokens are collected and sent in one row once there are this many, or when the
+    generation ends.
     """
 
     max_tokens: int
@@ -153,7 +159,8 @@ class Opening(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Generate(Verb, frozen=True, tag="generate"):
-    """Append ``tokens``, then sample until a limit. The last ``generated_from`` tokens were generated before.
+    """Append ``tokens``, then sample until a limit. The last ``generated_from`` tokens of the prompt were
+    generated before: this verb continues a generation that was interrupted, for example by a crash.
 
     ``opening``: the sequence begins with this verb, so that no step runs between its prompt and its turn.
     ``expect_length``: as in `Extend`, for a sequence that exists.
@@ -187,7 +194,7 @@ class Fork(Verb, frozen=True, tag="fork"):
 
 
 class Close(Verb, frozen=True, tag="close"):
-    """Remove a sequence. With ``keep_kv`` its sealed blocks stay in the prefix cache until they are evicted."""
+    """Remove a sequence. With ``keep_kv`` its full blocks stay in the prefix cache until they are evicted."""
 
     seq: int
     keep_kv: bool = True
@@ -225,12 +232,23 @@ class Settle(Verb, frozen=True, tag="settle"):
     wait: bool = False
 
 
+class Locate(Verb, frozen=True, tag="locate"):
+    """Ask where the blocks of a sequence lie. Nothing moves, also while it generates.
+
+    ``seq`` None: where a sequence of these ``tokens``, under this ``salt``, would find its blocks.
+    """
+
+    seq: int | None
+    salt: bytes = b""
+    tokens: list[int] = []
+
+
 class Statistics(Verb, frozen=True, tag="statistics"):
     """Ask for the engine's counters."""
 
 
 AnyVerb: TypeAlias = (
-    Open | Extend | Truncate | Generate | Stop | Fork | Close | Lease | Stage | Settle | Statistics
+    Open | Extend | Truncate | Generate | Stop | Fork | Close | Lease | Stage | Settle | Locate | Statistics
 )
 
 
@@ -238,7 +256,10 @@ AnyVerb: TypeAlias = (
 
 
 class SequenceState(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence in the engine after a verb: its tokens, how many of them have KV, and its epoch."""
+    """A sequence in the engine after a verb: how many tokens it has, how many of them have KV, and its epoch.
+
+    The epoch is a counter. It rises when a generation begins, and when a verb stops or cuts the sequence.
+    """
 
     seq: int
     length: int
@@ -255,7 +276,8 @@ class Grant(StrEnum):
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True):
-    """What a lease promises: KV of ``tokens`` tokens on the device, of ``host_tokens`` in the host tier.
+    """What a lease promises: to keep the KV of ``tokens`` tokens on the device, and of ``host_tokens`` tokens
+    in the host tier.
 
     Seconds count from the reply. *Clipped*: some number is less than was asked for, or the budget covers
     only the beginning of the sequence. *Denied*: nothing is promised, but ``returns_in`` still counts.
@@ -270,10 +292,11 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Moved(msgspec.Struct, frozen=True, array_like=True):
-    """How many tokens' KV came from each tier (``stage``) or lie in it now (``settle``), and the seconds it
-    took.
+    """The result of ``stage`` or ``settle`` in tokens, and the seconds it took.
 
-    ``device``: on the device before and after. ``recomputed``: in no tier, so that they are computed again.
+    ``host``, ``disk``: tokens with KV that came from this tier (``stage``), or that is in it now (``settle``).
+    ``device``: tokens with KV on the device before and after. ``recomputed``: tokens with KV in no tier, which
+    are computed again.
     """
 
     device: int
@@ -283,10 +306,36 @@ class Moved(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
 
 
-class VerbReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
-    """The verb ``request`` took effect. Every verb but ``close`` and ``statistics`` gets a ``state``.
+class KVTier(StrEnum):
+    """Where a block lies: the fastest tier that has it. NONE: its KV is computed when it is needed."""
 
-    ``receipt`` answers ``lease``, ``moved`` a ``stage`` or ``settle`` that waited.
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+    NONE = "none"
+
+
+class TierRun(msgspec.Struct, frozen=True, array_like=True):
+    """``count`` consecutive blocks in one tier. ``shared``: another open sequence has the same blocks."""
+
+    tier: KVTier
+    shared: bool
+    count: int
+
+
+class BlockMap(msgspec.Struct, frozen=True, array_like=True):
+    """Where the blocks of ``tokens`` tokens lie, ``block_tokens`` in each, in runs from the first block on."""
+
+    tokens: int
+    block_tokens: int
+    runs: list[TierRun]
+
+
+class VerbReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
+    """The verb ``request`` took effect. Every verb but ``close``, ``locate`` and ``statistics`` gets a
+    ``state``.
+
+    ``receipt`` answers ``lease``, ``moved`` a ``stage`` or ``settle`` that waited, ``blocks`` a ``locate``.
     """
 
     request: int
@@ -294,6 +343,7 @@ class VerbReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     statistics: dict[str, float] | None = None
     receipt: Receipt | None = None
     moved: Moved | None = None
+    blocks: BlockMap | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal"):
@@ -305,13 +355,13 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal"):
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens that one generation cost, with those of the verbs since the one before.
+    """What one generation cost, in tokens. Verbs since the generation before are included.
 
     ``prefilled``: computed for the first time. ``recomputed``: computed again after a preemption.
-    ``resident``: had KV when the turn began, their own or by a prefix cache hit. ``decoded``: sampled, or
-    forced by a grammar. ``host``, ``disk``: prompt tokens restored from that tier. ``restore_seconds``:
-    spent waiting for the disk. ``chosen``: computed although a tier had them, as that was cheaper.
-    ``pending``: tokens at the end without KV: the last one, and those that a grammar forced behind it.
+    ``resident``: had KV when the turn began, from earlier turns or by a prefix cache hit. ``decoded``: sampled,
+    or forced by a grammar. ``host``, ``disk``: prompt tokens restored from that tier. ``restore_seconds``:
+    seconds spent waiting for the disk. ``chosen``: computed although a tier had their KV, as that was cheaper.
+    ``pending``: tokens at the end without KV: the last sampled one, and those that a grammar forced after it.
     """
 
     prefilled: int
@@ -336,9 +386,10 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     """The tokens of one generating sequence in one step, or in several where ``TokenLimits.gather`` joins
     them.
 
-    The gateway drops rows of an older epoch. ``finish`` ends the generation: then ``length`` is the
-    sequence's length and ``work`` is set. With ``Finish.ERROR``, ``error`` says what went wrong and ``code``
-    names a class of ``runtime.errors``, or is empty. ``logprobs``, where requested, has one entry per token.
+    ``epoch``: that of the sequence, see `SequenceState`; the gateway drops rows of an older epoch. ``finish``:
+    why the generation ended; None: it goes on. At the end ``length`` is the sequence's length and ``work`` is
+    set. With ``Finish.ERROR``, ``error`` says what went wrong and ``code`` names a class of
+    ``runtime.errors``, or is empty. ``logprobs``, where requested, has one entry per token.
     """
 
     seq: int
@@ -396,6 +447,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
     ``kernels``: the name of the backend that computes. ``dtype``: of the weights and of computing;
     ``kv_dtype``: of the KV cache. ``max_context``: in tokens; ``block_bytes``: of one block over all layers.
+    ``notes``: what an operator should know of the model, each one line.
     """
 
     model: str
@@ -412,6 +464,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     defaults: SamplingDefaults = SamplingDefaults()
     kernels: str = "reference"
     kv_dtype: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):
@@ -454,7 +507,7 @@ def frame(message: msgspec.Struct) -> bytes:
 
 
 class FrameReader(Generic[M]):
-    """Makes messages of bytes as they arrive. After ``FrameInvalid`` it must not be fed again."""
+    """Decodes messages from bytes as they arrive. After ``FrameInvalid`` it must not be fed again."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
         self._decoder = decoder

@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 
 
 class Lateness:
-    """How long a heartbeat has been overdue, checked every ``TICK``."""
+    """Counts for how long a heartbeat has been overdue; `tick` is called every ``TICK`` seconds."""
 
     def __init__(self) -> None:
         self._own = self._all = self._waited = 0.0
@@ -91,11 +91,12 @@ class EngineProcess:
         return self._process.pid
 
     def kill(self) -> None:
-        """Kill it at once."""
+        """Send the process SIGKILL; does not wait until it is dead."""
         self._process.kill()
 
     async def watch(self) -> None:
-        """Return when its link has ended. An engine that hangs is killed."""
+        """Return when the process's link has ended. If the engine hangs before, write its stacks to the log
+        and kill it."""
         lost: asyncio.Future[Any] = asyncio.ensure_future(self._end.lost.wait())
         hung: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._check_later(Lateness(), hung)
@@ -123,7 +124,8 @@ class EngineProcess:
             self._check_later(late, hung)
 
     async def reap(self, engine_number: int) -> EngineDeath:
-        """Wait for the process after its link has ended; kill it after ``GRACE``; read its crash report."""
+        """Wait for the process after its link has ended, and kill it after ``GRACE`` seconds. Returns its
+        death, with what its crash report says; closes the report."""
         lost_at = self._end.last_heartbeat if self._hung else self._end.gone_at
         with anyio.CancelScope(shield=True):
             ending, outside = await anyio.to_thread.run_sync(self._reaped)
@@ -146,7 +148,8 @@ class EngineProcess:
         await self._end.lost.wait()
 
     async def _ask_for_stacks(self) -> None:
-        """Let faulthandler's signal handler write them, and wait until they stop growing."""
+        """Send the signal at which faulthandler writes the engine's stacks into the crash report, and wait
+        until they stop growing, at most `STACK_SECONDS`."""
         self._process.send_signal(ASK)
         written = ""
         with anyio.move_on_after(STACK_SECONDS):
@@ -155,7 +158,8 @@ class EngineProcess:
                 await anyio.sleep(0.05)
 
     def _reaped(self) -> tuple[str, bool]:
-        """How the process ended, and whether another process ended it."""
+        """Wait for the process to end; after ``GRACE`` seconds, kill it. Returns how it ended, as text, and
+        whether a signal from another process ended it."""
         try:
             code = self._process.wait(GRACE)
         except subprocess.TimeoutExpired:
@@ -280,7 +284,8 @@ class ChildEngine:
                 self._memory = None
 
     async def _start(self) -> EngineProcess:
-        """Spawn a child, send it the settings, and wait until its engine is loaded."""
+        """Spawn a child, send it the settings, and wait until its engine is loaded; then the link uses it.
+        Raises the fault that the child reported, or ``EngineDied``."""
         end = GatewayEnd(self._on_heartbeat)
         with ExitStack() as undone:
             ours, theirs = socket.socketpair()
@@ -360,7 +365,7 @@ class ChildEngine:
             command += ["--memory", str(self._memory)]
             fds.append(self._memory)
             if self._settings.store is not None:
-                self._disk = DiskProcess(self._memory)
+                self._disk = DiskProcess(self._memory, self._settings.logs)
                 command += ["--disk", str(self._disk.theirs.fileno())]
                 fds.append(self._disk.theirs.fileno())
         process = subprocess.Popen(

@@ -88,7 +88,7 @@ class ThreadEngine:
             log.exception("the engine's thread ended")
 
     async def _until_lost(self, end: GatewayEnd) -> None:
-        """When the link ends, fail it: the thread is not restarted."""
+        """Wait until the socket's other end is gone, then fail the link: the thread is not restarted."""
         await end.lost.wait()
         self.link.fail(end.gone or EngineDied("the engine's thread ended"))
 

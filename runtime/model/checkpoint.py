@@ -30,9 +30,10 @@ HASHING_THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as a shard's header describes it."""
+    """A tensor as a shard's header describes it. ``name``: its name in the shard."""
 
     shard: Path
+    name: str
     shape: tuple[int, ...]
     dtype: str
 
@@ -40,21 +41,24 @@ class StoredTensor:
 class Checkpoint:
     """The open shards of a model folder; a context manager. Opening it reads only headers.
 
+    ``renamed``: maps a tensor's name in the shards to the name that `check` and `read` use for it.
+
     Raises:
         ShardMissing: no weights, or a file that the index names is missing.
         TensorInvalid: an unreadable header, ranges that overlap or leave holes, or an index that contradicts
         the headers.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, renamed: Callable[[str], str] = lambda name: name) -> None:
         self._open = ExitStack()
         self.shards, placed = _shards(folder)
         try:
             self._files: dict[Path, Any] = {
                 shard: self._open.enter_context(_opened(shard)) for shard in self.shards
             }
-            self.tensors: dict[str, StoredTensor] = _catalogue(self._files)
-            _check_index(folder / INDEX, placed, self.tensors)
+            stored = _catalogue(self._files)
+            _check_index(folder / INDEX, placed, stored)
+            self.tensors: dict[str, StoredTensor] = _by_new_name(stored, renamed)
         except BaseException:
             self._open.close()
             raise
@@ -71,11 +75,11 @@ class Checkpoint:
         self._open.close()
 
     def check(self, pieces: Iterable[Piece], ignorable: Callable[[str], bool]) -> None:
-        """Check that each piece is stored with its shape and a float type, and no other tensor but ignorable
-        ones.
+        """Check that each piece is stored with its shape and a float type, and that the shards hold no other
+        tensor. ``ignorable``: whether a tensor of this name may be there although no piece asks for it.
 
         Raises:
-            TensorInvalid
+            TensorInvalid: a tensor is missing, not expected, or has another shape or type.
         """
         wanted = {piece.name: piece for piece in pieces}
         for name, piece in wanted.items():
@@ -84,29 +88,31 @@ class Checkpoint:
                 raise TensorInvalid(f"{self._place}: {name}: missing, config.json asks for it{_by(piece)}")
             if stored.shape != piece.shape:
                 raise TensorInvalid(
-                    f"{stored.shard}: {name}: shape {list(stored.shape)}, config.json asks for"
+                    f"{stored.shard}: {stored.name}: shape {list(stored.shape)}, config.json asks for"
                     f" {list(piece.shape)}{_by(piece)}"
                 )
             if stored.dtype not in FLOAT_TYPES:
                 raise TensorInvalid(
-                    f"{stored.shard}: {name}: type {stored.dtype} is not served ({', '.join(FLOAT_TYPES)})"
+                    f"{stored.shard}: {stored.name}: type {stored.dtype} is not served"
+                    f" ({', '.join(FLOAT_TYPES)})"
                 )
         for name, stored in self.tensors.items():
             if name not in wanted and not ignorable(name):
-                raise TensorInvalid(f"{stored.shard}: {name}: config.json asks for no such tensor")
+                raise TensorInvalid(f"{stored.shard}: {stored.name}: config.json asks for no such tensor")
 
     def read(self, name: str) -> Tensor:
-        """Read one tensor to the CPU, as stored."""
+        """Read the tensor ``name`` to the CPU, in its stored type. Raises ``TensorInvalid`` if it cannot be
+        read."""
         stored = self.tensors[name]
         try:
-            tensor: Tensor = self._files[stored.shard].get_tensor(name)
+            tensor: Tensor = self._files[stored.shard].get_tensor(stored.name)
         except (SafetensorError, OSError) as error:
-            raise TensorInvalid(f"{stored.shard}: {name}: {_one_line(error)}") from error
+            raise TensorInvalid(f"{stored.shard}: {stored.name}: {_one_line(error)}") from error
         return tensor
 
     def start_digest(self) -> None:
         """Start to hash the shards in other threads."""
-        self._digests = [self._hashing.submit(_file_digest, shard) for shard in self.shards]
+        self._digests = [self._hashing.submit(file_digest, shard) for shard in self.shards]
 
     def digest(self) -> bytes:
         """The digest of the files' content in the order of their names, 32 bytes. Waits for the hashing."""
@@ -124,7 +130,8 @@ class Checkpoint:
 
 
 def _shards(folder: Path) -> tuple[tuple[Path, ...], Mapping[str, str]]:
-    """The shards in the order of their names; the index's map from tensor to shard (empty without one)."""
+    """The paths of the shards in the order of their names, and the index's map from tensor to shard, empty
+    without an index. Raises ``ShardMissing``, ``TensorInvalid``."""
     if _there(folder / SINGLE):
         return (folder / SINGLE,), {}
     index = folder / INDEX
@@ -167,8 +174,19 @@ def _catalogue(files: Mapping[Path, Any]) -> dict[str, StoredTensor]:
             if name in tensors:
                 raise TensorInvalid(f"{shard}: {name}: also in {tensors[name].shard.name}")
             view = file.get_slice(name)
-            tensors[name] = StoredTensor(shard, tuple(view.get_shape()), view.get_dtype())
+            tensors[name] = StoredTensor(shard, name, tuple(view.get_shape()), view.get_dtype())
     return tensors
+
+
+def _by_new_name(
+    tensors: Mapping[str, StoredTensor], renamed: Callable[[str], str]
+) -> dict[str, StoredTensor]:
+    named: dict[str, StoredTensor] = {}
+    for name, stored in tensors.items():
+        other = named.setdefault(renamed(name), stored)
+        if other is not stored:
+            raise TensorInvalid(f"{stored.shard}: {name}: the same tensor as {other.name}")
+    return named
 
 
 def _check_index(index: Path, placed: Mapping[str, str], tensors: Mapping[str, StoredTensor]) -> None:
@@ -179,13 +197,14 @@ def _check_index(index: Path, placed: Mapping[str, str], tensors: Mapping[str, S
             raise TensorInvalid(f"{index}: {name}: said to be in {shard}, but is {where}")
 
 
-def _file_digest(path: Path) -> bytes:
+def file_digest(path: Path) -> bytes:
+    """The digest of a file's content, 32 bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES)).digest()
 
 
 def _by(piece: Piece) -> str:
-    """The configuration's fields that decide a tensor, for an error."""
+    """The configuration fields that decide a tensor's shape, as text for an error."""
     return f" ({piece.fields})" if piece.fields else ""
 
 

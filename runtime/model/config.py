@@ -13,19 +13,35 @@ from typing import Any
 
 from ..errors import SettingsInvalid, UnsupportedArchitecture
 from ..link.messages import LEAST_PENALTY, MOST_PENALTY, SamplingDefaults
-from .families import FAMILIES, NEUTRAL, Family
-from .fields import Fields, read_json
-from .rope import LAYER_TYPES, RopeConfig, Ropes, read_ropes
+from .families import FAMILIES, MULTIMODAL, NEUTRAL, Family, Multimodal
+from .fields import Fields, read_object
+from .files import ModelFiles, files_of
+from .rope import LAYER_TYPES, UNROTATED, RopeConfig, Ropes, read_ropes
 
 DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 MOST_LAYERS = 4096
-UNSERVED = ("quantization_config", "use_bidirectional_attention", "vision_config", "num_local_experts")
+UNSERVED = (
+    "use_bidirectional_attention",
+    "vision_config",
+    "num_local_experts",
+    "attention_chunk_size",
+    "kv_sharing_modes",
+    "per_layer_config",
+    "transformers_weights",
+)
+QUANTISED = ("quantization_config", "compression_config", "quantization")
+QUANTISED_BESIDE = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+"""Files that describe quantised weights, and the method to name if the file itself names none."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """A kind of layer: ``window``, the tokens that it attends to (None: all), and its rotary settings."""
+    """A kind of layer. ``window``: how many tokens a token attends to; None: all. ``rope``: rotary settings."""
 
     window: int | None
     rope: RopeConfig
@@ -42,10 +58,11 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Factors on the embedding, the attention scores and each sublayer's output; logits are divided by
-    ``logits``.
+    """Factors of a model's computation.
 
-    The caps bound attention scores and logits: ``cap * tanh(x / cap)``.
+    ``embedding``, ``attention``, ``residual``: factors on the embedding, the attention scores and each
+    sublayer's output. ``logits``: the number that logits are divided by. ``attention_cap``, ``logits_cap``:
+    soft caps on scores and logits, ``cap * tanh(x / cap)``; None: no cap.
     """
 
     embedding: float
@@ -60,8 +77,11 @@ class Scales:
 class ModelConfig:
     """A decoder's shape.
 
-    ``kinds``: the kinds of layers; ``kind_of``: the index in it for each layer. ``max_context``: positions
-    served. ``eos_ids``: of both files. ``dtype``: of the stored weights; None if the file does not say.
+    ``kinds``: the kinds of layers. ``kind_of``: for each layer its index in ``kinds``. ``max_context``: the
+    most tokens of a sequence. ``eos_ids``: end tokens of ``config.json`` and ``generation_config.json``
+    together. ``dtype``: type of the stored weights; None if the file does not say. ``inside``: the multimodal
+    architecture that contains the decoder; None: the checkpoint is a decoder alone. ``notes``: lines that an
+    operator should read at start.
     """
 
     family: Family
@@ -81,11 +101,13 @@ class ModelConfig:
     tied_head: bool
     eos_ids: tuple[int, ...]
     dtype: str | None
+    inside: Multimodal | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def architecture(self) -> str:
-        """The family's name, as ``config.json`` has it."""
-        return self.family.architecture
+        """The architecture's name, as ``config.json`` has it."""
+        return (self.inside or self.family).architecture
 
     @property
     def layers(self) -> int:
@@ -93,28 +115,33 @@ class ModelConfig:
         return len(self.kind_of)
 
     def shaping_kv(self) -> dict[str, Any]:
-        """The settings that decide the values of K and V, as JSON, for the namespace of block keys.
+        """The settings that decide the values of K and V, as a JSON object, for the namespace of block keys.
 
-        The names of the fields are part of it: with another name, blocks on disk are not found again.
+        The field names are part of the namespace: if one is renamed, blocks on disk are not found any more.
         """
-        silent = {"max_context", "eos_ids", "dtype", "tied_head"}
+        silent = {"max_context", "eos_ids", "dtype", "tied_head", "inside", "notes"}
         values = {name: value for name, value in asdict(self).items() if name not in silent}
         made: dict[str, Any] = json.loads(json.dumps(values))
         return made
 
 
 def read_config(folder: Path, max_context: int | None = None) -> ModelConfig:
-    """Read and check the configuration in a model folder. ``max_context``: the longest sequence to serve.
+    """Read and check the configuration in a model folder or GGUF file.
+
+    ``max_context``: the most tokens of a sequence to serve; None: as many as the model allows.
 
     Raises:
         ConfigInvalid: a file or field is missing or wrong; the message names both.
         UnsupportedArchitecture: well-formed, but the decoder does not compute it.
         SettingsInvalid: ``max_context`` is more than the model's own.
     """
-    path = folder / "config.json"
-    values = read_json(path)
-    family = _family(path, values)
-    fields = _fields(path, values, family)
+    files = files_of(folder)
+    path, values = read_object(files, "config.json")
+    stated = Fields(path, values, {})
+    inside, family, given = _decoder(stated)
+    _refuse_quantised(files, stated, given)
+    fields = _read_by(family, given, inside)
+    whole = fields if inside is None else Fields(path, values, inside.defaults)
     vocab_size, hidden_size = fields.integer("vocab_size"), fields.integer("hidden_size")
     query_heads, kv_heads, head_dim = _heads(fields, hidden_size)
     ropes = read_ropes(fields, family, head_dim, max_context)
@@ -123,9 +150,8 @@ def read_config(folder: Path, max_context: int | None = None) -> ModelConfig:
             f"--max-context {max_context} is more than the {ropes.context} tokens that {path} allows"
         )
     context = max_context or ropes.context
-    layers = _layers(fields, ropes, context)
+    layers = _layers(fields, family, ropes, context)
     kinds = tuple(dict.fromkeys(layers))
-    attention_bias = fields.flag("attention_bias")
     return ModelConfig(
         family=family,
         vocab_size=vocab_size,
@@ -139,37 +165,131 @@ def read_config(folder: Path, max_context: int | None = None) -> ModelConfig:
         max_context=context,
         kinds=kinds,
         kind_of=tuple(kinds.index(layer) for layer in layers),
-        biases=Biases(family.qkv_bias or attention_bias, attention_bias, fields.flag("mlp_bias")),
+        biases=Biases(*(fields.flag(name) for name in family.biases)),
         scales=_scales(fields, family, hidden_size, head_dim),
-        tied_head=fields.flag("tie_word_embeddings"),
-        eos_ids=_eos_ids(folder, fields, vocab_size),
-        dtype=_stored_dtype(fields),
+        tied_head=whole.flag("tie_word_embeddings"),
+        eos_ids=_eos_ids(files, (stated, fields), vocab_size),
+        dtype=_stored_dtype(whole if whole.get("dtype") or whole.get("torch_dtype") else fields),
+        inside=inside,
+        notes=(*_notes(stated, inside), *_window_notes(given, family, context), *ropes.notes),
     )
 
 
-def _family(path: Path, values: dict[str, Any]) -> Family:
-    named = values.get("architectures") or [values.get("model_type")]
+def _decoder(stated: Fields) -> tuple[Multimodal | None, Family, Fields]:
+    """The multimodal architecture around the decoder (None: there is none), the decoder's family, and the
+    fields of ``config.json`` that describe the decoder."""
+    path, named = stated.path, stated.get("architectures") or []
     names = named if isinstance(named, list) else [named]
+    kind = stated.get("model_type")
     for family in FAMILIES:
-        if names in ([family.architecture], [family.model_type]):
-            return family
-    served = ", ".join(family.architecture for family in FAMILIES)
-    shown = ", ".join(str(name) for name in names)
+        if _is_named(names, kind, family, family.also_named):
+            return None, family, stated
+    for inside in MULTIMODAL:
+        if _is_named(names, kind, inside):
+            fields = stated.object("text_config") or Fields(path, {}, {}, "text_config.")
+            text_type = fields.get("model_type") or inside.text_types[0]
+            for family in FAMILIES:
+                if family.model_type == text_type and text_type in inside.text_types:
+                    return inside, family, fields
+            served = ", ".join(inside.text_types)
+            raise UnsupportedArchitecture(
+                f"{path}: text_config.model_type: {text_type} is not served with {inside.architecture}"
+                f" (served: {served})"
+            )
+    all_named = [*(each.architecture for each in FAMILIES), *(each.architecture for each in MULTIMODAL)]
+    served = ", ".join(all_named)
+    shown = ", ".join(str(name) for name in names or [kind])
+    if names and kind is not None:
+        shown += f" with model_type {kind}"
     raise UnsupportedArchitecture(f"{path}: architecture {shown} is not served (served: {served})")
 
 
-def _fields(path: Path, values: dict[str, Any], family: Family) -> Fields:
-    """The fields that this family reads, with its defaults; refuses those that the decoder does not compute."""
-    for name in (*UNSERVED, *family.unserved):
-        if values.get(name):
-            raise UnsupportedArchitecture(f"{path}: {name}: not served with {family.architecture}")
+def _is_named(names: list[Any], kind: Any, one: Family | Multimodal, others: tuple[str, ...] = ()) -> bool:
+    """Whether a ``config.json`` names the architecture ``one``.
+
+    ``names``: its ``architectures``; ``kind``: its ``model_type``. transformers goes by the model type, so both
+    must fit. ``others``: further architecture names that stand for ``one``.
+    """
+    if kind is None:
+        return names == [one.architecture]
+    return kind == one.model_type and (not names or names in [[name] for name in (one.architecture, *others)])
+
+
+def _refuse_quantised(files: ModelFiles, *holders: Fields) -> None:
+    """Raise `UnsupportedArchitecture`, naming the method, if ``holders`` or the files say "quantised"."""
+    for name in QUANTISED:
+        for fields in holders:
+            if given := fields.get(name):
+                _refuse_method(fields.path, f"{fields.inside}{name}", _method(name, given))
+    for file, usual in QUANTISED_BESIDE.items():
+        path, beside = read_object(files, file, {})
+        inner = beside.get("quantization")
+        method = beside.get("quant_method") or (inner.get("quant_algo") if isinstance(inner, dict) else None)
+        if beside:
+            _refuse_method(path, "the folder's weights", str(method or usual))
+
+
+def _refuse_method(path: Path, what: str, method: str) -> None:
+    raise UnsupportedArchitecture(
+        f"{path}: {what}: quantised with {' '.join(method.split())[:60]}, which is not served; take the"
+        f" checkpoint with weights in {', '.join(DTYPES)}"
+    )
+
+
+def _method(name: str, given: Any) -> str:
+    if not isinstance(given, dict):
+        return str(given)
+    if given.get("load_in_4bit") or given.get("load_in_8bit"):
+        return "bitsandbytes"
+    usual = {"compression_config": "compressed-tensors", "quantization": "mlx"}.get(name, "an unnamed method")
+    return str(given.get("quant_method") or usual)
+
+
+def _notes(stated: Fields, inside: Multimodal | None) -> list[str]:
+    """Lines for the operator: code in the checkpoint that is not run, and parts of a multimodal model that
+    are not served."""
+    notes = []
+    if stated.get("auto_map"):
+        notes.append(f"{stated.path}: auto_map is ignored: code in a checkpoint is not run")
+    if inside is not None:
+        notes.append(f"{inside.architecture}: the text part is served; its vision weights are not loaded")
+    return notes
+
+
+def _window_notes(given: Fields, family: Family, context: int) -> list[str]:
+    """A note if the file sets a sliding window that the family ignores: transformers' cache does apply it."""
+    window = given.get("sliding_window")
+    if "sliding_window" in family.defaults or type(window) is not int or window >= context:
+        return []
+    return [
+        f"{given.path}: {given.inside}sliding_window is no setting of {family.architecture}: tokens attend to"
+        f" all before them; transformers' generate forgets tokens; as it does: --max-context {window}"
+    ]
+
+
+def _read_by(family: Family, fields: Fields, inside: Multimodal | None) -> Fields:
+    """The fields that this family reads, with its defaults. Raises `UnsupportedArchitecture` for a setting
+    that the decoder does not compute."""
+    for name in (*UNSERVED, *family.unserved, *(inside.unserved if inside else ())):
+        if fields.get(name):
+            raise UnsupportedArchitecture(
+                f"{fields.path}: {fields.inside}{name}: not served with {(inside or family).architecture}"
+            )
+    if fields.get("is_causal") is False:
+        raise UnsupportedArchitecture(f"{fields.path}: {fields.inside}is_causal: false is not served")
     ignored = NEUTRAL.keys() - family.defaults.keys()
-    read = {name: value for name, value in values.items() if name not in ignored}
-    return Fields(path, read, {**NEUTRAL, **family.fixed, **family.defaults})
+    read = {name: value for name, value in fields.values.items() if name not in ignored}
+    for other, name in family.field_names.items():
+        if fields.get(other) is not None:
+            if fields.get(name) not in (None, fields.get(other)):
+                raise fields.wrong(other, f"contradicts {name}")
+            read[name] = fields.get(other)
+    return Fields(fields.path, read, {**NEUTRAL, **family.fixed, **family.defaults}, fields.inside)
 
 
 def _heads(fields: Fields, hidden_size: int) -> tuple[int, int, int]:
-    """Query heads, KV heads, head_dim."""
+    """The number of query heads, the number of KV heads, and head_dim. Raises ``ConfigInvalid`` if they do
+    not fit each other."""
     query_heads = fields.integer("num_attention_heads")
     kv_heads = fields.optional_integer("num_key_value_heads") or query_heads
     if query_heads % kv_heads:
@@ -185,9 +305,12 @@ def _heads(fields: Fields, hidden_size: int) -> tuple[int, int, int]:
 
 
 def _activation(fields: Fields, family: Family) -> str:
-    name = fields.text(family.activation)
+    said = fields.text(family.activation)
+    name = family.activation_names.get(said, said)
     if name not in ACTIVATIONS:
-        raise UnsupportedArchitecture(f"{fields.path}: {family.activation}: {name} is not served")
+        raise UnsupportedArchitecture(
+            f"{fields.path}: {fields.inside}{family.activation}: {name} is not served"
+        )
     return ACTIVATIONS[name]
 
 
@@ -203,11 +326,9 @@ def _scales(fields: Fields, family: Family, hidden_size: int, head_dim: int) -> 
     )
 
 
-def _eos_ids(folder: Path, fields: Fields, vocab_size: int) -> tuple[int, ...]:
-    path = folder / "generation_config.json"
-    sources = [fields]
-    if path.exists():
-        sources.append(Fields(path, read_json(path), {}))
+def _eos_ids(files: ModelFiles, stated: Sequence[Fields], vocab_size: int) -> tuple[int, ...]:
+    path, values = read_object(files, "generation_config.json", {})
+    sources = [*stated, Fields(path, values, {})]
     found: dict[int, None] = {}
     for source in sources:
         value = source.get("eos_token_id")
@@ -228,19 +349,48 @@ def _stored_dtype(fields: Fields) -> str | None:
     return str(name)
 
 
-def _layers(fields: Fields, ropes: Ropes, context: int) -> list[LayerKind]:
-    """Each layer's kind. A window of at least ``context`` tokens is none."""
+def _layers(fields: Fields, family: Family, ropes: Ropes, context: int) -> list[LayerKind]:
+    """The kind of each layer, in order. A window of ``context`` tokens or more counts as no window."""
     layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
-    window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window") else None
-    slides = _sliding(fields, layers, window)
+    window = _window(fields) if fields.flag("use_sliding_window") else None
+    rotated = _rotated(fields, layers)
+    slides = _sliding(fields, layers, window, rotated if family.unrotated_slide else None)
     seen = None if window is None or window >= context else window
     full, sliding = LayerKind(None, ropes.full), LayerKind(seen, ropes.sliding)
-    return [sliding if slide else full for slide in slides]
+    kinds = [sliding if slide else full for slide in slides]
+    bare = {kind: LayerKind(kind.window, UNROTATED) for kind in (full, sliding)}
+    return [kind if turns else bare[kind] for kind, turns in zip(kinds, rotated, strict=True)]
 
 
-def _sliding(fields: Fields, layers: int, window: int | None) -> Sequence[bool]:
-    """Which layers have a window: by ``layer_types``, else all from ``max_window_layers`` on but every n-th."""
+def _window(fields: Fields) -> int | None:
+    """The sliding window in tokens; None: there is none. A window of 1 is refused: transformers' cache and its
+    attention disagree about it."""
+    return fields.optional_integer("sliding_window", least=2)
+
+
+def _rotated(fields: Fields, layers: int) -> Sequence[bool]:
+    """For each layer, whether it has rotary positions: by ``no_rope_layers`` (1: yes, 0: no), else all layers
+    but every ``no_rope_layer_interval``-th."""
+    marks = fields.get("no_rope_layers")
+    if marks is None:
+        period = fields.integer("no_rope_layer_interval", least=0)
+        return [not period or (number + 1) % period != 0 for number in range(layers)]
+    if not isinstance(marks, list) or len(marks) < layers or any(mark not in (0, 1) for mark in marks):
+        raise fields.wrong(
+            "no_rope_layers", f"a list of num_hidden_layers = {layers} zeros and ones is expected"
+        )
+    return [bool(mark) for mark in marks[:layers]]
+
+
+def _sliding(
+    fields: Fields, layers: int, window: int | None, rotated: Sequence[bool] | None
+) -> Sequence[bool]:
+    """For each layer, whether it has a window: by ``layer_types``; without that, the layers that are not
+    ``rotated``; if that is None, all layers from ``max_window_layers`` on but every
+    ``sliding_window_pattern``-th."""
     types = fields.get("layer_types")
+    if types is None and rotated is not None:
+        return [window is not None and not turns for turns in rotated]
     if types is None:
         first = fields.integer("max_window_layers", least=0)
         period = fields.integer("sliding_window_pattern", least=0)
@@ -250,7 +400,7 @@ def _sliding(fields: Fields, layers: int, window: int | None) -> Sequence[bool]:
         raise fields.wrong("layer_types", f"a list of num_hidden_layers = {layers} names is expected")
     for kind in types:
         if kind not in LAYER_TYPES:
-            raise UnsupportedArchitecture(f"{fields.path}: layer_types: {kind} is not served")
+            raise UnsupportedArchitecture(f"{fields.path}: {fields.inside}layer_types: {kind} is not served")
     if window is None and LAYER_TYPES[1] in types:
         raise fields.wrong("layer_types", "has sliding_attention, but sliding_window is not set")
     return [kind == LAYER_TYPES[1] for kind in types]
@@ -268,18 +418,16 @@ _BOUNDS = {  # name: (least, most, whether the least itself is allowed)
 
 
 def read_defaults(folder: Path) -> SamplingDefaults:
-    """The sampling parameters in a folder's ``generation_config.json``; greedy without the file.
+    """The sampling parameters in a model's ``generation_config.json``; greedy without the file.
 
-    As in transformers' ``generate``, sampling is greedy without ``do_sample``, and the repetition penalty
-    counts in either case. An absent field is off.
+    As in transformers' ``generate``: without ``do_sample`` sampling is greedy, but the repetition penalty still
+    applies. A field that is absent has no effect.
 
     Raises:
         ConfigInvalid: the file is not JSON, or a field out of bounds; the message names both.
     """
-    path = folder / "generation_config.json"
-    if not path.exists():
-        return SamplingDefaults()
-    fields = Fields(path, read_json(path), {"do_sample": False, "temperature": 1.0, "top_k": 0})
+    path, values = read_object(files_of(folder), "generation_config.json", {})
+    fields = Fields(path, values, {"do_sample": False, "temperature": 1.0, "top_k": 0})
     reals = {name: _real(fields, name) for name in _BOUNDS if fields.get(name) is not None}
     top_k = fields.integer("top_k", least=0)
     if fields.flag("do_sample"):

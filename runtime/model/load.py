@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,12 +17,28 @@ from .config import DTYPES, ModelConfig, read_config
 from .decoder import Decoder
 from .folder import find_model
 from .kv_format import AS_COMPUTED, KVFormat
-from .weights import allocate, assemble, fold_kv_scales, may_be_ignored, pieces_of
+from .weights import (
+    EMBEDDING,
+    HEAD,
+    Piece,
+    allocate,
+    assemble,
+    fold_kv_scales,
+    may_be_ignored,
+    pieces_of,
+    text_name,
+)
+
+COMPARED = 4096
+"""Rows that are compared at a time, to see whether the output head equals the embedding."""
+
+if TYPE_CHECKING:
+    from .gguf_weights import GGUFWeights
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A loaded decoder. ``weights_digest``: of the content of the weights' files, 32 bytes."""
+    """A loaded decoder. ``weights_digest``: the digest of the content of the weight files, 32 bytes."""
 
     name: str
     folder: Path
@@ -62,7 +79,7 @@ def load_model(
     max_context: int | None = None,
     kv: KVFormat = AS_COMPUTED,
 ) -> LoadedModel:
-    """Load model ``name`` (``pocket``, a folder or a hub id).
+    """Load model ``name`` (``pocket``, ``smollm2``, a folder, a GGUF file or a hub id).
 
     ``device``: as torch names it; ``auto``: CUDA if there is one. ``dtype``: ``float32``, ``bfloat16``,
     ``float16``; ``auto``: as stored. ``max_context``: the longest sequence to serve; rotary settings may
@@ -70,21 +87,20 @@ def load_model(
     1, and what is being done.
 
     Raises:
-        ModelUnreadable: a subclass, naming file and cause; nothing has been allocated then.
+        ModelUnreadable: a subclass, naming file and cause. Nothing is allocated on the device in this case.
         SettingsInvalid: no such device or dtype.
     """
     progress(0.0, "reading the configuration")
     folder = find_model(str(name))
     config = read_config(folder, max_context)
     target, kind = device_named(device), dtype_named(dtype, config)
-    pieces = pieces_of(config)
-    with Checkpoint(folder) as checkpoint:
-        checkpoint.check(pieces, lambda tensor: may_be_ignored(tensor, config))
+    with open_weights(folder, config) as checkpoint:
+        config, pieces = as_stored(config, checkpoint, kind)
         checkpoint.start_digest()
         tensors = allocate(pieces, target, kind)
         for number, piece in enumerate(pieces):
             stored = checkpoint.read(piece.name)
-            # 1 + w in fp32: a small w would be lost in bf16.
+            # The offset is added in fp32: in bf16, 1 + w would lose a small w.
             value = stored.float() + piece.offset if piece.offset else stored
             tensors[piece.into][piece.row : piece.row + piece.shape[0]].copy_(value)
             progress((number + 1) / len(pieces), f"loading {piece.name}")
@@ -101,12 +117,50 @@ def load_model(
     )
 
 
+def open_weights(path: Path, config: ModelConfig) -> Checkpoint | GGUFWeights:
+    """The weights of the model in a folder or a GGUF file, opened. Raises ``ModelUnreadable``."""
+    if not path.is_file():
+        return Checkpoint(path, lambda tensor: text_name(tensor, config))
+    from .gguf_weights import GGUFWeights  # it imports the library, which other models do not need
+
+    return GGUFWeights(path)
+
+
+def as_stored(
+    config: ModelConfig, weights: Checkpoint | GGUFWeights, dtype: torch.dtype
+) -> tuple[ModelConfig, tuple[Piece, ...]]:
+    """Check the weights against ``config``. Returns the configuration as it is served, and its pieces.
+
+    If ``config`` ties the output head to the embedding, but the weights hold a head that differs from the
+    embedding, the returned configuration is not tied; transformers does the same. ``dtype``: the type in which
+    both are compared. Raises ``TensorInvalid``.
+    """
+    pieces = pieces_of(config)
+    weights.check(pieces, lambda tensor: may_be_ignored(tensor, config))
+    if not isinstance(weights, Checkpoint) or not config.tied_head or HEAD not in weights.tensors:
+        return config, pieces
+    head, embedding = weights.read(HEAD), weights.read(EMBEDDING)
+    if head.shape == embedding.shape:
+        parts = zip(torch.split(head, COMPARED), torch.split(embedding, COMPARED), strict=True)
+        if all(torch.equal(one.to(dtype), other.to(dtype)) for one, other in parts):
+            return config, pieces
+    if config.inside is not None:  # tied only as its file does not say it
+        return as_stored(replace(config, tied_head=False), weights, dtype)
+    note = f"{weights.tensors[HEAD].name} is not the embedding: it is served, not tie_word_embeddings"
+    return as_stored(replace(config, tied_head=False, notes=(*config.notes, note)), weights, dtype)
+
+
 def device_named(name: str) -> torch.device:
-    """The torch device of ``name``; ``auto``: CUDA if there is one. Raises ``SettingsInvalid``."""
+    """The torch device ``name``; ``auto``: CUDA if there is one, else the CPU. Raises ``SettingsInvalid``."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.split(":")[0] not in ("cpu", "cuda"):
         raise SettingsInvalid(f"device {name}: not one of auto, cpu, cuda, cuda:N")
+    if name.startswith("cuda") and not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        raise SettingsInvalid(
+            f"device {name}: the torch that is installed, {torch.__version__}, is built without CUDA:"
+            " install a build of torch for your CUDA, or use --device cpu"
+        )
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -116,7 +170,7 @@ def device_named(name: str) -> torch.device:
 
 
 def dtype_named(name: str, config: ModelConfig) -> torch.dtype:
-    """The type of the weights of ``name``; ``auto``: as stored. Raises ``SettingsInvalid``."""
+    """The torch type called ``name``; ``auto``: the type of the stored weights. Raises ``SettingsInvalid``."""
     resolved = (config.dtype or DTYPES[0]) if name == "auto" else name
     if resolved not in DTYPES:
         raise SettingsInvalid(f"dtype {name}: not one of auto, {', '.join(DTYPES)}")

@@ -32,10 +32,10 @@ class RopeConfig:
     """Rotary settings of one kind of layer.
 
     ``kind``: a key of `ROPE_KINDS`. ``dim``: how many numbers of a head are rotated. ``gain``: the factor on
-    cos and sin. ``factor``: how far the trained context of ``original`` positions is stretched.
+    cos and sin. ``factor``: how many times longer the context is than the ``original`` trained positions.
     ``beta_fast``, ``beta_slow``, ``truncate``: the ends of yarn's ramp in rotations, and whether they are
-    rounded. ``low_freq_factor``, ``high_freq_factor``: llama3's bounds in rotations. ``divisors``: of
-    longrope, one per frequency.
+    rounded. ``low_freq_factor``, ``high_freq_factor``: llama3's bounds in rotations. ``divisors``: longrope's
+    divisors, one per frequency. ``query_growth``: ``growth`` in `Rope.query_scale`.
     """
 
     kind: str
@@ -50,45 +50,74 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     divisors: tuple[float, ...] = ()
+    query_growth: float = 0.0
+
+
+UNROTATED = RopeConfig("none", 1.0, 2)
+"""The settings of layers without rotary positions: all angles are 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ropes:
-    """The rotary settings of a model's full and sliding layers, and the ``context`` that the former allow."""
+    """The rotary settings of a model's layers without and with a window, and the ``context``: the most
+    positions that the settings of layers without a window allow.
+
+    ``notes``: lines for the operator that say where the output differs from that of transformers.
+    """
 
     full: RopeConfig
     sliding: RopeConfig
     context: int
+    notes: tuple[str, ...]
 
 
 def read_ropes(fields: Fields, family: Family, head_dim: int, max_context: int | None) -> Ropes:
-    """Read the rotary settings in ``fields``. ``max_context``: the longest sequence to serve; None: the
-    model's.
+    """Read the rotary settings in ``fields``. ``max_context``: the most tokens of a sequence to serve; None: as
+    many as the model allows.
 
-    They are ``rope_theta`` beside ``rope_scaling``, or ``rope_parameters`` of transformers 5, or those per
-    layer type.
+    Settings are spelled in one of three ways: ``rope_theta`` with ``rope_scaling``; ``rope_parameters``, as in
+    transformers 5; or ``rope_parameters`` with one object for each layer type.
 
     Raises:
         ConfigInvalid, UnsupportedArchitecture
     """
     new, scaling = fields.object("rope_parameters"), fields.object("rope_scaling")
     nested = new is not None and any(new.get(kind) is not None for kind in LAYER_TYPES)
-    if new is not None and nested != family.local_rope:
+    local = family.local_rope
+    if new is not None and nested != bool(local):
         raise UnsupportedArchitecture(
-            f"{fields.path}: rope_parameters: {family.architecture} is served with"
-            f" {'an object' if family.local_rope else 'the same settings'} for each type of layer"
+            f"{fields.path}: {fields.inside}rope_parameters: {family.architecture} is served with"
+            f" {'an object' if local else 'the same settings'} for each type of layer"
+        )
+    if nested and scaling is not None and scaling.values:
+        raise fields.wrong("rope_scaling", "contradicts rope_parameters: remove one of them")
+    if local and scaling is not None and scaling.get("type") and not scaling.get("rope_type"):
+        raise UnsupportedArchitecture(
+            f"{scaling.path}: {scaling.inside}type: versions of transformers differ on whether it counts; write"
+            " rope_type"
+        )
+    if local in family.fixed and not nested and fields.number("rope_theta") != fields.number(str(local)):
+        raise UnsupportedArchitecture(
+            f"{fields.path}: {fields.inside}rope_theta: versions of transformers differ on whether it counts"
+            " for layers with a window; write rope_parameters with an object for each type of layer"
         )
     inner_full, inner_sliding = (new.object(kind) if new and nested else new for kind in LAYER_TYPES)
     settings = _Source(fields, family, head_dim, max_context, scaling or inner_full, "rope_theta")
     full = sliding = settings.read()
-    if family.local_rope:
-        sliding = replace(settings, given=inner_sliding, theta="rope_local_base_freq").read()
-    return Ropes(full, sliding, settings.context(full))
+    if local:
+        sliding = replace(settings, given=inner_sliding, theta=local).read()
+    context = settings.context(full)
+    served = min(max_context or context, context)
+    notes = (*settings.notes(full, served), *settings.notes(sliding, served))
+    return Ropes(full, sliding, context, tuple(dict.fromkeys(notes)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """One object of rotary settings: ``given`` inside ``fields``, or None; ``theta``: the field for theta."""
+    """One object of rotary settings. ``given``: the object inside ``fields``; None: there is none.
+
+    ``theta``: the name of the field for theta.
+    """
 
     fields: Fields
     family: Family
@@ -98,7 +127,7 @@ class _Source:
     theta: str
 
     def read(self) -> RopeConfig:
-        """The checked settings."""
+        """Read and check the settings of this object."""
         inner = self.inner
         kind = self.family.rope_names.get(inner.text("rope_type"), inner.text("rope_type"))
         if kind not in ROPE_KINDS:
@@ -106,30 +135,59 @@ class _Source:
                 f"{inner.path}: {inner.inside}rope_type: {kind} is not served (served: {', '.join(ROPE_KINDS)})"
             )
         dim = self._dim(inner)
-        return RopeConfig(kind, inner.number("rope_theta", above=1.0), dim, **ROPE_KINDS[kind](self, dim))
+        read = dict(ROPE_KINDS[kind](self, dim))
+        if self.family.scaled_queries:
+            if kind == "dynamic":
+                raise UnsupportedArchitecture(
+                    f"{inner.path}: {inner.inside}rope_type: dynamic is not served with"
+                    f" {self.family.architecture}"
+                )
+            original = read.get("original") or inner.integer(ORIGINAL, least=2)
+            read |= {"query_growth": inner.number("llama_4_scaling_beta"), "original": original}
+        return RopeConfig(kind, inner.number("rope_theta", above=1.0), dim, **read)
 
     @property
     def inner(self) -> Fields:
-        """The object, with defaults for absent fields."""
+        """The object of rotary settings, with defaults for absent fields."""
         given = self.given or Fields(self.fields.path, {}, {})
         beside = {"rope_theta": self.fields.get(self.theta), "rope_type": given.get("type") or "default"}
         return Fields(given.path, given.values, {**_DEFAULTS, **beside}, given.inside)
 
     def context(self, rope: RopeConfig) -> int:
-        """Positions that the model allows; dynamic and yarn may stretch the stated ones."""
+        """The most positions that the model allows: those stated; with dynamic and yarn often more."""
         if rope.kind in ("dynamic", "yarn"):
             return max(self.stated, int(min(rope.original * rope.factor, LARGEST)))
         return self.stated
 
+    def notes(self, rope: RopeConfig, served: int) -> tuple[str, ...]:
+        """One line for each way in which the output within ``served`` tokens differs from that of transformers,
+        with what to set to get the same output."""
+        notes = []
+        if rope.kind == "longrope" and served > rope.original:
+            notes.append(
+                f"longrope: all sequences are computed with long_factor; transformers has short_factor up to"
+                f" {rope.original} tokens; as it does: --max-context {rope.original}"
+            )
+        if rope.kind == "dynamic" and served > rope.original:
+            notes.append(
+                f"dynamic rotary positions: beyond {rope.original} tokens transformers' output depends on how a"
+                f" prompt is cut, and differs from this; as it does: --max-context {rope.original}"
+            )
+        if rope.dim < self.head_dim and self.family.partial_note:
+            notes.append(f"partial_rotary_factor: {self.family.partial_note}")
+        return tuple(f"{self.fields.path}: {note}" for note in notes)
+
     @property
     def stated(self) -> int:
-        """Positions that the file states."""
+        """The number of positions that the file states."""
         return self.fields.integer("max_position_embeddings")
 
     @property
     def original(self) -> int:
-        """The trained context: beside the object, inside it, or the stated one, as transformers reads it."""
-        holders = (holder for holder in (self.fields, self.inner) if holder.get(ORIGINAL) is not None)
+        """The trained context in positions, found as transformers finds it: beside the object (where it counts
+        for all layers), else inside the object, else the stated positions."""
+        where = (self.inner,) if self.family.local_rope else (self.fields, self.inner)
+        holders = (holder for holder in where if holder.get(ORIGINAL) is not None)
         holder = next(holders, None)
         if holder is None:
             return self.fields.integer("max_position_embeddings", least=2)
@@ -175,6 +233,10 @@ def _read_llama3(source: _Source, dim: int) -> Mapping[str, Any]:
 
 def _read_yarn(source: _Source, dim: int) -> Mapping[str, Any]:
     inner, factor = source.inner, source.inner.number("factor")
+    if source.family.local_rope and not inner.flag("truncate"):
+        raise UnsupportedArchitecture(
+            f"{inner.path}: {inner.inside}truncate: false is not served with {source.family.architecture}"
+        )
     mscale, all_dim = inner.optional_number("mscale"), inner.optional_number("mscale_all_dim")
     gain = _mscale(factor, mscale) / _mscale(factor, all_dim) if mscale and all_dim else _mscale(factor, 1.0)
     return {
@@ -217,7 +279,7 @@ ROPE_KINDS: Mapping[str, Callable[[_Source, int], Mapping[str, Any]]] = {
     "yarn": _read_yarn,
     "longrope": _read_longrope,
 }
-"""The kinds that are served; each reads the fields of `RopeConfig` beyond theta and dim."""
+"""The served kinds; each function reads the fields of `RopeConfig` that its kind has beside theta and dim."""
 
 
 # --- angles -------------------------------------------------------------------------------------------------
@@ -227,8 +289,8 @@ ROPE_KINDS: Mapping[str, Callable[[_Source, int], Mapping[str, Any]]] = {
 class Rope:
     """Computes angles. ``frequencies``: radians per position, fp32 ``[dim / 2]``.
 
-    ``exponents``: of theta, for the period of each pair, fp32 ``[dim / 2]``. Both lie on the computing
-    device, as angles are made in every step and a copy from the host would wait for the device.
+    ``exponents``: the period of a pair is theta to the power of its exponent; fp32 ``[dim / 2]``. Both tensors
+    are on the computing device: angles are made in every step, and a copy from the host would wait for it.
     """
 
     config: RopeConfig
@@ -242,6 +304,16 @@ class Rope:
         angles = positions[:, None].float() * frequencies
         angles = torch.cat((angles, angles), dim=-1)
         return (angles.cos() * self.config.gain).to(dtype), (angles.sin() * self.config.gain).to(dtype)
+
+    def query_scale(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """The factor on rotated queries at ``positions``, ``[tokens, 1, 1]``; None if all factors are 1.
+
+        ``1 + growth * log(1 + floor(position / original))``, as in Llama 4.
+        """
+        if not self.config.query_growth:
+            return None
+        stretches = torch.floor(positions / self.config.original)
+        return (1 + self.config.query_growth * torch.log(1 + stretches)).to(dtype)[:, None, None]
 
     def _by_length(self, positions: Tensor) -> Tensor:
         """Dynamic NTK: for each token the frequencies of a sequence that ends with it, ``[tokens, dim /
@@ -266,7 +338,8 @@ def make_rope(config: RopeConfig, device: torch.device) -> Rope:
 
 
 def _linear(config: RopeConfig, periods: Tensor) -> Tensor:
-    """Also for ``default``, with a factor of 1, and for ``dynamic``, which does not read the result."""
+    """The frequencies of linear scaling. Also used for ``default``, with a factor of 1, and for ``dynamic``,
+    which does not read the result."""
     return 1.0 / periods / config.factor
 
 
@@ -280,7 +353,8 @@ def _yarn(config: RopeConfig, periods: Tensor) -> Tensor:
 
 
 def _llama3(config: RopeConfig, periods: Tensor) -> Tensor:
-    """Keep high frequencies, divide low ones by the factor, and interpolate between them."""
+    """The frequencies of Llama 3.1's scaling: high ones are kept, low ones are divided by the factor, those
+    between are interpolated."""
     frequencies = 1.0 / periods
     lengths = 2 * math.pi / frequencies
     low, high = config.low_freq_factor, config.high_freq_factor
@@ -290,6 +364,10 @@ def _llama3(config: RopeConfig, periods: Tensor) -> Tensor:
     return torch.where(seldom, frequencies / config.factor, torch.where(often, frequencies, between))
 
 
+def _none(config: RopeConfig, periods: Tensor) -> Tensor:
+    return torch.zeros_like(periods)
+
+
 _FREQUENCIES: Mapping[str, Callable[[RopeConfig, Tensor], Tensor]] = {
     "default": _linear,
     "linear": _linear,
@@ -297,6 +375,7 @@ _FREQUENCIES: Mapping[str, Callable[[RopeConfig, Tensor], Tensor]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "none": _none,
 }
 
 

@@ -15,13 +15,16 @@ from torch import Tensor
 from .config import ModelConfig
 from .kv_format import KVFormat
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A checkpoint's tensor ``name`` of ``shape``, which becomes rows ``[row, row + shape[0])`` of tensor
-    ``into``.
+    """The tensor ``name`` of a checkpoint. Its values become rows ``[row, row + shape[0])`` of the decoder's
+    tensor ``into``.
 
-    ``fields``: the configuration's fields that decide the shape. ``offset``: added to the stored values.
+    ``fields``: the configuration fields that decide the shape, for errors. ``offset``: added to the stored
+    values.
     """
 
     name: str
@@ -69,23 +72,35 @@ def pieces_of(config: ModelConfig) -> tuple[Piece, ...]:
     """All tensors that a checkpoint of this shape must hold."""
     hidden = config.hidden_size
     table = (config.vocab_size, hidden)
-    pieces = [Piece("model.embed_tokens.weight", table, "embedding", fields="vocab_size, hidden_size")]
+    pieces = [Piece(EMBEDDING, table, "embedding", fields="vocab_size, hidden_size")]
     for layer in range(config.layers):
         pieces += _layer_pieces(config, f"model.layers.{layer}.", f"{layer}.")
     pieces.append(_norm(config, "model.norm", "norm"))
     if not config.tied_head:
         fields = "vocab_size, hidden_size, tie_word_embeddings"
-        pieces.append(Piece("lm_head.weight", table, "head", fields=fields))
+        pieces.append(Piece(HEAD, table, "head", fields=fields))
     return tuple(pieces)
 
 
 def may_be_ignored(name: str, config: ModelConfig) -> bool:
-    """Whether the decoder needs no tensor ``name``: the copy of a tied head, stored rotary frequencies."""
-    return name.endswith(".rotary_emb.inv_freq") or (config.tied_head and name == "lm_head.weight")
+    """Whether the stored tensor ``name`` may be left unread: it is the copy of a tied head, stored rotary
+    frequencies, or of another part of a multimodal checkpoint."""
+    if config.inside is not None and name.startswith(config.inside.skipped):
+        return True
+    return name.endswith(".rotary_emb.inv_freq") or (config.tied_head and name == HEAD)
+
+
+def text_name(name: str, config: ModelConfig) -> str:
+    """The name that a stored tensor would have in a checkpoint of the decoder alone."""
+    names = {} if config.inside is None else config.inside.text_names
+    for stored, alone in names.items():
+        if name.startswith(stored):
+            return alone + name.removeprefix(stored)
+    return name
 
 
 def allocate(pieces: tuple[Piece, ...], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Uninitialised tensors for the pieces, by ``Piece.into``."""
+    """Uninitialised tensors that the pieces will fill, by ``Piece.into``."""
     rows: dict[str, int] = {}
     for piece in pieces:
         rows[piece.into] = max(rows.get(piece.into, 0), piece.row + piece.shape[0])
@@ -97,7 +112,7 @@ def allocate(pieces: tuple[Piece, ...], device: torch.device, dtype: torch.dtype
 
 
 def assemble(config: ModelConfig, tensors: Mapping[str, Tensor]) -> DecoderWeights:
-    """The decoder's weights from filled tensors."""
+    """The decoder's weights, from the tensors of `allocate` after they were filled."""
     embedding = tensors["embedding"]
     return DecoderWeights(
         embedding=embedding,
@@ -108,10 +123,11 @@ def assemble(config: ModelConfig, tensors: Mapping[str, Tensor]) -> DecoderWeigh
 
 
 def fold_kv_scales(kv: KVFormat, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Divide the weights that make K and V by their scales, in place, and multiply those that read V.
+    """Change weights in place so that K and V come out divided by the scales of ``kv``.
 
-    The attention's factor multiplies scores by the scale of K: see `Decoder`. A norm of K would undo a
-    factor on its input, so there the scale goes into the norm's weight.
+    The weights that make K and V are divided by the scales. For V, the output projection is multiplied by its
+    scale again. For K, attention multiplies scores by its scale: see `Decoder`. If K is normed, the norm's
+    weight is divided instead, as a norm would undo a factor on its input.
     """
     if (kv.key_scale, kv.value_scale) == (1.0, 1.0):
         return

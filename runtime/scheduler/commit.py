@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
+from ..errors import GrammarFault, GrammarInvalid, GrammarStuck
 from ..grammar.llguidance import Matcher, Matchers
 from ..kv_placement.block_manager import BlockManager
 from ..link.messages import Finish, Row, TokenLogprob, Work
@@ -13,6 +14,9 @@ from ..sequence import Flight, Sequence, Turn
 from ..stats import Counters
 from .policy import Policy
 from .queues import Queues
+
+CLIENTS = frozenset({GrammarFault.code, GrammarInvalid.code, GrammarStuck.code})
+"""Codes of faults that the client's own request causes, such as an invalid grammar."""
 
 
 @dataclass(eq=False)
@@ -27,9 +31,10 @@ class Committer:
     _ended: list[Sequence] = field(default_factory=list)
 
     def commit(self, plan: Plan, outcomes: Items[Outcome], now: float, *, moved: bool = True) -> list[Row]:
-        """Take over what ``plan`` computed; returns a row for each turn that has tokens to tell or ended.
+        """Take over what ``plan`` computed. Returns a row for each turn that has tokens to send or has ended.
 
-        Not ``moved``: it failed as a whole, so that its moves may not have been made.
+        ``outcomes``: one per row of the plan. ``moved``: False if the step failed as a whole, so that its
+        copies and loads of blocks may not have been made.
         """
         self._block_manager.pool.finished(plan.step)
         flights = [self._flight(row.seq, plan.step) for row in plan.rows]
@@ -45,9 +50,9 @@ class Committer:
         return rows
 
     def revoke(self, plan: Plan, now: float) -> list[Sequence]:
-        """``plan`` failed as a whole: nothing of it counts; returns the sequences that it had rows for.
+        """Undo a plan that failed as a whole. Returns the sequences that it had rows for.
 
-        Its moves may not have been made, so blocks that were their targets are not trusted either.
+        Its copies and loads of blocks may not have been made, so their target blocks are dropped too.
         """
         self._block_manager.pool.finished(plan.step)
         suspects = []
@@ -63,7 +68,10 @@ class Committer:
         return suspects
 
     def end(self, sequence: Sequence, now: float) -> Work | None:
-        """End a turn, for any reason; the sequence keeps what is computed and is idle."""
+        """End a sequence's turn, for any reason. The sequence becomes idle and keeps its computed KV.
+
+        Returns what the turn cost; None if there was no turn.
+        """
         read = sequence.turn is not None and sequence.computed >= sequence.turn.prompt
         if sequence.turn is not None:
             self._matchers.drop(sequence.turn.grammar)
@@ -78,14 +86,14 @@ class Committer:
         return work
 
     def ended(self) -> list[Sequence]:
-        """Sequences with turns that ended since the last call."""
+        """The sequences with a turn that has ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
     def follow(self, sequence: Sequence, matcher: Matcher, now: float) -> Row | None:
-        """The turn's grammar is compiled: take what it begins with, before any step.
+        """Give a turn its compiled grammar, and append the tokens that the grammar forces at the beginning.
 
-        None: it leaves a choice at once.
+        Returns the row with these tokens; None if none are forced, or if they are not to be sent yet.
         """
         assert sequence.turn is not None
         sequence.turn.grammar = self._matchers.add(matcher)
@@ -93,8 +101,12 @@ class Committer:
         return self._said(sequence, ids, now) if ids else None
 
     def fail(self, sequence: Sequence, fault: RowFault, now: float) -> Row | None:
-        """End the turn with an error. An idle sequence has none: it is left until its turn meets the fault."""
-        self._counters.faults += 1
+        """End the turn with an error; returns its last row. None for a sequence without a turn: nothing is
+        done, and its next turn will meet the fault."""
+        if fault.code in CLIENTS:
+            self._counters.grammars_refused += 1
+        else:
+            self._counters.faults += 1
         if sequence.turn is None:
             sequence.recall()
             self._block_manager.trim(sequence)
@@ -108,7 +120,8 @@ class Committer:
         )
 
     def _distrust(self, plan: Plan, now: float) -> None:
-        """Drop each block that ``plan`` was to fill by a copy or a load, and all behind it in its sequences."""
+        """Drop each block that ``plan`` was to fill by a copy or a load, and all later blocks of the sequences
+        that hold it."""
         self._block_manager.transfers.revoke(plan)
         targets = [copy.target for copy in plan.copies] + [load.block for load in plan.loads]
         if not targets:
@@ -119,7 +132,7 @@ class Committer:
         self._block_manager.pool.distrust(targets)
 
     def _flight(self, seq: int, step: int) -> tuple[Sequence, Flight] | None:
-        """What step ``step`` did for a sequence; None if it was stopped, cut, preempted or closed since."""
+        """The sequence and what step ``step`` did for it; None if it was stopped, cut, preempted or closed."""
         sequence = self._queues.sequences.get(seq)
         flight = sequence.flight_of(step) if sequence is not None else None
         if sequence is None or flight is None:
@@ -150,7 +163,8 @@ class Committer:
         return self._said(sequence, tokens, now, logprobs[: len(tokens)])
 
     def _go_on(self, sequence: Sequence, tokens: Items[int] = ()) -> list[int]:
-        """The turn's grammar moves on by ``tokens``; append and return what must come behind them."""
+        """Advance the turn's grammar by ``tokens``, append the tokens that it forces next, and return these.
+        Empty without a grammar, if it forces none, or if `Turn.goes_on` is false."""
         turn = sequence.turn
         assert turn is not None
         if turn.grammar is None:
@@ -168,7 +182,8 @@ class Committer:
     def _said(
         self, sequence: Sequence, tokens: list[int], now: float, logprobs: Items[TokenLogprob] = ()
     ) -> Row | None:
-        """The row of these tokens and of those that waited to be told with them; None while they wait, too."""
+        """Add ``tokens`` to those that the turn has not sent yet. Returns the row with all of them, or None
+        while there are fewer than ``TokenLimits.gather`` and the turn goes on."""
         turn = sequence.turn
         assert turn is not None
         turn.untold += tokens
@@ -191,7 +206,7 @@ class Committer:
 
 
 def _until_end(turn: Turn, tokens: list[int]) -> list[int]:
-    """Of the tokens of one draw those that the turn may have: up to a stop id, or to the last allowed one."""
+    """The first of the sampled ``tokens``, up to a stop id or to the number that the turn may still sample."""
     if len(tokens) < 2:
         return tokens
     allowed = tokens[: turn.allowed - turn.sampled]

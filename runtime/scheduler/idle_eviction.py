@@ -18,7 +18,8 @@ USUAL_ABSENCE = 120.0
 
 
 class IdleEviction:
-    """See above. All times are seconds by the clock of ``Sequence.used`` and ``Sequence.returns``."""
+    """The order in which idle sequences lose their KV: see the module. All times are seconds by the clock of
+    ``Sequence.used`` and ``Sequence.returns``."""
 
     def __init__(self) -> None:
         # By id: the sequence, whether its return is known, and the time it is ordered by.
@@ -33,16 +34,17 @@ class IdleEviction:
         return seq in self._places
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In no particular order; not while one is put in or taken out."""
+        """All sequences here, in no particular order. None may be put in or taken out meanwhile."""
         return (sequence for sequence, _, _ in self._places.values())
 
     @property
     def expected(self) -> int:
-        """How many have said when they return."""
+        """How many of the sequences here have said when they return."""
         return len(self._expected)
 
     def put(self, sequence: Sequence) -> None:
-        """Insert, or re-rank after a change."""
+        """Insert an idle sequence by its ``used`` and ``returns``. If it is here already, it is put at its
+        new place."""
         self.discard(sequence.id)
         expected = sequence.returns is not None
         time = sequence.used if sequence.returns is None else sequence.returns
@@ -50,7 +52,8 @@ class IdleEviction:
         insort(self._expected if expected else self._unknown, (time, sequence.id))
 
     def discard(self, seq: int) -> None:
-        """Take out a sequence that holds nothing, is not idle or has a lease; it need not be here."""
+        """Take the sequence with the id ``seq`` out, if it is here: it holds nothing, is not idle, or has a
+        lease."""
         place = self._places.pop(seq, None)
         if place is not None:
             _, expected, time = place

@@ -47,7 +47,8 @@ SOON, SOON_ENOUGH = 0.05, 0.2
 
 
 class IdlePrefill:
-    """Sets the limit for each step. ``stretch``: see above; 1 or less: no limit."""
+    """Sets for each step how many tokens idle sequences may prefill in it. ``stretch``: how many times as
+    long a step may take by them (see the module); 1 or less: no limit."""
 
     def __init__(self, stretch: float) -> None:
         self._stretch = stretch
@@ -58,10 +59,9 @@ class IdlePrefill:
         self._left = 0  # tokens that waited when the last step was planned, and were not in it
 
     def limit(self, chunk: int, rows: list[PlanRow], waiting: int, *, others: bool = True) -> int:
-        """How many of ``chunk`` tokens idle sequences may have beside ``rows``, which are of turns.
-
-        ``waiting``: tokens that they have to compute. ``others``: some open sequences have none to compute.
-        """
+        """How many of ``chunk`` tokens idle sequences may have in a step with ``rows``, which are of turns.
+        ``waiting``: tokens that idle sequences have to compute. ``others``: some open sequences have none to
+        compute."""
         came, self._left = waiting > self._left, waiting
         limit = self._limit(chunk, rows, waiting, SOON if others else SOON_ENOUGH, came=came)
         self._left -= min(limit, waiting)
@@ -88,7 +88,8 @@ class IdlePrefill:
         return min(chunk, self._riding(riders))
 
     def took(self, plan: Plan, seconds: float) -> None:
-        """Learn from a step that took ``seconds`` on the device."""
+        """Learn from a step of ``plan`` that took ``seconds`` on the device: how long decoding takes alone,
+        and what prompt tokens beside it add."""
         decodes = sum(map(_decodes, plan.rows))
         prompts = plan.tokens - decodes
         self._since += bool(decodes)
@@ -104,7 +105,8 @@ class IdlePrefill:
                 self._rider.took(added)
 
     def _riding(self, riders: int) -> int:
-        """``riders``, but for a step that measures."""
+        """How many tokens may ride with this step: ``riders``, but now and then another number, to measure
+        what they cost."""
         self._alike += 1
         if self._alike <= PROBE_EVERY:
             return riders
@@ -113,7 +115,7 @@ class IdlePrefill:
 
 
 class _Recent:
-    """What the last steps of one kind took."""
+    """The last `LAST` measurements of one kind, in seconds."""
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=LAST)
@@ -121,7 +123,7 @@ class _Recent:
         """Their median; 0 before the first."""
 
     def took(self, seconds: float) -> None:
-        """Add one."""
+        """Add a measurement; the oldest one goes."""
         self._last.append(seconds)
         self.usual = median(self._last)
 

@@ -43,7 +43,7 @@ class PendingMove:
 class PendingMoves:
     """All stage and settle verbs that wait.
 
-    ``send`` has records of the host tier go to ``disk``.
+    ``send``, called with keys, has these records of the host tier sent to the disk.
     """
 
     _queues: Queues
@@ -60,23 +60,25 @@ class PendingMoves:
         return bool(self._running)
 
     def of_stage(self, request: int, sequence: Sequence, now: float) -> PendingMove:
-        """The move of a sequence that is about to be staged: some of it may come at once."""
+        """The pending move for a stage verb. Call it before the sequence is staged, since some KV may come at
+        once: it notes what the sequence has now."""
         move = PendingMove(request, sequence, now, settling=False)
         move.computed = sequence.work.total
         move.host, move.disk = sequence.from_tiers.host, sequence.from_tiers.disk
         return move
 
     def of_settle(self, request: int, sequence: Sequence, now: float, *, disk: bool) -> PendingMove:
-        """The move of a sequence that has just been settled."""
+        """The pending move for a settle verb, made when the sequence has just been settled."""
         lowest = disk and self._disk is not None
         return PendingMove(request, sequence, now, settling=True, lowest=lowest, left=sequence.names())
 
     def follow(self, move: PendingMove) -> None:
-        """Watch ``move`` until it can be answered."""
+        """Add ``move`` to the verbs that `tick` looks at, until it is answered."""
         self._running.append(move)
 
     def tick(self, now: float, *, idle: bool) -> None:
-        """Complete those that are ready. ``idle``: nothing is in flight, and nothing can be planned."""
+        """Look at each waiting verb: if its move is done, or `PATIENCE_SECONDS` are over, make its reply,
+        which `answers` returns. ``idle``: nothing is in flight, and nothing can be planned."""
         for move in list(self._running):
             over = self._is_down(move, now) if move.settling else self._is_up(move, idle=idle)
             if over or now > move.since + PATIENCE_SECONDS:
@@ -120,7 +122,8 @@ class PendingMoves:
         return not move.left
 
     def _gone_down(self, key: bytes, move: PendingMove) -> bool:
-        """Whether the record is where it is to be, or will not get there; its copies above are dropped."""
+        """Whether the record is in the tier where the settle wants it, or will not get there. Its copies in
+        the tiers above are dropped."""
         block_manager, disk = self._block_manager, self._disk
         tier = block_manager.transfers.tier
         if tier is None or block_manager.transfers.saving(key):
@@ -160,5 +163,5 @@ class PendingMoves:
         return Moved(**found, recomputed=lost, seconds=now - move.since)
 
     def _used(self, sequence: Sequence) -> bool:
-        """Whether the sequence was closed, or has a turn."""
+        """Whether the sequence is no longer idle: it was closed, or has a turn. Then its move ends."""
         return sequence.turn is not None or self._queues.sequences.get(sequence.id) is not sequence

@@ -1,9 +1,11 @@
 """Plans a step: rows in the order of turns, within the budgets of tokens and blocks.
 
-Each running turn that decodes has one token of the budget. What is left goes to prompts in chunks, in the order
-of turns, then to idle sequences, but only while no turn waits, and beside turns as `idle_prefill` allows. A
-turn that finds no block, because those taken for it lie behind the step fence, stalls for one step. A suspect
-of having killed an engine comes before all others and shares no step until it has sampled a token.
+Each running turn that decodes has one token of the budget. What is left goes to prompts in chunks, in the
+order of turns and within the policy's limits for tenants. What is still left goes to the prefill of idle
+sequences, but only while no turn waits, and beside running turns only as far as `idle_prefill` allows. A turn
+stalls for one step if there is no block for it because the blocks taken for it are behind the step fence, still
+in use by a step in flight. A sequence suspected of having killed an engine comes before all others and shares
+no step until it has sampled a token.
 """
 
 from __future__ import annotations
@@ -20,23 +22,26 @@ from ..sequence import Flight, Sequence
 from ..settings import SchedulerSettings
 from ..stats import Counters
 from .idle_prefill import IdlePrefill
+from .policy import Policy
 from .preemption import Preemption
 from .queues import Queues
 
 PARTS = 8
-"""When the host tier is full, one part in so many of its slots is restored in a step."""
+"""When the host tier is full, a step restores at most ``1 / PARTS`` of its slots."""
 
 _NO_TOKENS = np.empty(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A plan that is being made. ``chunk``: tokens left for prompts."""
+    """A plan that is being made. ``chunk``: tokens left for prompts. ``limits``: tokens left by tenant; empty
+    if the prompts are of one tenant."""
 
     step: int
     chunk: int
     rows: list[PlanRow] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
+    limits: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -47,6 +52,7 @@ class Planner:
     _queues: Queues
     _block_manager: BlockManager
     _pool: BlockPool
+    _policy: Policy
     _preemption: Preemption
     _idle_prefill: IdlePrefill
     _counters: Counters
@@ -60,7 +66,7 @@ class Planner:
         suspect = next((sequence for sequence in queues.running.values() if sequence.isolated), None)
         if suspect is not None:
             if any(other.in_flight for other in queues.sequences.values() if other is not suspect):
-                return None  # steps in flight land first: the suspect shares no step
+                return None  # wait for the steps in flight: the suspect shares no step
             plan = self.plan_alone(suspect, now)
             if plan is not None or suspect.in_flight:
                 return plan
@@ -68,14 +74,26 @@ class Planner:
         ready = {sequence.id for sequence in running if self._adopt(sequence, now)}
         to_do = [sequence.to_do for sequence in running]
         draft = _Draft(self._counters.steps + 1, self._settings.max_step_tokens - to_do.count(1))
+        draft.limits = self._limits(running, to_do, ready, draft.chunk)
         for sequence, tokens in zip(running, to_do, strict=True):
-            # If not, it was preempted for a turn before it, or waits for blocks to restore KV into.
+            # Skipped: a turn that was just preempted for an earlier one, or waits for blocks to restore into.
             if sequence.id in queues.running and sequence.id in ready:
                 self._add(draft, sequence, tokens, now, reserved=tokens == 1)
+        draft.limits = {}
         # Otherwise idle sequences would take, a little in each step, the blocks that a turn waits for.
         if not queues.waiting and len(ready) == len(running):
             self._add_idle(draft, now)
         return self._emit(draft)
+
+    def _limits(
+        self, running: list[Sequence], to_do: list[int], ready: set[int], chunk: int
+    ) -> dict[int, int]:
+        """The most prompt tokens in this step, by tenant; empty if all prompts are of one tenant."""
+        wanted: dict[int, int] = {}
+        for sequence, tokens in zip(running, to_do, strict=True):
+            if tokens > 1 and sequence.id in ready:
+                wanted[sequence.tenant] = wanted.get(sequence.tenant, 0) + tokens
+        return dict(self._policy.limits(wanted, chunk)) if len(wanted) > 1 else {}
 
     def plan_alone(self, sequence: Sequence, now: float) -> Plan | None:
         """A step for one sequence; None if it has nothing to do or finds no blocks."""
@@ -96,10 +114,9 @@ class Planner:
         return plan
 
     def _adopt(self, sequence: Sequence, now: float) -> bool:
-        """Take over what the prefix cache and the host tier hold of a sequence, if it changed since the last
-        look.
+        """Use what the prefix cache and the host tier hold of a sequence, if it needs a lookup.
 
-        False: the blocks to restore into lie behind the step fence, and the sequence stalls.
+        Returns False if the sequence has to stall: the blocks to restore into are behind the step fence.
         """
         if not sequence.needs_lookup or sequence.planned != sequence.computed:
             return True
@@ -112,7 +129,7 @@ class Planner:
             self._preemption.relieve(len(keys), sequence, now)
         room, coming = self._pool.available, self._pool.fenced
         if room < len(keys):
-            sequence.look_up()  # the rest another time
+            sequence.look_up()  # the rest in a later step
             if coming and room + coming >= len(keys):
                 self._counters.stalls += 1
                 return False
@@ -120,15 +137,16 @@ class Planner:
         self._block_manager.restore(sequence, keys[: min(room, most)])
         if most < len(keys):
             sequence.look_up()
-        # The rest comes in the next step, if this one carries anything: of damaged records it does not.
+        # False: the rest comes in the next step. If nothing moves in this one (damaged records), do not wait.
         return most >= min(room, len(keys)) or not self._block_manager.transfers.waiting
 
     def _at_once(self, blocks: int) -> int:
         """How many of ``blocks`` blocks are restored in this step.
 
-        When the host tier is full, the blocks they evict from the device need slots. They take those that the
-        restores of the step before have freed; otherwise they would push out records that are not on disk yet.
-        Never fewer than a step would compute.
+        Restored blocks evict other blocks from the device, and these need slots in the host tier. When it is
+        full, only a part is restored per step, so that evicted blocks get the slots that earlier restores
+        freed. Otherwise they would push out records that are not on disk yet. The number is never less than the
+        blocks that a step can compute.
         """
         tier = self._block_manager.transfers.tier
         if tier is None or tier.free >= blocks:
@@ -137,7 +155,7 @@ class Planner:
         return max(least, tier.memory.slots // PARTS)
 
     def _bring_up(self, now: float) -> None:
-        """Restore to the device what has come from disk for sequences that do not run, while the rest comes."""
+        """Restore to the device what has come from disk so far, for sequences that wait for the rest."""
         for sequence in (*self._queues.restoring.values(), *self._queues.staged.values()):
             if sequence.needs_lookup:
                 self._adopt(sequence, now)
@@ -158,7 +176,7 @@ class Planner:
         for sequence in sequences:
             if draft.chunk <= 0 or len(draft.rows) >= self._settings.max_sequences:
                 return
-            # Not if its KV was taken meanwhile; a suspect is not computed before its turn.
+            # Skip a sequence that lost its KV meanwhile, and a suspect: it is computed in its turn only.
             if sequence.id in self._queues.prefill and not sequence.isolated:
                 if not self._adopt(sequence, now):
                     continue
@@ -167,8 +185,12 @@ class Planner:
                     del self._queues.prefill[sequence.id]
 
     def _add(self, draft: _Draft, sequence: Sequence, to_do: int, now: float, *, reserved: bool) -> None:
-        """Give the sequence a row, as budgets allow. ``reserved``: one token of the budget is its own."""
-        most = min(to_do, max(draft.chunk, reserved))
+        """Give the sequence a row, within the budgets. ``to_do``: tokens that it could compute. ``reserved``:
+        one token of the budget was set aside for it."""
+        limit = draft.chunk
+        if draft.limits and not reserved:
+            limit = min(limit, draft.limits.get(sequence.tenant, 0))
+        most = min(to_do, max(limit, reserved))
         if most <= 0:
             return
         end = self._secure(sequence, most, now)
@@ -177,15 +199,19 @@ class Planner:
             self._counters.stalls += 1
             return
         draft.chunk -= count - reserved
+        if draft.limits and not reserved:
+            draft.limits[sequence.tenant] -= count
         draft.copies += self._block_manager.allocate(sequence, end)
         draft.rows.append(self._row(draft, sequence, end))
 
     def _secure(self, sequence: Sequence, most: int, now: float) -> int:
-        """Position, at most ``most`` tokens ahead, up to which there are blocks or can be allocated now."""
+        """The position, at most ``most`` tokens ahead, up to which the sequence has blocks or can get them
+        now; evicts for them. If there is no block to copy a shared tail to, the tail is dropped and computed
+        again."""
         end = self._find_room(sequence, most, now)
         if end > sequence.planned or not sequence.shared_tail or self._pool.fenced:
             return end
-        # There is no block for the copy, and none will come: compute the last few tokens again instead.
+        # No block for the copy of the shared tail, and none will come: compute the tail's tokens again instead.
         self._block_manager.drop_tail(sequence)
         return self._find_room(sequence, most, now)
 

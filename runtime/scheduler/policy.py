@@ -1,15 +1,16 @@
 """Policies: in what order turns run and give way, and which idle sequence loses its KV first.
 
-A policy decides order and nothing else. Budgets, blocks, leases and the step fence are the scheduler's, and one
-rule holds under each policy: the turn that runs first keeps that place until it ends, and is never preempted.
-So some turn always makes progress. That each turn makes progress is the policy's `bound`; `Aged` gives one to a
-policy that has none. ``README.md`` beside this file says how to write a policy.
+A policy decides only order and shares. Budgets, blocks, leases and the step fence are the scheduler's. One rule
+holds under each policy: the turn that runs first keeps that place until it ends, and is never preempted. So
+some turn always makes progress. The policy's `bound` promises that each turn ends; `Aged` adds a bound to a
+policy that has none. The default is `fair_shares`. ``README.md`` beside this file says how to write a policy.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Items
 from importlib import import_module
 from operator import attrgetter
 
@@ -17,32 +18,78 @@ from ..errors import SettingsInvalid
 from ..sequence import Sequence
 
 by_age = attrgetter("place")
-"""Sorts turns by age, the oldest first. A lease of priority p makes a turn as old as one 32 p turns before
-it."""
+"""Sort key: turns by age, the oldest first. A lease of priority p makes a turn as old as the one that began
+32 p turns earlier."""
 
 
 class Policy(ABC):
     """An order of turns. It owns its state and changes nothing else.
 
-    ``steady``: two turns never change their order, so that `order` need be asked only when one is added.
+    ``steady``: the order of two turns never changes, so `order` is called only when a turn is added.
+    ``by_tenant``: a turn waits only for older turns of its own tenant, see `bound`.
     """
 
     steady = False
+    by_tenant = False
 
     @abstractmethod
     def order(self, turns: list[Sequence], step: int) -> list[Sequence]:
-        """``turns`` in the order in which they are to run, as a new list; each has a turn.
+        """``turns`` in the order in which they are to run, as a new list. Each of the sequences has a turn.
 
-        Asked for the waiting turns and for the running ones but the first. Waiting turns are admitted from the
-        front. Running ones get rows from the front and are preempted from the end. ``step``: steps planned so
-        far.
+        Called with the waiting turns of one `line`, which are admitted from the front. ``step``: the number of
+        steps planned so far.
         """
 
-    def idle_victim(self, idle: Iterable[Sequence], longest: Sequence, now: float) -> Sequence:
-        """The one of ``idle`` that loses its KV next; by default ``longest``, which is likely to stay away
-        longest.
+    def rows(self, running: list[Sequence], step: int) -> list[Sequence]:
+        """The running turns in the order in which they get rows of a step, as a new list. Turns are preempted
+        from its end.
 
-        ``idle``: in no order. ``now``: seconds, by the clock of ``Sequence.used`` and ``Sequence.returns``.
+        By default the order of `order`. The turn that has the first place keeps it, wherever it is in this
+        list.
+        """
+        return self.order(running, step)
+
+    def line(self, sequence: Sequence) -> int:
+        """The number of the line in which a turn waits. In a line, no turn overtakes one that does not fit yet.
+
+        By default all turns wait in one line.
+        """
+        return 0
+
+    def admit(self, heads: list[Sequence], running: Items[Sequence]) -> list[Sequence]:
+        """``heads``, the first turns of all lines, in the order in which to try them. A turn that fits is
+        admitted."""
+        return heads
+
+    def displaced(self, head: Sequence, running: Items[Sequence], *, by_tokens: bool) -> Iterator[Sequence]:
+        """Running turns that are to wait again so that the waiting turn ``head`` can run, in order. The first
+        of ``running`` is never one of them.
+
+        ``by_tokens``: False if ``head`` lacks a place, True if it lacks blocks. By default there are none.
+        """
+        return iter(())
+
+    def limits(self, wanted: Mapping[int, int], chunk: int) -> Mapping[int, int]:
+        """The most prompt tokens of each tenant in a step. ``chunk``: the most for all tenants together.
+
+        ``wanted``: the tokens that running turns have to compute, by tenant, in the order of their rows. By
+        default it is returned as it is: then only the order of rows decides.
+        """
+        return wanted
+
+    def lead(self, heads: list[Sequence], running: list[Sequence]) -> Sequence | None:
+        """The turn that gets the first place, after the turn that had it has ended. It is one of ``running`` or
+        of ``heads``, the first turns of all lines; by default the first of ``running``.
+
+        None: the turn that is admitted next.
+        """
+        return running[0] if running else None
+
+    def idle_victim(self, idle: Iterable[Sequence], longest: Sequence, now: float) -> Sequence:
+        """The one of ``idle`` that loses its KV next. By default ``longest``.
+
+        ``idle``: sequences without a turn, in no order. ``longest``: the one expected to stay idle longest.
+        ``now``: seconds, by the clock of ``Sequence.used`` and ``Sequence.returns``.
         """
         return longest
 
@@ -50,12 +97,14 @@ class Policy(ABC):
         """A step has computed ``tokens`` tokens of ``sequence``, for the first time or again."""
         return
 
-    def bound(self, older: int, own: int) -> int | None:
-        """Steps within which a turn ends; None: this policy promises nothing, and is to be aged.
+    def bound(self, older: int, own: int, others: int = 0) -> int | None:
+        """The number of steps within which a turn ends. None: the policy promises none; it needs `Aged`.
 
-        ``older``: steps within which all turns before it end. ``own``: what it needs itself once it runs first
-        (`SchedulerSettings.most_steps`). A turn that began later and yet went before it may cost it as much as
-        that turn's own. ``bound(0, 0)`` is the number of steps after which no younger turn goes before it.
+        ``older``: steps within which all older turns end; if ``by_tenant``, all older turns of its tenant.
+        ``own``: steps that the turn itself needs once it runs first (`SchedulerSettings.most_steps`).
+        ``others``: steps that one turn of each other tenant needs. Each younger turn that went before it may
+        add that turn's own steps. ``bound(0, 0)`` is the number of steps after which no younger turn goes
+        before it.
         """
         return None
 
@@ -66,18 +115,18 @@ class FirstComeFirstServed(Policy):
     steady = True
 
     def order(self, turns: list[Sequence], step: int) -> list[Sequence]:
-        """By age."""
+        """The turns by age, the oldest first."""
         return sorted(turns, key=by_age)
 
-    def bound(self, older: int, own: int) -> int:
-        """Turns end one after the other, at worst."""
+    def bound(self, older: int, own: int, others: int = 0) -> int:
+        """The number of steps within which a turn ends: at worst, turns end one after the other."""
         return older + own
 
 
 class Aged(Policy):
-    """Another policy's order, but turns that are ``patience`` steps old come before all others, by age.
+    """Another policy's order, except that turns that are ``patience`` steps old come first, the oldest first.
 
-    So each turn ends: once it is that old no younger turn is put before it, and those before it end.
+    So each turn ends: once it is that old, no younger turn is put before it, and the older turns end.
     """
 
     def __init__(self, policy: Policy, patience: int) -> None:
@@ -85,31 +134,37 @@ class Aged(Policy):
         self._patience = patience
 
     def order(self, turns: list[Sequence], step: int) -> list[Sequence]:
-        """The old ones by age, then the others as the wrapped policy has them."""
+        """Turns that are ``patience`` steps old by age, then the other turns in the wrapped policy's order."""
         since = step - self._patience
         old = [turn for turn in turns if turn.place.step <= since]
         others = [turn for turn in turns if turn.place.step > since]
         return sorted(old, key=by_age) + self._policy.order(others, step)
 
     def idle_victim(self, idle: Iterable[Sequence], longest: Sequence, now: float) -> Sequence:
-        """The wrapped policy's."""
+        """The wrapped policy's choice. Its lines and shares are not used: ageing compares all turns."""
         return self._policy.idle_victim(idle, longest, now)
 
     def charge(self, sequence: Sequence, tokens: int) -> None:
-        """Tell the wrapped policy."""
+        """Pass the call on to the wrapped policy."""
         self._policy.charge(sequence, tokens)
 
-    def bound(self, older: int, own: int) -> int:
-        """Until it is old, or those before it have ended; then its own steps."""
+    def bound(self, older: int, own: int, others: int = 0) -> int:
+        """The number of steps within which a turn ends: ``patience``, or the steps of the older turns if
+        these are more; then its own."""
         return max(self._patience, older) + own
 
 
-NAMED = {"first_come_first_served": f"{__name__}:FirstComeFirstServed"}
-"""Each policy's name and its ``package.module:Class``."""
+NAMED = {
+    "fair_shares": f"{__name__.rpartition('.')[0]}.fair_shares:FairShares",
+    "first_come_first_served": f"{__name__}:FirstComeFirstServed",
+}
+"""The named policies: from the name to ``package.module:Class``."""
 
 
 def policy_named(name: str, patience: int) -> Policy:
-    """A new policy by its name in `NAMED`, or by ``package.module:Class``; aged if it has no bound of its own.
+    """A new policy by its name in `NAMED`, or by ``package.module:Class``.
+
+    A policy without a bound is wrapped in `Aged`. ``patience``: see there.
 
     Raises `SettingsInvalid`: there is no such policy.
     """

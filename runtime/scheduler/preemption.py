@@ -1,28 +1,31 @@
-"""Admission of turns, and which sequence gives up blocks when they are short.
+"""Admission of turns, and the choice of sequences that give up blocks when these are short.
 
 A running turn that needs blocks takes them in this order:
 
 1. blocks that no sequence holds;
-2. turns with KV that still comes up from disk, the last first;
+2. turns with KV that is still being restored from disk, the last first;
 3. idle sequences without a lease, as the policy says (`Policy.idle_victim`);
 4. of leased idle sequences what their lease does not cover, then the rest, the latest expected return first;
 5. turns with a grammar that is being compiled;
 6. waiting turns, the last first;
 7. running turns behind it, the last first: these are preempted.
 
-A sequence without a row to compute gives blocks from its end, and keeps a beginning. A turn that comes up from
-disk takes from those of its kind behind it, and from idle sequences. Prefill of an idle sequence takes from the
-idle sequences before itself in this order. Neither takes from any other.
+A running turn that the policy displaces for a waiting one (`Policy.displaced`) keeps its blocks, and gives them
+up as a waiting turn does.
 
-Blocks that are given back while a step runs lie behind the step fence. They count as free, so that no second
-victim is chosen.
+A sequence that is not running gives up blocks from its end, and keeps its first ones. A turn that is being
+restored from disk takes blocks only from later turns that are being restored, and from idle sequences. Prefill
+of an idle sequence takes blocks only from the idle sequences before it in this order.
+
+Blocks that are given up while a step runs lie behind the step fence: they can be used once the step is done.
+They count as free, so that no second victim is chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from typing import TypeAlias
 
 from ...kvstore.pool import BlockPool
@@ -34,7 +37,7 @@ from .policy import Policy
 from .queues import Queues
 
 _Victim: TypeAlias = tuple[Sequence, int]
-"""A sequence that is to give blocks, and how many of its first blocks it keeps."""
+"""A sequence that is to give up blocks, and how many of its first blocks it keeps."""
 
 
 @dataclass(eq=False)
@@ -49,25 +52,80 @@ class Preemption:
     _counters: Counters
 
     def admit(self) -> None:
-        """Let waiting turns run, from the front, while their prompts find room beside the running ones."""
+        """Let waiting turns run, in the policy's order, while there is a place for them and room for their
+        prompts beside the running turns. Running turns that the policy displaces for them wait again.
+        """
         queues = self._queues
-        while queues.waiting and len(queues.running) < self._settings.max_sequences:
-            if not self._fits(queues.waiting[0]):
+        if queues.leaderless and (queues.running or queues.waiting):
+            self._lead()
+        over: set[int] = set()  # turns that were refused or displaced: not admitted before the next plan
+        while heads := [head for head in queues.waiting.heads if head.id not in over]:
+            for head in self._policy.admit(heads, list(queues.running.values())):
+                gone = self._way(head)
+                if gone is not None:
+                    for turn in gone:
+                        self._displace(turn)
+                        over.add(turn.id)
+                    self._run(head)
+                    break
+                over.add(head.id)
+            else:
                 return
-            sequence = queues.admit()
-            self._block_manager.adopt(sequence)
-            sequence.admit()
 
-    def _fits(self, head: Sequence) -> bool:
-        """Whether there are blocks for all tokens of the first waiting turn and of the running ones; an
-        estimate.
+    def _lead(self) -> None:
+        """Give the first place to the turn that the policy names, even if another turn is displaced for it."""
+        queues = self._queues
+        running = list(queues.running.values())
+        lead = self._policy.lead(queues.waiting.heads, running)
+        if lead is None:
+            return
+        if lead.id not in queues.running:
+            if len(running) >= self._settings.max_sequences:
+                self._displace(running[-1])
+            self._run(lead)
+        queues.lead(lead)
 
-        Shared blocks of idle sequences are counted once for each sequence. If a turn is admitted too early it
-        is preempted later; the turn that runs first takes what it needs, so there is always progress.
+    def _run(self, sequence: Sequence) -> None:
+        self._queues.admit(sequence)
+        self._block_manager.adopt(sequence)
+        sequence.admit()
+
+    def _displace(self, sequence: Sequence) -> None:
+        self._queues.displace(sequence)
+        self._counters.displaced += 1
+
+    def _way(self, head: Sequence) -> list[Sequence] | None:
+        """The running turns to displace so that the waiting turn ``head`` can run now; empty if none has to be.
+
+        None: ``head`` has to wait, as the policy names too few.
+        """
+        running = list(self._queues.running.values())
+        gone: list[Sequence] = []
+        if len(running) >= self._settings.max_sequences:
+            gone += islice(self._policy.displaced(head, running, by_tokens=False), 1)
+            if not gone:
+                return None
+        running = [turn for turn in running if turn not in gone]
+        displaced = self._policy.displaced(head, running, by_tokens=True)
+        while not self._fits(head, running, gone):
+            turn = next(displaced, None)
+            if turn is None:
+                return None
+            running.remove(turn)
+            gone.append(turn)
+        return gone
+
+    def _fits(self, head: Sequence, running: list[Sequence], gone: list[Sequence]) -> bool:
+        """Estimate whether there are blocks for all tokens of the waiting turn ``head`` and of ``running``, if
+        the turns in ``gone`` give up their blocks.
+
+        A block that idle sequences share is counted once for each of them, so the answer may be wrong. A turn
+        that is admitted too early is preempted later. The turn that runs first takes what it needs, so there is
+        always progress.
         """
         needed = self._missing(head)
-        if self._queues.running:
-            needed += self._settings.watermark_blocks + sum(map(self._missing, self._queues.running.values()))
+        if running:
+            needed += self._settings.watermark_blocks + sum(map(self._missing, running))
         found = self._pool.available
         others = (waiting for waiting in self._queues.waiting if waiting is not head)
         queues = self._queues
@@ -77,6 +135,7 @@ class Preemption:
             queues.leased.values(),
             queues.compiling.values(),
             others,
+            gone,
         )
         while found < needed:
             holder = next(holders, None)
@@ -86,11 +145,13 @@ class Preemption:
         return True
 
     def _missing(self, sequence: Sequence) -> int:
-        """Blocks to allocate before the turn can sample one more token."""
+        """How many blocks the sequence's table lacks for all its tokens, so that its turn can sample one
+        more."""
         return max(0, self._block_manager.blocks_for(sequence.total) - len(sequence.table))
 
     def relieve(self, blocks: int, sequence: Sequence, now: float) -> None:
-        """Make ``blocks`` blocks available, now or behind the fence; no running turn gives any."""
+        """Make ``blocks`` blocks available for ``sequence``, now or when the steps in flight are done, as far
+        as possible without taking from running turns."""
         if sequence.turn is None:
             return self._take(blocks, self._before(blocks, sequence, now))
         coming_up = reversed(self._queues.restoring.values())
@@ -102,7 +163,8 @@ class Preemption:
         return self._take(blocks, chain(self._ends(blocks, coming_up), self._idle(blocks, now), whole))
 
     def preempt(self, blocks: int, sequence: Sequence) -> None:
-        """The same, taking from running turns behind ``sequence``, the last first."""
+        """Make ``blocks`` blocks available as `relieve` does, but by preempting running turns behind
+        ``sequence``, the last first."""
         running = self._queues.running
         while self._coming() < blocks:
             last = next(reversed(running.values()))
@@ -126,25 +188,28 @@ class Preemption:
                 self._queues.taken(holder)
 
     def _ends(self, blocks: int, sequences: Iterator[Sequence]) -> Iterator[_Victim]:
-        """Of each sequence its last blocks, as many as are missing; then all, in case those are shared."""
+        """For each sequence two victims: its last blocks, as many as are missing; then all its blocks, because
+        the last ones free nothing if they are shared."""
         for sequence in sequences:
             yield sequence, max(0, len(sequence.table) - (blocks - self._coming()))
             yield sequence, 0
 
     def _idle(self, blocks: int, now: float) -> Iterator[_Victim]:
-        """Idle sequences with blocks, in the order in which they give; one gives before the next is chosen."""
+        """Idle sequences as victims, in the order in which they give up blocks. The next is chosen only when it
+        is needed."""
         idle = self._queues.idle_eviction
         while idle:
             yield from self._ends(blocks, iter([self._policy.idle_victim(idle, idle.longest(now), now)]))
         leased = [(held, held.lease) for held in self._queues.leased.values() if held.lease is not None]
         leased.sort(key=lambda pair: pair[1].returns, reverse=True)
-        size = self._block_manager.block_tokens  # blocks beyond it that are being written go with the rest
+        size = self._block_manager.block_tokens  # a block behind `computed` goes with the rest
         beyond = [(held, lease.blocks) for held, lease in leased if held.computed > lease.blocks * size]
         yield from beyond
         yield from self._ends(blocks, (held for held, _ in leased))
 
     def _before(self, blocks: int, sequence: Sequence, now: float) -> Iterator[_Victim]:
-        """Idle sequences before ``sequence`` in that order, up to the first that has a row in this step."""
+        """The idle sequences that give up blocks before ``sequence`` does, an idle one itself, as victims
+        (`_idle`). It ends at the first victim that has a row in the step being planned."""
         step = self._counters.steps + 1
         before = takewhile(lambda victim: victim[0] is not sequence, self._idle(blocks, now))
         return takewhile(lambda victim: step not in victim[0].in_flight, before)

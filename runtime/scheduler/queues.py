@@ -8,35 +8,84 @@
       │                       └────────────────────┤
       └────────────────────────────────────────────┘ end, stop, truncate
 
-The order of turns is `running` followed by `waiting`, each as the policy has it. A turn has a `TurnPlace` by
-age: its number, less `HEAD_START` for each step of its priority. So a turn of higher priority goes before those
-that began less than so many turns before it, and no turn is overtaken without end.
+The order of turns is `running` followed by `waiting`, each in the policy's order; waiting turns stand in the
+policy's lines. A running turn that is *displaced* waits again and keeps its KV; one that is *preempted* loses
+its KV. Each turn has a `TurnPlace`: its number, less `HEAD_START` for each step of its priority. So a turn with
+one step more priority goes before the last `HEAD_START` turns that began before it, and no turn is overtaken
+forever.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain
 
 from ..errors import SequenceUnknown
-from ..sequence import Sequence, TurnPlace
+from ..sequence import Sequence, Turn, TurnPlace
 from ..stats import Counters
 from .idle_eviction import IdleEviction
 from .policy import FirstComeFirstServed, Policy
 
 HEAD_START = 32
-"""Turns that one step of priority is worth."""
+"""How many earlier turns a turn overtakes for each step of priority."""
+
+
+class WaitingTurns:
+    """The waiting turns, in the lines of a policy (`Policy.line`). A line that becomes empty is removed."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._lines: dict[int, list[Sequence]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return chain.from_iterable(self._lines.values())
+
+    def __reversed__(self) -> Iterator[Sequence]:
+        """All waiting turns, line by line, each line from its end."""
+        return chain.from_iterable(map(reversed, reversed(self._lines.values())))
+
+    @property
+    def heads(self) -> list[Sequence]:
+        """The first turn of each line."""
+        return [line[0] for line in self._lines.values()]
+
+    def add(self, sequence: Sequence, step: int) -> None:
+        """Add a turn to its line, at its place in the policy's order. ``step``: see `Policy.order`."""
+        line = self._policy.line(sequence)
+        there = self._lines.get(line, [])
+        self._lines[line] = self._policy.order([*there, sequence], step) if there else [sequence]
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a turn from its line. Raises ``ValueError`` if it does not wait."""
+        line = self._policy.line(sequence)
+        there = self._lines.get(line, [])
+        there.remove(sequence)
+        if not there:
+            del self._lines[line]
+
+    def arrange(self, step: int) -> None:
+        """Put each line in the policy's order. ``step``: see `Policy.order`."""
+        for line, there in self._lines.items():
+            if len(there) > 1:
+                self._lines[line] = self._policy.order(there, step)
 
 
 class Queues:
     """All open sequences, each idle, waiting or running. ``policy``: the order of turns.
 
-    ``idle_eviction``: idle ones without a lease that may hold blocks; ``leased``: those with one. ``prefill``:
-    idle ones with tokens to compute, in the order of their verbs, leased and expected ones before others.
-    ``restoring``: turns with KV that comes up from disk, in the order in which they began; they have no place
-    among the others yet. ``staged``: idle ones for which the same is done. ``compiling``: turns with a grammar
-    that is being compiled; they have no place yet either, and keep what they hold unless others need it.
+    ``idle_eviction``: idle sequences without a lease that may hold blocks; ``leased``: idle sequences with a
+    lease. ``prefill``: idle sequences with tokens to compute, in the order of their verbs, but leased ones and
+    those with a turn expected first. ``restoring``: turns with KV that is being restored from disk, in the
+    order in which they began; they are not waiting or running yet. ``staged``: idle sequences with KV that is
+    being restored from disk. ``compiling``: turns with a grammar that is being compiled; they are not waiting
+    or running yet, and keep their blocks unless other turns need them.
     """
 
     def __init__(self, policy: Policy | None = None, counters: Counters | None = None) -> None:
@@ -44,7 +93,7 @@ class Queues:
         self._counters = counters or Counters()
         self.sequences: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = WaitingTurns(self._policy)
         self.idle_eviction = IdleEviction()
         self.leased: OrderedDict[int, Sequence] = OrderedDict()
         self.prefill: OrderedDict[int, Sequence] = OrderedDict()
@@ -52,16 +101,18 @@ class Queues:
         self.staged: dict[int, Sequence] = {}
         self.compiling: dict[int, Sequence] = {}
         self._turns = 0
+        self._leader: Sequence | None = None  # the sequence with the first place, and its turn
+        self._leads: Turn | None = None
 
     def __getitem__(self, seq: int) -> Sequence:
-        """Raises `SequenceUnknown`."""
+        """The open sequence with the id ``seq``. Raises `SequenceUnknown`."""
         try:
             return self.sequences[seq]
         except KeyError:
             raise SequenceUnknown(f"no sequence {seq}") from None
 
     def touch(self, sequence: Sequence, now: float) -> None:
-        """An idle sequence was used: insert it, rank it anew for idle eviction, and queue its prefill."""
+        """Record that an idle sequence was used: re-rank it for idle eviction, and queue its prefill."""
         self.sequences[sequence.id] = sequence
         sequence.used = now
         self.rank(sequence)
@@ -73,7 +124,8 @@ class Queues:
             self.prefill.pop(sequence.id, None)
 
     def rank(self, sequence: Sequence) -> None:
-        """Insert an idle sequence that may hold blocks among those that can lose them, or re-rank it."""
+        """Put an idle sequence, which may hold blocks, at its place among the victims: into `leased` if it
+        has a lease, else into `idle_eviction`."""
         self.leased.pop(sequence.id, None)
         if sequence.lease is None:
             self.idle_eviction.put(sequence)
@@ -82,56 +134,69 @@ class Queues:
             self.leased[sequence.id] = sequence
 
     def taken(self, sequence: Sequence) -> None:
-        """An idle sequence lost its KV. It is computed again when the sequence is used again, not before."""
+        """Record that an idle sequence has lost its KV: it is no victim of eviction any more, and is neither
+        prefilled nor restored before it is used again."""
         self.idle_eviction.discard(sequence.id)
         self.leased.pop(sequence.id, None)
         self.prefill.pop(sequence.id, None)
         self.staged.pop(sequence.id, None)
 
     def enqueue(self, sequence: Sequence) -> None:
-        """A turn began."""
+        """Give a sequence with a new turn its `TurnPlace`, and put it among the waiting turns; it is not idle
+        any more."""
         self.taken(sequence)
         self._turns += 1
         rank = self._turns - HEAD_START * sequence.priority
         sequence.place = TurnPlace(rank, self._turns, self._counters.steps)
         self._await(sequence)
 
+    @property
+    def leaderless(self) -> bool:
+        """Whether the first place is free: the turn that had it is over."""
+        leader = self._leader
+        return leader is None or self.running.get(leader.id) is not leader or leader.turn is not self._leads
+
     def arrange(self) -> None:
         """Put all turns in the policy's order, before a step is planned."""
+        self._arrange_running()
         if not self._policy.steady:
-            self._arrange_running()
-            self._arrange_waiting()
+            self.waiting.arrange(self._counters.steps)
 
-    def admit(self) -> Sequence:
-        """The first waiting turn runs, at its place among the running ones."""
-        sequence = self.waiting.popleft()
+    def lead(self, sequence: Sequence) -> None:
+        """Give the first place to a running turn, until it ends."""
+        self._leader, self._leads = sequence, sequence.turn
+        self._arrange_running()
+
+    def admit(self, sequence: Sequence) -> None:
+        """Move a waiting turn to the running ones, to its place in their order."""
+        self.waiting.remove(sequence)
         self.running[sequence.id] = sequence
         self._arrange_running()
-        return sequence
+
+    def displace(self, sequence: Sequence) -> None:
+        """Move a running turn to the waiting ones; it keeps its KV."""
+        del self.running[sequence.id]
+        self._await(sequence)
 
     def preempt(self) -> Sequence:
-        """The last running turn waits again."""
+        """Move the last running turn to the waiting ones, and return it."""
         _, sequence = self.running.popitem()
         self._await(sequence)
         return sequence
 
     def _await(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
-        self._arrange_waiting()
-
-    def _arrange_waiting(self) -> None:
-        if len(self.waiting) > 1:
-            self.waiting = deque(self._policy.order(list(self.waiting), self._counters.steps))
+        self.waiting.add(sequence, self._counters.steps)
 
     def _arrange_running(self) -> None:
-        first = list(islice(self.running.values(), 1))
-        others = list(islice(self.running.values(), len(first), None))
-        if len(others) > 1:
-            ordered = self._policy.order(others, self._counters.steps)
-            self.running = {sequence.id: sequence for sequence in (*first, *ordered)}
+        if len(self.running) < 2:
+            return
+        running = list(self.running.values())
+        first = running[0] if self.leaderless or self._leader is None else self._leader
+        ordered = self._policy.rows(running, self._counters.steps)
+        self.running = {first.id: first, **{sequence.id: sequence for sequence in ordered}}
 
     def rest(self, sequence: Sequence, now: float) -> None:
-        """The turn is over."""
+        """Move a sequence with a turn that is over to the idle ones."""
         for away in (self.restoring, self.compiling, self.running):
             if away.pop(sequence.id, None) is not None:
                 break
@@ -142,19 +207,20 @@ class Queues:
     def defer(self, sequence: Sequence) -> None:
         """Compute nothing more of an idle sequence until it is used again.
 
-        The last tokens of its turn are few. Computing them now costs a whole pass over its KV, and a turn that
-        follows at once would wait for that.
+        At the end of a turn only a few tokens have no KV yet. Computing them now costs a pass over all its KV,
+        and a turn that follows at once would wait for it.
         """
         self.prefill.pop(sequence.id, None)
 
     def close(self, sequence: Sequence, now: float) -> None:
-        """Forget a sequence, whatever it does."""
+        """Remove a sequence, idle or with a turn, from all queues. Its id is unknown from now on."""
         if sequence.turn is not None:
             self.rest(sequence, now)
         self.taken(sequence)
         del self.sequences[sequence.id]
 
     def turns(self) -> Iterator[Sequence]:
-        """All turns, in order."""
+        """All sequences with a turn that runs or waits: the running ones first, each part in the policy's
+        order."""
         yield from self.running.values()
         yield from self.waiting

@@ -18,7 +18,8 @@ MOST_ADDEND = 1000.0
 
 
 def check_sampling(sampling: Sampling, limits: TokenLimits, vocab_size: int) -> None:
-    """Raises `SamplingInvalid`, which names what is out of bounds."""
+    """Check the values of ``sampling`` and ``limits``; every token id must be below ``vocab_size``. Raises
+    `SamplingInvalid`, which names what is out of bounds."""
     wrong = [*_numbers(sampling), *_tokens(sampling, limits, vocab_size), *_limits(limits)]
     if wrong:
         raise SamplingInvalid(f"out of bounds: {', '.join(wrong[:8])}")

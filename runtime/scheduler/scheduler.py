@@ -8,10 +8,11 @@
                               │     Preemption                              │
                               └─────────────────────────────────────────────┘
 
-At depth 2 a plan is made while the one before it is in flight, and may be fed by tokens that it has still to
-sample. Plans are committed, or revoked, in the order they were made. A verb takes effect between a commit and
-the next plan. It is checked first, so that a refused verb changes nothing. If a step in flight holds the
-sequence, its row is discarded when it lands. ``now`` is in seconds of one clock, the caller's.
+At depth 2 a plan is made while the step before it is in flight. Its input may include tokens that the step in
+flight has still to sample. Plans are committed or revoked in the order in which they were made. A verb takes
+effect between a commit and the next plan. It is checked first, so that a refused verb changes nothing. If a
+step in flight has a row for the sequence, that row is discarded when the step is done. ``now``: seconds of one
+clock, chosen by the caller.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from ..errors import (
 from ..grammar.llguidance import Compiler, Matchers
 from ..grammar.queue import GrammarQueue
 from ..kv_placement.block_manager import BlockManager
+from ..kv_placement.block_map import map_blocks
 from ..kv_placement.costs import CostBook
 from ..kv_placement.leases import Leases
 from ..kv_placement.offload import POLL_SECONDS, Offload
@@ -50,6 +52,7 @@ from ..link.messages import (
     Fork,
     Generate,
     Lease,
+    Locate,
     Open,
     Opening,
     Row,
@@ -74,7 +77,7 @@ from .preemption import Preemption
 from .queues import Queues
 from .sampling_limits import check_sampling
 
-SequenceVerb = Open | Extend | Truncate | Generate | Stop | Fork | Close | Lease | Stage | Settle
+SequenceVerb = Open | Extend | Truncate | Generate | Stop | Fork | Close | Lease | Stage | Settle | Locate
 
 
 class Scheduler:
@@ -85,11 +88,11 @@ class Scheduler:
         pool: ``settings.blocks`` blocks that nothing else uses.
         hasher: names blocks of ``settings.block_tokens`` tokens.
         namespace: the digest of all that decides what a block's bytes mean.
-        tier: keeps blocks below the device, under the same names; None without one.
-        disk: keeps records of ``tier`` below it.
-        costs: of restoring and computing, as measured; without any all is restored.
-        compiler: of grammars; without one they are refused.
-        matchers: where matchers go, and the runner finds them.
+        tier: keeps blocks in host memory, under the same names; None: there is no host tier.
+        disk: keeps blocks of ``tier`` on disk; None: there is no disk tier.
+        costs: measured costs of restoring and computing; None: what a tier holds is always restored.
+        compiler: compiles grammars; None: a turn with a grammar is refused.
+        matchers: the matchers of running turns, shared with the runner.
 
     Raises:
         SettingsInvalid: pool or hasher are made for other numbers, or there is no such policy.
@@ -122,21 +125,22 @@ class Scheduler:
         preemption = Preemption(settings, policy, queues, blocks, pool, self.counters)
         self._idle_prefill = IdlePrefill(settings.idle_stretch)
         budget = self._idle_prefill
-        self._planner = Planner(settings, queues, blocks, pool, preemption, budget, self.counters)
+        self._planner = Planner(settings, queues, blocks, pool, policy, preemption, budget, self.counters)
         self._restore = Restore(queues, blocks, preemption.relieve, disk, costs or CostBook(None))
         self.offload = Offload(blocks, disk, costs)
         self._leases = Leases(settings, queues, blocks, self._restore)
         self._pending_moves = PendingMoves(queues, blocks, self._restore, disk, self.offload.send)
         self._committer = Committer(policy, queues, blocks, self._matchers, self.counters)
         self._grammar_queue = GrammarQueue(compiler, queues)
-        self._rows: list[Row] = []  # of turns that went on or ended without a step
+        self._rows: list[Row] = []  # of turns that got tokens or ended without a step
 
     # --- verbs ------------------------------------------------------------------------------------------
 
     def apply(self, verb: SequenceVerb, now: float) -> VerbReply | None:
-        """Do what a verb says. None: it waits for KV to move, and `answers` has the reply when that is done.
+        """Apply a verb and return its reply. None: the verb waits for KV to move; `answers` returns the reply
+        when that is done.
 
-        Raises `VerbRefused`: nothing has changed.
+        Raises `VerbRefused`; then nothing has changed.
         """
         match verb:
             case Open():
@@ -159,13 +163,15 @@ class Scheduler:
                 return self._stage(verb, now)
             case Settle():
                 return self._settle(verb, now)
+            case Locate():
+                return self._locate(verb)
 
     def answers(self) -> list[VerbReply]:
-        """Replies to verbs that waited, ready since the last call."""
+        """The replies to waiting verbs that have become ready since the last call."""
         return self._pending_moves.answers()
 
     def _open(self, verb: Open, now: float) -> SequenceState:
-        """Begin a sequence. What the prefix cache holds of it counts as computed at once."""
+        """Begin a sequence. Tokens with KV in the prefix cache count as computed at once."""
         self._check_new([verb.seq])
         tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
         self._check_context(len(tokens))
@@ -198,7 +204,7 @@ class Scheduler:
     def _generate(self, verb: Generate, now: float) -> SequenceState:
         """Append the verb's tokens and begin a turn. With an ``opening`` the sequence begins here, too.
 
-        The state has no tokens that the grammar adds: those come in a row.
+        Tokens that the grammar forces at the beginning are not in the returned state; they come in a row.
         """
         opening = verb.opening
         if opening is None:
@@ -213,7 +219,7 @@ class Scheduler:
         if opening is not None and opening.parent is None:
             self._block_manager.adopt(sequence)
             self._restore.stage(sequence, now)
-        if sequence.planned == sequence.total:  # after a truncation; its last token's logits are wanted
+        if sequence.planned == sequence.total:  # after a truncation: the last token's logits are needed again
             self._block_manager.cut(sequence, sequence.total - 1)
         sequence.begin(turn)
         state = sequence.state
@@ -225,8 +231,8 @@ class Scheduler:
         return state
 
     def _stop(self, verb: Stop, now: float) -> SequenceState:
-        """End the turn, if there is one. Committed tokens stay, but for those beyond ``keep``; what steps in
-        flight sample is discarded.
+        """End the turn, if there is one. Committed tokens stay, but at most ``keep`` of them; tokens that steps
+        in flight sample are discarded.
         """
         sequence = self._queues[verb.seq]
         if verb.keep is None or verb.keep >= len(sequence.tokens):
@@ -237,7 +243,8 @@ class Scheduler:
         return sequence.state
 
     def _fork(self, verb: Fork, now: float) -> SequenceState:
-        """Make children of what is committed. They share its blocks, and copy a tail before writing it."""
+        """Make child sequences of the committed tokens. They share the parent's blocks; a partial last block is
+        copied before it is written."""
         parent = self._queues[verb.seq]
         length = len(parent.tokens) if verb.at is None else verb.at
         self._check_length(parent, length)
@@ -246,7 +253,8 @@ class Scheduler:
         return parent.state
 
     def _close(self, verb: Close, now: float) -> VerbReply:
-        """Forget a sequence."""
+        """Close a sequence. If a turn runs, it ends without a row. The blocks are released; with ``keep_kv``
+        their KV stays cached, and is sent to disk if there is room."""
         sequence = self._queues[verb.seq]
         self._leases.end(sequence)
         self._block_manager.surrender(sequence, keep=verb.keep_kv)
@@ -258,15 +266,16 @@ class Scheduler:
         return VerbReply(verb.request)
 
     def _lease(self, verb: Lease, now: float) -> VerbReply:
-        """Grant what the budget has room for, at any time; it counts for turns that begin later."""
+        """Grant as much of the lease as the budget allows. Its priority counts for turns that begin later."""
         sequence = self._queues[verb.seq]
         receipt = self._leases.grant(sequence, verb, now)
         return VerbReply(verb.request, sequence.state, receipt=receipt)
 
     def _stage(self, verb: Stage, now: float) -> VerbReply | None:
-        """Bring up what lower tiers hold of an idle sequence, and compute the rest."""
+        """Begin to restore what lower tiers hold of an idle sequence's KV, and to compute the rest. Returns
+        the reply; None if the verb waits until the KV is on the device."""
         sequence = self._idle(verb.seq)
-        move = self._pending_moves.of_stage(verb.request, sequence, now)  # before any of it comes at once
+        move = self._pending_moves.of_stage(verb.request, sequence, now)  # before a part is restored at once
         sequence.look_up()
         self._queues.touch(sequence, now)
         self._restore.stage(sequence, now)
@@ -276,7 +285,8 @@ class Scheduler:
         return None
 
     def _settle(self, verb: Settle, now: float) -> VerbReply | None:
-        """Send an idle sequence's KV down from the device, as far as possible to disk if that is asked for."""
+        """Give up an idle sequence's blocks, and begin to offload its KV to the host tier or, as far as
+        possible, to disk (``verb.disk``). Returns the reply; None if the verb waits until the KV is there."""
         sequence = self._idle(verb.seq)
         self._block_manager.offload_tail(sequence)
         if not verb.disk:
@@ -290,10 +300,23 @@ class Scheduler:
         self._pending_moves.follow(self._pending_moves.of_settle(verb.request, sequence, now, disk=verb.disk))
         return None
 
+    def _locate(self, verb: Locate) -> VerbReply:
+        """Where the blocks of a sequence, or of the verb's tokens, lie. Changes nothing."""
+        if verb.seq is not None:
+            sequence = self._queues[verb.seq]
+        else:
+            tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
+            self._check_context(len(tokens))
+            sequence = Sequence(0, self._block_manager.residency.root(verb.salt), TokenList(tokens))
+        blocks = map_blocks(sequence, self._queues.sequences.values(), self._block_manager)
+        return VerbReply(verb.request, blocks=blocks)
+
     # --- steps ------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Do what is due: answers of the disk, leases that end, KV that is expected back, grammars."""
+        """Do what is due between two steps: end leases, take in what the disk process answered, restore KV of
+        sequences that are expected back, send records to disk, and queue turns with a grammar that is
+        compiled now."""
         self._leases.tick(now)
         self.offload.poll(now)
         self._restore.tick(now)
@@ -301,42 +324,43 @@ class Scheduler:
         self._take_matchers(now)
 
     def plan(self, now: float) -> Plan | None:
-        """The next step; it counts as launched. None: nothing to do before a commit or a verb."""
+        """Plan the next step, which counts as launched. None: nothing to do before a commit or a verb."""
         return self._planner.plan(now)
 
     def plan_alone(self, seq: int, now: float) -> Plan | None:
-        """A step for this sequence alone, to find out whether it is the one that fails."""
+        """Plan a step for this sequence alone, to find out whether it makes steps fail. None: nothing to do."""
         return self._planner.plan_alone(self._queues[seq], now)
 
     def planned(self, now: float, *, idle: bool) -> list[Row]:
         """Complete the pending moves that are ready, once nothing more can be planned.
 
-        ``idle``: nothing is in flight. Returns the rows of turns that went on or ended without a step.
+        ``idle``: no step is in flight. Returns the rows of turns that got tokens or ended without a step.
         """
         self._pending_moves.tick(now, idle=idle)
         rows, self._rows = self._rows, []
         return rows
 
     def took(self, plan: Plan, seconds: float) -> None:
-        """A step kept the device busy for so many seconds: what later steps may carry depends on it."""
+        """Record that the step of ``plan`` took ``seconds`` of device time; later steps are sized by it."""
         self._idle_prefill.took(plan, seconds)
 
     def commit(self, plan: Plan, outcomes: Items[Outcome], now: float, *, moved: bool = True) -> list[Row]:
         """Take over what ``plan`` computed; ``outcomes`` are aligned with its rows.
 
-        Not ``moved``: it failed as a whole. Returns a row for each turn that has tokens to tell, or ended.
+        ``moved``: False if the step failed as a whole. Returns a row for each turn that has tokens to send or
+        has ended.
         """
         rows = self._committer.commit(plan, outcomes, now, moved=moved)
         self._rest(now)
         return rows
 
     def revoke(self, plans: Iterable[Plan], now: float) -> list[int]:
-        """Take back these plans, all that are in flight, which failed as a whole; returns their sequences."""
+        """Undo ``plans``, which are all plans in flight and failed as a whole. Returns their sequences' ids."""
         self.counters.isolations += 1
         return list(dict.fromkeys(s.id for plan in plans for s in self._committer.revoke(plan, now)))
 
     def evict(self, seq: int) -> int:
-        """Take a sequence's KV as preemption would; it is computed again when wanted. Returns its blocks."""
+        """Take a sequence's KV away, as preemption would. Returns how many blocks it gave up."""
         sequence = self._queues[seq]
         blocks = self._block_manager.surrender(sequence)
         if sequence.turn is None:
@@ -344,11 +368,11 @@ class Scheduler:
         return blocks
 
     def prepare(self) -> bool:
-        """In an idle moment: do ahead what a later step would wait for. False: nothing of that is left."""
+        """In an idle moment, do a part of the work that a later step would wait for. False: none is left."""
         return self.tier is not None and self.tier.prepare()
 
     def due(self, now: float) -> float | None:
-        """Seconds until `tick` has something to do if nothing else happens; None: never."""
+        """Seconds until `tick` has something to do, if no verb or commit comes before; None: never."""
         pending_moves = POLL_SECONDS if self._pending_moves.busy else None
         grammars = self._grammar_queue.due() if not self._rows else 0.0
         dues = (self._restore.due(), self.offload.due(now), self._leases.due(now), pending_moves, grammars)
@@ -357,7 +381,7 @@ class Scheduler:
     # --- what is here -----------------------------------------------------------------------------------
 
     def state(self, seq: int) -> SequenceState:
-        """What is held of a sequence. Raises `SequenceUnknown`."""
+        """The state of a sequence. Raises `SequenceUnknown`."""
         return self._queues[seq].state
 
     def statistics(self) -> dict[str, float]:
@@ -367,6 +391,7 @@ class Scheduler:
             "sequences": len(queues.sequences),
             "running": len(queues.running),
             "waiting": len(queues.waiting),
+            "running_blocks": len(self._block_manager.held(queues.running.values())),
             "idle_holding": len(queues.idle_eviction) + len(queues.leased),
             "idle_expected": queues.idle_eviction.expected,
             "idle_prefill": len(queues.prefill),
@@ -394,7 +419,8 @@ class Scheduler:
     # --- parts of verbs ---------------------------------------------------------------------------------
 
     def _begin(self, seq: int, opening: Opening, now: float) -> Sequence:
-        """A new sequence as ``opening`` describes it."""
+        """Make the sequence ``seq`` as ``opening`` says, empty or as a fork of its parent, put it among the
+        idle ones, and return it. The caller appends the tokens."""
         if opening.parent is not None:
             (child,) = self._children(self._queues[opening.parent], [seq], opening.at, now)
             return child
@@ -404,12 +430,13 @@ class Scheduler:
         return sequence
 
     def _children(self, parent: Sequence, seqs: list[int], length: int, now: float) -> list[Sequence]:
-        """New sequences of the parent's first ``length`` tokens."""
+        """Make a sequence for each id in ``seqs``, with the parent's first ``length`` tokens and, as far as
+        there is any, their KV, in shared blocks. They become idle sequences."""
         children = [Sequence(seq, parent.root, parent.tokens.copy(length)) for seq in seqs]
         self._block_manager.fork(parent, children)
         for child in children:
             self._queues.touch(child, now)
-            self._queues.prefill.pop(child.id, None)  # the parent computes it already
+            self._queues.prefill.pop(child.id, None)  # the parent already computes these tokens
         return children
 
     def _shorten(self, sequence: Sequence, length: int, now: float) -> None:
@@ -426,13 +453,14 @@ class Scheduler:
         sequence.halt()
 
     def _rest(self, now: float) -> None:
-        """Turns have ended: leases cover what the sequences are now, and in a while their KV goes to disk."""
+        """For each turn that has ended: extend its lease to the new tokens, and schedule its KV for disk."""
         for sequence in self._committer.ended():
             self._leases.cover(sequence)
             self.offload.rest(sequence, now)
 
     def _take_matchers(self, now: float) -> None:
-        """Turns with grammars that are compiled run, after what the grammar begins with; others end."""
+        """Queue the turns with a grammar that is now compiled, after appending the tokens that it forces at the
+        beginning. End the turns with a grammar that could not be compiled."""
         for sequence, matcher in self._grammar_queue.tick(now):
             if isinstance(matcher, GrammarFault):
                 fault = RowFault(f"grammar: {matcher.message}", matcher.code)
@@ -449,7 +477,7 @@ class Scheduler:
     # --- checks -----------------------------------------------------------------------------------------
 
     def _idle(self, seq: int, length: int | None = None) -> Sequence:
-        """The sequence, which has no turn, and ``length`` tokens if one is given."""
+        """The sequence ``seq``. Raises `VerbRefused` if it has a turn, or not ``length`` tokens (None: any)."""
         sequence = self._queues[seq]
         if sequence.turn is not None:
             raise SequenceBusy(f"sequence {seq} is generating")
@@ -458,7 +486,8 @@ class Scheduler:
         return sequence
 
     def _check_opening(self, seq: int, opening: Opening) -> int:
-        """Tokens that the sequence would begin with."""
+        """Check that the sequence ``seq`` may be opened as ``opening`` says. Returns the number of tokens
+        that it would begin with. Raises `VerbRefused`."""
         at = 0
         if opening.parent is not None:
             at = opening.at

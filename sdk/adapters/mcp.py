@@ -25,17 +25,19 @@ class MCPSession(Protocol):
     """The methods of `mcp.ClientSession` that are used here."""
 
     async def list_tools(self, *, params: Any = None) -> Any:
-        """A page of tools."""
+        """A page of the server's tools. `params`: which page; None: the first."""
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any] | None = None, *, progress_callback: Any = None
     ) -> Any:
-        """The result of a tool."""
+        """Run the tool `name` at the server and return its result. `progress_callback`: is awaited with how far
+        it is."""
 
 
 async def mcp_tools(session: MCPSession, *, timeout: float | None = None, prefix: str = "") -> list[Tool]:
-    """All tools of the server, their names after `prefix`; `timeout`: seconds for each call. Raises
-    `ToolInvalid` for a tool that cannot be offered or too many pages, and what the session raises."""
+    """All tools of the MCP server that `session` talks to, each with `prefix` before its name. A call runs the
+    tool at that server. `timeout`: seconds for each call. Raises `ToolInvalid` for a tool that cannot be
+    offered and for more than `MAX_PAGES` pages, and what the session raises."""
     return [_tool(session, listed, timeout, prefix) async for listed in _listed(session)]
 
 
@@ -78,7 +80,8 @@ def _progress(context: ToolContext) -> Callable[..., Any]:
 
 
 def _output(result: Any) -> str:
-    """A tool's result as text: its blocks, else its data. Raises `ToolFailed` for an error or a long output."""
+    """The result of an MCP tool as text: its content blocks, joined by line ends, or its structured data if it
+    has none. Raises `ToolFailed` if the result is an error or too long."""
     blocks = [_text(block) for block in result.content]
     structured = _either(result, "structured_content", "structuredContent")
     text = "\n".join(blocks) if blocks or structured is None else output_text(structured)
@@ -88,7 +91,7 @@ def _output(result: Any) -> str:
 
 
 def _text(block: Any) -> str:
-    """The text of a block, or of the file in it."""
+    """The text of a content block, or of the file in it; for another block, a description."""
     for holder in (block, getattr(block, "resource", None)):
         text = getattr(holder, "text", None)
         if isinstance(text, str):
@@ -97,12 +100,13 @@ def _text(block: Any) -> str:
 
 
 def _named(block: Any) -> str:
-    """A description of a block that is no text: the model reads no pictures."""
+    """A description of a block that has no text, as JSON: the model reads no pictures."""
     block_or_file = getattr(block, "resource", None) or block
     about = getattr(block_or_file, "uri", None) or _either(block_or_file, "mime_type", "mimeType")
     return output_text({"type": block.type, **({"about": str(about)} if about else {})})
 
 
 def _either(value: Any, new: str, old: str) -> Any:
-    """A field by its name in version 2 of the package, or in version 1."""
+    """The attribute `new` (its name in version 2 of the package), or `old` (in version 1); None if it has
+    neither."""
     return getattr(value, new, None) if hasattr(value, new) else getattr(value, old, None)

@@ -53,7 +53,8 @@ _SETTINGS = {
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """A session, and the keys of the items that it holds."""
+    """A session that is kept, and the keys of the items that it holds, in order. `stack`: closes it; `head`:
+    the instructions and tools that it has; `busy`: a response runs in it."""
 
     chat: Chat
     stack: AsyncExitStack
@@ -63,9 +64,9 @@ class _Kept:
 
 
 class SessionModel(Model):
-    """`agents.Model` over a `Client`. It keeps up to `KEPT_SESSIONS` sessions; `close` ends them.
+    """`agents.Model` over a `Client`. It keeps up to `KEPT_SESSIONS` sessions open, and `close` closes them.
 
-    Raises `agents.UserError` for what is not served, also an output type without a grammar,
+    Raises `agents.UserError` for what is not served, also an output type that no grammar can be made of,
     `agents.ModelBehaviorError` for a reply that ends before its JSON does, and what `Chat.respond` raises.
     """
 
@@ -84,7 +85,8 @@ class SessionModel(Model):
         tracing: Any,
         **more: Any,
     ) -> Any:
-        """The next response, complete."""
+        """Let the model respond to `input`, which has all items so far, and return the whole
+        `agents.ModelResponse`. Only items that the session lacks are sent. `tracing` and `more` are ignored."""
         finished = None
         given = (system_instructions, input, model_settings, tools, output_schema, handoffs)
         async for event in self._respond(*given):
@@ -104,7 +106,8 @@ class SessionModel(Model):
         tracing: Any,
         **more: Any,
     ) -> AsyncIterator[Any]:
-        """The next response as it comes, in the events of the Responses API."""
+        """As `get_response`, but yields the response as it comes, in events of the Responses API: created, text
+        deltas, finished items, completed."""
         numbers = iter(range(1 << 30))
         begun = _whole("resp_begun", "in_progress", (), None)
         yield ResponseCreatedEvent(type="response.created", response=begun, sequence_number=next(numbers))
@@ -137,7 +140,7 @@ class SessionModel(Model):
                         )
 
     async def close(self) -> None:
-        """End all sessions."""
+        """Close all sessions that are kept."""
         kept, self._kept = self._kept, []
         for one in kept:
             await one.stack.aclose()
@@ -145,7 +148,8 @@ class SessionModel(Model):
     async def _respond(
         self, instructions: str | None, given: Any, settings: Any, tools: Any, schema: Any, handoffs: Any
     ) -> AsyncGenerator[Any, None]:
-        """The events of a response; the last is its `Finished`."""
+        """Send what the session lacks and yield the events of the response; the last thing that comes is its
+        `Finished`. If the response is not read to its end, its session is closed."""
         fields = _fields(settings, schema)
         items = _items(given)
         keys = [_key(item) for item in items]
@@ -171,7 +175,8 @@ class SessionModel(Model):
                 await self._drop(kept)
 
     async def _session(self, keys: list[_Key]) -> _Kept:
-        """The session that holds the most of the first items; or a new one."""
+        """The session to use: of those that hold the first of these items and no others, the one that holds the
+        most; or a new one, for which an idle one is closed if there are `KEPT_SESSIONS`."""
         fitting = [one for one in self._kept if not one.busy and keys[: len(one.keys)] == one.keys]
         if fitting:
             return max(fitting, key=lambda one: len(one.keys))
@@ -184,7 +189,7 @@ class SessionModel(Model):
         return kept
 
     async def _drop(self, kept: _Kept) -> None:
-        """End a session. A later step sends its items to another one."""
+        """Close a session and keep it no more. A later step sends its items to another one."""
         if kept in self._kept:
             self._kept.remove(kept)
         with CancelScope(shield=True):
@@ -226,7 +231,7 @@ def _item(given: Mapping[str, Any]) -> AnyItem | None:
 
 
 def _text(content: Any) -> str:
-    """The text of a content. Raises `agents.UserError` where it holds more than text."""
+    """The text of an item's content. Raises `agents.UserError` if it holds more than text."""
     if isinstance(content, str):
         return content
     for part in content:
@@ -236,7 +241,8 @@ def _text(content: Any) -> str:
 
 
 def _key(item: AnyItem) -> _Key:
-    """The key by which equal items are found, ours and those of the package."""
+    """A key that is equal for items with equal content: by it an item that the package gives is known as one
+    that the session holds."""
     match item:
         case MessageItem():
             return ("message", item.role, item.text)
@@ -262,7 +268,7 @@ def _function(name: str, description: str, schema: Any) -> dict[str, Any]:
 
 
 def _plain(schema: Any) -> Any:
-    """A schema without the titles that pydantic gives everything, which only repeat names."""
+    """A JSON schema without the titles that pydantic gives everything, which only repeat names."""
     if isinstance(schema, dict):
         kept = {key: value for key, value in schema.items() if key != "title" or not isinstance(value, str)}
         return {key: _plain(value) for key, value in kept.items()}
@@ -270,7 +276,8 @@ def _plain(schema: Any) -> Any:
 
 
 def _fields(settings: Any, schema: Any) -> dict[str, Any]:
-    """The fields of the response. Where a call is forced there is no text, and so no format."""
+    """The keyword arguments of `Chat.respond` for these settings and this output type. Where a call is forced
+    there is no text, and so no format."""
     given = {ours: getattr(settings, theirs, None) for theirs, ours in _SETTINGS.items()}
     choice = given["tool_choice"]
     if isinstance(choice, str) and choice not in ("auto", "none", "required"):
@@ -285,7 +292,8 @@ def _is_plain(schema: Any) -> bool:
 
 
 def _format(schema: Any) -> dict[str, Any]:
-    """The JSON schema format. Its name is fixed: a type's own, such as `list[int]`, is not valid."""
+    """The `text.format` for an output type. Its name is fixed: a type's own, such as `list[int]`, is not
+    valid."""
     return {
         "type": "json_schema",
         "name": "final_output",
@@ -296,7 +304,8 @@ def _format(schema: Any) -> dict[str, Any]:
 
 @contextmanager
 def _grammar_errors(schema: Any) -> Iterator[None]:
-    """Raise `agents.UserError` where the server can make no grammar of the schema."""
+    """Raise `agents.UserError` in place of the server's error if it can make no grammar of the output type or
+    the tools."""
     try:
         yield
     except ServerError as refused:

@@ -29,15 +29,18 @@ from ..tools.tool import Tool, no_such_tool
 from .events import CallFinished, CallOutcome, CallPiece, CallProgress, CallStarted, RunEvent
 
 FRAME_SECONDS, FRAME_SHARE = 0.02, 1 / 16
-"""Pieces that come within this time, or within this share of the time since the first, go in one frame. So
-little is left to send at the end, and a long output takes few frames, each of which the server renders."""
+"""Pieces of an output are collected for `FRAME_SECONDS`, or for `FRAME_SHARE` of the time since its first if
+that is longer, and go in one frame. So little is left to send at the end, and a long output takes few frames,
+each of which the server renders."""
 LAST_SECONDS = 1.0
-"""How long `aclose` tries to take back an output that is partly sent."""
+"""How long `CallOutputs.aclose` tries to take back an output that is partly sent."""
 
 
 @dataclass(slots=True, eq=False)
 class RunningCall:
-    """One call. ``output`` is None until the call has ended, which sets ``over``.
+    """One tool call of a step. ``output``: the text for the model; None until the call has ended, which sets
+    ``over``. ``began``: when, by `time.perf_counter`. ``expected``: seconds that it is expected to take; None:
+    not known.
 
     ``streams``: the output comes in pieces, which the ``context`` collects. ``news`` is set when there is more
     of it. ``sent``: the whole output has been sent.
@@ -59,10 +62,11 @@ class RunningCall:
 
 
 class RunningCalls:
-    """All calls of a step.
+    """The tool calls of one step of a run, in the order in which the model made them; each tool runs in a task.
 
-    ``events``: of the calls, for the reader of the run; ``news`` is set when there are more. ``stirred`` is set
-    when a call has written something or has ended.
+    ``events``: what the calls have to tell the reader of the run; ``news`` is set when there is more.
+    ``stirred`` is set when a call has written something or has ended. ``detached`` takes tools that do not end
+    when cancelled.
     """
 
     def __init__(self, tools: Mapping[str, Tool], detached: Detached) -> None:
@@ -82,21 +86,24 @@ class RunningCalls:
 
     @property
     def running(self) -> bool:
+        """Whether any call has not ended."""
         return any(call.output is None for call in self._calls.values())
 
     def unsent(self) -> list[RunningCall]:
-        """Calls with an output that is not sent yet, in the order of the calls."""
+        """The calls, in order, without those that have sent their whole output; some may still run."""
         return [call for call in self._calls.values() if not call.sent]
 
     def expected(self) -> float | None:
-        """Seconds until the last running call is expected to end; None where that is not known of each."""
+        """Seconds from now until the last of the running calls is expected to end, 0 if it is late. None if
+        none runs, or if the time of one of them is not known."""
         now = time.perf_counter()
         running = [call for call in self._calls.values() if call.output is None]
         left = [call.expected - (now - call.began) for call in running if call.expected is not None]
         return max(0.0, *left, 0.0) if running and len(left) == len(running) else None
 
     def start(self, item: FunctionCallItem) -> None:
-        """Run the tool that is called. A call of an unknown tool gets an error as its output."""
+        """Start the tool that `item` calls, and return at once. A call of an unknown tool gets an error as its
+        output."""
         tool = self._tools.get(item.name)
         if tool is None:
             self.answer(item, no_such_tool(item.name, self._tools), "unknown_tool")
@@ -107,13 +114,13 @@ class RunningCalls:
         self.beside(self._run(tool, call))
 
     def answer(self, item: FunctionCallItem, cause: str, outcome: CallOutcome) -> None:
-        """Give an error as the output of a call that is not run."""
+        """End a call that is not run: its output is the error `cause`, its outcome `outcome`."""
         call = RunningCall(item, time.perf_counter(), None)
         self._calls[call.id] = call
         self._finish(call, failure(cause), outcome, 0.0)
 
     def cancel(self) -> None:
-        """Cancel all tools; the output of a running call says so."""
+        """Cancel all tools, without waiting. A running call ends now, with an output that says so."""
         for task in list(self._tasks):
             task.cancel()
         for call in self._calls.values():
@@ -121,19 +128,20 @@ class RunningCalls:
                 self._cut(call)
 
     async def over(self) -> None:
-        """Wait until each task has ended or was left running; after `cancel`."""
+        """Wait until all tasks have ended; call `cancel` first. A tool that ignores its cancellation is left to
+        ``detached``, so this does not take long."""
         if self._tasks:
             with CancelScope(shield=True):
                 await asyncio.wait(self._tasks)
 
     def beside(self, work: Coroutine[None, None, None]) -> None:
-        """Run a coroutine beside the calls; it is cancelled with them."""
+        """Run a coroutine in a task beside the calls; `cancel` cancels it too."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def take(self) -> list[RunningCall]:
-        """Remove and return all calls, in their order: their outputs are now the caller's to send."""
+        """Remove and return all calls, in order. Sending their outputs is the caller's task from now on."""
         calls, self._calls = self._calls, {}
         return list(calls.values())
 
@@ -178,7 +186,8 @@ class RunningCalls:
 
 
 class CallOutputs:
-    """Sends the outputs of one run's ``calls``; those of calls that stream, while the tools run."""
+    """Sends the outputs of a run's ``calls`` in their order: those of calls that stream, while the tools run.
+    The others go with the next response."""
 
     def __init__(self, connection: Connection, calls: RunningCalls) -> None:
         self._connection = connection
@@ -190,14 +199,16 @@ class CallOutputs:
         self._displaced = False  # a message has the buffer: nothing of this step streams any more
 
     def begin(self) -> None:
-        """Start to send outputs that stream, once the response is over."""
+        """Start to send outputs that stream. Call it when the response is over; it does nothing if no call
+        runs."""
         if self._task is None and self._calls.running:
             self._task = asyncio.ensure_future(self._send_streams())
             self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def take(self) -> tuple[int, list[ItemCreate], SentOutputs]:
-        """How many calls the step had, the outputs still to send, and those that were sent; once no call
-        runs. Raises what sending raises."""
+        """Wait until no call runs, and end the step. Returns how many calls it had, the outputs that are still
+        to be sent, and those that were sent. Raises what sending them raised, and `ConnectionLost` if the chat
+        was closed meanwhile."""
         if self._task is not None:
             await asyncio.wait([self._task])
             task, self._task = self._task, None
@@ -209,14 +220,15 @@ class CallOutputs:
         return len(calls), [_item_of(call) for call in calls if not call.sent], sent
 
     async def finish(self) -> None:
-        """Cancel all tools and send the outputs that are left, so that each call has one."""
+        """Cancel all tools and send the outputs that are left, so that each call in the conversation has
+        one."""
         self._calls.cancel()
         _, outputs, _ = await self.take()
         for output in outputs:
             await self._connection.send(output)
 
     async def aclose(self) -> None:
-        """Cancel all tools and take back an output that is partly sent."""
+        """Cancel all tools, and clear an output that is partly in the input buffer at the server."""
         self._calls.cancel()
         if self._task is not None:
             self._task.cancel()
@@ -227,7 +239,7 @@ class CallOutputs:
         await self._calls.over()
 
     async def _send_streams(self) -> None:
-        """Send outputs until all calls have ended; what is left then goes with the next response."""
+        """Send outputs, in order, until all calls have ended; those that are left go with the next response."""
         await asyncio.sleep(0)  # calls made just now begin, and may write something
         while self._calls.running:
             self._calls.stirred.clear()
@@ -248,7 +260,8 @@ class CallOutputs:
             self._connection.buffer.release(self)
 
     def _ready(self) -> list[RunningCall] | None:
-        """The next call that still streams and those before it, if these have ended."""
+        """The calls to send now, in order: first the ended ones that are not sent, last one that still runs and
+        streams. None if the first call that still runs does not stream, or none runs."""
         unsent = self._calls.unsent()
         for at, call in enumerate(unsent):
             if call.output is None:
@@ -257,7 +270,8 @@ class CallOutputs:
         return None
 
     async def _give_way(self) -> None:
-        """A message takes the buffer: clear it; the output goes as one item when its tool has ended."""
+        """A `TextInput` takes the input buffer: clear it there. An output that was partly in it goes as one
+        item when its tool has ended, and no other output of this step streams."""
         self._displaced = True
         async with self._finishing:
             if self._filling:
@@ -265,7 +279,7 @@ class CallOutputs:
                 await self._send(TextClear())
 
     async def _stream(self, call: RunningCall) -> None:
-        """Append the output to the buffer as it comes, and commit it at its end."""
+        """Append the output of a call to the input buffer as it comes, and commit it when the call ends."""
         self._filling = True
         pieces, texts, began = 0, list[str](), time.perf_counter()
         while call.output is None and self._filling:
@@ -282,7 +296,7 @@ class CallOutputs:
                 await self._finish(call, "".join(texts))
 
     async def _finish(self, call: RunningCall, sent: str) -> None:
-        """Make the buffer, which holds what was `sent`, the whole output, and commit it."""
+        """Make the input buffer, which holds the text `sent`, the whole output of the call, and commit it."""
         self._filling, call.sent = False, True
         output = call.output or ""
         if not output.startswith(sent):  # it was too long: an error replaces it

@@ -1,4 +1,5 @@
-"""The events of a run: `RunEvent`, from the first piece of text to exactly one `RunDone`."""
+"""The events of a run: `RunEvent`. Each run ends with exactly one `RunDone`, unless it raises or is left
+before."""
 
 from __future__ import annotations
 
@@ -23,14 +24,15 @@ StopReason: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """More of the model's text."""
+    """More of the model's text: it comes behind the pieces before."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A tool runs; the model's response may still run. ``expected``: seconds it usually takes, if known."""
+    """A tool was started; the model's response may still go on. ``arguments``: the call's JSON text.
+    ``expected``: seconds that the call is expected to take; None: not known."""
 
     call_id: str
     name: str
@@ -40,7 +42,8 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallProgress:
-    """Progress that a tool reports: a note, and a ``fraction`` in 0 to 1 where it is known."""
+    """A tool reports progress. ``note``: for people; ``fraction``: how much is done, 0 to 1; None: not
+    known."""
 
     call_id: str
     name: str
@@ -50,7 +53,8 @@ class CallProgress:
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """A piece of a tool's output while it runs. The whole output begins with all pieces."""
+    """A tool has written a piece of its output, and still runs. The whole output begins with all pieces, unless
+    it gets too long: then an error replaces it."""
 
     call_id: str
     name: str
@@ -59,7 +63,8 @@ class CallPiece:
 
 @dataclass(frozen=True, slots=True)
 class CallFinished:
-    """A call is over. ``output``: the text that the model reads; ``seconds``: how long the tool ran."""
+    """A call is over. ``output``: the text that the model reads; ``outcome``: `completed`, or why it is not;
+    ``seconds``: how long the tool ran, 0 if it was not run; ``expected``: as in `CallStarted`."""
 
     call_id: str
     name: str
@@ -71,7 +76,8 @@ class CallFinished:
 
 @dataclass(frozen=True, slots=True)
 class StepFinished:
-    """A response of the model is over; its tools may still run. ``step`` counts from 1."""
+    """A response of the model is over; its tools may still run. ``step``: its number in the run, from 1;
+    ``finished``: the response."""
 
     step: int
     finished: Finished
@@ -79,7 +85,9 @@ class StepFinished:
 
 @dataclass(frozen=True, slots=True)
 class WaitFinished:
-    """All tools of a step are done. ``expected``: seconds in the hint to the server; None: no hint was sent."""
+    """All tools that the response number ``step`` called are done. ``seconds``: how long the run waited for
+    them after the response. ``expected``: the seconds that the server was told before; None: it was not
+    told."""
 
     step: int
     expected: float | None
@@ -88,7 +96,9 @@ class WaitFinished:
 
 @dataclass(frozen=True, slots=True)
 class RunUsage:
-    """Tokens of all responses of a run. ``new_tokens``: prompt tokens that the session had not had before."""
+    """Tokens of all responses of a run together. ``input_tokens``: of their prompts; ``cached_tokens``: those
+    of them that had KV; ``new_tokens``: those of them that the session did not have before; ``output_tokens``:
+    of the replies."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -98,7 +108,8 @@ class RunUsage:
 
 @dataclass(frozen=True, slots=True)
 class RunDone:
-    """The end of a run. ``text``: of all responses; ``rounds``: the responses; ``calls``: tools run."""
+    """The end of a run. ``text``: that of all responses, joined; ``stop``: why it ended; ``usage``: tokens;
+    ``rounds``: the responses; ``calls``: how many tools were run; ``seconds``: how long the run took."""
 
     text: str
     stop: StopReason
@@ -114,7 +125,7 @@ RunEvent: TypeAlias = (
 
 
 def usage_of(rounds: tuple[Finished, ...]) -> RunUsage:
-    """The sum over the responses that have usage."""
+    """The tokens of all these responses together; one without usage adds none."""
     usages = [finished.usage for finished in rounds if finished.usage is not None]
     return RunUsage(
         input_tokens=sum(usage.input_tokens for usage in usages),

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 import msgspec
@@ -28,20 +29,22 @@ from ..reply import Reply
 from ..responses import Finished, Rounds
 from ..tools.running import Detached
 from ..tools.tool import Tool
+from ..unread import Unread
 from .calls import CallOutputs, RunningCalls
 from .events import RunDone, RunEvent, StepFinished, StopReason, TextPiece, WaitFinished, usage_of
 from .tracing import Tracers
 
 HINT_SECONDS = 1.0
-"""The server gets no hint of shorter waits."""
+"""The default of `hint_seconds`: the server is told of no shorter wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """``steps``: responses; ``calls``: tools run; ``seconds`` from the beginning; ``tokens``: sampled ones.
+    """Limits of a run; None: no limit. ``steps``: responses; ``calls``: tools run; ``seconds``: from the
+    beginning; ``tokens``: sampled ones.
 
-    None: no limit. A run that reaches a limit ends in order: calls that were not run get an output that says
-    so. Raises `LimitInvalid` for a limit below the least possible.
+    A run that reaches a limit ends in order: calls that were not run get an output that says so. Raises
+    `LimitInvalid` below 1 step, 0 calls, 0 seconds or 1 token.
     """
 
     steps: int | None = 25
@@ -58,7 +61,8 @@ class RunLimits:
 
 
 class RunBudget:
-    """What one run has used of its limits."""
+    """What one run has used of its limits: ``steps``, ``calls``, ``tokens``, and the seconds since this object
+    was made."""
 
     def __init__(self, limits: RunLimits) -> None:
         self._limits = limits
@@ -67,27 +71,29 @@ class RunBudget:
 
     @property
     def seconds(self) -> float:
+        """Seconds that the run has taken so far."""
         return time.monotonic() - self._began
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the limit; None: there is none."""
+        """Seconds until the limit, at least 0; None: there is no limit."""
         return None if self._limits.seconds is None else max(0.0, self._limits.seconds - self.seconds)
 
     @property
     def tokens_left(self) -> int | None:
-        """Tokens until the limit; None: there is none."""
+        """Tokens until the limit; None: there is no limit."""
         return None if self._limits.tokens is None else self._limits.tokens - self.tokens
 
     def take_call(self) -> bool:
-        """Count one more call; False where the limit does not allow it."""
+        """Count one more call. Returns False, and counts none, if the limit is reached."""
         if self._limits.calls is not None and self.calls >= self._limits.calls:
             return False
         self.calls += 1
         return True
 
     def reached(self) -> StopReason | None:
-        """The limit that allows no further response; None: there is one more."""
+        """The limit that allows no further response, of `seconds`, `steps` and `tokens`; None: one more is
+        allowed."""
         limits = self._limits
         if limits.seconds is not None and self.seconds >= limits.seconds:
             return "seconds"
@@ -99,10 +105,13 @@ class RunBudget:
 
 
 class Run:
-    """Iterates over `RunEvent`s; the last is `RunDone`. Made by `Chat.run`.
+    """A model that works with tools, made by `Chat.run`. Iterates over `RunEvent`s, of which the last is
+    `RunDone`; `await` reads to the end and gives that.
 
-    Raises what `Reply` raises. Errors of tools are not raised: the model reads them. After the loop was left or
-    cancelled, the tools are cancelled when the chat's next turn begins, at the latest.
+    Raises what `Reply` raises. Errors of tools are not raised: the model reads them. If the reading task is
+    cancelled, the tools are cancelled at once; if the loop is left by `break`, when the chat's next turn
+    begins. `calls`, `outputs`: the tool calls of the present step, and what sends their outputs; `rounds`: the
+    responses that have ended.
     """
 
     def __init__(
@@ -116,7 +125,9 @@ class Run:
         tracers: Tracers,
         hint_seconds: float | None,
         detached: Detached,
+        unread: Unread | None = None,
     ) -> None:
+        self._unread = unread
         self._connection = connection
         self._create = in_brief(create)
         self._tools = tools
@@ -133,13 +144,13 @@ class Run:
         self._waiting: tuple[float, float | None] | None = None  # since when, and the hint that was sent
         self._begun = self._over = False
         self.given_up = False
-        """Whether reading was cancelled."""
+        """Whether reading was cancelled; then the run is over."""
         self._done: RunDone | None = None
         self.calls = RunningCalls(tools, detached)
         self.outputs = CallOutputs(connection, self.calls)
         self.rounds = Rounds()
         self.reply = Reply(connection, self._create, first, rounds=self.rounds)
-        """The latest response."""
+        """The response that was asked for last, or is to be."""
 
     # --- as the chat sees a turn ---
 
@@ -149,12 +160,12 @@ class Run:
         return self._begun and not self._over
 
     def stop(self) -> None:
-        """Begin no further response, and cancel all tools."""
+        """Begin no further response, and cancel all tools. What comes until `RunDone` can still be read."""
         self._stop = self._stop or "cancelled"
         self.calls.cancel()
 
     def close(self) -> None:
-        """Read no more of it, and cancel all tools."""
+        """Count the run as over, without a `RunDone`, and cancel all tools. Nothing is sent."""
         self._over = True
         self.calls.cancel()
 
@@ -164,6 +175,8 @@ class Run:
         return self
 
     async def __anext__(self) -> RunEvent:
+        if self._unread is not None:
+            self._unread.read()
         try:
             if not self._begun:
                 await self._begin()
@@ -182,15 +195,22 @@ class Run:
         return self._events.popleft()
 
     async def done(self) -> RunDone:
-        """Read to the end; how the run ended. Raises `ChatBusy` where the run was left before its end."""
+        """Read to the end and return the `RunDone`. Raises `ChatBusy` if the run was left before its end."""
         async for _ in self:
             pass
         if self._done is None:
             raise ChatBusy("The run was left before its end")
         return self._done
 
+    def __await__(self) -> Generator[Any, None, RunDone]:
+        return self.done().__await__()
+
+    def __repr__(self) -> str:
+        state = "over" if self._over else "being read" if self._begun else "not begun"
+        return f"<Run {state}, {len(self.rounds)} responses ended>"
+
     async def text(self) -> str:
-        """Read to the end; the text of all responses."""
+        """Read to the end; returns the text of all responses, joined."""
         return (await self.done()).text
 
     # --- inside ---
@@ -202,7 +222,7 @@ class Run:
         self.reply.replace_create(self._next())
 
     def _next(self) -> ResponseCreate:
-        """The event that asks for the next response."""
+        """The event that asks for the next response, within the tokens that are left. Counts a step."""
         self._budget.steps += 1
         return _within(self._create, self._budget.tokens_left)
 
@@ -216,7 +236,8 @@ class Run:
             await self._waited(*self._waiting)
 
     async def _read(self) -> None:
-        """One event of the response, or its end."""
+        """Read one event of the response, or its end, and do what follows. At the time limit, cancel the
+        response and the tools."""
         event: ServerEvent | None = None
         left = None if self._stop else self._budget.seconds_left
         with anyio.move_on_after(left) as deadline:
@@ -238,7 +259,9 @@ class Run:
             await self._replied()
 
     def _called(self, item: FunctionCallItem) -> None:
-        """A call is complete: start its tool at once, while the response goes on."""
+        """A call is complete: start its tool at once, while the response goes on. If it may not run, it gets
+        an error as its output. One that the caller answers, or with arguments that are no JSON, is kept for
+        later."""
         tool = self._tools.get(item.name)
         if (item.call_id or "") in self.calls:
             return
@@ -257,7 +280,8 @@ class Run:
             self.calls.start(item)
 
     async def _replied(self) -> None:
-        """The response is over: run what was called last, and begin to wait for the tools."""
+        """The response is over: run the calls that are left, tell the server how long the tools take, and begin
+        to wait for them."""
         finished = self.reply.finished
         if finished is None:  # the chat's next turn has begun
             self._stop = self._stop or "cancelled"
@@ -282,12 +306,13 @@ class Run:
         self._waiting = (time.perf_counter(), expected)
 
     def _pass_on(self) -> None:
-        """Pass the events of the calls on to the reader."""
+        """Give the events of the calls to the reader and to the tracers."""
         while self.calls.events:
             self._put(self.calls.events.popleft())
 
     def _hint(self) -> float | None:
-        """Send a hint of when the session is needed again, in seconds; None: none is sent."""
+        """Tell the server in how many seconds the session is needed again, and return that number. None if it
+        is not told, because the time is not known or shorter than `hint_seconds`."""
         expected, least = self.calls.expected(), self._hint_seconds
         if expected is None or least is None or expected < least:
             return None
@@ -295,12 +320,13 @@ class Run:
         return expected
 
     async def _send_hint(self, expected: float) -> None:
-        """A lease of 0 s: the longest waits would use up the budget of sessions that need a real one."""
+        """Send `returns_in` with a lease of 0 seconds, which is none: real leases for such waits would use up
+        the budget of sessions that need one. Errors are dropped."""
         with suppress(SDKError):  # errors of the connection reach the reader
             await self._connection.request(SessionLease(ttl=0.0, returns_in=expected), SessionLeased)
 
     async def _wait(self) -> None:
-        """Wait for the next event of a call."""
+        """Wait for the next event of a call. At the time limit, cancel the tools."""
         with anyio.move_on_after(self._budget.seconds_left) as deadline:
             while self.calls.running and not self.calls.events:
                 self.calls.news.clear()
@@ -310,7 +336,8 @@ class Run:
             self.calls.cancel()
 
     async def _waited(self, since: float, expected: float | None) -> None:
-        """All tools of the step are done: ask for the next response, or end."""
+        """All tools of the step are done: ask for the next response, or end the run. ``since``: when the wait
+        began, by `time.perf_counter`; ``expected``: the seconds that the server was told, or None."""
         calls, outputs, sent = await self.outputs.take()
         self._waiting = None
         if calls:
@@ -339,7 +366,7 @@ class Run:
 
 
 def _ended(finished: Finished) -> StopReason | None:
-    """Why no further response may follow, whether or not tools were called; None: one may."""
+    """Why the run ends with this response, even if it called tools; None: it may go on."""
     response = finished.response
     if response.status == "completed":
         return None
@@ -350,7 +377,8 @@ def _ended(finished: Finished) -> StopReason | None:
 
 
 def _within(create: ResponseCreate, tokens: int | None) -> ResponseCreate:
-    """The same with at most `tokens` output tokens."""
+    """The same event with at most `tokens` output tokens (None: unchanged); a lower `max_output_tokens` in it
+    stays."""
     if tokens is None:
         return create
     params = create.response or ResponseParams()

@@ -19,7 +19,7 @@ Tracer: TypeAlias = Callable[[RunEvent], Awaitable[object] | object]
 
 log = logging.getLogger(__name__)
 LAST_SECONDS = 1.0
-"""How long async tracers may go on at the end of a run."""
+"""How long async tracers may go on after the end of a run."""
 
 COLUMNS = (
     "session_id", "round_idx", "prefix_len", "input_len", "output_len", "tool_wait_after_ms",
@@ -28,14 +28,16 @@ COLUMNS = (
 
 
 class Tracers:
-    """The tracers of one run. Errors that they raise are logged and dropped."""
+    """The tracers of one run: callables that get each of its events. Errors that they raise are logged and
+    dropped."""
 
     def __init__(self, tracers: Iterable[Tracer]) -> None:
         self._tracers = tuple(tracers)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def trace(self, event: RunEvent) -> None:
-        """Give an event to all of them; async ones go on beside the run."""
+        """Call each tracer with the event. What an async one still has to do goes on in a task, beside the
+        run."""
         for tracer in self._tracers:
             try:
                 result = tracer(event)
@@ -48,7 +50,7 @@ class Tracers:
                 task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Wait up to `LAST_SECONDS` for async ones, then cancel them."""
+        """Wait up to `LAST_SECONDS` for async tracers that still run, then cancel them."""
         tasks = self._tasks - {asyncio.current_task()}  # a tracer may itself close the chat
         try:
             if tasks:
@@ -66,11 +68,12 @@ async def _awaited(result: Awaitable[object], event: RunEvent) -> None:
 
 
 class TraceFile:
-    """A tracer that appends a CSV row for each response, with ``session_id`` in each row.
+    """A tracer that appends a CSV row to the file ``path`` for each response of a run; a new file gets the
+    column names first. ``session_id`` stands in each row. A response without usage gets no row.
 
-    ``prefix_len``: prompt tokens that the session had before; ``input_len``: new ones; ``output_len``: sampled;
-    ``tool_wait_after_ms``: how long its tools took; ``tool_wait_expected_ms``: the hint that the server got,
-    empty where it got none.
+    ``round_idx``: the row's number, from 0; ``prefix_len``: prompt tokens that the session had before;
+    ``input_len``: new ones; ``output_len``: sampled ones; ``tool_wait_after_ms``: milliseconds that its tools
+    took after it; ``tool_wait_expected_ms``: those that the server was told before, empty if it was not told.
     """
 
     def __init__(self, path: Path | str, session_id: str) -> None:
@@ -80,7 +83,7 @@ class TraceFile:
         self._step: StepFinished | None = None
 
     def __call__(self, event: RunEvent) -> None:
-        """Collect a row; write it when it is complete."""
+        """Take one event of the run. The row of a response is written when its tools are done."""
         match event:
             case StepFinished():
                 self._write(None)

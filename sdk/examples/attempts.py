@@ -2,13 +2,12 @@
 
 A fork shares the session's KV, so an attempt costs only its own tokens.
 
-    python -m holdfast.sdk.examples.attempts [URL]
+    python -m holdfast.sdk.examples.attempts [--url URL]
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,11 +15,13 @@ import anyio
 
 from ..chat import Chat
 from ..client import Client, connect
+from ..params import SamplingOptions
+from . import asked_url
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A question, and the score of an answer: higher is better."""
+    """A question, and what scores an answer to it: higher is better."""
 
     ask: str
     score: Callable[[str], float]
@@ -28,7 +29,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The answer of one fork."""
+    """The answer of one fork to a step: its chat, its text and its score."""
 
     chat: Chat
     text: str
@@ -36,11 +37,12 @@ class Attempt:
 
 
 async def best_of(chat: Chat, step: Step, width: int) -> Attempt:
-    """Fork, let all forks try, keep the best. The first is greedy, the others sample with a seed each."""
+    """Make `width` forks of the chat, let each answer the step's question, and return the best answer; the
+    other forks are closed. The first is greedy, the others sample with a seed each."""
     attempts: list[Attempt] = []
 
     async def attempt(child: Chat, seed: int) -> None:
-        sampling: dict[str, float] = {"temperature": 1.2, "seed": seed} if seed else {"temperature": 0}
+        sampling: SamplingOptions = {"temperature": 1.2, "seed": seed} if seed else {"temperature": 0}
         text = await child.say(step.ask, **sampling).text()
         attempts.append(Attempt(child, text, step.score(text)))
 
@@ -55,7 +57,8 @@ async def best_of(chat: Chat, step: Step, width: int) -> Attempt:
 
 
 async def climb(client: Client, facts: Sequence[str], steps: Sequence[Step], width: int = 3) -> list[Attempt]:
-    """Say the facts in a session, then take each step with the best of `width` attempts."""
+    """Say the facts in a new session, then take each step with `width` attempts, from the best one of the step
+    before. Returns the best attempt of each step; its chat is closed by then."""
     async with client.session() as root:
         for fact in facts:
             await root.say(fact, temperature=0).text()
@@ -66,7 +69,7 @@ async def climb(client: Client, facts: Sequence[str], steps: Sequence[Step], wid
 
 
 def counts(low: int, high: int) -> Step:
-    """A step of counting; the score is the share of right numbers."""
+    """A step of counting from `low` to `high`; the score is the share of right numbers."""
     wanted = [str(number) for number in range(low, high + 1)]
 
     def score(text: str) -> float:
@@ -78,11 +81,11 @@ def counts(low: int, high: int) -> Step:
 
 
 def recalls(ask: str, wanted: str) -> Step:
-    """A step of remembering; the score is 1 or 0."""
+    """A step of remembering: the score is 1 if the answer to `ask` holds `wanted`, else 0."""
     return Step(ask, lambda text: float(wanted in text))
 
 
-async def main(url: str) -> None:
+async def main(url: str | None) -> None:
     steps = [counts(3, 12), recalls("What is my locker code?", "4821"), counts(20, 31)]
     async with connect(url) as client:
         for attempt in await climb(client, ["My locker code is 4821."], steps):
@@ -90,4 +93,4 @@ async def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, (sys.argv[1:] or ["ws://127.0.0.1:8040"])[0])
+    anyio.run(main, asked_url(__doc__))

@@ -3,44 +3,42 @@
 Such a question is answered from the whole conversation and leaves no trace in it: the next turn and its KV are
 the same as without the question.
 
-    python -m holdfast.sdk.examples.supervisor [URL]
+    python -m holdfast.sdk.examples.supervisor [--url URL]
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 
 import anyio
 
 from ..chat import Chat
 from ..client import Client, connect
-from ..frames.items import ItemReference, MessageItem
+from ..frames.items import InputItem, ItemReference, MessageItem
+from . import asked_url
 
 QUESTIONS = {"name": "What is my name?", "code": "What is my locker code?"}
 
 
 class Worker:
-    """One supervised conversation, with the ids of its items."""
+    """One supervised conversation. It notes the ids of its items, to refer to them in questions."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
         self._items: list[ItemReference] = []
 
     async def hears(self, line: str) -> str:
+        """Say `line` in the conversation; returns the reply."""
         self._note(await self._chat.add(MessageItem.of("user", line)))
-        async for _ in self._chat.respond():
-            pass
-        for item in self._chat.last.response.output:
+        reply = await self._chat.respond()
+        for item in reply.response.output:
             self._note(item)
-        return self._chat.last.text
+        return reply.text
 
     async def aside(self, question: str) -> str:
-        """The model's answer to a question out of band."""
-        context = [*self._items, MessageItem.of("user", question)]
-        async for _ in self._chat.respond(conversation="none", input=context, max_output_tokens=48):
-            pass
-        return self._chat.last.text
+        """Ask the model `question` out of band, with the conversation's items before it; returns the answer."""
+        context: list[InputItem] = [*self._items, MessageItem.of("user", question)]
+        return (await self._chat.respond(conversation="none", input=context, max_output_tokens=48)).text
 
     def _note(self, item: object) -> None:
         self._items.append(ItemReference(id=getattr(item, "id", None) or ""))
@@ -49,7 +47,9 @@ class Worker:
 async def supervise(
     client: Client, lines: Mapping[str, Sequence[str]], questions: Mapping[str, str]
 ) -> dict[str, list[dict[str, str]]]:
-    """Run all conversations concurrently; for each turn the answers to `questions`."""
+    """Hold all conversations concurrently. `lines`: by the conversation's name, what its user says, line by
+    line. After each line, all `questions` are asked out of band. Returns, by the conversation's name, the
+    answers after each line, each by the key of its question."""
     summaries: dict[str, list[dict[str, str]]] = {name: [] for name in lines}
 
     async def converse(name: str) -> None:
@@ -66,7 +66,7 @@ async def supervise(
     return summaries
 
 
-async def main(url: str) -> None:
+async def main(url: str | None) -> None:
     lines = {
         "first": ["My name is Marisol.", "My locker code is 4821."],
         "second": ["My name is Bella.", "My locker code is 1357."],
@@ -78,4 +78,4 @@ async def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, (sys.argv[1:] or ["ws://127.0.0.1:8040"])[0])
+    anyio.run(main, asked_url(__doc__))

@@ -1,11 +1,10 @@
 """An agent with tools: each task is a run, and its events are printed as they come.
 
-python -m holdfast.sdk.examples.tool_agent [URL]
+python -m holdfast.sdk.examples.tool_agent [--url URL]
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from ..agent.events import CallFinished, CallStarted, RunDone, RunEvent, TextPie
 from ..agent.run import RunLimits
 from ..client import Client, connect
 from ..tools.tool import tool
+from . import asked_url
 
 TASKS = ("What is the weather in Oslo?", "What is 17 plus 25?", "Set a timer for 5 minutes.")
 SKIES = {"Oslo": (7, "cloudy"), "Lima": (19, "foggy"), "Cairo": (31, "sunny")}
@@ -42,7 +42,7 @@ def set_timer(minutes: int) -> dict[str, bool]:
 async def work(
     client: Client, tasks: Sequence[str], show: Callable[[RunEvent], object] = lambda event: None
 ) -> list[RunDone]:
-    """Do all tasks in one session, each as a run; how each ended."""
+    """Do all tasks in one session, each as a run, and return how each ended. `show` gets every event."""
     async with client.session(tools=[get_weather, add, set_timer], temperature=0) as chat:
         limits = RunLimits(steps=4, calls=4, seconds=60)
         return [await chat.run(task, limits=limits, trace=[show]).done() for task in tasks]
@@ -60,10 +60,10 @@ def show(event: RunEvent) -> None:
             print(f" ({stop}, {usage.new_tokens} new and {usage.output_tokens} sampled tokens)")
 
 
-async def main(url: str) -> None:
+async def main(url: str | None) -> None:
     async with connect(url) as client:
         await work(client, TASKS, show)
 
 
 if __name__ == "__main__":
-    anyio.run(main, (sys.argv[1:] or ["ws://127.0.0.1:8040"])[0])
+    anyio.run(main, asked_url(__doc__))

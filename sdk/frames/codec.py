@@ -1,9 +1,11 @@
-"""Bytes to events and back. Frames are JSON text; each invalid one raises a `FrameError` and nothing else."""
+"""Bytes to events and back. Frames are JSON text in UTF-8. For an invalid one, `decode_client`, `decode_server`
+and `framed` raise a `FrameError` and nothing else."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -21,6 +23,7 @@ from .client import ClientEvent
 from .server import ServerEvent
 from .unserved import is_unserved
 
+T = TypeVar("T")
 MAX_FRAME_BYTES = 1 << 20
 MAX_EVENT_ID = 512
 MAX_QUOTED = 256
@@ -47,7 +50,9 @@ _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
 def decode_client(frame: bytes | str, max_bytes: int = MAX_FRAME_BYTES) -> ClientEvent:
-    """The client event in `frame`. Raises a `FrameError` that names the field and the event's own id."""
+    """The client event in `frame`. Raises `FrameTooLarge` above `max_bytes`, else the `FrameError` that fits;
+    its `param` is the path of the field at fault, and its `event_id` the event's own id, each None if it cannot
+    be told."""
     data = _checked(frame, max_bytes)
     try:
         return _CLIENT.decode(data)
@@ -58,8 +63,48 @@ def decode_client(frame: bytes | str, max_bytes: int = MAX_FRAME_BYTES) -> Clien
         raise FrameMalformed(_quoted(f"The frame is not valid JSON: {cause}")) from None
 
 
+def decode_body(
+    data: bytes,
+    decoder: msgspec.json.Decoder[T],
+    unserved: Callable[[str, Any], bool] = lambda path, value: False,
+) -> T:
+    """The body of an HTTP request. ``unserved``: whether the body's standard has this field with this value,
+    and this server does not serve it. Raises a `FrameError` that names the field."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        _refuse(data, str(error), unserved)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        cause = _HALF_PAIR if _has_half_pair(data) else str(error)
+        raise FrameMalformed(_quoted(f"The body is not valid JSON: {cause}")) from None
+
+
+def decode_prepared(
+    data: bytes | str,
+    form: type[T],
+    prepare: Callable[[Any], None],
+    unserved: Callable[[str, Any], bool] = lambda path, value: False,
+) -> T:
+    """As `decode_body`, for a body that must be prepared before it has the shape of ``form``: ``prepare`` gets
+    the decoded JSON and may change it, for example add the tags that clients may leave out."""
+    try:
+        encoded = data.encode() if isinstance(data, str) else data
+        whole = msgspec.json.decode(encoded)
+        prepare(whole)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        half = isinstance(data, bytes) and _has_half_pair(data)
+        raise FrameMalformed(
+            _quoted(f"The body is not valid JSON: {_HALF_PAIR if half else error}")
+        ) from None
+    try:
+        return msgspec.convert(whole, form, str_keys=True)
+    except msgspec.ValidationError as error:
+        _refuse(encoded, str(error), unserved)
+
+
 def decode_server(frame: bytes | str) -> ServerEvent | None:
-    """The server event in `frame`; None for a type this version does not know. Raises `FrameError`."""
+    """The server event in `frame`; None if its `type` is one that this version does not know. Raises
+    `FrameMalformed` for what is not JSON, and `FieldInvalid` for a wrong field."""
     try:
         return _SERVER.decode(frame)
     except msgspec.ValidationError as error:
@@ -72,23 +117,26 @@ def decode_server(frame: bytes | str) -> ServerEvent | None:
 
 
 def encode(event: ClientEvent | ServerEvent) -> bytes:
-    """The event as JSON, in UTF-8."""
+    """The event as JSON in UTF-8, of any size. Raises `UnicodeError` for a lone surrogate and `TypeError` for a
+    value that is no JSON."""
     return _ENCODER.encode(event)
 
 
 def framed(event: ClientEvent) -> bytes:
-    """The event as a checked frame. Raises a `FrameError` where it cannot be encoded or is too large."""
+    """The event as JSON in UTF-8, checked before it is sent. Raises `FrameMalformed` if it cannot be encoded,
+    and `FrameTooLarge` if it has more than `MAX_FRAME_BYTES` bytes."""
     try:
         frame = encode(event)
     except UnicodeError:
         raise FrameMalformed("The text holds a lone surrogate, which is no character") from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise FrameMalformed(_quoted(f"The event is no JSON: {error}")) from None
+        raise FrameMalformed(_quoted(f"The event cannot be written as JSON: {error}")) from None
     return _checked(frame, MAX_FRAME_BYTES)
 
 
 def _has_half_pair(data: bytes) -> bool:
-    """Whether the data holds an escape such as `\\ud83d` without its other half."""
+    """Whether JSON text holds the escape of one half of a surrogate pair, such as `\\ud83d`, without the other
+    half."""
     return _HALF.search(_PAIR.sub(b" ", data)) is not None
 
 
@@ -104,7 +152,8 @@ def _checked(frame: bytes | str, max_bytes: int) -> bytes:
 
 
 def _event_id_alone(data: bytes) -> str | None:
-    """The event id of a large frame; the rest is not decoded."""
+    """The `event_id` of a frame that is too large to be decoded whole: its other fields are skipped. None if it
+    has none, too long a one, or is not JSON."""
     try:
         found = _NAMED.decode(data).event_id
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -112,8 +161,9 @@ def _event_id_alone(data: bytes) -> str | None:
     return found if found is not None and len(found) <= MAX_EVENT_ID else None
 
 
-def _refuse(data: bytes, text: str) -> NoReturn:
-    """Raise the typed error for msgspec's message about a frame that is JSON, but no valid event."""
+def _refuse(data: bytes, text: str, unserved: Callable[[str, Any], bool] = is_unserved) -> NoReturn:
+    """Raise the `FrameError` that fits. `data`: a frame that is JSON, but no valid client event, or such a
+    body; `text`: what msgspec says of it; `unserved`: as in `decode_body`."""
     whole = _lenient(data)
     event_id = _event_id(whole)
     cause, path = _located(text)
@@ -122,7 +172,7 @@ def _refuse(data: bytes, text: str) -> NoReturn:
         path = f"{path}.{_quoted(cause.split('`', 1)[1].removesuffix('`'))}".removeprefix(".")
     param = path or None
     value = _at(whole, path)
-    if is_unserved(path, value):
+    if unserved(path, value):
         shown = f" {_quoted(value)!r}" if isinstance(value, str) else ""
         raise FieldUnsupported(f"`{param}`{shown} is in the standard, but not served here", param, event_id)
     if not field:
@@ -133,7 +183,8 @@ def _refuse(data: bytes, text: str) -> NoReturn:
 
 
 def _located(text: str) -> tuple[str, str]:
-    """The parts of a message of msgspec: the cause, and the path (`session.tools[0]`)."""
+    """Split a message of msgspec into the cause and the path of the field at fault, such as `session.tools[0]`;
+    the path is "" if the message names no field."""
     cause, _, place = text.rpartition(" - at `")
     place = place.removeprefix("key` in `")
     if not cause or not place.startswith("$"):
@@ -160,7 +211,7 @@ def _event_id(whole: Any) -> str | None:
 
 
 def _at(whole: Any, path: str) -> Any:
-    """The value at `path` (`a.b[0]`), or None where there is none."""
+    """The value at `path` (such as `a.b[0]`) in decoded JSON; None if there is no such field or entry."""
     for name, index in _STEP.findall(path):
         if name:
             whole = whole.get(name) if isinstance(whole, dict) else None
@@ -172,6 +223,7 @@ def _at(whole: Any, path: str) -> Any:
 
 
 def _quoted(text: str) -> str:
-    """Text that a peer may have written, shortened and encodable."""
+    """Text of a peer as an error may repeat it: cut to `MAX_QUOTED` characters and an ellipsis, with `?` for
+    each lone surrogate."""
     shown = text[:MAX_QUOTED].encode(errors="replace").decode()
     return shown if len(text) <= MAX_QUOTED else shown + "…"

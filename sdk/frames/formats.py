@@ -1,6 +1,7 @@
 """What a response may hold: calls of function tools, and text in a format.
 
-`text.format` is of the Responses API, `response_format` of Chat Completions; `grammar` is ours.
+Three fields of `response.create` set the format of the text: `text.format` as in the Responses API,
+`response_format` as in Chat Completions, and `grammar`, which is ours.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ MAX_TOOLS = 128
 class NamedFunction(
     msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"
 ):
-    """The one function that must be called."""
+    """As a `tool_choice`: the model must call the function `name`."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"] | NamedFunction
-Modalities: TypeAlias = Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)]
+Modalities: TypeAlias = Annotated[list[Literal["text", "audio"]], Meta(min_length=1, max_length=1)]
 
 
 def too_deep(value: Any, limit: int = MAX_DEPTH) -> bool:
-    """Whether free-form JSON nests deeper than `limit` levels. It walks level by level, without recursion."""
+    """Whether decoded JSON has more than `limit` levels: a number has one, `{"a": 1}` has two. It walks level
+    by level, so that a deep value does not exhaust the stack."""
     level = [value]
     for _ in range(limit):
         level = [child for node in level for child in _children(node)]
@@ -38,10 +40,8 @@ def too_deep(value: Any, limit: int = MAX_DEPTH) -> bool:
 
 
 def too_wide(value: Any) -> bool:
-    """Whether free-form JSON holds an integer of more than 64 bits, which the journal cannot keep.
-
-    Check `too_deep` first.
-    """
+    """Whether decoded JSON holds an integer that fits neither 64 signed nor 64 unsigned bits, which the journal
+    cannot keep. Check `too_deep` first: for a value that contains itself this never returns."""
     level = [value]
     while level:
         if any(isinstance(node, int) and not -(2**63) <= node < 2**64 for node in level):
@@ -65,10 +65,11 @@ class FunctionTool(
     tag_field="type",
     tag="function",
 ):
-    """A function that the model may call. `parameters` is JSON Schema.
+    """A function that the model may call. `parameters`: the JSON Schema of its arguments.
 
-    `strict`: the arguments of each call fit `parameters` (of the Responses API; ours here). Raises ValueError
-    where `parameters` nests too deep or holds an integer of more than 64 bits.
+    `strict` true: the arguments of each call fit `parameters`, by a grammar (a field of the Responses API; in
+    Realtime it is ours). Raises ValueError if `parameters` nests too deep or holds an integer of more than 64
+    bits.
     """
 
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}\Z")]
@@ -92,19 +93,23 @@ _Name: TypeAlias = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
 
 
 class Format(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, tag_field="type"):
-    """Base of the formats."""
+    """Base of the formats of a response's text."""
 
 
 class AnyText(Format, frozen=True, tag="text"):
-    """Any text."""
+    """The text has any form, as without a format."""
 
 
 class JsonObject(Format, frozen=True, tag="json_object"):
-    """Any JSON object."""
+    """The text is a JSON object, with any fields."""
 
 
 class NamedSchema(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """The inner object of `ChatJsonSchema`; fields as in `JsonSchema`."""
+    """A JSON Schema that a response's text must fit: the inner object of `ChatJsonSchema`.
+
+    `strict` false: keywords of `schema` that the server cannot enforce are ignored; else they are refused.
+    `name` and `description` have no effect. Raises ValueError if `schema` nests too deep.
+    """
 
     name: _Name
     schema: dict[str, Any]
@@ -117,32 +122,35 @@ class NamedSchema(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
 
 
 class JsonSchema(NamedSchema, frozen=True, tag_field="type", tag="json_schema"):
-    """JSON that fits `schema`, as in the Responses API.
+    """The text is JSON that fits `schema`, as in the Responses API.
 
-    `strict` false: unsupported keywords of the schema are ignored; else they are refused.
+    `strict` false: keywords of `schema` that the server cannot enforce are ignored; else they are refused.
+    `name` and `description` have no effect.
     """
 
 
 class ChatJsonSchema(Format, frozen=True, tag="json_schema"):
-    """JSON that fits a schema, as in Chat Completions."""
+    """The text is JSON that fits the schema in `json_schema`, as in Chat Completions."""
 
     json_schema: NamedSchema
 
 
 class RegexGrammar(Format, frozen=True, tag="regex"):
-    """Text that `pattern` matches as a whole. Look-around and back-references are not supported."""
+    """The whole text matches the regular expression `pattern`. Look-around and back-references are not
+    supported."""
 
     pattern: Annotated[str, Meta(min_length=1)]
 
 
 class ChoiceGrammar(Format, frozen=True, tag="choice"):
-    """One of these texts."""
+    """The text is exactly one of `choices`."""
 
     choices: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=MAX_CHOICES)]
 
 
 class LarkGrammar(Format, frozen=True, tag="lark"):
-    """Text that a grammar in llguidance's Lark syntax accepts, from its rule `start`."""
+    """The whole text fits the rule `start` of the grammar `definition`, which is written in llguidance's Lark
+    syntax."""
 
     definition: Annotated[str, Meta(min_length=1)]
 
@@ -152,6 +160,7 @@ AnyGrammar: TypeAlias = RegexGrammar | ChoiceGrammar | LarkGrammar
 
 
 class TextConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """The field `text` of the Responses API."""
+    """The field `text` of a response, as in the Responses API: it holds the `format` of the text (null: any
+    text)."""
 
     format: AnyText | JsonObject | JsonSchema | None = None

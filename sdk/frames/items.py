@@ -1,4 +1,4 @@
-"""Conversation items, as they stand in client events and server events."""
+"""Conversation items, as they stand in client events and in server events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ PART_OF_ROLE: dict[Role, PartType] = {
 
 
 class TextPart(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """A part of a message's content: `output_text` in an assistant's message, `input_text` elsewhere."""
+    """A part of a message's content. Its `type` is `output_text` in an assistant's message, `input_text` in
+    another."""
 
     type: PartType
     text: str
@@ -35,7 +36,8 @@ class Item(
     omit_defaults=True,
     tag_field="type",
 ):
-    """Base of items. The server sets all of these fields; a client may leave them out."""
+    """Base of items. The server sets all of these fields; a client may leave them out, and then the server
+    makes an `id`."""
 
     id: Identifier | None = None
     object: Literal["realtime.item"] | None = None
@@ -43,7 +45,8 @@ class Item(
 
 
 class MessageItem(Item, frozen=True, tag="message"):
-    """A message. Raises ValueError where a part has a type that does not belong to the role."""
+    """A message; its text is that of all parts of `content`. Raises ValueError if a part has a type that does
+    not belong to the `role`."""
 
     role: Role
     content: list[TextPart]
@@ -56,7 +59,7 @@ class MessageItem(Item, frozen=True, tag="message"):
 
     @classmethod
     def of(cls, role: Role, text: str) -> MessageItem:
-        """A message of one part, of the type that belongs to the role."""
+        """A new message without an id. Its one part holds `text`, with the type that belongs to `role`."""
         return cls(role=role, content=[TextPart(type=PART_OF_ROLE[role], text=text)])
 
     @property
@@ -65,7 +68,8 @@ class MessageItem(Item, frozen=True, tag="message"):
 
 
 class FunctionCallItem(Item, frozen=True, tag="function_call"):
-    """A tool call of the model. `arguments` is JSON text, as the model wrote it."""
+    """A tool call of the model. `name`: the tool; `arguments`: JSON text as the model wrote it, which may be
+    invalid; `call_id`: the id that its output repeats."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     arguments: str
@@ -73,7 +77,7 @@ class FunctionCallItem(Item, frozen=True, tag="function_call"):
 
 
 class FunctionCallOutputItem(Item, frozen=True, tag="function_call_output"):
-    """The output of a tool call."""
+    """The output of the tool call with the id `call_id`: the text that the model reads."""
 
     call_id: Identifier
     output: str
@@ -87,7 +91,7 @@ class ItemReference(
     tag_field="type",
     tag="item_reference",
 ):
-    """Stands for an item of the conversation in `response.input`."""
+    """In `response.input`: stands for the conversation's item with this `id`."""
 
     id: Identifier
 

@@ -25,20 +25,28 @@ Metadata: TypeAlias = Annotated[
 ]
 ResponseStatus: TypeAlias = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
 Reason: TypeAlias = Literal[
-    "turn_detected", "client_cancelled", "max_output_tokens", "content_filter", "steered"
+    "turn_detected", "client_cancelled", "max_output_tokens", "content_filter", "steered", "repetition"
 ]
-"""Those of the standard, and `steered` (ours): a `response.steer` ended it."""
+"""Why a response ended before its end: the standard's reasons, and two of ours. `steered`: a `response.steer`
+ended it. `repetition`: the reply repeated one cycle of tokens without end."""
 
 
 class ResponseParams(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What `response.create` overrides for one response, with the `SamplingFields`.
+    """Fields that replace a session's configuration for one response, with the `SamplingFields`. Where a field
+    is absent or null, the session's value counts.
 
-    Absent and null fields have the session's values. `conversation` "none" does not change the history and may
-    run beside other responses; `input` replaces the context. At most one of `text.format` (as in the Responses
-    API), `response_format` (as in Chat Completions) and `grammar` (ours) sets the format of the text.
-    `events` "brief" (ours) sends each thing once: `response.created`, text deltas, `response.output_item.done`
-    for each complete item, `response.done` without `output`, and no `conversation.item` events.
-    The last three fields have no effect (`unserved`).
+    `conversation` "none": the response is out of band: it does not change the history, and may run beside other
+    responses. `input`: items that the model reads in place of the conversation. `metadata`: comes back in the
+    `Response`.
+
+    At most one of `text.format` (as in the Responses API), `response_format` (as in Chat Completions) and
+    `grammar` (ours) sets the format of the text. `events` "brief" (ours): the server sends each thing once:
+    `response.created`, text deltas, `response.output_item.done` for each complete item, and `response.done`
+    without `output`; it sends no `conversation.item` events.
+
+    `audio`, `parallel_tool_calls` and `reasoning` have no effect; nor has `output_modalities`, as all replies
+    are text. `unserved` of the `Response` names those that were given. Raises ValueError if `audio` or
+    `reasoning` nests too deep.
     """
 
     conversation: Literal["auto", "none"] | UnsetType | None = UNSET
@@ -62,14 +70,15 @@ class ResponseParams(SamplingFields, kw_only=True, frozen=True, forbid_unknown_f
 
 
 class CachedTokensDetails(msgspec.Struct, kw_only=True, frozen=True):
-    """The cached tokens by kind; ours are all text."""
+    """The cached tokens of a prompt by kind. As there is no audio here, all are text."""
 
     text_tokens: int
     audio_tokens: int = 0
 
 
 class InputTokenDetails(msgspec.Struct, kw_only=True, frozen=True):
-    """The prompt's tokens. `cached_tokens` had their KV when the turn began."""
+    """The prompt's tokens: all are text. `cached_tokens`: those that had KV when the turn began, on the device
+    or in a lower tier."""
 
     cached_tokens: int
     text_tokens: int
@@ -78,14 +87,15 @@ class InputTokenDetails(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OutputTokenDetails(msgspec.Struct, kw_only=True, frozen=True):
-    """The reply's tokens by kind; ours are all text."""
+    """The reply's tokens by kind. As there is no audio here, all are text."""
 
     text_tokens: int
     audio_tokens: int = 0
 
 
 class Usage(msgspec.Struct, kw_only=True, frozen=True):
-    """Tokens of one response, in the standard's fields."""
+    """Tokens of one response, in the standard's fields. `input_tokens`: the whole prompt; `output_tokens`: the
+    reply; `total_tokens`: both together."""
 
     total_tokens: int
     input_tokens: int
@@ -95,12 +105,13 @@ class Usage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class KVReceipt(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """What the turn cost, in tokens, and why (ours).
+    """How much KV a response computed and where it found the rest, in tokens (ours).
 
-    `new`: tokens that are new to the session: appended text, template, the pending token. `prefilled`: tokens
-    that the engine computed for the first time. `resident`, `host`, `disk`: where the other KV was found.
-    `recomputed`: tokens computed once more. `restore_ms`: milliseconds of restoring KV. `miss_reason`: why KV
-    had to be computed again.
+    `new`: prompt tokens that the session did not have before: appended text, what the chat template writes, and
+    the last token of the reply before, which had no KV yet. `prefilled`: computed for the first time.
+    `recomputed`: computed again. `resident`, `host`, `disk`: prompt tokens with KV that was on the device, or
+    came from the host or disk tier. `restore_ms`: milliseconds of waiting for the disk. `miss_reason`: why more
+    than the new tokens had to be computed; null: no more had to be.
     """
 
     new: int
@@ -113,8 +124,21 @@ class KVReceipt(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     miss_reason: str | None = None
 
 
+class TruncatedContext(msgspec.Struct, kw_only=True, frozen=True):
+    """What a response left out of its context, because that was full (ours).
+
+    `items`: ids of the items that were left out, in order. They stay in the conversation, but later responses
+    do not read them either. A response out of band, or with instructions or tools of its own, leaves items out
+    for itself alone. `tokens`: by how much the prompt got shorter; a lower bound if the whole prompt was too
+    long to be counted.
+    """
+
+    items: list[str]
+    tokens: int
+
+
 class StatusError(msgspec.Struct, kw_only=True, frozen=True):
-    """Why a response failed."""
+    """Why a response failed, or was cut by the server; the fields are those of an `error` event."""
 
     type: str
     code: str | None
@@ -122,7 +146,8 @@ class StatusError(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class StatusDetails(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """How a response ended that is not completed. An incomplete one has an `error` where the server cut it."""
+    """Why a response has another status than `completed`. `reason`: of a cancelled or incomplete one. `error`:
+    of a failed one, and of an incomplete one that the server cut because it shuts down."""
 
     type: Literal["cancelled", "incomplete", "failed"]
     reason: Reason | None = None
@@ -130,7 +155,12 @@ class StatusDetails(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tru
 
 
 class Response(msgspec.Struct, kw_only=True, frozen=True):
-    """A response. `conversation_id` is null where it is out of band. `usage` and `kv` are set at the end."""
+    """A response, as `response.created` and `response.done` show it. `conversation_id`: null if it is out of
+    band. `output`: its items, none with brief events. `usage` and `kv` (ours): in `response.done`, but a failed
+    response may lack them. `truncated` (ours): in `response.done`, if items were left out of its context.
+
+    `unserved` (ours): in `response.created`, the fields of the `response.create` that have no effect here.
+    """
 
     id: str
     status: ResponseStatus
@@ -143,3 +173,5 @@ class Response(msgspec.Struct, kw_only=True, frozen=True):
     metadata: dict[str, str] | None = None
     usage: Usage | None = None
     kv: KVReceipt | UnsetType = UNSET
+    unserved: list[str] | UnsetType = UNSET
+    truncated: TruncatedContext | UnsetType = UNSET

@@ -1,4 +1,4 @@
-"""The sampling fields of a session and of a response, and log probabilities.
+"""The sampling fields of a session and of a response, and the log probabilities of its tokens.
 
 Except for `max_output_tokens` they are not in the Realtime standard. Their names are those of the Responses
 API, Chat Completions and vLLM.
@@ -31,8 +31,7 @@ StopTokenIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=64)]
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Sampling fields of a session or a response; an absent field changes nothing.
-
+    """Sampling fields that a client sends, for a session or for one response. An absent field changes nothing.
     Null in a session restores the server's default; null in a response is the same as absent: the session's
     value counts.
 
@@ -41,11 +40,14 @@ class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     locally typical ones of mass `typical_p`. `seed` makes a reply repeatable: each sample depends on the seed
     and the token's position alone.
 
-    `repetition_penalty` (1: none) counts prompt and reply, `presence_penalty` and `frequency_penalty` (0: none)
-    the reply. `logit_bias`: token id to addend. `bad_words`, text or token ids, never come whole. `stop`
-    strings and `stop_token_ids` end the reply and are not delivered; nothing ends it before
-    `min_output_tokens`. `top_logprobs`: send each token's log probability and those of so many alternatives
-    (0: only its own; null, in a session: none).
+    `repetition_penalty` (1: none) counts the tokens of prompt and reply, `presence_penalty` and
+    `frequency_penalty` (0: none) those of the reply. `logit_bias`: maps a token id to a number that is added to
+    its logit. `bad_words`: texts, or lists of token ids, that never come whole in the reply.
+
+    `max_output_tokens`: the reply has no more; "inf": as many as the context holds. `stop` strings and
+    `stop_token_ids` end the reply and are not delivered. Nothing ends it before `min_output_tokens`.
+    `top_logprobs`: send each token's log probability and those of so many of the most likely tokens in its
+    place (0: only its own; null, in a session: none).
     """
 
     max_output_tokens: MaxOutputTokens | UnsetType | None = UNSET
@@ -67,7 +69,11 @@ class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
 
 
 class SamplingResource(msgspec.Struct, kw_only=True, frozen=True):
-    """The values in force, as the server shows them. Null: not set, and so off."""
+    """The sampling fields as the server shows them: the values in force.
+
+    Null: not set. Without a `temperature` the reply is greedy, without a `seed` each response has another one,
+    and any other field without a value does nothing.
+    """
 
     max_output_tokens: MaxOutputTokens = "inf"
     min_output_tokens: int = 0
@@ -88,7 +94,9 @@ class SamplingResource(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class TopLogprob(msgspec.Struct, kw_only=True, frozen=True):
-    """A possible token. `token`: its text, with U+FFFD for a part of a character."""
+    """A token that may stand in one place of a reply. `token`: its text alone, with U+FFFD for a part of a
+    character; `id`: its token id; `logprob`: its natural log probability by the model, before any penalty or
+    filter."""
 
     token: str
     id: int
@@ -96,6 +104,7 @@ class TopLogprob(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class TokenLogprob(TopLogprob, frozen=True):
-    """A sampled token, its log probability before any filter, and the most likely tokens in its place."""
+    """A token of the reply with its own `logprob`. `top_logprobs`: the most likely tokens in its place, the
+    best first."""
 
     top_logprobs: list[TopLogprob]

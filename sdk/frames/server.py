@@ -1,4 +1,5 @@
-"""Events that the server sends; each has an `event_id` of its own."""
+"""Events that the server sends, a class for each. "Ours" marks what OpenAI's Realtime standard does not
+have."""
 
 from __future__ import annotations
 
@@ -14,37 +15,44 @@ from .session import SessionResource
 
 
 class ServerFrame(msgspec.Struct, kw_only=True, frozen=True, tag_field="type"):
-    """Base of server events. `session_id` (ours): its session, set once a socket has had several."""
+    """Base of server events. `event_id`: unique in its session; `session.resume` names the last one that was
+    received. `session_id` (ours): the session that the event is of; absent until a further session is attached
+    to the socket."""
 
     event_id: str
     session_id: str | UnsetType = UNSET
 
     @property
     def type(self) -> str:
-        """The event's name on the wire."""
+        """The event's name on the wire, such as `response.done`."""
         return str(self.__struct_config__.tag)
 
 
 class OwnFrame(ServerFrame, frozen=True):
-    """Base of events that are not in the standard. A client of the standard skips them."""
+    """Base of events that are ours: the standard does not have them, and a client that knows the standard alone
+    skips them."""
 
 
 # --- session and conversation ---
 
 
 class SessionCreated(ServerFrame, frozen=True, tag="session.created"):
-    """The first event on each connection. `handle` opens the session again (ours)."""
+    """The first event on a connection with a new session, which needs no request. `session`: its configuration.
+    `handle` (ours): a secret with which `session.resume` opens the session again."""
 
     session: SessionResource
     handle: str | UnsetType = UNSET
 
 
 class SessionResumed(OwnFrame, frozen=True, tag="session.resumed"):
-    """Answers `session.resume` (ours): the session as it is, and a new handle for the next time.
+    """Answers `session.resume` and `session.attach` (ours): the session's configuration, and a new `handle` for
+    the next time.
 
-    `last_client_event` is the `event_id` of the last client event that was received: later ones have to be sent
-    again. `reopened`: the session comes from the journal, and answers that were on their way are lost: an event
-    without an answer is answered when it is sent again. `running`: ids of the responses that have not ended.
+    `last_client_event`: the `event_id` of the last client event that the server has (null: none); the client
+    has to send those after it again. `reopened`: since the client was here, the session was closed and read
+    again from the journal, for example by a new server process. Answers that were on their way are lost then;
+    an event that got no answer is answered if the client sends it again. `running`: ids of the responses that
+    have not ended.
     """
 
     session: SessionResource
@@ -55,46 +63,48 @@ class SessionResumed(OwnFrame, frozen=True, tag="session.resumed"):
 
 
 class SessionUpdated(ServerFrame, frozen=True, tag="session.updated"):
-    """The whole configuration after a `session.update`."""
+    """Answers `session.update`: the whole configuration, as it is in force now."""
 
     session: SessionResource
 
 
 class ConversationResource(msgspec.Struct, kw_only=True, frozen=True):
-    """The default conversation."""
+    """The one conversation of a session; `id` is its id."""
 
     id: str
     object: Literal["realtime.conversation"] = "realtime.conversation"
 
 
 class ConversationCreated(ServerFrame, frozen=True, tag="conversation.created"):
-    """The second event on each connection."""
+    """The second event on a connection with a new session: names the conversation that the session has."""
 
     conversation: ConversationResource
 
 
 class ItemAdded(ServerFrame, frozen=True, tag="conversation.item.added"):
-    """An item was added to the conversation, after `previous_item_id` (null: it is the first)."""
+    """An item was added to the conversation, after the item `previous_item_id` (null: it is the first). An item
+    of a reply has no content yet, and the status `in_progress`."""
 
     item: AnyItem
     previous_item_id: str | None
 
 
 class ItemDone(ServerFrame, frozen=True, tag="conversation.item.done"):
-    """The item is final."""
+    """The item is complete, with all its content. `previous_item_id` is as in `conversation.item.added`."""
 
     item: AnyItem
     previous_item_id: str | None
 
 
 class ItemRetrieved(ServerFrame, frozen=True, tag="conversation.item.retrieved"):
-    """Answers `conversation.item.retrieve`."""
+    """Answers `conversation.item.retrieve`: the item, as the server has it."""
 
     item: AnyItem
 
 
 class ItemDeleted(ServerFrame, frozen=True, tag="conversation.item.deleted"):
-    """Answers `conversation.item.delete`."""
+    """The item `item_id` is no longer in the conversation. Answers `conversation.item.delete`; it is also sent
+    for each item of a response that failed, because those are taken back."""
 
     item_id: str
 
@@ -103,10 +113,12 @@ class ItemDeleted(ServerFrame, frozen=True, tag="conversation.item.deleted"):
 
 
 class TextCommitted(OwnFrame, frozen=True, tag="input_text_buffer.committed"):
-    """Answers `input_text_buffer.commit`; the item follows as `conversation.item.added` and `.done`.
+    """Answers `input_text_buffer.commit`: the text became the item `item_id`, which follows as
+    `conversation.item.added` and `.done`.
 
-    `prefilled_tokens`: its tokens that were prefilled, or handed to the engine, while it came. `left_tokens`:
-    the others, with what the template puts before the reply. `call_id`: set where it is a tool's output.
+    `prefilled_tokens`: how many of its tokens the engine was given before the commit, while the text came.
+    `left_tokens`: the others, with those that the template puts before the reply. `call_id`: the tool call that
+    it is the output of; absent for a message.
     """
 
     item_id: str
@@ -116,22 +128,24 @@ class TextCommitted(OwnFrame, frozen=True, tag="input_text_buffer.committed"):
 
 
 class TextCleared(OwnFrame, frozen=True, tag="input_text_buffer.cleared"):
-    """Answers `input_text_buffer.clear`."""
+    """Answers `input_text_buffer.clear`: the input buffer is empty."""
 
 
 # --- a response ---
 
 
 class ResponseCreated(ServerFrame, frozen=True, tag="response.created"):
-    """A response began; `response.done` always follows."""
+    """A response began: answers `response.create`, and comes after `response.steer.accepted`. A `response.done`
+    always follows."""
 
     response: Response
 
 
 class ResponseDone(ServerFrame, frozen=True, tag="response.done"):
-    """The end of a response, with all its output, its usage and its KV receipt.
+    """The end of a response, in whatever way it ended (`response.status`): its whole output (none with brief
+    events), its usage and its KV receipt.
 
-    `handle` opens the session again (ours).
+    `handle` (ours): a secret with which `session.resume` opens the session again.
     """
 
     response: Response
@@ -139,86 +153,94 @@ class ResponseDone(ServerFrame, frozen=True, tag="response.done"):
 
 
 class OutputFrame(ServerFrame, frozen=True):
-    """An event about one output item of a response."""
+    """Base of events about one output item of the response `response_id`. `output_index`: the item's place in
+    the output, from 0."""
 
     response_id: str
     output_index: int
 
 
 class OutputItemAdded(OutputFrame, frozen=True, tag="response.output_item.added"):
-    """The response has a new item, in progress."""
+    """The response begins a new item. It has no content yet, and the status `in_progress`."""
 
     item: AnyItem
 
 
 class OutputItemDone(OutputFrame, frozen=True, tag="response.output_item.done"):
-    """The item is final: completed, or incomplete where the response was cut."""
+    """Nothing more comes of the item, which is whole in here. Its status is `completed`, or `incomplete` if the
+    response was cut in it."""
 
     item: AnyItem
 
 
 class ContentPart(msgspec.Struct, kw_only=True, frozen=True):
-    """A part of an output message."""
+    """A part of an output message, as the `response.content_part` events show it."""
 
     text: str
     type: Literal["text"] = "text"
 
 
 class ContentFrame(OutputFrame, frozen=True):
-    """An event about one part of one output message."""
+    """Base of events about one part of the output message `item_id`. `content_index`: the part's place in the
+    message, 0."""
 
     item_id: str
     content_index: int
 
 
 class ContentPartAdded(ContentFrame, frozen=True, tag="response.content_part.added"):
-    """An empty part; deltas follow."""
+    """The message's part begins: its text is empty, and `response.output_text.delta` events follow."""
 
     part: ContentPart
 
 
 class ContentPartDone(ContentFrame, frozen=True, tag="response.content_part.done"):
-    """The part is final."""
+    """The message's part is complete: `part` has its whole text."""
 
     part: ContentPart
 
 
 class TextDelta(ContentFrame, frozen=True, tag="response.output_text.delta"):
-    """More text. `logprobs`: of the tokens since the last delta, where `top_logprobs` asks for them."""
+    """More text of a message: `delta` comes behind what came before. `logprobs`: of the tokens since the last
+    delta; absent unless `top_logprobs` asks for them."""
 
     delta: str
     logprobs: list[TokenLogprob] | UnsetType = UNSET
 
 
 class TextDone(ContentFrame, frozen=True, tag="response.output_text.done"):
-    """The part's whole text, and the `logprobs` of all its deltas."""
+    """The text of a message's part is complete. `text`: all of it. `logprobs`: those of all its deltas; absent
+    unless `top_logprobs` asks for them."""
 
     text: str
     logprobs: list[TokenLogprob] | UnsetType = UNSET
 
 
 class ReasoningDelta(OwnFrame, frozen=True, tag="response.reasoning_text.delta"):
-    """More of the model's reasoning text (ours in Realtime). It belongs to no item."""
+    """More of the text in which the model reasons before it answers (of the Responses API; ours in Realtime).
+    It belongs to no output item."""
 
     response_id: str
     delta: str
 
 
 class ArgumentsFrame(OutputFrame, frozen=True):
-    """An event about one tool call."""
+    """Base of events about the arguments of one tool call. `item_id`: the call's item; `call_id`: the id that
+    its output has to name."""
 
     item_id: str
     call_id: str
 
 
 class ArgumentsDelta(ArgumentsFrame, frozen=True, tag="response.function_call_arguments.delta"):
-    """More of the arguments' JSON text."""
+    """More of the JSON text of a call's arguments: `delta` comes behind what came before."""
 
     delta: str
 
 
 class ArgumentsDone(ArgumentsFrame, frozen=True, tag="response.function_call_arguments.done"):
-    """The complete call."""
+    """No more of a call comes: the `name` of the tool, and all of its `arguments` as JSON text. The text breaks
+    off if the response was cut in the call."""
 
     name: str
     arguments: str
@@ -228,34 +250,57 @@ class ArgumentsDone(ArgumentsFrame, frozen=True, tag="response.function_call_arg
 
 
 class ErrorDetails(msgspec.Struct, kw_only=True, frozen=True):
-    """An error. `event_id` is that of the client event at fault, where it had one."""
+    """What went wrong. `type` and `code`: for programs; `message`: for people; `param`: the path of the field
+    at fault; `event_id`: of the client event at fault; `retry_after` (ours): seconds after which the same event
+    may be served. The last three are null if there is none."""
 
     type: str
     code: str | None
     message: str
     param: str | None = None
     event_id: str | None = None
+    retry_after: float | UnsetType = UNSET
 
 
 class ErrorEvent(ServerFrame, frozen=True, tag="error"):
-    """A client event was refused, or the server failed. The session goes on unless the socket closes."""
+    """A client event was refused and changed nothing, or the server failed. The session goes on unless the
+    socket closes."""
 
     error: ErrorDetails
+
+
+class RateLimit(msgspec.Struct, kw_only=True, frozen=True):
+    """One limit of the client's API key per minute: how much is left of it, and in how many seconds all is
+    there again if nothing is used."""
+
+    name: Literal["requests", "tokens"]
+    limit: int
+    remaining: int
+    reset_seconds: float
+
+
+class RateLimitsUpdated(ServerFrame, frozen=True, tag="rate_limits.updated"):
+    """The limits of the client's API key, when a response begins and when it has ended. A key without limits
+    gets none of these."""
+
+    rate_limits: list[RateLimit]
 
 
 # --- ours, not in the standard ---
 
 
 class SessionRecovered(OwnFrame, frozen=True, tag="session.recovered"):
-    """The engine was restarted, and the session goes on; for `lost_ms` milliseconds there was no engine."""
+    """The engine was restarted, and the session and its running responses go on. `lost_ms`: for how many
+    milliseconds there was no engine."""
 
     lost_ms: float
 
 
 class ServerGoingAway(OwnFrame, frozen=True, tag="server.going_away", omit_defaults=True):
-    """The server takes no new work. Responses have `seconds` to end, then the socket closes with 1012.
+    """The server shuts down and takes no new responses. Running ones have `seconds` to end, then the socket
+    closes with the code 1012.
 
-    `handle` opens the session again; null where it cannot be resumed.
+    `handle`: a secret with which `session.resume` opens the session again; null if it cannot be resumed.
     """
 
     seconds: float
@@ -263,11 +308,12 @@ class ServerGoingAway(OwnFrame, frozen=True, tag="server.going_away", omit_defau
 
 
 class SessionLeased(OwnFrame, frozen=True, tag="session.leased"):
-    """Answers `session.lease`: what is granted. KV of `tokens` tokens is kept on the device, of `host_tokens`
-    in the tiers below; `priority`, `ttl` and `returns_in` (seconds from now) are the values in force.
+    """Answers `session.lease`: what is granted. KV of the session's first `tokens` tokens is kept on the
+    device, of its first `host_tokens` in the host tier. `priority`, `ttl` and `returns_in` (seconds from now)
+    are the values in force.
 
-    `clipped`: a value is lower than asked for, or the budget does not cover the whole session. `denied`:
-    nothing is granted.
+    `status` `clipped`: a value is lower than asked for, or the budget does not cover the whole session.
+    `denied`: there is no lease, and only `returns_in` counts, as a hint.
     """
 
     status: Literal["granted", "clipped", "denied"]
@@ -279,9 +325,10 @@ class SessionLeased(OwnFrame, frozen=True, tag="session.leased"):
 
 
 class SessionStaged(OwnFrame, frozen=True, tag="session.staged"):
-    """Answers `session.stage`: KV of `tokens` tokens is on the device, after `ms` milliseconds.
+    """Answers `session.stage`: KV of `tokens` tokens is on the device now. `ms`: milliseconds that it took.
 
-    `source` (`from` on the wire): the slowest place that some of it came from.
+    `source` (`from` on the wire): `disk` if some of it came from the disk tier, else `host` if some came from
+    the host tier, else `recomputed` if some had to be computed again, else `device`: all of it was there.
     """
 
     source: Literal["device", "host", "disk", "recomputed"] = msgspec.field(name="from")
@@ -290,21 +337,57 @@ class SessionStaged(OwnFrame, frozen=True, tag="session.staged"):
 
 
 class SessionSettled(OwnFrame, frozen=True, tag="session.settled"):
-    """Answers `session.settle`: KV of `tokens` tokens is kept, some of it in `tier`, none below it, after `ms`
-    milliseconds."""
+    """Answers `session.settle`. `tier`: the lowest tier that holds some of the session's KV now. `tokens`: how
+    many tokens have KV in all tiers together. `ms`: milliseconds that it took."""
 
     tier: Literal["device", "host", "disk"]
     tokens: int
     ms: float
 
 
+class BlockCounts(msgspec.Struct, kw_only=True, frozen=True):
+    """Blocks by the fastest tier that has them; `none`: in no tier. These four make up `total`.
+
+    `shared`: how many of them another open session has too.
+    """
+
+    device: int
+    host: int
+    disk: int
+    shared: int
+    none: int
+    total: int
+
+
+class BlockRun(msgspec.Struct, kw_only=True, frozen=True):
+    """`count` consecutive blocks in one tier. `shared`: another open session has the same blocks, by a fork or
+    because it begins with the same text."""
+
+    tier: Literal["device", "host", "disk", "none"]
+    shared: bool
+    count: int
+
+
+class SessionBlocksListed(OwnFrame, frozen=True, tag="session.blocks.listed"):
+    """Answers `session.blocks`: where the blocks of the session's `tokens` tokens lie, `block_tokens` in each.
+
+    `runs`: all blocks, in the order of their tokens. The KV of blocks in no tier is computed when it is needed.
+    """
+
+    blocks: BlockCounts
+    runs: list[BlockRun]
+    tokens: int
+    block_tokens: int
+
+
 # --- answers to edits of a session, and its fork tree ---
 
 
 class ItemTruncated(ServerFrame, frozen=True, tag="conversation.item.truncated"):
-    """Answers `conversation.item.truncate`, after the `response.done` of a running response.
+    """Answers `conversation.item.truncate`; if the response of the item ran, after its `response.done`.
 
-    `text_end`: the characters that are left (ours).
+    `text_end` (ours): how many characters of the message are left. `content_index` and `audio_end_ms` are those
+    of the request.
     """
 
     item_id: str
@@ -314,30 +397,31 @@ class ItemTruncated(ServerFrame, frozen=True, tag="conversation.item.truncated")
 
 
 class SessionRewound(OwnFrame, frozen=True, tag="session.rewound"):
-    """Answers `session.rewind`. `item_id`: the last item now (null: there is none). `tokens`: how many tokens
-    are left, those of all remaining turns."""
+    """Answers `session.rewind`. `item_id`: the item that is the last one now (null: no item is left). `tokens`:
+    how many tokens the remaining turns have together."""
 
     item_id: str | None
     tokens: int
 
 
 class Fork(msgspec.Struct, kw_only=True, frozen=True):
-    """A new session that was forked, and the handle that opens it."""
+    """A session that `session.fork` made: its `id`, and the `handle` with which `session.resume` opens it."""
 
     id: str
     handle: str
 
 
 class SessionForked(OwnFrame, frozen=True, tag="session.forked"):
-    """Answers `session.fork`."""
+    """Answers `session.fork`: the new sessions, as many as were asked for."""
 
     sessions: list[Fork]
 
 
 class Relative(msgspec.Struct, kw_only=True, frozen=True):
-    """A session of a fork tree. `parent`: the session it was forked from, which may be deleted (null: none).
+    """A session of a fork tree. `parent`: the id of the session that it was forked from, which may be deleted
+    (null: it is the first). `name`: empty if it has none.
 
-    `open`: the server has it in memory, with `items` items and `tokens` tokens; else both are null.
+    `open`: the server has it in memory, with `items` items and `tokens` tokens; if not, both are null.
     """
 
     id: str
@@ -349,9 +433,9 @@ class Relative(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class SessionTreeListed(OwnFrame, frozen=True, tag="session.tree.listed"):
-    """Answers `session.tree`: parents stand before their children.
+    """Answers `session.tree`: a page of the tree's sessions, in which parents stand before their children.
 
-    `has_more`: the next page begins `after` the session `next`.
+    `has_more`: there is a further page; ask for it with `next` as the `after` of the next `session.tree`.
     """
 
     sessions: list[Relative]
@@ -360,25 +444,27 @@ class SessionTreeListed(OwnFrame, frozen=True, tag="session.tree.listed"):
 
 
 class SessionNamed(OwnFrame, frozen=True, tag="session.named"):
-    """Answers `session.name`: the name, as it is kept."""
+    """Answers `session.name`: the name as it is kept, in Unicode's normal form C; empty: it has none."""
 
     name: str
 
 
 class SessionPruned(OwnFrame, frozen=True, tag="session.pruned"):
-    """Answers `session.prune`: `session` is deleted."""
+    """Answers `session.prune`: the session with the id `session` is deleted."""
 
     session: str
 
 
 class SteerAccepted(OwnFrame, frozen=True, tag="response.steer.accepted"):
-    """Answers `response.steer`: `response_id` ends for it (null: none ran)."""
+    """Answers `response.steer` before the next response begins: the response `response_id` ends for it (null:
+    none ran)."""
 
     response_id: str | None
 
 
 class SessionDetached(OwnFrame, frozen=True, tag="session.detached"):
-    """The session `session_id` has left this socket: it was detached, or a newer socket has it now."""
+    """The session `session_id` has left this socket: the client detached it, another socket has it now, or it
+    was pruned."""
 
 
 _Session: TypeAlias = SessionCreated | SessionResumed | SessionUpdated
@@ -387,8 +473,8 @@ _Text: TypeAlias = TextCommitted | TextCleared
 _Response: TypeAlias = ResponseCreated | ResponseDone | OutputItemAdded | OutputItemDone
 _Content: TypeAlias = ContentPartAdded | ContentPartDone | TextDelta | TextDone | ReasoningDelta
 _Calls: TypeAlias = ArgumentsDelta | ArgumentsDone
-_Faults: TypeAlias = ErrorEvent | SessionRecovered | ServerGoingAway
-_KV: TypeAlias = SessionLeased | SessionStaged | SessionSettled
+_Faults: TypeAlias = ErrorEvent | SessionRecovered | ServerGoingAway | RateLimitsUpdated
+_KV: TypeAlias = SessionLeased | SessionStaged | SessionSettled | SessionBlocksListed
 _Edits: TypeAlias = ItemTruncated | SessionRewound
 _Tree: TypeAlias = SessionForked | SessionTreeListed | SessionNamed | SessionPruned
 _Socket: TypeAlias = SteerAccepted | SessionDetached

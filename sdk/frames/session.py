@@ -1,23 +1,58 @@
 """The session's configuration: the client sends a patch, the server sends the whole.
 
-A field that is absent from a patch (UNSET) does not change; `""`, `[]` and null clear it.
+A field that is absent from a patch (UNSET) does not change. Null restores the value that the session began
+with. `""` and `[]` are values like others: no instructions, no tools.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from .formats import MAX_DEPTH, FunctionTool, Modalities, ToolChoice, Tools, too_deep, too_wide
 from .sampling import SamplingFields, SamplingResource
 
 
-class SessionPatch(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """The fields of `session.update`, with the `SamplingFields` (ours).
+class ConversationLimits(
+    msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """`post_instructions`: the most tokens that a prompt may have behind instructions and tools; null: as many
+    as the context holds."""
 
-    The last five fields have no effect and are echoed (`unserved`).
+    post_instructions: Annotated[int, Meta(ge=1)] | None = None
+
+
+class RetentionRatio(
+    msgspec.Struct,
+    kw_only=True,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="type",
+    tag="retention_ratio",
+):
+    """A `truncation`: when the context is full, leave out the oldest turns until the rest fills at most this
+    share of the room behind the instructions. `token_limits` makes that room smaller."""
+
+    retention_ratio: Annotated[float, Meta(ge=0, le=1)]
+    token_limits: ConversationLimits | None = None
+
+
+TruncationConfig: TypeAlias = Literal["auto", "disabled"] | RetentionRatio
+"""What a response does if its prompt does not fit into the context. `auto`: it leaves out the oldest turns
+until the rest fills at most 0.8 of the room behind the instructions (OpenAI's `auto` is a ratio of 1.0).
+`disabled`: it is refused as `context_length_exceeded`."""
+
+
+class SessionPatch(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """The fields of `session.update`, with the `SamplingFields` (ours). A `model` may be another name of the
+    model that the session has; any other is refused.
+
+    `audio`, `include`, `parallel_tool_calls`, `reasoning` and `tracing` have no effect; nor has
+    `output_modalities`, as all replies are text. `unserved` in the answer names those that were given. Raises
+    ValueError if one of them nests too deep or holds an integer of more than 64 bits.
     """
 
     type: Literal["realtime"] | UnsetType = UNSET
@@ -26,7 +61,7 @@ class SessionPatch(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fie
     output_modalities: Modalities | UnsetType | None = UNSET
     tools: Tools | UnsetType | None = UNSET
     tool_choice: ToolChoice | UnsetType | None = UNSET
-    truncation: Literal["disabled"] | UnsetType | None = UNSET
+    truncation: TruncationConfig | UnsetType | None = UNSET
     audio: Any = UNSET
     include: Any = UNSET
     parallel_tool_calls: bool | UnsetType | None = UNSET
@@ -42,7 +77,11 @@ class SessionPatch(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fie
 
 
 class SessionResource(SamplingResource, kw_only=True, frozen=True):
-    """The configuration in force, with the model's own sampling defaults."""
+    """The configuration in force. Sampling fields that were not set have the model's own defaults. Each field
+    here has an effect.
+
+    `unserved` (ours), only in `session.updated`: the fields of that `session.update` that have no effect here.
+    """
 
     id: str
     model: str
@@ -52,9 +91,5 @@ class SessionResource(SamplingResource, kw_only=True, frozen=True):
     output_modalities: list[Literal["text"]] = msgspec.field(default_factory=lambda: ["text"])
     tools: list[FunctionTool] = msgspec.field(default_factory=list)
     tool_choice: ToolChoice = "auto"
-    truncation: Literal["disabled"] = "disabled"
-    audio: Any = UNSET
-    include: Any = UNSET
-    parallel_tool_calls: bool | UnsetType | None = UNSET
-    reasoning: Any = UNSET
-    tracing: Any = UNSET
+    truncation: TruncationConfig = "auto"
+    unserved: list[str] | UnsetType = UNSET

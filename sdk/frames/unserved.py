@@ -1,8 +1,8 @@
 """Fields, values and events of the Realtime standard that this server does not serve.
 
-Each is either accepted and echoed without effect, or refused as `unsupported_field`. Names that are not in the
-standard are refused as unknown. A path is that of the field in its event, with `[]` for any index; items under
-`response.input[]` have the path `item`.
+Each is either ignored, and listed as `unserved` in the answer, or refused as `unsupported_field` where without
+it the frame would mean something else. Names that are not in the standard are refused as unknown. A path is
+that of the field in its event, with `[]` for any index; items under `response.input[]` have the path `item`.
 """
 
 from __future__ import annotations
@@ -10,19 +10,28 @@ from __future__ import annotations
 import re
 from typing import Any
 
-ECHOED = frozenset(
+import msgspec
+
+IGNORED = frozenset(
     {
         "session.audio",
         "session.include",
+        "session.output_modalities",
         "session.parallel_tool_calls",
         "session.reasoning",
         "session.tracing",
         "response.audio",
+        "response.output_modalities",
         "response.parallel_tool_calls",
         "response.reasoning",
     }
 )
-"""Accepted without effect; `session.updated` repeats those of the session."""
+"""Fields that are accepted without effect. `session.updated.session.unserved` and
+`response.created.response.unserved` name those that the client gave."""
+
+SERVED_VALUES: dict[str, Any] = {"output_modalities": ["text"], "parallel_tool_calls": True}
+"""Values of ignored fields that ask for what the server does anyway; a field with such a value is not
+listed."""
 
 REFUSED_FIELDS = frozenset(
     {
@@ -35,15 +44,13 @@ REFUSED_FIELDS = frozenset(
         "item.content[].transcript",
     }
 )
-"""Fields that would change what the model reads, so they are refused."""
+"""Fields that say what the model reads. If they were ignored it would read something else, so they are
+refused."""
 
 REFUSED_VALUES = {
     "session.type": frozenset({"transcription"}),
-    "session.output_modalities[]": frozenset({"audio"}),
     "session.tools[].type": frozenset({"mcp"}),
     "session.tool_choice.type": frozenset({"mcp", "allowed_tools", "custom"}),
-    "session.truncation": frozenset({"auto", "retention_ratio"}),
-    "response.output_modalities[]": frozenset({"audio"}),
     "response.tools[].type": frozenset({"mcp"}),
     "response.tool_choice.type": frozenset({"mcp", "allowed_tools", "custom"}),
     "item.type": frozenset(
@@ -51,7 +58,8 @@ REFUSED_VALUES = {
     ),
     "item.content[].type": frozenset({"input_audio", "input_image", "output_audio"}),
 }
-"""Refused values of fields that are served with other values; of an object, its `type`."""
+"""Fields that are served with other values, and the values that are refused. If the field holds an object, its
+`type` counts."""
 
 REFUSED_EVENTS = frozenset(
     {
@@ -61,11 +69,24 @@ REFUSED_EVENTS = frozenset(
         "output_audio_buffer.clear",
     }
 )
-"""Client events of the standard that are not served."""
+"""Types of the standard's client events that are refused."""
+
+
+def without_effect(section: str, given: msgspec.Struct) -> list[str]:
+    """The names of the fields in `given` that the client set and this server ignores, sorted; `given` is a
+    `SessionPatch` for the `section` "session", a `ResponseParams` for "response"."""
+    names = (path.removeprefix(f"{section}.") for path in IGNORED if path.startswith(f"{section}."))
+    values = {name: getattr(given, name) for name in names}
+    return sorted(
+        name
+        for name, value in values.items()
+        if value is not msgspec.UNSET and value is not None and value != SERVED_VALUES.get(name)
+    )
 
 
 def is_unserved(path: str, value: Any) -> bool:
-    """Whether the standard has this field with this value, and this server refuses it."""
+    """Whether this server refuses the field at `path`, or its `value`, although the standard has it. False for
+    names that are not in the standard."""
     pattern = re.sub(r"\[\d+\]", "[]", path)
     pattern = pattern.replace("response.input[]", "item", 1)
     if pattern in REFUSED_FIELDS:

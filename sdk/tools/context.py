@@ -19,17 +19,21 @@ import msgspec
 from ..errors import ToolFailed
 
 MAX_OUTPUT_BYTES = 512 << 10
-"""Bytes of an output in its frame: half of what a frame may have."""
+"""An output has at most so many bytes as JSON: half of what a frame may have."""
 
 Report = Callable[[str, float | None], None]
-"""Takes a note on progress, and a fraction in 0 to 1 or None."""
+"""Takes a note on progress, and how much is done: 0 to 1, or None."""
 Wrote = Callable[[str], None]
-"""Takes a piece of the output."""
+"""Takes a piece of the output that was just written."""
 
 
 class ToolContext:
-    """What a tool can use of its own call: a parameter annotated `ToolContext` gets it, unseen by the model.
-    ``cancelled``: nothing waits for the call any more. A callable in a thread can check it and return."""
+    """What a tool can use of its own call. A parameter of the tool that is annotated `ToolContext` gets it; the
+    model does not see that parameter.
+
+    ``call_id``: the call's id. ``cancelled``: nothing waits for the call any more; a callable in a thread can
+    check it and return. `report` and `wrote` get what the tool reports and writes, on the event loop.
+    """
 
     def __init__(
         self,
@@ -48,15 +52,18 @@ class ToolContext:
         self._loop = _running_loop()
 
     def progress(self, note: str, fraction: float | None = None) -> None:
-        """Report progress; from the event loop or from any thread."""
+        """Report progress to the reader of the run, as a `CallProgress`: a note, and how much is done, 0 to 1
+        (None: not known). From the event loop or from any thread. Does nothing once the call is cancelled."""
         if not self.cancelled:
             self._on_loop(lambda: self._report(note, fraction))
 
     def write(self, text: str) -> None:
-        """Add a piece to the output, which is sent while the tool runs; from the event loop or from any thread.
+        """Add a piece to the output; `Chat.run` sends it while the tool runs. What the tool returns, if not
+        None, comes behind all pieces. From the event loop or from any thread. Does nothing once the call is
+        cancelled.
 
-        The tool's result, if not None, comes behind all pieces. Raises `ToolFailed` for a piece that is no str,
-        and for an output that is too long: then all pieces are dropped.
+        Raises `ToolFailed` for a piece that is no str, and when the output gets too long: then all pieces are
+        dropped.
         """
         if not isinstance(text, str):
             raise ToolFailed(f"A piece of an output is a str, not {type(text).__name__}")
@@ -74,11 +81,12 @@ class ToolContext:
 
     @property
     def written(self) -> str:
-        """All pieces so far."""
+        """All pieces so far, joined."""
         return self.written_since(0)[0]
 
     def written_since(self, piece: int) -> tuple[str, int]:
-        """The text of the pieces from number `piece` on, and how many pieces there are now."""
+        """The text of the pieces from number `piece` (from 0) on, joined, and how many pieces there are now:
+        the number to ask with next."""
         with self._writing:
             return "".join(self._pieces[piece:]), len(self._pieces)
 
@@ -103,23 +111,25 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def failure(message: str) -> str:
-    """An output that holds an error for the model."""
+    """The output of a call that failed, for the model to read: JSON with the field `error`."""
     return output_text({"error": message})
 
 
 def broken_off(written: str, error: str) -> str:
-    """The output of a call that failed: what was written, then the error on a line of its own."""
+    """The output of a call that failed: what was written before, then the output `error` on a line of its
+    own."""
     return f"{written}{'' if written.endswith(chr(10)) else chr(10)}{error}" if written else error
 
 
 def joined(written: str, rest: str) -> str:
-    """The pieces that were written, and the result behind them. Raises `ToolFailed` where it is too long."""
+    """The whole output of a call: the pieces that were written, then its result `rest`. Raises `ToolFailed` if
+    it is too long."""
     return checked(written + rest) if written and rest else written or rest
 
 
 def output_text(result: Any) -> str:
-    """A tool's result as text: str as it is, UTF-8 bytes decoded, anything else as JSON with spaces. Lone
-    surrogates become U+FFFD. Raises `ToolFailed` where it is too long."""
+    """A tool's result as the text that the model reads: str as it is, UTF-8 bytes decoded, anything else as
+    JSON. Lone surrogates become U+FFFD. Raises `ToolFailed` if it is too long."""
     if isinstance(result, bytes | bytearray):
         with suppress(UnicodeDecodeError):
             result = bytes(result).decode()
@@ -129,18 +139,19 @@ def output_text(result: Any) -> str:
 
 
 def checked(text: str) -> str:
-    """The same text. Raises `ToolFailed` where it is longer than `MAX_OUTPUT_BYTES`."""
+    """The same text. Raises `ToolFailed` if it has more than `MAX_OUTPUT_BYTES` bytes as JSON."""
     if (size := size_of(text)) > MAX_OUTPUT_BYTES:
         raise ToolFailed(f"The output has {size} bytes; at most {MAX_OUTPUT_BYTES} are allowed")
     return text
 
 
 def size_of(text: str) -> int:
+    """The bytes of the text as JSON, with its quotes."""
     return len(msgspec.json.encode(text))
 
 
 def characters(text: str) -> str:
-    """The text with U+FFFD for lone surrogates: file names may hold them, frames may not."""
+    """The text with U+FFFD in place of each lone surrogate: file names may hold them, frames may not."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -149,7 +160,8 @@ def characters(text: str) -> str:
 
 
 def _builtin(value: Any) -> Any:
-    """A value that is no JSON type: pydantic models and arrays convert themselves, the rest becomes text."""
+    """A value that is no JSON type, as one that is: pydantic models and arrays convert themselves, the rest
+    becomes text."""
     for dumps in ("model_dump", "tolist"):
         if callable(dump := getattr(value, dumps, None)) and not isinstance(value, type):
             return dump()

@@ -25,11 +25,13 @@ _Result = TypeVar("_Result")
 
 TIDY_SECONDS = 0.1
 TURN_SECONDS = 0.05
-"""A generator that yields without ever waiting lets other tasks run, and its own timeout, at least so often."""
+"""An async generator that yields without ever waiting lets other tasks run, and its own timeout act, at least
+once in so many seconds."""
 
 
 async def in_thread(function: Callable[[], _Result]) -> _Result:
-    """Call `function` in a thread of its own; what it returns or raises. When cancelled, the thread runs on.
+    """Call `function` in a thread of its own; returns what it returns, raises what it raises. If this is
+    cancelled, the thread runs on, and its result is dropped.
 
     The number of threads is limited by anyio's default limiter; a thread that was left running does not count.
     """
@@ -63,19 +65,20 @@ async def in_thread(function: Callable[[], _Result]) -> _Result:
 
 
 def _drop(result: object) -> None:
-    """Nothing waits for the result any more: a coroutine is closed, as it never begins."""
+    """Drop a result that nothing waits for. A coroutine is closed, so that Python does not warn of it."""
     if inspect.iscoroutine(result):
         result.close()
 
 
 def _raised(error: BaseException) -> BaseException:
-    """The same, as a future can hold it."""
+    """The error itself, or a `RuntimeError` for a `StopIteration`, which a future cannot hold."""
     return RuntimeError(f"StopIteration: {error}") if isinstance(error, StopIteration) else error
 
 
 async def drained(result: Any, context: ToolContext) -> bool:
-    """Write all that a generator yields, sync (in a thread) or async; False where the result is no generator.
-    Raises what the generator raises, and `ToolFailed` for a piece that is no str."""
+    """If `result` is a generator, sync (read in a thread) or async, write all that it yields to `context` and
+    return True; if not, return False. Raises what the generator raises, and `ToolFailed` for a piece that is no
+    str or one too many."""
     if inspect.isasyncgen(result):
         stream: AsyncGenerator[Any, Any] = result
         async with aclosing(stream) as pieces:
@@ -93,7 +96,7 @@ async def drained(result: Any, context: ToolContext) -> bool:
 
 
 def _drain(pieces: Generator[Any, Any, Any], context: ToolContext) -> None:
-    """Write all pieces, until the end or until the call is cancelled."""
+    """Write all that a sync generator yields to `context`, until its end or until the call is cancelled."""
     with closing(pieces):
         for piece in pieces:
             context.write(piece)
@@ -102,7 +105,7 @@ def _drain(pieces: Generator[Any, Any, Any], context: ToolContext) -> None:
 
 
 class Detached:
-    """Owns the tasks that were left running. ``len``: how many still run."""
+    """Keeps tasks that were left running, until they end. `len()` of it: how many still run."""
 
     def __init__(self) -> None:
         self._left: set[asyncio.Task[Any]] = set()
@@ -112,7 +115,9 @@ class Detached:
         return len(self._left)
 
     async def run(self, work: Callable[[], Awaitable[_Result]], seconds: float | None) -> _Result | None:
-        """The result within `seconds` (None: no limit), else None. Raises what `work` raises."""
+        """Run `work` in a task; returns its result, or None if it takes longer than `seconds` (None: no limit).
+        Then, or when this is cancelled, the task is cancelled, and kept here if it goes on all the same. Raises
+        what `work` raises."""
         limit, shield = CancelScope(), CancelScope()
 
         async def scoped() -> _Result | None:

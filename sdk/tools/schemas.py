@@ -27,8 +27,12 @@ _SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Exa
 
 @dataclass(frozen=True, slots=True)
 class ToolSignature:
-    """``parameters``: the JSON schema. ``arguments`` decodes and checks a call; its fields, in order, are the
-    parameters ``names``. ``contexts``: the parameters that get a `ToolContext`."""
+    """What is known of a callable as a tool. ``description``: from its docstring; ``parameters``: the JSON
+    schema of its arguments, for the model.
+
+    ``arguments`` decodes and checks the JSON of a call; its fields, in order, are the parameters ``names``.
+    ``contexts``: the names of the parameters that get a `ToolContext`.
+    """
 
     description: str
     parameters: dict[str, Any]
@@ -37,28 +41,31 @@ class ToolSignature:
     contexts: tuple[str, ...]
 
     def given(self, text: str, context: ToolContext) -> dict[str, Any]:
-        """Keyword arguments from a call's JSON text. Raises `msgspec.DecodeError`, `.ValidationError`."""
+        """The keyword arguments for the callable: from the JSON text of a call (empty: no arguments), and
+        `context` where the callable asks for it. Raises `msgspec.DecodeError`, or `msgspec.ValidationError` if
+        they do not fit the type hints."""
         decoded = self.arguments.decode(text or "{}")
         values = (getattr(decoded, field) for field in decoded.__struct_fields__)
         return {**dict(zip(self.names, values, strict=True)), **dict.fromkeys(self.contexts, context)}
 
 
 def called_by(function: Callable[..., Any]) -> str:
-    """The name of a callable: a function's own, also below `functools.partial`, else the name of its class."""
+    """The name of a callable: a function's own, else the name of its class. It looks below
+    `functools.partial`."""
     function, _ = _unbound(function)
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def yields(function: Callable[..., Any]) -> bool:
-    """Whether a callable is a generator function, sync or async."""
+    """Whether a callable is a generator function, sync or async. It looks below `functools.partial`."""
     function, _ = _unbound(function)
     called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
     return inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
 
 
 def signature_of(function: Callable[..., Any], name: str) -> ToolSignature:
-    """The signature of a callable, without the arguments that `functools.partial` gave it already. Raises
-    `ToolInvalid`, and `ToolTypeUnsupported` with the parameter and its type."""
+    """The signature of a callable as the tool `name`. Arguments that `functools.partial` gave already are left
+    out. Raises `ToolInvalid`, and `ToolTypeUnsupported` for a parameter with a type that is no JSON type."""
     inner, bound = _unbound(function)
     try:
         signature = inspect.signature(function, eval_str=True)
@@ -83,7 +90,7 @@ def signature_of(function: Callable[..., Any], name: str) -> ToolSignature:
 
 
 def _unbound(function: Callable[..., Any]) -> tuple[Callable[..., Any], frozenset[str]]:
-    """The function below `functools.partial`, and the names of the arguments that it adds."""
+    """The function below `functools.partial`, and the names of the keyword arguments that the partial gives."""
     bound: frozenset[str] = frozenset()
     while isinstance(function, partial):
         bound |= function.keywords.keys()
@@ -92,7 +99,8 @@ def _unbound(function: Callable[..., Any]) -> tuple[Callable[..., Any], frozense
 
 
 def _check_callable(function: Callable[..., Any], parameters: list[inspect.Parameter], name: str) -> None:
-    """Raises `ToolInvalid` for a method without its object."""
+    """Raises `ToolInvalid` for a method without its object: a function of a class with `self` or `cls` as first
+    parameter."""
     owner = getattr(function, "__qualname__", "").rpartition(".")[0]
     own = parameters[0] if parameters else None
     if (
@@ -110,7 +118,8 @@ def _check_callable(function: Callable[..., Any], parameters: list[inspect.Param
 
 
 def _check_pieces(function: Callable[..., Any], returns: Any, name: str) -> None:
-    """Raises `ToolInvalid` for a generator that yields something else than text."""
+    """Raises `ToolInvalid` for a generator function that is annotated to yield something else than `str`.
+    `returns`: its annotation."""
     pieces = get_args(returns)[:1] if yields(function) else ()
     if pieces and pieces[0] not in (str, Any):
         shown = getattr(pieces[0], "__name__", str(pieces[0]))
@@ -120,7 +129,8 @@ def _check_pieces(function: Callable[..., Any], returns: Any, name: str) -> None
 
 
 def _check(parameter: inspect.Parameter, name: str) -> None:
-    """Raises `ToolInvalid` for a parameter that cannot be given by name or as JSON."""
+    """Raises `ToolInvalid` for a parameter that cannot be given by name, `ToolTypeUnsupported` for one that
+    JSON cannot give. `name`: the tool."""
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         raise ToolInvalid(f"`{name}` cannot be a tool: parameter `{parameter.name}` cannot be given by name")
     hint = _hint(parameter)
@@ -147,7 +157,8 @@ def _is_context(parameter: inspect.Parameter) -> bool:
 
 
 def _field(name: str, parameter: inspect.Parameter) -> tuple[str, Any, Any]:
-    """A parameter as a struct's field. `name` avoids the struct's own names; JSON has the parameter's name."""
+    """A parameter as a field for `msgspec.defstruct`: name, type and default. `name` avoids the struct's own
+    names; in JSON the field has the parameter's name."""
     default: dict[str, Any] = {}
     if isinstance(parameter.default, str | int | float | None):
         default = {"default": parameter.default}
@@ -170,7 +181,8 @@ def _schema(arguments: type[msgspec.Struct], documented: Mapping[str, str]) -> d
 
 
 def _documentation(text: str) -> tuple[str, dict[str, str]]:
-    """The docstring's text above its first section, and the text in `Args:` for each parameter."""
+    """What a docstring tells: the text above its first section, in one line, and the text in `Args:` for each
+    parameter."""
     above: list[str] = []
     arguments: dict[str, str] = {}
     section, argument, margin = "", "", 0

@@ -27,21 +27,23 @@ from .running import Detached, drained, in_thread
 from .schemas import called_by, signature_of, yields
 
 Invoke: TypeAlias = Callable[[str, ToolContext], Awaitable[str]]
-"""Takes a call's arguments as JSON text; returns the output, or raises."""
+"""Takes a call's arguments as JSON text; returns what comes behind the pieces that it wrote to the context, or
+raises."""
 ResultKind: TypeAlias = Literal["completed", "failed", "invalid_arguments", "timed_out"]
 
 LEARNT_FROM = 16
-"""Last calls of a tool that tell how long it usually takes."""
+"""From so many of its last calls a tool's usual duration is estimated."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 MAX_ERROR = 4096
-"""Characters of an exception's text that the model reads."""
+"""The model reads at most so many characters of an exception's text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The end of a call: the output for the model, also where it failed, and how many seconds it took."""
+    """How a call ended. `output`: the text for the model, also if it failed; `kind`: `completed`, or how it
+    failed; `seconds`: how long it took."""
 
     output: str
     kind: ResultKind
@@ -52,10 +54,11 @@ class ToolResult:
 class Tool:
     """A tool's definition for the model, and how to run it; without `invoke` the caller answers its calls.
 
-    ``timeout``: seconds after which a call is cancelled and no longer waited for. ``expected``: seconds that a
-    call usually takes; None: the median of the last calls. ``streams``: the output comes in pieces, which
-    `Chat.run` sends as they come. ``detached``: tasks of calls outside of a chat that did not end. Raises
-    `ToolInvalid` for a `timeout` or `expected` that is no such number.
+    ``timeout``: seconds after which a call is cancelled and no longer waited for (None: never). ``expected``:
+    seconds that a call usually takes (None: the median of the last ``durations``). ``streams``: the output
+    comes in pieces, which `Chat.run` sends as they come. ``detached``: keeps tasks of calls that do not end
+    when cancelled, if `call` is given nothing else for that. Raises `ToolInvalid` unless `timeout` is above 0
+    and `expected` a finite number from 0 on.
     """
 
     definition: FunctionTool
@@ -81,11 +84,12 @@ class Tool:
 
     @property
     def run(self) -> Callable[[str], Awaitable[str]] | None:
-        """Takes a call's arguments, returns its output; None where the caller answers."""
+        """A function that takes a call's arguments as JSON text and returns its output, also if it fails. None
+        if the caller answers the calls."""
         return None if self.invoke is None else self._run
 
     def expects(self) -> float | None:
-        """Seconds that a call is expected to take; None: not known."""
+        """Seconds that a call is expected to take: `expected`, or what earlier calls took; None: not known."""
         if self.expected is None and self.durations:
             return median(self.durations)
         return self.expected
@@ -93,7 +97,8 @@ class Tool:
     async def call(
         self, arguments: str, context: ToolContext | None = None, detached: Detached | None = None
     ) -> ToolResult:
-        """Run one call. Only its own cancellation is raised.
+        """Run one call with these arguments (JSON text). Only the cancellation of this is raised: errors and
+        timeouts are in the result.
 
         The output of a call that fails holds what was written, then the error. A task that does not end at the
         timeout, or when this is cancelled, is left to `detached` (None: the tool's own).
@@ -141,8 +146,10 @@ def tool(
     timeout: float | None = None,
     expected: float | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """A tool from a callable, as a decorator with or without arguments; `timeout` and `expected` in seconds.
-    Raises `ToolInvalid`, or `ToolTypeUnsupported` where a parameter's type is no JSON type."""
+    """A tool from a callable, as a decorator with or without arguments. `name`: by default the callable's;
+    `description`: by default from its docstring; `timeout` and `expected`: in seconds, as in `Tool`. The
+    parameters follow from the type hints. Raises `ToolInvalid`, or `ToolTypeUnsupported` where a parameter's
+    type is no JSON type."""
 
     def made(function: Callable[..., Any]) -> Tool:
         called = called_by(function) if name is None else name
@@ -163,7 +170,8 @@ def tool(
             raise ToolInvalid(f"`{called}` cannot be a tool: {error}") from error
 
         async def invoke(arguments: str, context: ToolContext) -> str:
-            """The output without the pieces that were written."""
+            """Call the function. Returns the output that comes behind the pieces that were written to
+            `context`."""
             result = await _call(function, signature.given(arguments, context))
             if await drained(result, context) or (result is None and context.written):
                 return ""
@@ -175,7 +183,8 @@ def tool(
 
 
 def tool_of(given: ToolLike) -> Tool:
-    """A tool from a callable, a dict in the Realtime form, or a `FunctionTool`. Raises `ToolInvalid`."""
+    """A tool from a callable, or, for calls that the caller answers, from a dict in the Realtime form or a
+    `FunctionTool`. A `Tool` is returned as it is. Raises `ToolInvalid`."""
     if isinstance(given, Tool):
         return given
     if isinstance(given, FunctionTool | Mapping):
@@ -190,7 +199,8 @@ def tool_of(given: ToolLike) -> Tool:
 
 
 def tools_of(given: Iterable[ToolLike]) -> dict[str, Tool]:
-    """Tools by name. Raises `ToolInvalid`, also for two of one name."""
+    """The tools that `tool_of` makes of these, by name, in order. Raises `ToolInvalid`, also for two of one
+    name."""
     tools: dict[str, Tool] = {}
     for one in map(tool_of, given):
         if one.name in tools:
@@ -200,7 +210,8 @@ def tools_of(given: Iterable[ToolLike]) -> dict[str, Tool]:
 
 
 def no_such_tool(name: str, known: Iterable[str]) -> str:
-    """The error for a call of an unknown tool, for the model to read."""
+    """The error text for a call of the unknown tool `name`; the model reads it, with the names of the `known`
+    tools."""
     return f"There is no tool `{name}`. There are: {', '.join(f'`{one}`' for one in known) or 'none'}"
 
 
@@ -209,7 +220,8 @@ def _is_number(value: object) -> bool:
 
 
 async def _guarded(invoke: Invoke, arguments: str, context: ToolContext) -> tuple[str, ResultKind]:
-    """The output, or an error for the model. Only what also ends the caller is raised."""
+    """Run a call. Returns its whole output and `completed`, or an error for the model and how it failed. Raises
+    only what also has to end the caller: the task's own cancellation, `KeyboardInterrupt`, `GeneratorExit`."""
     try:
         rest = await invoke(arguments, context)
         return joined(context.written, rest), "completed"

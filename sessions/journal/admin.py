@@ -41,7 +41,8 @@ def places(root: Path) -> list[Path]:
 
 
 def opened(place: Path, *, write: bool = False, whole: bool = True) -> JournalStore:
-    """Open the journal in a folder, of any model. ``whole``: read every log. Raises ``StoreUnusable``."""
+    """Open the journal in a folder, of any model, and return its store; the caller closes it. ``whole``: read
+    every log, not only the indexes. Raises ``StoreUnusable``."""
     _check_moved(place)
     return JournalStore.open(place, b"", SETTINGS, known=_known(place), write=write, whole=whole)
 
@@ -54,7 +55,8 @@ def _check_moved(place: Path) -> None:
 
 
 def stat(root: Path) -> Iterator[str]:
-    """Sessions and bytes of each journal. Raises ``StoreUnusable``."""
+    """Yield a line for each journal below ``root``: its sessions and its bytes. Changes nothing. Raises
+    ``StoreUnusable``."""
     for place in places(root):
         with closing(opened(place, whole=False)) as store:
             yield _account(place, store)
@@ -79,7 +81,8 @@ def _known(place: Path) -> Identity | None:
 
 
 def _differs(known: Identity | None, store: JournalStore) -> list[str]:
-    """How the journal differs from its identity, as no line or one."""
+    """One line that says how the journal differs from the identity ``known``, in a list; an empty list if it
+    does not, or if there is no identity."""
     return [line] if known is not None and (line := store.mismatch(known)) else []
 
 
@@ -93,7 +96,8 @@ def _account(place: Path, store: JournalStore) -> str:
 
 
 def _damage(store: JournalStore) -> list[str]:
-    """A line for each damaged session and log."""
+    """Read every session that is kept. Returns a line for each damaged session and log, and one with the
+    number of lost records of unknown sessions."""
     for state in list(store.sessions.states.values()):
         if state.kept:
             with suppress(RecordDamaged):
@@ -161,7 +165,7 @@ def _is_whole(store: JournalStore, state: SessionState) -> bool:
 
 
 def _copy(store: JournalStore, logs: LogFolder, state: SessionState) -> None:
-    """Copy a session as it is, a fork as a fork."""
+    """Copy a session's records into ``logs`` as they are; a fork stays a fork. Raises ``RecordDamaged``."""
     record = store._record(state.number)
     group = [put(state.number, record)]
     if state.kept and state.ring:
@@ -175,7 +179,9 @@ def _copy(store: JournalStore, logs: LogFolder, state: SessionState) -> None:
 
 
 def _copy_alone(store: JournalStore, logs: LogFolder, state: SessionState, damaged: bool) -> Iterator[str]:
-    """Copy a session with all operations that it needs, as far as they are whole; yields lines about it."""
+    """Copy a session into ``logs``. A fork becomes a session of its own, with the operations of its origin.
+    Operations behind damage are left out; if nothing before it is whole, the session is not copied. Yields
+    lines that say so."""
     name, number = store.name_of(state.number), state.number
     if not state.kept:
         return
@@ -200,7 +206,8 @@ def _copy_alone(store: JournalStore, logs: LogFolder, state: SessionState, damag
 
 
 def _until_damage(store: JournalStore, state: SessionState) -> tuple[list[AnyOperation], int]:
-    """The operations before the first damaged one that can be replayed, and how many are not among them."""
+    """The session's operations before the first damaged one, as far as they can be replayed, and how many
+    operations are missing then: 0 if none is damaged."""
     found: list[AnyOperation] = []
     try:
         needed = list(store.sessions.needed(state.number))
@@ -227,7 +234,8 @@ def _replayable(operations: list[AnyOperation]) -> list[AnyOperation]:
 
 
 def _ring(store: JournalStore, state: SessionState) -> Fresh:
-    """The session's keyring; a damaged one is made from the digests in the index."""
+    """The change that writes the session's keyring. If the keyring is damaged, it is made from the digests in
+    the index."""
     try:
         ring = store._decoded(state.ring, Kind.KEYRING, state.number, 0, Keyring)
     except RecordDamaged:
@@ -265,7 +273,8 @@ def backup(root: Path, target: Path) -> Iterator[str]:
 
 
 def _copy_logs(place: Path, target: Path) -> None:
-    """Copy the logs of one moment, each up to where it was whole. Raises ``OSError``, ``StoreUnusable``."""
+    """Copy the logs of the journal in ``place``, as of one moment, and their indexes into ``target``, each up
+    to its last whole group. Raises ``OSError``, ``StoreUnusable``."""
     disk = Disk()
     logs, _ = LogFolder.open(place / FOLDER, b"", SETTINGS.log_bytes, disk, _known(place), write=False)
     with closing(logs):

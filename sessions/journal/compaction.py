@@ -84,7 +84,9 @@ class Compaction:
                         yield copy
 
     def _copy(self, one: Log, row: tuple[int, ...], extra: bytes) -> bytes | None:
-        """The bytes of a record in the new log; None if not needed. ``row``: its entry in ``one``'s index."""
+        """The bytes of a record for the new log; None if the record is not needed. Notes where it will be.
+        ``row``: its entry in the index of ``one``. ``extra``: what that index stores beside the entry
+        (`records.extra_of`)."""
         sequence, session, word, moment, offset, length, _ = row
         kind, index = word >> 8 & 0xFF, word >> 16
         payload, source = b"", place_of(one.slot, offset, segment.padded(length))
@@ -118,7 +120,8 @@ class Compaction:
         return data
 
     def _is_needed(self, session: int) -> bool:
-        """Whether a forgotten session still has records: in the index, in the new log or in one that stays."""
+        """Whether the mark that a session was forgotten (its DROP record) must be kept, because the session
+        still has records: in the index in memory, in the new log, or in a log that stays."""
         if session in self._sessions.states or session in self._copied:
             return True
         return any(one.has(session) for one in self._logs.logs.values() if one not in self.victims)

@@ -133,7 +133,8 @@ class StoreLock:
         self._fd: int | None = None
 
     def acquire(self, seconds: float) -> StoreLock:
-        """Wait up to ``seconds`` for the lock. Raises ``StoreHeld`` naming the holder, or ``StoreUnusable``."""
+        """Wait up to ``seconds`` for the lock, write this process's number into its file, and return this
+        object. Creates the folder if needed. Raises ``StoreHeld`` naming the holder, or ``StoreUnusable``."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -182,10 +183,11 @@ def _write_holder(fd: int) -> None:
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a journal was when this was written.
+    """The content of the file `identity`: what the journal was when the file was written.
 
-    ``store``, ``seed``, ``sync`` and ``model`` are those of its logs. ``generation`` counts the servers
-    that have started with it. ``sequence`` is the number of the next record, ``logs`` the numbers of the logs.
+    ``store``, ``seed``, ``sync`` and ``model`` are those in the headers of its logs. ``generation`` counts
+    the servers that have started with it. ``sequence`` is the number of the next record, ``logs`` the numbers
+    of the logs.
     """
 
     format: int
@@ -198,13 +200,14 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     logs: tuple[int, ...] = ()
 
     def header(self) -> SegmentHeader:
-        """The header that the logs have."""
+        """The header that all logs of the store have in common, with the log number 0."""
         return SegmentHeader(
             format=self.format, store=self.store, seed=self.seed, sync=self.sync, model=self.model, number=0
         )
 
     def without_removed(self, later: Identity | None) -> Identity:
-        """The same without the logs that a running server has removed by the time of ``later``."""
+        """This identity with only those logs that are also in ``later``, the identity that was read some time
+        after it: a running server has removed the others meanwhile. Unchanged if ``later`` is None."""
         if later is None:
             return self
         return msgspec.structs.replace(self, logs=tuple(sorted({*self.logs} & {*later.logs})))

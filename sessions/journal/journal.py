@@ -66,7 +66,7 @@ class Journal:
         self._queued = 0
         self._urgent = False
         self._oldest: float | None = None  # when the first queued change came
-        self._closing = False
+        self._closing = self._closed = False
         self._durable = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._fault: StorageUnavailable | None = None
@@ -105,17 +105,22 @@ class Journal:
         return journal
 
     async def aclose(self) -> None:
-        """Commit what is queued, if possible, close the store and free its lock."""
+        """Commit what is queued, if possible, close the store and free its lock. What still waits for the
+        journal then raises ``StorageUnavailable``."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         await asyncio.to_thread(self._thread.join)
+        self._closed = True
         self._store.close()
         self._lock.release()
         self._answer_closed(self._jobs)
+        while self._waiting:
+            _fail(self._waiting.popleft()[1], self._closed_fault())
 
     def put(self, changes: Iterable[Fresh], *, urgent: bool = True) -> None:
-        """Queue changes; they are committed together, in order. Those that are not ``urgent`` may wait."""
+        """Queue changes; they are committed together, in order. If not ``urgent``, they may wait up to
+        ``cursor_seconds / 2`` for others."""
         with self._changed:
             before = len(self._queue)
             self._queue += changes
@@ -128,13 +133,18 @@ class Journal:
                 self._changed.notify()
 
     def sync(self) -> asyncio.Future[None]:
-        """A future that is done when everything put so far is durable."""
+        """A future that is done when everything put so far is durable. What is queued is committed now,
+        without waiting for more. If the journal is closed before that, the future raises
+        ``StorageUnavailable``."""
         number = self._queued
         if self._waiting and self._waiting[-1][0] == number:
             return self._waiting[-1][1]
         done: asyncio.Future[None] = self._loop.create_future()
         if number <= self._durable:
             done.set_result(None)
+            return done
+        if self._closed:
+            _fail(done, self._closed_fault())
             return done
         self._waiting.append((number, done))
         with self._changed:
@@ -143,12 +153,32 @@ class Journal:
         return done
 
     async def read(self, job: Callable[[JournalStore], T]) -> T:
-        """Run ``job`` on the store, behind everything put so far, and return its result or raise its error."""
+        """Run ``job`` on the store, behind everything put so far, and return its result or raise its error.
+        Raises ``StorageUnavailable`` while the journal cannot write, and when it is closed."""
+        if self._closed:
+            raise self._closed_fault()
         answer: asyncio.Future[T] = self._loop.create_future()
         with self._changed:
             self._jobs.append((job, answer))
             self._changed.notify()
         return await answer
+
+    def conversation(self, digests: Sequence[bytes]) -> tuple[int, int] | None:
+        """The number of the session that is known to share the longest beginning with a conversation, and how
+        many items that has. ``digests``: of the conversation (`continuation.digests_of`). None: no digest is
+        known. It does not wait for the thread: it only looks into a dictionary, so it may miss what was put
+        just now."""
+        known = self._store.sessions.handles
+        for items in range(len(digests) - 1, 0, -1):
+            if (number := known.get(digests[items])) is not None:
+                return number, items
+        return None
+
+    def keeps(self, number: int) -> bool:
+        """Whether this session was written and is not forgotten. It does not wait for the thread, so it may
+        miss what was put just now."""
+        state = self._store.sessions.states.get(number)
+        return state is not None and state.kept
 
     @property
     def mismatches(self) -> Sequence[str]:
@@ -174,7 +204,8 @@ class Journal:
         return self.fault
 
     def leave(self, number: int, salt: bytes = b"") -> None:
-        """A session is not in memory any more: retention may forget it."""
+        """Session ``number`` is not in memory any more, so retention may forget it. If its tenant (``salt``)
+        has a share of the journal, that is checked again soon."""
         self.live.discard(number)
         if salt in self.settings.tenants:
             with self._changed:
@@ -182,7 +213,8 @@ class Journal:
                 self._changed.notify()
 
     def _judge(self, free: int | None) -> None:
-        """Compare the free bytes with the reserve; a change of the outcome is logged."""
+        """Compare the disk's free bytes with the reserve and set `_lack`, the reason why new turns are
+        refused, or None. A change is logged. ``free``: None if the folder is gone."""
         reserve = self.settings.reserve_bytes
         if free is not None and free < reserve:
             free += self._reclaimable()
@@ -200,7 +232,8 @@ class Journal:
         self._lack = lack
 
     async def statistics(self) -> dict[str, float]:
-        """Counters of the queue and of the store."""
+        """Numbers of the queue (changes that wait, commits, failures) and those of `JournalStore.statistics`;
+        without the latter while the journal cannot write."""
         stored: dict[str, float] = {}
         if self._fault is None:
             with suppress(StorageUnavailable, RecordDamaged):
@@ -237,7 +270,9 @@ class Journal:
                     return
 
     def _next(self) -> tuple[list[Fresh], int, list[Any]]:
-        """Wait for work: the queued group, the number of changes so far, and the jobs; both may be empty."""
+        """In the journal's thread: wait for work. Returns the queued group, the number of changes put so far,
+        and the jobs. Group and jobs may be empty: the journal closes, or there is time for a slice of
+        compaction."""
         compacting = self._store.wants_compaction
         with self._changed:
             while not (self._urgent or self._jobs or self._closing):
@@ -259,11 +294,14 @@ class Journal:
         self._full = self._store.keep_shares(self.live)
 
     def _relieve(self) -> None:
-        """Admit tenants that fill their shares no more. None is added: it may lose closed sessions first."""
+        """Take tenants that no longer fill their shares from the set `_full`, so that their turns may begin.
+        No tenant is added here: `_keep_shares` does that, after it has forgotten closed sessions of the
+        tenant."""
         self._full &= self._store.shares.full()
 
     def _upkeep(self, work: Callable[[], object]) -> None:
-        """Run work that nothing waits for. If it fails it is tried again later; the thread goes on."""
+        """Run ``work``, for which no caller waits. An error is logged once at most and not raised: it is
+        tried again later, and the thread goes on."""
         try:
             work()
         except (StorageUnavailable, RecordDamaged):
@@ -292,7 +330,8 @@ class Journal:
             self._upkeep(self._store.compact)
 
     def _commit(self, group: list[Fresh]) -> bool:
-        """Try until the group is committed; False if the journal closes before."""
+        """Try to write ``group`` until it succeeds. At the first failure set `_fault`, so that new turns are
+        refused, and tell the server. Returns False if the journal closes before it succeeds."""
         while True:
             try:
                 self._store.write(group)
@@ -317,7 +356,7 @@ class Journal:
             return True
 
     def _relieved(self) -> bool:
-        """Whether room was made in a full journal."""
+        """If the journal is full, forget closed sessions to make room in it. Whether room was made."""
         try:
             return self._store.full and self._store.make_room(frozenset(self.live))
         except Exception:  # the thread must not end
@@ -345,8 +384,11 @@ class Journal:
     def _answer_closed(self, jobs: Iterable[tuple[Any, asyncio.Future[Any]]]) -> None:
         """Fail these jobs: they would read past changes that are not committed."""
         for _, answer in jobs:
-            fault = self._fault or StorageUnavailable("the journal is closed")
-            self._tell(_finish, answer, None, StorageUnavailable(fault.message))
+            self._tell(_finish, answer, None, self._closed_fault())
+
+    def _closed_fault(self) -> StorageUnavailable:
+        """Why nothing is read or written any more: the last commit failed, or the journal is closed."""
+        return StorageUnavailable("the journal is closed" if self._fault is None else self._fault.message)
 
     def _tell(self, heard: Callable[..., None], *words: Any) -> None:
         with suppress(RuntimeError):  # the loop is gone
@@ -381,6 +423,13 @@ def _finish(future: asyncio.Future[Any], found: Any = None, fault: Exception | N
         future.set_exception(fault)
 
 
+def _fail(ticket: asyncio.Future[None], fault: StorageUnavailable) -> None:
+    """Raise ``fault`` in what waits for ``ticket``. If nothing does, asyncio does not log it."""
+    _finish(ticket, None, fault)
+    if not ticket.cancelled():
+        ticket.exception()
+
+
 LAZY = Emitted | EventReceived | Typed
 """Operations that are not acknowledged to a client: they may wait to be committed with others."""
 
@@ -408,7 +457,7 @@ class JournaledLog(SessionLog):
 
     @classmethod
     def begin(cls, journal: Journal, record: SessionRecord) -> JournaledLog:
-        """The log of a new session; writes its record."""
+        """A log for a new session, with the next free number; queues the session's record for the journal."""
         log = cls(journal, next(journal.numbers), salt=record.salt)
         log.rewrite(record)
         return log
@@ -428,31 +477,32 @@ class JournaledLog(SessionLog):
             self._schedule(urgent=not isinstance(operation, LAZY))
 
     def keep_handles(self, keyring: Keyring) -> None:
-        """Replace the keyring."""
+        """Queue the keyring for the journal; it replaces the session's keyring there."""
         self._queue(records.put(self.number, keyring))
 
     def rewrite(self, record: SessionRecord) -> None:
-        """Replace the session's record."""
+        """Queue the record for the journal; it replaces the session's record there."""
         self._queue(records.put(self.number, record))
 
     def sync(self) -> asyncio.Future[None]:
-        """A future that is done when everything appended so far is durable."""
+        """A future that is done when everything appended so far is durable. Raises as `Journal.sync`."""
         self._flush()
         return self._journal.sync()
 
     def position(self) -> Origin:
-        """The origin of a session that is forked behind everything appended so far."""
+        """Where a session that is forked now begins: behind everything that was appended to this log so far."""
         self._flush()
         return Origin(session=self.number, operations=self._index)
 
     def close(self) -> None:
-        """Take no more, and let retention forget the session."""
+        """Hand what was appended to the journal, ignore what comes later, and let retention forget the
+        session."""
         self._flush()
         self._closed = True
         self._journal.leave(self.number, self._salt)
 
     def forget(self) -> None:
-        """Forget the session; call it last."""
+        """Queue the mark that the session is forgotten; the journal then drops its records. Call it last."""
         self._journal.put([records.drop(self.number)])
 
     def _queue(self, record: Fresh) -> None:

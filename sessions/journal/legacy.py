@@ -76,7 +76,8 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unseal(key: bytes, value: bytes, kind: type[T] | Any) -> T:
-    """The record stored under ``key``. Raises ``RecordDamaged``."""
+    """The record in ``value``, which was stored under ``key``: a checksum of key and record (8 bytes), then
+    the record in MessagePack. ``kind``: its type. Raises ``RecordDamaged``."""
     payload = value[CHECK_BYTES:]
     if xxhash.xxh3_64_digest(key + payload) != value[:CHECK_BYTES]:
         raise RecordDamaged(f"a record's checksum is wrong (key {key.hex()})")
@@ -150,7 +151,8 @@ def _put_away(folder: Path) -> None:
 
 
 def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSettings) -> tuple[int, list[str]]:
-    """Copy all that can be read to ``folder``. Returns the number of sessions and the damaged ones' names."""
+    """Copy all that can be read of the old journal into new logs in ``folder``, which is emptied first.
+    Returns the number of sessions that can be resumed, and the names of damaged ones."""
     shutil.rmtree(folder, ignore_errors=True)
     logs, _ = LogFolder.open(folder, model, settings.log_bytes, _Later())
     moved, damaged = 0, list[str]()
@@ -198,7 +200,9 @@ def _move(
     handles: dict[int, list[bytes]],
     damaged: list[str],
 ) -> bool:
-    """Write one session, lost records marked, its name to ``damaged`` then; whether it is kept."""
+    """Write session ``number`` of the old journal into ``logs``; records that are lost are marked so. Then
+    the session's name is added to ``damaged``. ``sessions``, ``tails``, ``rings``: the old tables by number.
+    Returns whether the session can still be resumed, and not only its forks."""
     record, ring, tail = (table.get(number) for table in (sessions, rings, tails))
     kept = any(number in table for table in (rings, tails, handles))
     if isinstance(record, SessionRecord):
@@ -233,7 +237,7 @@ def _number(key: bytes) -> int:
 
 
 class Reader:
-    """Reads an LMDB journal in child processes. ``unread``: ranges of keys that none could read."""
+    """Reads an LMDB journal in child processes. ``unread``: how many ranges of keys none of them could read."""
 
     def __init__(self, folder: Path) -> None:
         self.unread = 0
@@ -248,7 +252,7 @@ class Reader:
         self._end()
 
     def about(self) -> StoreRecord | None:
-        """The store's record; None if it cannot be read."""
+        """The record that says the old journal's format and model; None if it cannot be read."""
         for item in list(self._asked("meta", b"", FIRST)):
             if item is not None:
                 with suppress(RecordDamaged):
@@ -284,7 +288,8 @@ class Reader:
             first = struct.pack(">Q", beyond)
 
     def _beyond(self, table: str, low: int) -> int | None:
-        """The lowest number from ``low`` on where the table can be read, found by doubling, then halving."""
+        """The lowest session number from ``low`` on at which the table can be read again, found by doubling,
+        then halving. None if there is none, or no time is left."""
         bad, good, step = low - 1, low, 1
         while not self._reads(table, good):
             bad, good, step = good, low + step, 2 * step
@@ -303,7 +308,9 @@ class Reader:
         return all(item is not None for item in self._asked(table, struct.pack(">Q", number), FIRST))
 
     def _asked(self, table: str, first: bytes, how: str = ALL) -> Iterator[tuple[bytes, bytes] | None]:
-        """The child's answer, from the key ``first`` on; None last if it could not read on."""
+        """Ask the child for the records of ``table`` from the key ``first`` on, all of them or only the next
+        one (``how``). Yields each key and value; at last None if the child died or could not read on. A dead
+        child is replaced at the next call."""
         if self._child is None:
             self._child = subprocess.Popen(
                 [sys.executable, "-I", str(Path(__file__).with_name("legacy_reader.py")), str(self._folder)],

@@ -18,7 +18,8 @@ TABLES = 8
 
 
 def answer(environment: lmdb.Environment, table: str, first: bytes, how: str) -> int:
-    """Write the records; returns 0, or 1 if not all could be read."""
+    """Write the records of ``table`` from the key ``first`` on to stdout: all, or only the next one if
+    ``how`` is "first". Returns 0, or 1 if not all could be read."""
     before = b""
     try:
         named = environment.open_db(table.encode(), create=False)
@@ -40,7 +41,7 @@ def answer(environment: lmdb.Environment, table: str, first: bytes, how: str) ->
 
 
 def send(record: bytes) -> None:
-    """Write the record now, as this process may end at the next page."""
+    """Write the bytes to stdout at once, without a buffer, as LMDB may end this process at the next page."""
     data = memoryview(record)
     while data:
         data = data[os.write(1, data) :]

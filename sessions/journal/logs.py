@@ -34,18 +34,21 @@ log = logging.getLogger(__name__)
 
 NAME = re.compile(r"(\d{8,})\.log")
 INDEX_NAME = re.compile(r"(\d{8,})\.index")
-MOST_AHEAD = 2 << 20  # bytes of zeros behind the active log's end
-PLENTY = 128  # zeros are written ahead if so many times as much is free
-TRIES = 20  # of reading what a server changes meanwhile
+MOST_AHEAD = 2 << 20  # the most bytes of zeros that are written ahead, behind the active log's end
+PLENTY = 128  # zeros are written ahead only if this many times as much is free
+TRIES = 20  # attempts to read a log to which a server may write at the same time
 TRY_SECONDS = 0.002
 
 
 @dataclass(slots=True, eq=False)
 class Log:
-    """One log. ``live``: bytes of needed records; ``marks``: bytes of other records that a compaction kept,
-    such as drops. ``sessions``: the numbers of the sessions it has records of, ``fresh`` those added since.
-    ``end``: where the next group goes; ``room``: the file's length, with zeros ahead. ``dirty``: damage was
-    found in it."""
+    """One log file. ``slot``: its number in records' places. ``end``: the offset at which the next group is
+    written. ``room``: the file's length, which may include zeros behind ``end``.
+
+    ``live``: bytes of records that are still needed. ``marks``: bytes of other records that a compaction kept,
+    such as drops. ``sessions``: numbers of the sessions that it has records of; ``fresh``: those added since.
+    ``dirty``: damage was found in it.
+    """
 
     slot: int
     header: SegmentHeader
@@ -63,21 +66,21 @@ class Log:
 
     @property
     def number(self) -> int:
-        """The number in its name."""
+        """The number in the name of the log's file."""
         return self.header.number
 
     @property
     def index_path(self) -> Path:
-        """The path of its index."""
+        """The path of the log's index, beside the log."""
         return self.path.with_suffix(".index")
 
     @property
     def dead(self) -> int:
-        """Bytes of records that no session needs."""
+        """Bytes of records in this log that no session needs."""
         return max(0, self.end - LOG_START - self.live)
 
     def has(self, session: int) -> bool:
-        """Whether it has records of a session, needed or not."""
+        """Whether the log has records of the session with the number ``session``, needed or not."""
         if session in self.fresh:
             return True
         if self.sessions is None:
@@ -88,14 +91,16 @@ class Log:
 
 @dataclass(slots=True)
 class Findings:
-    """What was wrong at opening: lines to log, ``damaged`` logs, ``lost`` records of unknown sessions."""
+    """What was wrong when the logs were opened. ``lines``: texts for the server's log. ``damaged``: paths of
+    damaged logs. ``lost``: how many records are lost of which the session is not known."""
 
     lines: list[str] = field(default_factory=list)
     lost: int = 0
     damaged: list[str] = field(default_factory=list)
 
     def report(self, line: str, path: Path | None = None, lost: int = 0) -> None:
-        """Add a line for the server's log, a damaged log, and a number of lost records."""
+        """Add what was found: ``line``, a text for the server's log; ``path``, that of a damaged log;
+        ``lost``, how many records are lost of which the session is not known."""
         self.lines.append(line)
         self.lost += lost
         if path is not None:
@@ -180,7 +185,7 @@ class LogFolder:
         )
 
     def close(self) -> None:
-        """Sync the active log's index and close the files."""
+        """Cut what lies behind the whole groups off the active log, sync its index, and close all files."""
         active = self.active
         if active is not None:
             self._cut(active)
@@ -285,8 +290,11 @@ class LogFolder:
         return self._path(number).stat().st_size if held is None else self.disk.size(held)
 
     def _find_vanished(self, numbers: set[int], replaced: set[int], write: bool) -> None:
-        """Find logs that are absent while their index is there. A removal takes the index first, so these
-        were not removed by a server.
+        """Report each log that is absent while its index is there. A server removes the index first, so
+        something else removed these logs.
+
+        ``numbers``: those of the logs that are there. ``replaced``: those of logs that a compaction replaced,
+        which are not reported. If ``write``, the index of an absent log is removed.
         """
         for path in sorted(self.folder.glob("*.index")):
             if not (found := INDEX_NAME.fullmatch(path.name)) or (number := int(found[1])) in numbers:
@@ -309,7 +317,8 @@ class LogFolder:
         return self.folder / f"{number:08}.log"
 
     def _header_of(self, number: int) -> SegmentHeader | None:
-        """The log's header, from one of its copies or from the index."""
+        """The header of the log with this number, from one of its two copies or from its index. None if none
+        can be read."""
         path = self._path(number)
         if (held := self._held.get(number)) is None:
             data = self.disk.contents(path, LOG_START)
@@ -323,7 +332,13 @@ class LogFolder:
         )
 
     def _choose(self, headers: dict[int, SegmentHeader | None], known: Identity | None, model: bytes) -> None:
-        """Take the header that most logs have, or ``known`` if none can be read."""
+        """Set the store's header from the logs: the newest header of the store that most of the logs belong to.
+
+        ``headers``: the header of each log, by the log's number; None if it cannot be read. ``known``: the
+        store's identity, used if no header can be read; None if that is not known, either. ``model``: the
+        digest of the model that is served; empty accepts any. Sets nothing if no header is known. Raises
+        ``StoreNewer``, or ``StoreForeign`` if the store is another model's.
+        """
         found = [one for one in headers.values() if one is not None]
         if not found:
             if headers and known is not None and model in (b"", known.model):
@@ -461,7 +476,8 @@ class LogFolder:
     def _unknown(
         self, one: Log, found: segment.Scan, listed: Any, data: bytes, index: segment.Index | None
     ) -> int:
-        """Count damaged records that the index does not list, and report them."""
+        """How many damaged records the log has that its index does not list, so that their sessions are not
+        known. Reports them in `findings`."""
         unknown, size = 0, len(data)
         starts, lengths = listed["offset"], _padded_lengths(listed)
         for begin, beyond in found.gaps:
@@ -573,7 +589,9 @@ class LogFolder:
         return self.active
 
     def begin(self, replaces: Sequence[int] = (), name: Path | None = None) -> Log:
-        """Begin a log, named ``name`` until `adopt` if given. Raises ``StorageUnavailable``."""
+        """Create a log file and write its header. Without ``name`` it gets its index, is synced and joins the
+        folder's logs. With ``name``, it is written under that path, and joins the logs only by `adopt`.
+        ``replaces``: numbers of the logs that it replaces. Raises ``StorageUnavailable``."""
         header = changed(
             self.header,
             number=self._next_number,
@@ -622,7 +640,7 @@ class LogFolder:
         return slot
 
     def _cut(self, one: Log) -> bool:
-        """Cut off what is behind the last whole group; whether that succeeded."""
+        """Cut the log's file off behind its last whole group (``one.end``). Whether that succeeded."""
         try:
             self.disk.truncate(self.opened(one), one.end)
         except OSError:
@@ -667,7 +685,8 @@ class LogFolder:
         self._close_index(one)
 
     def _rewrite_index(self, one: Log, entries: Any, extras: dict[int, bytes]) -> None:
-        """Write a complete index for a log."""
+        """Replace the index of a log by a complete one, with these ``entries`` and their ``extras`` by offset
+        (`entries_of`), and mark it as sealed."""
         header = segment.encoded_header(one.header, segment.INDEX_MAGIC)
         ordered = np.sort(entries, order="offset")
         listed = b"".join(extras.get(offset, b"") for offset in ordered["offset"].tolist())
@@ -679,7 +698,9 @@ class LogFolder:
         one.index_end = len(header) + len(chunk)
 
     def adopt(self, one: Log, entries: Any, extras: dict[int, bytes], fresh: Path) -> None:
-        """Put a log that was written under the name ``fresh`` in place, with its index. Raises ``OSError``."""
+        """Put a log that was written under the name ``fresh`` in place: sync it, rename it, write its index
+        and add it to the folder's logs. ``entries``, ``extras``: the content of the index, as in
+        `entries_of`. Raises ``OSError``."""
         self.disk.sync(self.opened(one))
         one.sessions = np.unique(entries["session"])
         self.disk.rename(fresh, one.path)
@@ -690,7 +711,7 @@ class LogFolder:
         self.unnoted = True
 
     def discard(self, one: Log, fresh: Path) -> None:
-        """Drop a log that was written under the name ``fresh``."""
+        """Drop a log that was written under the name ``fresh``: close it and remove its file."""
         self._close_files(one)
         with suppress(OSError):
             self.disk.remove(fresh)
@@ -714,7 +735,8 @@ class LogFolder:
     # --- reading --------------------------------------------------------------------------------------------
 
     def read(self, place: int) -> Found:
-        """Read the record at ``place``. Raises ``RecordDamaged``, ``StorageUnavailable``."""
+        """Read the record at ``place``, a number that holds the log's slot, the offset and the length
+        (`segment.place_of`). Raises ``RecordDamaged``, ``StorageUnavailable``."""
         one, offset, length = (
             self.logs[segment.slot_of(place)],
             segment.offset_of(place),
@@ -734,7 +756,9 @@ class LogFolder:
         return found
 
     def entries_of(self, one: Log) -> tuple[Any, dict[int, bytes]]:
-        """A log's entries and extras from its index, or else from the log and what the index lists."""
+        """A log's entries (an array of `segment.ENTRY`, one for each record), and the records' extras
+        (`records.extra_of`) by their offset. They come from the index if it is complete, or else from the log
+        and what the index lists."""
         index = self._index_of(one)
         if index is not None and index.sealed == one.end:
             return index.entries, index.extras
@@ -772,7 +796,8 @@ class LogFolder:
         return length
 
     def _giant(self, one: Log, offset: int) -> int:
-        """The bytes of a record that is too long for its place to tell."""
+        """The length in bytes of a record that is too long for its place to hold it (see `segment.GIANT`). It
+        is read from the record itself."""
         head = self.disk.read(self.opened(one), 16, offset)
         length = int.from_bytes(head[12:16], "little") if len(head) == 16 else 0
         return min(segment.padded(length), max(0, one.end - offset))
@@ -816,7 +841,8 @@ def _extra(record: Found) -> bytes:
 
 
 def _entry(record: Found) -> tuple[int, int, int, int, int, int, int]:
-    """The record's entry in an index."""
+    """The entry of a record for the index of its log, in the order of `segment.ENTRY`: sequence number,
+    session, word, time, offset, length of the payload, length of the extra bytes."""
     length, extra = len(record.payload), len(_extra(record))
     return record.sequence, record.session, record.word, record.time, record.offset, length, extra
 

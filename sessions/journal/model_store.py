@@ -46,7 +46,8 @@ def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalSt
 
 
 def finish_repair(folder: Path, settings: JournalSettings) -> bool:
-    """Finish a repair that died; whether there was one. Hold the folder's lock. Raises ``StoreUnusable``."""
+    """If a repair was cut off after the repaired journal was complete, put that in place. Returns whether it
+    was so. Hold the folder's lock. Raises ``StoreUnusable``."""
     if not awaits_repair(folder, settings):
         return False
     try:
@@ -89,7 +90,8 @@ def awaits_repair(folder: Path, settings: JournalSettings) -> bool:
 
 
 def _begun(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
-    """Open the store in ``folder``, compare it with its identity, and record that a server starts."""
+    """Open the store in ``folder``, and record that a server starts. If it differs from its identity, that is
+    logged and added to the store's ``mismatches``; it is no error. Raises ``StoreUnusable``."""
     known, unreadable = None, ""
     try:
         known = read_identity(folder)

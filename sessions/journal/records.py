@@ -14,12 +14,12 @@ import msgspec
 
 from ...runtime.link.messages import TokenLogprob
 from ..errors import StorageUnavailable
-from ..items import Item, Preamble, Role
-from ..turn.events import EndReason, ReplyStatus, TurnUsage
+from ..items import Item, Message, Preamble, Role
+from ..turn.events import EndReason, LeftOut, ReplyStatus, TurnUsage
 from .segment import Fresh, Kind
 
 NOWHERE = -1
-"""As the number of the session that one was forked from: none."""
+"""Stands for the number of the origin session in the index, where a session is not a fork."""
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="op"):
@@ -27,7 +27,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class EventReceived(Operation, frozen=True, tag="heard"):
-    """A client event with this id was received. It stands before the operations it caused, in one commit."""
+    """A client event with the id ``event`` was received. In the commit it comes before the operations that it
+    caused."""
 
     event: str
 
@@ -46,8 +47,8 @@ class Deleted(Operation, frozen=True, tag="deleted"):
 
 
 class Typed(Operation, frozen=True, tag="typed"):
-    """Streamed input that is not an item yet: from character ``start`` on it is ``text`` now. It is a
-    message of ``role``, or a tool's output for ``call``."""
+    """Input that is streamed and not an item yet: its text from character ``start`` on is now ``text``. It will
+    be a message of ``role``, or the output of the tool call ``call``."""
 
     start: int
     text: str = ""
@@ -57,14 +58,16 @@ class Typed(Operation, frozen=True, tag="typed"):
 
 
 class Configured(Operation, frozen=True, tag="configured"):
-    """New instructions and tools. ``config`` is the gateway's whole configuration, opaque here."""
+    """New instructions and tools. ``config``: the gateway's whole configuration, as bytes that only the gateway
+    reads."""
 
     preamble: Preamble
     config: bytes = b""
 
 
 class Begun(Operation, frozen=True, tag="begun"):
-    """A response was requested; its slot in the history is here. ``note`` is the gateway's, opaque here."""
+    """A response was requested. Its reply will stand at this place in the history. ``writes``: whether the
+    reply joins the history. ``note``: bytes that only the gateway reads."""
 
     response: str
     request: dict[str, Any]
@@ -73,8 +76,8 @@ class Begun(Operation, frozen=True, tag="begun"):
 
 
 class Emitted(Operation, frozen=True, tag="said"):
-    """The next token ids of a reply, little-endian int32. The last such record is the durable cursor.
-    ``logprobs``: one for each id, if the reply reports them."""
+    """The next token ids of a reply, little-endian int32. After a crash the reply goes on behind the last such
+    record. ``logprobs``: one for each id, if the reply reports them."""
 
     response: str
     ids: bytes
@@ -82,7 +85,8 @@ class Emitted(Operation, frozen=True, tag="said"):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn node's tokens: ``prompt`` (little-endian int32) behind ``keep`` tokens of its parent's path."""
+    """The prompt of a new turn node: the ids ``prompt`` (little-endian int32) behind the first ``keep`` tokens
+    of its parent's path. ``node``: its id."""
 
     node: str
     keep: int
@@ -98,10 +102,12 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ended(Operation, frozen=True, tag="ended"):
-    """A response ended; its ids are in the ``said`` records.
+    """A response ended. Its token ids are in its `Emitted` records.
 
-    ``kept``: it became a turn with the new nodes ``spans``: first those that were rendered again, last its own.
-    ``ended``: the last id is an end token. ``began``: false if it was refused before its first token.
+    ``kept``: it became a turn. ``spans``: the tree nodes that it added; turns that were rendered again come
+    first, its own is the last. ``ended``: the last id is an end token. ``began``: false if it was refused
+    before its first token. ``left_out``: what its prompt left out. ``stopped_by``: the stop string that ended
+    it.
     """
 
     response: str
@@ -114,6 +120,28 @@ class Ended(Operation, frozen=True, tag="ended"):
     spans: tuple[Span, ...] = ()
     usage: TurnUsage = TurnUsage()
     error: Fault | None = None
+    left_out: LeftOut | None = None
+    stopped_by: str | None = None
+
+
+class ContextCut(Operation, frozen=True, tag="left_out"):
+    """The running response leaves out of its prompt the segments at the indexes ``places`` of its script.
+    ``told``: what the client is told of it.
+
+    If the response is kept and overrides nothing, later turns leave these segments out, too.
+    """
+
+    response: str
+    places: tuple[int, ...]
+    told: LeftOut
+
+
+class Compacted(Operation, frozen=True, tag="compacted"):
+    """``item``, a summary, took the place of the segments at the indexes ``places``, which later turns leave
+    out."""
+
+    item: Message
+    places: tuple[int, ...]
 
 
 class KeptReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -134,13 +162,24 @@ class KeptNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reply: int
 
 
-class SessionSnapshot(Operation, frozen=True, tag="snapshot"):
-    """A session's state in the place of all operations before it, at a point where no response runs.
+class KeptGap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Entries that later turns leave out of their prompts, as indexes into the snapshot's ``entries``.
+    ``since``: the index of the entry behind which they left the context; None if that entry is gone."""
 
-    ``items`` and ``replies`` are tables with each object once, as the history compares them by identity.
-    ``entries``: the history in order, ``n`` for item n and ``-1 - n`` for reply n. ``nodes``: the tree's
-    path from the root. ``responses`` counts the responses so far; ``last``, ``said``, ``logprobs``,
-    ``ended`` and ``after`` are the last one and the items appended while it ran.
+    entries: tuple[int, ...]
+    since: int | None = None
+
+
+class SessionSnapshot(Operation, frozen=True, tag="snapshot"):
+    """A session's state at a point where no response runs. It replaces all operations before it.
+
+    ``items`` and ``replies``: each object once, because the history compares them by identity. ``entries``: the
+    history in order: ``n`` is item n, ``-1 - n`` is reply n. ``nodes``: the tree's path from the root.
+    ``gaps``: entries that later turns leave out.
+
+    ``responses``: the number of responses so far. ``last``: the last of them; ``said``, ``logprobs``,
+    ``ended``: its ids, their log probabilities and its end; ``after``: ids of items that were added while it
+    ran. ``heard``: ids of the latest client events. ``typed``: input that was being streamed.
     """
 
     preamble: Preamble
@@ -158,6 +197,7 @@ class SessionSnapshot(Operation, frozen=True, tag="snapshot"):
     logprobs: tuple[TokenLogprob, ...] = ()
     ended: Ended | None = None
     after: tuple[str, ...] = ()
+    gaps: tuple[KeptGap, ...] = ()
 
 
 class Interrupted(Operation, frozen=True, tag="interrupted"):
@@ -169,8 +209,12 @@ class Interrupted(Operation, frozen=True, tag="interrupted"):
 
 
 class Truncated(Operation, frozen=True, tag="cut"):
-    """The reply that holds ``item`` is now its first ``keep`` ids and ``tail`` (little-endian int32), which say
-    ``items``. If ``item`` is not in a reply, or the cut is ``loose``, ``items`` replace it."""
+    """A reply was cut. The reply that holds ``item`` is now its first ``keep`` ids followed by ``tail``
+    (little-endian int32), and has the items ``items``.
+
+    If ``item`` is not part of a reply, or ``loose`` is true, it is replaced by ``items`` instead, which have no
+    ids. ``node``: the id of the new tree node.
+    """
 
     item: str
     items: tuple[Item, ...]
@@ -190,6 +234,12 @@ class Branched(Operation, frozen=True, tag="branched"):
     """The session was forked here: the operations before are those of the session it was forked from."""
 
 
+class Noted(Operation, frozen=True, tag="noted"):
+    """Bytes that only the gateway reads (`sessions.stored`). They change no history."""
+
+    note: bytes
+
+
 AnyOperation: TypeAlias = (
     EventReceived
     | Inserted
@@ -202,13 +252,17 @@ AnyOperation: TypeAlias = (
     | Interrupted
     | Truncated
     | Rewound
+    | ContextCut
+    | Compacted
     | Branched
+    | Noted
     | SessionSnapshot
 )
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """A fork's first ``operations`` operations are those of session number ``session``."""
+    """Where a fork's operations begin: with the first ``operations`` operations of the session with number
+    ``session``."""
 
     session: int
     operations: int
@@ -233,19 +287,28 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     root: str = ""
 
 
-class Keyring(msgspec.Struct, frozen=True, kw_only=True):
-    """Digests of the valid handles: those issued and not used yet, and the one used last."""
+class Keyring(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The digests by which a session is found.
+
+    ``fresh``: of handles that were issued and not used yet; ``used``: of the handle used last; None: of none.
+    ``conversations``: of its history at the ends of some turns (`sessions.continuation`); they open nothing.
+    """
 
     fresh: tuple[bytes, ...]
     used: bytes | None = None
+    conversations: tuple[bytes, ...] = ()
 
     def digests(self) -> tuple[bytes, ...]:
-        """All digests."""
+        """The digests of all valid handles."""
         return self.fresh if self.used is None else (*self.fresh, self.used)
+
+    def listed(self) -> bytes:
+        """All digests, joined, as the log's index has them."""
+        return b"".join((*self.digests(), *self.conversations))
 
 
 def merged(operations: Iterable[AnyOperation]) -> list[AnyOperation]:
-    """The same operations, with consecutive ids of one reply in one record."""
+    """The operations in order, in which consecutive `Emitted` records of one response are joined into one."""
     out: list[AnyOperation] = []
     for operation in operations:
         last = out[-1] if out else None
@@ -262,39 +325,44 @@ def merged(operations: Iterable[AnyOperation]) -> list[AnyOperation]:
 
 
 def extra_of(kind: int, payload: bytes) -> bytes:
-    """What a log's index holds of a record: a session's tenant and origin, or a keyring's digests."""
+    """The part of a record that is also stored in the log's index: a session's tenant and origin, or a
+    keyring's digests of both kinds. Empty for other kinds."""
     try:
         if kind == Kind.SESSION:
             return session_extra(msgspec.msgpack.decode(payload, type=SessionRecord))
         if kind == Kind.KEYRING:
-            return b"".join(msgspec.msgpack.decode(payload, type=Keyring).digests())
+            return msgspec.msgpack.decode(payload, type=Keyring).listed()
     except msgspec.MsgspecError:
         return b""
     return b""
 
 
 def session_extra(record: SessionRecord) -> bytes:
-    """A session's tenant and origin, encoded for the index."""
+    """A session's tenant and origin, encoded for the index: MessagePack of (salt, number of the origin
+    session or `NOWHERE`, its number of operations)."""
     origin = record.origin or Origin(session=NOWHERE, operations=0)
     return msgspec.msgpack.encode((record.salt, origin.session, origin.operations))
 
 
 def put(number: int, record: SessionRecord | Keyring) -> Fresh:
-    """Write a session's record or its keyring; it replaces the one before. Raises what encoding raises."""
+    """The change that writes a session's record or its keyring; it replaces the one before. Writes nothing
+    itself: hand it to the journal. Raises what encoding raises."""
     payload = msgspec.msgpack.encode(record)
     if isinstance(record, Keyring):
-        return Fresh(number, 0, Kind.KEYRING, payload, b"".join(record.digests()))
+        return Fresh(number, 0, Kind.KEYRING, payload, record.listed())
     return Fresh(number, 0, Kind.SESSION, payload, session_extra(record))
 
 
 def append(number: int, index: int, operation: AnyOperation) -> Fresh:
-    """Write a session's operation; a snapshot replaces all before it too. Raises what encoding raises."""
+    """The change that writes a session's operation number ``index``; a snapshot replaces all before it too.
+    Writes nothing itself: hand it to the journal. Raises what encoding raises."""
     kind = Kind.SNAPSHOT if isinstance(operation, SessionSnapshot) else Kind.OPERATION
     return Fresh(number, index, kind, msgspec.msgpack.encode(operation))
 
 
 def drop(number: int) -> Fresh:
-    """Forget a session. Operations that its forks need stay until the last of these is forgotten."""
+    """The change that forgets a session. Operations that its forks need stay until the last of these is
+    forgotten. Writes nothing itself: hand it to the journal."""
     return Fresh(number, 0, Kind.DROP, b"")
 
 
@@ -308,13 +376,13 @@ class SessionLog:
         self.number = number
 
     def append(self, operation: AnyOperation) -> None:
-        """Append an operation."""
+        """Take an operation; here it is dropped."""
 
     def keep_handles(self, keyring: Keyring) -> None:
-        """Replace the keyring."""
+        """Take the session's new keyring, which replaces the one before; here it is dropped."""
 
     def rewrite(self, record: SessionRecord) -> None:
-        """Replace the session's record."""
+        """Take the session's new record, which replaces the one before; here it is dropped."""
 
     def sync(self) -> asyncio.Future[None] | None:
         """A future that is done when everything appended so far is durable; None without a journal."""
@@ -326,11 +394,11 @@ class SessionLog:
         return None
 
     def position(self) -> Origin | None:
-        """The origin of a session that is forked now; None without a journal."""
+        """Where a session that is forked now begins in this one's operations; None without a journal."""
         return None
 
     def close(self) -> None:
-        """Take no more; what was appended is still written."""
+        """The session leaves memory: take nothing more. What was appended is still written; here nothing is."""
 
     def forget(self) -> None:
-        """Forget the session; call it last."""
+        """Remove the session from the journal; call it last. Here it does nothing."""

@@ -18,25 +18,26 @@ import msgspec
 from ...runtime.link.messages import Sampling, TokenLogprob
 from .. import errors
 from ..errors import RecordDamaged, SessionError
-from ..history import History, Placed
-from ..items import Item, derived_id
+from ..history import ContextGap, History, Placed
+from ..items import Item, Tool, derived_id
 from ..text.language import Language
 from ..text.text_buffer import TextBuffer
 from ..token_ids import Ids, bytes_of, ids_from
 from ..tree import Draft, Script, Segment, TurnNode, TurnReply, turns_of
-from ..turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus
+from ..turn.events import EndReason, LeftOut, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus
 from ..turn.reply_reader import ReplyReader
 from ..turn.request import TurnRequest
 from . import records
 from .records import AnyOperation, Begun, Ended, SessionSnapshot, Span
 
 MANY_ITEMS = 1 << 30
-"""No limit of items: for operations that were checked when they were made."""
+"""Stands for no limit of items. The operations were checked against the limit when they were made."""
 
 
 @dataclass(slots=True)
 class Past:
-    """A response as the journal has it. If ``ended`` is None it was interrupted."""
+    """A response as the journal has it. ``said``: the bytes of its token ids. ``cut``: the message to cut, and
+    its length in characters. ``ended``: None if the response was interrupted."""
 
     id: str
     request: TurnRequest
@@ -46,6 +47,7 @@ class Past:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     cut: tuple[str, int] | None = None
     ended: Ended | None = None
+    left_out: LeftOut | None = None
 
     @property
     def ids(self) -> Ids:
@@ -73,7 +75,8 @@ class Replayed:
 
 
 def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: int = 1024) -> Replayed:
-    """Replay the operations. Raises ``RecordDamaged`` if one does not fit those before it."""
+    """Replay the operations. ``max_items``: the limit of the history. ``max_events``: how many ids of client
+    events are kept. Raises ``RecordDamaged`` if an operation does not fit those before it."""
     replayed = Replayed(History(max_items=max_items), deque(maxlen=max_events))
     try:
         for operation in operations:
@@ -91,7 +94,10 @@ def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: in
 def condensed(
     operations: Sequence[AnyOperation], *, max_items: int = MANY_ITEMS, max_events: int = 1024
 ) -> tuple[int, SessionSnapshot] | None:
-    """A snapshot of as many operations as possible, and how many; None for fewer than two."""
+    """How many of the first operations one snapshot can replace, as many as possible, and that snapshot. None
+    if these would be fewer than two, or if there are notes, which a snapshot does not have."""
+    if any(isinstance(operation, records.Noted) for operation in operations):
+        return None
     until = quiet(operations)
     if until < 2:
         return None
@@ -134,6 +140,11 @@ def _step(replayed: Replayed, operation: AnyOperation) -> None:
             history.cut(operation)
         case records.Rewound(item=item_id):
             history.rewind(item_id)
+        case records.ContextCut(response=response, places=places, told=told):
+            past = _last(replayed, response)
+            past.placed, past.left_out = past.placed.without(places), told
+        case records.Compacted(item=item, places=places):
+            history.compact(item, places)
         case Ended(response=response):
             if replayed.orphans.pop(response, None) is None:
                 _end(history, _last(replayed, response), operation)
@@ -149,7 +160,7 @@ def _begin_from(replayed: Replayed, snapshot: SessionSnapshot) -> None:
     if (typed := snapshot.typed) is not None:
         replayed.typed = TextBuffer(typed.text, typed.role, typed.item, typed.call)
     if (last := snapshot.last) is not None:
-        # it has ended: its place is the reply's
+        # it has ended, so it needs no place in the history
         nowhere = Placed(None, Script(snapshot.preamble, ()), aside=False)
         replayed.last = Past(last.response, request_from(last.request), last.note, nowhere)
         replayed.last.said += snapshot.said
@@ -177,7 +188,8 @@ def _end(history: History, past: Past, ended: Ended) -> None:
 
 
 def _draft(script: Script, spans: tuple[Span, ...]) -> Draft:
-    """The turn's draft, from one span for each turn that was rendered again and one for the turn itself."""
+    """The draft of a turn that was committed. ``spans``: one for each turn of the script that was rendered
+    again, then one for the turn itself. Raises ``RecordDamaged`` if their number is wrong."""
     parent = script.base
     turns = list(turns_of(script.segments[script.shared :]))
     if len(turns) != len(spans):
@@ -191,7 +203,8 @@ def _draft(script: Script, spans: tuple[Span, ...]) -> Draft:
 
 
 def spans_of(script: Script, node: TurnNode) -> tuple[Span, ...]:
-    """The spans of the nodes that a turn has added to the tree, the oldest first."""
+    """A span for each node from ``node`` back to the script's base, the oldest first. These are the nodes that
+    the turn added."""
     spans: list[Span] = []
     for added in node.ancestry():
         if added is script.base:
@@ -201,7 +214,8 @@ def spans_of(script: Script, node: TurnNode) -> tuple[Span, ...]:
 
 
 def ended(response: str, done: ReplyDone, spans: tuple[Span, ...], by_itself: bool) -> Ended:
-    """The operation for a response's end. It was kept if it has spans."""
+    """The operation for a response's end. ``done``: its last event. ``spans``: of the nodes that it added;
+    empty if it was not kept. ``by_itself``: the model ended it."""
     return Ended(
         response=response,
         status=done.status,
@@ -212,23 +226,27 @@ def ended(response: str, done: ReplyDone, spans: tuple[Span, ...], by_itself: bo
         spans=spans,
         usage=done.usage,
         error=None if done.error is None else fault_of(done.error),
+        left_out=done.left_out,
+        stopped_by=done.stopped_by,
     )
 
 
 def refused(response: str, fault: BaseException | None) -> Ended:
-    """The operation for a response that was refused before it began."""
+    """The operation for a response that was refused before it began. ``fault``: why; None if it was
+    cancelled."""
     error = fault_of(fault) if isinstance(fault, SessionError) else None
     status = ReplyStatus.CANCELLED if fault is None else ReplyStatus.FAILED
     return Ended(response=response, status=status, reason=EndReason.ERROR, began=False, error=error)
 
 
 def fault_of(error: SessionError) -> records.Fault:
-    """The error as it is journaled."""
+    """The error as a record for the journal: code, message and field."""
     return records.Fault(code=error.code, message=error.message, param=error.param)
 
 
 def error_of(fault: records.Fault | None) -> SessionError:
-    """The error of a journaled fault; ``TurnFailed`` for an unknown code, or none."""
+    """The error that was journaled as ``fault``. It is ``TurnFailed`` if the code is unknown or ``fault`` is
+    None."""
     if fault is None:
         return errors.TurnFailed("The response was cut off")
     kind = SessionError.by_code.get(fault.code, errors.TurnFailed)
@@ -240,10 +258,12 @@ def reader_of(
     request: TurnRequest,
     language: Language,
     end_ids: frozenset[int],
+    tools: Sequence[Tool] = (),
     *,
     whole_calls: bool = False,
 ) -> ReplyReader:
-    """The reader of a response's tokens. It gives the items the same ids each time."""
+    """A reader of a response's tokens. It gives the items the same ids each time, because they are made from
+    the id ``response``. The other parameters are those of `ReplyReader`."""
     begun = 0
 
     def next_id(prefix: str) -> str:
@@ -259,28 +279,40 @@ def reader_of(
         stop_ids=request.stop_ids,
         min_tokens=request.min_output_tokens,
         new_id=next_id,
-        forms=language.forms.without_reasoning() if request.bound else language.forms,
+        forms=language.forms.without_reasoning() if request.plain else language.forms,
+        tools=tools,
         whole_calls=whole_calls,
         together=whole_calls and request.tool_choice == "required" and not request.stop,
+        cycle_tokens=request.cycle_tokens,
     )
 
 
 def retold(past: Past, language: Language, end_ids: frozenset[int]) -> list[ReplyEvent]:
-    """The events of a response that has ended, as they were first sent; none if it never began."""
+    """The events of a response that has ended, as they were first sent. Empty if it was refused before it
+    began."""
     ended = past.ended
     assert ended is not None, "an interrupted response goes on; its events are not repeated"
     if not ended.began:
         return []
-    reader = reader_of(past.id, past.request, language, end_ids)
+    reader = reader_of(past.id, past.request, language, end_ids, past.placed.script.preamble.tools)
     events = [ReplyStarted(ended.usage.input_tokens), *reader.feed(past.ids.tolist(), past.logprobs)]
     events += reader.finish(cut=ended.status is not ReplyStatus.COMPLETED)
     error = error_of(ended.error) if ended.status is ReplyStatus.FAILED else None
     turn_error = error if isinstance(error, errors.TurnFailed) else None
-    return [*events, ReplyDone(ended.status, ended.reason, ended.items, ended.usage, turn_error)]
+    done = ReplyDone(
+        ended.status,
+        ended.reason,
+        ended.items,
+        ended.usage,
+        turn_error,
+        ended.left_out,
+        ended.stopped_by,
+    )
+    return [*events, done]
 
 
 def quiet(operations: Sequence[AnyOperation]) -> int:
-    """How many operations there are up to the last one after which no response runs."""
+    """The number of operations up to the last point at which no response runs."""
     running: set[str] = set()
     until = 0
     for at, operation in enumerate(operations, 1):
@@ -296,7 +328,7 @@ def quiet(operations: Sequence[AnyOperation]) -> int:
 
 
 class _Places:
-    """A snapshot's tables of items and replies, each once."""
+    """The tables of a snapshot: each item and each reply once."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
@@ -304,7 +336,8 @@ class _Places:
         self._known: dict[int, int] = {}
 
     def of(self, segment: Segment) -> int:
-        """The segment's position: ``n`` for item n, ``-1 - n`` for reply n."""
+        """The segment's position in its table: ``n`` for item n, ``-1 - n`` for reply n. A new segment is
+        added."""
         if id(segment) not in self._known:
             if isinstance(segment, TurnReply):
                 self.replies.append(segment)
@@ -316,10 +349,12 @@ class _Places:
 
 
 def snapshot_of(replayed: Replayed) -> SessionSnapshot:
-    """One record of the whole session."""
+    """One record with the whole state of a session, which replaces its operations. A running turn is an
+    ``AssertionError``."""
     history, places = replayed.history, _Places()
     assert not history.busy, "a turn runs"
-    entries = tuple(places.of(segment) for segment in history.segments())
+    entries = tuple(places.of(segment) for segment in history.entries)
+    order = {id(entry): place for place, entry in enumerate(history.entries)}
     path = () if history.head is None else tuple(history.head.ancestry())[::-1]
     nodes = tuple(
         records.KeptNode(
@@ -354,6 +389,12 @@ def snapshot_of(replayed: Replayed) -> SessionSnapshot:
         logprobs=() if last is None else tuple(last.logprobs),
         ended=None if last is None else last.ended,
         after=tuple(replayed.after_reply),
+        gaps=tuple(
+            records.KeptGap(
+                entries=tuple(order[id(entry)] for entry in gap.entries), since=order.get(id(gap.since))
+            )
+            for gap in history.gaps
+        ),
     )
 
 
@@ -366,7 +407,13 @@ def restore(history: History, snapshot: SessionSnapshot) -> None:
         head = TurnNode(head, inputs, kept.keep, ids_from(kept.prompt), replies[kept.reply], kept.node)
     items = snapshot.items
     entries = [items[place] if place >= 0 else replies[-1 - place] for place in snapshot.entries]
-    history.restore(snapshot.preamble, snapshot.rendered, entries, head)
+    gaps = [
+        ContextGap(
+            None if gap.since is None else entries[gap.since], tuple(entries[at] for at in gap.entries)
+        )
+        for gap in snapshot.gaps
+    ]
+    history.restore(snapshot.preamble, snapshot.rendered, entries, head, gaps)
 
 
 def request_form(request: TurnRequest) -> dict[str, Any]:
@@ -383,7 +430,7 @@ def _sampling_types() -> dict[str, Any]:
 
 
 def request_from(form: dict[str, Any]) -> TurnRequest:
-    """The request from plain data. Raises ``RecordDamaged``."""
+    """The turn's request that `request_form` made into the plain data ``form``. Raises ``RecordDamaged``."""
     try:
         named = form.get("sampling", {})
         known = _sampling_types()

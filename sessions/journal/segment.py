@@ -62,7 +62,8 @@ ENTRY = np.dtype(
 
 
 class Kind(IntEnum):
-    """The kind of a record."""
+    """What a record holds; the number is written in the record. START: a server began to use the store. DROP:
+    the session was forgotten."""
 
     OPERATION = 1
     SNAPSHOT = 2
@@ -91,7 +92,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     next_sequence: int = 1
 
     def file_seed(self) -> int:
-        """The seed of this log's checksums."""
+        """The seed of the checksums in this log: a hash of the store's secret and the log's number."""
         return xxh3_64_intdigest(self.store + self.number.to_bytes(8, "little"), self.seed)
 
 
@@ -107,7 +108,8 @@ class Fresh:
     flags: int = 0
 
     def word(self, last: bool = False) -> int:
-        """Index, kind and flags in one."""
+        """The record's word, one integer: its index, kind and flags. ``last``: it is the last record of its
+        group."""
         return self.index << 16 | self.kind << 8 | self.flags | (GROUP_END if last else 0)
 
 
@@ -117,7 +119,8 @@ def padded(length: int) -> int:
 
 
 def encoded_header(header: SegmentHeader, magic: bytes) -> bytes:
-    """One copy of the header. Raises ``ValueError`` if it does not fit."""
+    """The bytes of one copy of the header, padded to `HEADER_BYTES`. Raises ``ValueError`` if it does not
+    fit."""
     payload = msgspec.msgpack.encode(header)
     fixed = _HEADER.pack(magic, len(payload), 0, xxh3_64_intdigest(payload, len(payload)))
     if len(fixed) + len(payload) > HEADER_BYTES:
@@ -126,7 +129,8 @@ def encoded_header(header: SegmentHeader, magic: bytes) -> bytes:
 
 
 def decoded_header(data: bytes, magic: bytes) -> SegmentHeader | None:
-    """The header in ``data``; None if it is damaged or absent."""
+    """The header at the beginning of ``data``; None if it is damaged or absent. ``magic``: the first 8 bytes
+    of a log or of an index."""
     if len(data) < _HEADER.size:
         return None
     found, length, _, check = _HEADER.unpack_from(data)
@@ -150,7 +154,7 @@ def encoded_record(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A whole record, as read."""
+    """A record as read from a log; its checksum was right. ``word`` holds index, kind and flags."""
 
     offset: int
     sequence: int
@@ -166,7 +170,8 @@ class Found:
 
     @property
     def index(self) -> int:
-        """The index of an operation in its session."""
+        """The index in ``word``: of an operation, its index among those of its session; of a START record,
+        the number of the server start; 0 for other kinds."""
         return self.word >> 16
 
 
@@ -195,7 +200,8 @@ class Scan:
 
 
 def scan(data: bytes, sync: bytes, seed: int) -> Scan:
-    """Read a whole log; damage is skipped."""
+    """Read all records in ``data``, the bytes of a log, with the store's ``sync`` word and the log's
+    ``seed``. Damaged parts are skipped, and listed in the result's ``gaps``."""
     found, at, size = Scan(), LOG_START, len(data)
     while at + RECORD_BYTES <= size:
         record = record_at(data, at, sync, seed)
@@ -253,7 +259,7 @@ class Index:
 
 
 def read_index(data: bytes, sync: bytes, seed: int) -> Index:
-    """The whole chunks of an index."""
+    """Read the bytes of an index file. Damaged chunks are skipped, and their entries are missing."""
     parts, extras, at = [np.empty(0, ENTRY)], dict[int, bytes](), HEADER_BYTES
     whole, dirty, log_end, sealed = True, False, LOG_START, None
     while at < len(data):
@@ -309,11 +315,11 @@ class LoadedLog:
 
 
 MISSING, HIT = 0, 1
-"""The places of a missing record and of a damaged one.
+"""Two special places: of a record that is missing, and of one that is damaged.
 
-Other places are a log's slot, and the record's offset and length there in units of 8 bytes. A slot is a
-small number that the process gives a log. A record too long for the length's bits is a giant: its place has
-the largest length, and the record itself tells its own.
+Every other place packs three numbers into 64 bits: the log's slot, and the record's offset and length in units
+of 8 bytes. A slot is a small number that this process gives to a log. A giant is a record with a length that
+does not fit into its bits: its place has the largest length, and the real one is in the record itself.
 """
 LENGTH_BITS, OFFSET_BITS = 21, 27
 SLOT_SHIFT = LENGTH_BITS + OFFSET_BITS
@@ -322,30 +328,33 @@ MOST_SLOTS = 1 << 64 - SLOT_SHIFT
 
 
 def place_of(slot: int, offset: int, length: int) -> int:
-    """The place of a record."""
+    """Pack the place of a record into one integer: the log's slot, the record's offset in the log and its
+    length, both in bytes. A length that does not fit is replaced by `GIANT`."""
     return slot << SLOT_SHIFT | offset >> 3 << LENGTH_BITS | min(length >> 3, GIANT)
 
 
 def places_of(slot: int, offsets: Any, lengths: Any) -> Any:
-    """The places of many records of one log; arrays of ``<u8``."""
+    """`place_of` for many records of one log: an array of ``<u8``, from the arrays ``offsets`` and
+    ``lengths`` in bytes."""
     return slot << SLOT_SHIFT | offsets >> 3 << LENGTH_BITS | np.minimum(lengths >> 3, GIANT)
 
 
 def bytes_at(place: int) -> int:
-    """How many bytes the record at ``place`` takes; for a giant the largest length."""
+    """How many bytes the record at ``place`` takes. For a giant (see `MISSING`) it is only the largest length
+    that a place can hold."""
     return (place & GIANT) << 3
 
 
 def all_bytes_at(places: Any) -> Any:
-    """`bytes_at` of many places, in an array."""
+    """`bytes_at` for each of ``places``, an array of ``<u8``: an array of the lengths in bytes."""
     return (places & GIANT) << 3
 
 
 def slot_of(place: int) -> int:
-    """The slot of the record's log."""
+    """The slot of the log that the record at ``place`` is in."""
     return place >> SLOT_SHIFT
 
 
 def offset_of(place: int) -> int:
-    """The record's offset in its log."""
+    """The offset in bytes, in its log, of the record at ``place``."""
     return (place >> LENGTH_BITS & (1 << OFFSET_BITS) - 1) << 3

@@ -54,32 +54,36 @@ class SessionState:
 
     @property
     def count(self) -> int:
-        """How many operations it has had."""
+        """How many operations the session has had, with those that a snapshot has replaced: the index of the
+        next one."""
         return self.first + len(self.operations)
 
     @property
     def is_unopened_fork(self) -> bool:
-        """Whether it is a fork that was never opened: it has only the handle that was issued with it."""
+        """Whether the session is a fork that no client has opened: it has only the handle that was issued
+        with it."""
         return self.origin is not None and len(self.digests) == DIGEST_BYTES
 
     def kind_at(self, index: int) -> Kind:
-        """Whether the operation at ``index`` is a snapshot."""
+        """The kind of the operation at ``index``: ``Kind.SNAPSHOT`` or ``Kind.OPERATION``."""
         return Kind.SNAPSHOT if self.snapshot and index == self.first else Kind.OPERATION
 
     def places(self) -> Iterator[int]:
-        """The places of all its records."""
+        """The places of the session's own records: its record, its keyring and its operations. `MISSING`
+        stands for one that does not exist, `HIT` for a damaged one."""
         yield self.record
         yield self.ring
         yield from self.operations
 
     def handles(self) -> Iterator[bytes]:
-        """The digests of its handles."""
+        """The digests of the handles that open the session."""
         for at in range(0, len(self.digests), DIGEST_BYTES):
             yield self.digests[at : at + DIGEST_BYTES]
 
 
 class Sessions:
-    """All sessions. ``size`` gives a record's bytes by its place; ``died`` is called when none needs it."""
+    """The states of all sessions, by number. ``size`` returns the bytes of the record at a place. ``died`` is
+    called with the place of each record that no session needs any more."""
 
     def __init__(self, size: Callable[[int], int], died: Callable[[int], None]) -> None:
         self.states: dict[int, SessionState] = {}
@@ -90,7 +94,8 @@ class Sessions:
         self._salts: dict[bytes, bytes] = {}
 
     def apply(self, record: Fresh, place: int, sequence: int, moment: int) -> list[SessionState]:
-        """Take in a record that was written. Returns the sessions of which no record is needed any more."""
+        """Update the index with a record that was written at ``place``, as number ``sequence``, at ``moment``
+        (microseconds since the epoch). Returns the sessions of which no record is needed any more."""
         if record.kind == Kind.DROP:
             state = self.states.get(record.session)
             if state is None:
@@ -172,7 +177,7 @@ class Sessions:
             self._died(place)
 
     def _end(self, state: SessionState) -> None:
-        """Mark a session as forgotten."""
+        """Mark a session as forgotten: its handles open nothing any more, and its keyring is not needed."""
         self._end_handles(state)
         state.ring, state.digests, state.kept = MISSING, b"", False
 
@@ -203,7 +208,8 @@ class Sessions:
         return erased
 
     def load(self, parts: list[LoadedLog]) -> None:
-        """Build the index from the records of all logs."""
+        """Build the index from the records of all logs, at the start. Empties the list ``parts``, to save
+        memory."""
         entries = np.concatenate([np.empty(0, ENTRY), *(part.entries for part in parts)])
         places = np.concatenate([np.empty(0, "<u8"), *(part.places for part in parts)])
         listed = [extra for part in parts for extra in _in_order(part)]
@@ -271,7 +277,8 @@ class Sessions:
         return sizes
 
     def live(self) -> Iterator[Any]:
-        """The places of all needed records, in arrays."""
+        """The places of all records that some session needs, in several arrays of ``<u8``. Some places are
+        `MISSING` (no such record) or `HIT` (damaged)."""
         few = array("Q")
         for state in self.states.values():
             few.append(state.record)
@@ -281,7 +288,8 @@ class Sessions:
         yield np.frombuffer(few, "<u8")
 
     def forked(self, number: int) -> bool:
-        """Whether the session has forks."""
+        """Whether the index has a session that was forked directly from this one; a forgotten fork counts as
+        long as it is in the index."""
         return bool(self.forks.get(number))
 
     def descendants(self, *numbers: int) -> set[int]:
@@ -347,7 +355,8 @@ class Sessions:
             return False
 
     def set_place(self, number: int, kind: int, index: int, place: int) -> None:
-        """A record was copied to another place, or was found damaged (`HIT`)."""
+        """Note that a record was copied to ``place``, or was found damaged (``place`` is `HIT`). Does nothing
+        if the session is not in the index."""
         state = self.states.get(number)
         if state is None:
             return
@@ -360,7 +369,8 @@ class Sessions:
                 state.operations[index - state.first] = place
 
     def place(self, number: int, kind: int, index: int) -> int:
-        """The place of the valid record of this kind and index."""
+        """The place of a session's valid record of this kind and index: `HIT` if it is damaged, `MISSING` if
+        there is none."""
         state = self.states.get(number)
         if state is None:
             return MISSING
@@ -376,7 +386,8 @@ class Sessions:
 
 
 def _in_order(part: LoadedLog) -> Iterator[bytes]:
-    """The extra bytes of a log's records, in the order of their entries."""
+    """For each record of the log that has extra bytes (`records.extra_of`), yield these, in the order of the
+    log's entries."""
     for place in np.flatnonzero(part.entries["extra"]).tolist():
         yield part.extras.get(int(part.entries["offset"][place]), b"")
 
@@ -410,7 +421,8 @@ class TenantShares:
         self._over: set[bytes] = set()
 
     def count(self, state: SessionState, size: int) -> None:
-        """A session was written to, or forgotten: its records take ``size`` bytes now."""
+        """Note that a session's records take ``size`` bytes now: it was written to, or forgotten. Does
+        nothing if its tenant has no share."""
         held = self._held.get(state.salt)
         if held is None:
             return
@@ -424,7 +436,8 @@ class TenantShares:
         (self._over.add if held.bytes > held.share.bytes else self._over.discard)(state.salt)
 
     def look_again(self, salt: bytes) -> None:
-        """A session of this tenant was closed, and may be forgotten now."""
+        """A session of this tenant was closed, so it may be forgotten now: let the next `surplus` look at the
+        tenant."""
         if salt in self._held:
             self._changed.add(salt)
 

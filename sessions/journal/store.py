@@ -54,7 +54,8 @@ class StoredSession:
 
 
 Condense: TypeAlias = Callable[[Sequence[AnyOperation]], tuple[int, AnyOperation] | None]
-"""Makes a snapshot of a session's first operations, and says how many; None if not worth it."""
+"""Makes a snapshot of some of a session's first operations; returns how many it replaces, and the snapshot.
+None if it is not worth it."""
 
 
 class JournalStore:
@@ -122,7 +123,7 @@ class JournalStore:
             raise
 
     def close(self) -> None:
-        """Close the files."""
+        """Write `identity` if a server wrote here, drop an unfinished compaction, and close the files."""
         if self.logs.generation and self.logs.writes:
             self.note()
         self._abandon_compaction()
@@ -154,7 +155,8 @@ class JournalStore:
         self.note()
 
     def note(self, without: Sequence[Log] = ()) -> None:
-        """Write `identity`, as if the logs ``without`` were removed; after a failure, again later."""
+        """Write the file `identity`, as if the logs ``without`` were removed already. A failure is only
+        logged: the file is written again after the next write."""
         try:
             write_identity(self.folder, self.logs.identity(without), self.logs.disk)
         except OSError as fault:
@@ -167,12 +169,15 @@ class JournalStore:
         return mismatch(known, self.logs.identity(), fresh=self._fresh, absent=self.logs.explained)
 
     def erase(self, numbers: Sequence[int]) -> None:
-        """Forget these sessions. Raises ``StorageUnavailable``."""
+        """Forget these sessions: write a DROP record for each. Their bytes go with a later compaction. Raises
+        ``StorageUnavailable``."""
         for at in range(0, len(numbers), SWEEP_SESSIONS):
             self.write([drop(number) for number in numbers[at : at + SWEEP_SESSIONS]])
 
     def _apply(self, records: Sequence[Fresh], places: Sequence[int], first: int, moment: int) -> None:
-        """Update the index and the counts with what was written."""
+        """After a group was written: update the index, the live bytes of the logs and the tenants' shares,
+        and note which sessions are long enough to condense. ``places``: those of the ``records``; ``first``:
+        the sequence number of the first one; ``moment``: when, in microseconds."""
         states, logs = self.sessions.states, self.logs.logs
         changed: dict[int, SessionState] = {}
         erased: list[SessionState] = []
@@ -198,11 +203,12 @@ class JournalStore:
             self.shares.count(state, 0)
 
     def _size(self, state: SessionState) -> int:
-        """Bytes of a session's operations and of its record."""
+        """Bytes that a session's record and operations take in the logs; without its keyring."""
         return self.logs.size(state.record) + state.base + state.grown
 
     def _died(self, place: int) -> None:
-        """No session needs the record there any more."""
+        """No session needs the record at ``place`` any more: subtract its bytes from the live bytes of its
+        log."""
         one = self.logs.logs.get(slot_of(place))
         if one is not None:
             one.live -= self.logs.size(place)
@@ -214,7 +220,8 @@ class JournalStore:
         return behind >= least and state.grown >= state.base
 
     def condense(self, number: int, how: Condense) -> bool:
-        """Replace a session's first operations by a snapshot, unless it has forks; whether that was done."""
+        """Replace the first operations of session ``number`` by a snapshot that ``how`` makes, unless the
+        session has forks. Whether that was done. Raises ``RecordDamaged``, ``StorageUnavailable``."""
         self.long.discard(number)
         state = self.sessions.states.get(number)
         if state is None:
@@ -239,7 +246,9 @@ class JournalStore:
             return None
 
     def sweep(self, keep: frozenset[int], *, aged: bool = True) -> int:
-        """Forget what retention gives up, none in ``keep``, none for its age if not ``aged``; how many."""
+        """Forget the sessions that retention does not keep: those not used for ``max_age_seconds`` (only if
+        ``aged``), and those beyond ``max_sessions``; but none with a number in ``keep``. Returns how many.
+        Raises ``StorageUnavailable``."""
         kept = [state for state in self.sessions.states.values() if state.kept]
         oldest = (time.time() - self._settings.max_age_seconds) * MICROSECONDS if aged else 0.0
         gone = [state.number for state in kept if state.used < oldest]
@@ -250,7 +259,8 @@ class JournalStore:
         return len(gone)
 
     def make_room(self, keep: frozenset[int]) -> bool:
-        """Forget some sessions of the tenants that hold the most bytes; False if there is none to forget."""
+        """Forget some sessions of the tenants that hold the most bytes, none with a number in ``keep``. False
+        if there is none to forget. Raises ``StorageUnavailable``."""
         states = self.sessions.states.values()
         closed = [state for state in states if state.kept and state.number not in keep]
         gone = surplus(closed, SWEEP_SESSIONS, lambda state: max(1, state.base + state.grown))
@@ -277,7 +287,8 @@ class JournalStore:
             raise StorageUnavailable(f"the journal has {self.logs.bytes} bytes, and may have no more")
 
     def _reclaim(self, size: int) -> None:
-        """Make room for ``size`` bytes: remove dead logs, then compact."""
+        """Try to make room for ``size`` bytes in the journal, now: remove dead logs, then compact others.
+        Raises nothing; the caller checks whether there is room."""
         self.remove_dead()
         most = self._settings.max_bytes
         while self.logs.bytes + size > most:
@@ -337,7 +348,8 @@ class JournalStore:
         return time.monotonic() >= self._resting and bool(self._victims())
 
     def compact(self) -> bool:
-        """Do one slice of a compaction; whether there is more to do."""
+        """Do one slice of a compaction; whether there is more to do. If writing fails, that is logged, and no
+        compaction begins for `REST_SECONDS`."""
         try:
             if self._compaction is None:
                 if not (victims := self._victims()):
@@ -351,8 +363,9 @@ class JournalStore:
         return False
 
     def _step(self) -> bool:
-        """Do one slice of the compaction; whether there is more to do. If it fails the compaction is dropped,
-        and the logs stay as they were."""
+        """Do one slice of the compaction; whether there is more to do. Raises what a slice raises: then the
+        compaction was dropped, and the logs stay as they were. Raises ``StorageUnavailable`` if an old log
+        cannot be removed after the last slice."""
         work = self._compaction
         assert work is not None
         try:
@@ -377,7 +390,8 @@ class JournalStore:
         self._resting = time.monotonic() + REST_SECONDS
 
     def _victims(self, least: float = DEAD_SHARE) -> list[Log]:
-        """Logs to rewrite into one: those that are mostly dead, or many small ones."""
+        """Choose logs to rewrite into one: those with a larger share of dead bytes than ``least``, or many
+        small ones; never the active one. Empty if it is not worth it."""
         full = self.logs.segment_bytes
         sealed = [one for one in self.logs.logs.values() if one is not self.logs.active]
         worn = [one for one in sealed if one.dead - one.marks > least * (one.end - LOG_START)]
@@ -465,7 +479,8 @@ class JournalStore:
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _load(self, parts: list[Any]) -> None:
-        """Build the index from the records, and log what is damaged."""
+        """Build the index in memory from ``parts``, the records of all logs; count the live bytes of each
+        log; write what is damaged to the server's log."""
         self.sessions.load(parts)
         for one in self.logs.logs.values():
             one.live = 0
@@ -501,7 +516,9 @@ class JournalStore:
         return tuple(found)
 
     def _read(self, number: int, kind: Kind, index: int, place: int, form: Any, needed_by: int) -> Any:
-        """Read a record. If it is damaged, its session and the one that needs it are damaged from now on."""
+        """Read the record at ``place`` and decode it as the type ``form``. Raises ``RecordDamaged``: then
+        session ``number``, which has the record, and session ``needed_by``, which needs it, count as damaged
+        from now on."""
         try:
             return self._decoded(place, kind, number, index, form)
         except RecordDamaged as fault:
@@ -532,7 +549,8 @@ class JournalStore:
             raise RecordDamaged(f"a record of session {number} cannot be read: {fault}") from None
 
     def _count(self) -> None:
-        """Count what the tenants with shares hold, also what forks need of forgotten sessions."""
+        """At opening: count for each tenant with a share what its sessions take, and also the operations of
+        forgotten sessions that forks need."""
         for state in sorted(self.sessions.states.values(), key=lambda state: state.last if state.kept else 0):
             if state.record:
                 self.shares.count(state, self._size(state))

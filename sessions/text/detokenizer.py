@@ -4,21 +4,52 @@ once."""
 from __future__ import annotations
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+from tokenizers.decoders import ByteLevel, DecodeStream
 
 BROKEN = "\ufffd"
 """What bytes that are no whole character decode to."""
 
 
-class Detokenizer:
-    """Decodes one reply, one or more ids at a time. Special tokens give no text."""
+class TokenTexts:
+    """The text of each token of one vocabulary, where that does not depend on the tokens around it.
+
+    It does in a byte-level vocabulary: there the decoder joins bytes. One table serves all replies.
+    """
 
     def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend
+        self.independent = isinstance(backend.decoder, ByteLevel)
+        """Whether tokens have texts of their own."""
+        self._known: dict[int, str | None] = {}
+
+    def of(self, token: int) -> str | None:
+        """The token's text; "" for a special token. None if the token may end or begin within a character."""
+        try:
+            return self._known[token]
+        except KeyError:
+            text: str = self._backend.decode([token], skip_special_tokens=True)
+            known = None if BROKEN in text or not self.independent else text
+            return self._known.setdefault(token, known)
+
+
+class Detokenizer:
+    """Decodes one reply, one or more ids at a time. Special tokens give no text. ``texts``: the table of the
+    backend's vocabulary; by default a new one."""
+
+    def __init__(self, backend: Tokenizer, texts: TokenTexts | None = None) -> None:
+        self._backend = backend
+        self._texts = TokenTexts(backend) if texts is None else texts
         self._stream = DecodeStream(skip_special_tokens=True)
-        self._ids: list[int] = []
+        self._ids: list[int] = []  # with texts of their own: since the last whole character; else: all
         self._delivered = 0
         self._unstreamed = 0  # leading ids that were decoded at once
+
+    def alone(self, token: int) -> str | None:
+        """The text that `step` would return, if it is the token's own and not empty; else None. Nothing
+        changes."""
+        if self._ids or not self._texts.independent:
+            return None
+        return self._texts.of(token) or None
 
     def step(self, token: int) -> str:
         """The text that is certain with this id; empty while a character is incomplete."""
@@ -28,6 +59,19 @@ class Detokenizer:
         """`step` for several ids at once; text before an incomplete character may come with a later call."""
         if not tokens:
             return ""
+        return self._joined(tokens) if self._texts.independent else self._streamed(tokens)
+
+    def _joined(self, tokens: list[int]) -> str:
+        if not self._ids and len(tokens) == 1 and (own := self._texts.of(tokens[0])) is not None:
+            return own
+        self._ids += tokens
+        text: str = self._backend.decode(self._ids, skip_special_tokens=True)
+        if text.endswith(BROKEN):
+            return ""
+        self._ids.clear()
+        return text
+
+    def _streamed(self, tokens: list[int]) -> str:
         first = not self._ids
         self._ids += tokens
         if first and len(tokens) > 1:  # often the whole reply; the stream would decode it twice
@@ -47,5 +91,8 @@ class Detokenizer:
         if self._unstreamed:
             return ""
         text: str = self._backend.decode(self._ids, skip_special_tokens=True)[self._delivered :]
-        self._delivered += len(text)
+        if self._texts.independent:
+            self._ids.clear()
+        else:
+            self._delivered += len(text)
         return text

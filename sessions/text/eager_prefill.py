@@ -37,7 +37,7 @@ class PrefilledInput:
 
 
 class EagerPrefill:
-    """The eager prefill of one session."""
+    """Prefills the streamed input of one session in a task of its own, with pauses between the prefills."""
 
     def __init__(self, branch: Branch) -> None:
         self._branch = branch
@@ -81,7 +81,7 @@ class EagerPrefill:
         return PrefilledInput(held, len(whole) - draft.keep - held)
 
     async def aclose(self) -> None:
-        """Stop prefilling. The engine's sequence keeps its tokens."""
+        """Stop prefilling. What the engine's sequence has been given stays there."""
         self._wanted = None
         tasks = [task for task in (self._task, self._rest) if task is not None]
         for task in tasks:
@@ -130,8 +130,8 @@ class EagerPrefill:
             await self._branch.sequence.prefill(ids, unless=lambda: history.busy)
 
     def _fits(self, ids: Ids) -> bool:
-        """Whether they leave room for a reply. The engine refuses more, and the sequence and its lease would
-        go."""
+        """Whether ``ids`` leave room for at least one more token in the model's context. The engine would
+        refuse them otherwise, and the sequence would be closed, with its lease."""
         return len(ids) < self._branch.link.hello.max_context
 
     async def _complete(self, ids: Ids, wait: float) -> None:

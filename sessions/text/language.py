@@ -1,12 +1,12 @@
-"""The language of one model: its tokenizer, its chat template and its forms of calls and reasoning.
+"""The language of one model: its tokenizer, its chat template, and how it writes tool calls and reasoning.
 
-The chat template is classified once, at load, by rendering small conversations. ``doctor`` shows the result.
+The chat template is tried once, at load, with small conversations. ``doctor`` shows the result.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -20,6 +20,7 @@ from ..errors import TemplateFailed
 from ..items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
 from ..token_ids import ids_of
 from ..tools.formats import HERMES, CallForm, Forms, ReasoningForm, find_forms
+from ..tools.scanner import CallArguments, CallOpened
 from ..tree import Segment, TurnReply
 from .chat_template import ChatTemplate, RoleRules
 from .stable_prefix import StablePrefixRule
@@ -27,26 +28,29 @@ from .template_sandbox import broken_limit
 from .tokenizer import ChatTokenizer, template_file
 
 _NOON = datetime(2025, 1, 1, 12)
-_THOUGHT = "zqthoughtqz"
+_THOUGHT, _TOLD = "zqthoughtqz", "zqtoldqz"
 _TOOL, _FIELD, _VALUE, _OUTPUT = "zqtoolqz", "zqfieldqz", "zqvalueqz", "zqoutputqz"
 _CALL_ID = "call_0123456789abcdef01234567"  # as long as the ids of real calls
 
 
 class TemplateClass(StrEnum):
-    """How a template changes its rendering of earlier turns when a turn is added."""
+    """What a template changes in its rendering of earlier turns when another turn is added."""
 
     APPEND_ONLY = "append-only"
     REWRITES_REASONING = "rewrites reasoning"
-    """It drops only the reasoning of earlier replies, or the empty reasoning that it opens before a reply."""
+    """It drops the reasoning of earlier replies, or an empty pair of reasoning tags that it wrote before a
+    reply."""
     REWRITES_MORE = "rewrites more"
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateReport:
-    """The result of trying a template.
+    """What was found by trying a template.
 
-    ``tools``: it shows the tools to the model. ``closing``: the special token that it writes behind each
-    reply, if there is one; it also ends generation. ``opening``: the text that it writes before a reply.
+    ``kind``: its class. ``tools``: whether prompts show the tools. ``closing``: the id of the special token
+    that it writes behind each reply, which also ends generation; None if it writes none. ``opening``: the text
+    that it writes before a reply. ``rules``: the conversations that it accepts. ``call``: a sample reply with
+    one call, as the template writes it; empty if it writes no calls.
     """
 
     kind: TemplateClass
@@ -54,6 +58,7 @@ class TemplateReport:
     closing: int | None
     opening: str = ""
     rules: RoleRules = RoleRules()
+    call: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +80,11 @@ class Language:
         *,
         tool_fallback: bool = False,
     ) -> Language:
-        """Load it from a model folder, and try its template in another process, which takes a moment.
+        """Load it from a model's folder. The template is first tried in another process, which takes a moment.
 
-        Forms that are not given are detected. ``tool_fallback``: if the template does not show tools, write
-        them into the instructions. Raises ``TokenizerUnreadable`` or ``TemplateFailed``.
+        ``calls`` and ``reasoning``: how the model writes them; None: found from its templates.
+        ``tool_fallback``: if the template does not show tools, write them into the instructions. Raises
+        ``TokenizerUnreadable`` or ``TemplateFailed``.
         """
         tokenizer = ChatTokenizer.load(folder)
         try:
@@ -97,13 +103,19 @@ class Language:
         *,
         tool_fallback: bool = False,
     ) -> Language:
-        """Make it from a loaded tokenizer. Raises ``TemplateFailed``."""
+        """Make it from a loaded tokenizer. The other parameters are those of `load`. Raises
+        ``TemplateFailed``."""
         report = classify_template(tokenizer)
         found = find_forms("\n".join(tokenizer.templates), report.opening, tokenizer.response_template)
+        if report.call and tokenizer.response_template is None:
+            found = _proven(found, report.call, tokenizer.special_ids)
         told = tool_fallback and not report.tools  # the model is told to write this form
         own = CallForm.HERMES if told else found.calls
         forms = Forms(
-            calls or own, reasoning or found.reasoning, known=found.known or told or calls is not None
+            calls or own,
+            reasoning or found.reasoning,
+            known=found.known or told or calls is not None,
+            opened=found.opened and reasoning in (None, found.reasoning),
         )
         return cls(tokenizer, report, StablePrefixRule(tokenizer), forms, tool_fallback)
 
@@ -113,31 +125,67 @@ class Language:
         return self.report.tools or self.tool_fallback
 
     def digest(self) -> bytes:
-        """A digest of tokenizer and template: token ids have the same meaning only if it is equal. 16 bytes."""
+        """A digest of tokenizer and template, 16 bytes. Stored token ids can be used again only if it is the
+        same."""
         text = "\0".join([self.tokenizer.backend.to_str(), *reversed(self.tokenizer.templates)])
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
     def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
-        """The ids that end a reply: the model's end tokens, and the template's closing token."""
-        return frozenset(eos_ids) | (
-            {self.report.closing} if self.report.closing is not None else frozenset()
-        )
+        """The ids that end a reply: ``eos_ids``, which are the model's own, the template's closing token, and
+        special tokens that end a reply with calls."""
+        closing = {self.report.closing} if self.report.closing is not None else set()
+        return self.forms.end_ids(frozenset(eos_ids) | closing, self.tokenizer.special_ids)
 
 
 @lru_cache(maxsize=64)
 def _try(template: str, named: tuple[tuple[str, str], ...]) -> None:
-    """Try each template once, in a process of its own. Raises ``TemplateFailed``."""
+    """Try a template once in a process of its own. ``named``: the special tokens that it may use, by name.
+    Raises ``TemplateFailed`` if it breaks a limit."""
     broken = broken_limit(template, dict(named))
     if broken:
         raise TemplateFailed(f"The chat template was refused: {broken}")
+
+
+def _proven(forms: Forms, text: str, specials: Mapping[str, int]) -> Forms:
+    """Check the form of tool calls against a call that the template wrote, and choose another form if it does
+    not fit.
+
+    ``forms``: what was found so far. ``text``: the template's reply with one call. ``specials``: the ids of the
+    special tokens, by their text. Returns the forms with the first form of calls that can read ``text``; if
+    none can, the same forms with ``known`` false.
+
+    The detokenizer drops special tokens that do not belong to the chosen form. So each form is tried twice: on
+    the text with all special tokens, and then on the text as the detokenizer would give it.
+    """
+    for hidden, calls in product((False, True), dict.fromkeys((forms.calls, *CallForm))):
+        for form in (replace(forms, calls=calls, known=True), Forms(calls)):
+            marks = form.marks(specials) if hidden else specials.values()
+            seen = text
+            for token in (token for token, number in specials.items() if number not in marks):
+                seen = seen.replace(token, "")
+            if _reads_call(form, seen):
+                return replace(forms, calls=calls, known=True)
+    return replace(forms, known=False)
+
+
+def _reads_call(forms: Forms, text: str) -> bool:
+    """Whether these forms find exactly the sample call in ``text``."""
+    splitter, parser = forms.splitter(), forms.call_parser()
+    if splitter is not None:
+        text = splitter.feed(text)[1] + splitter.finish()[1]
+    pieces = [*parser.feed(text), *parser.finish(cut=False)]
+    named = [piece.name for piece in pieces if isinstance(piece, CallOpened)]
+    arguments = "".join(piece.delta for piece in pieces if isinstance(piece, CallArguments))
+    return named == [_TOOL] and "".join(arguments.split()) == "".join(_call().arguments.split())
 
 
 # --- classifying a template ----------------------------------------------------------------------------------
 
 
 def classify_template(tokenizer: ChatTokenizer) -> TemplateReport:
-    """Try the template. Raises ``TemplateFailed`` if it cannot render two plain turns."""
-    rules = _rules(tokenizer)
+    """Render small conversations with the model's template, and report what it accepts and writes. Raises
+    ``TemplateFailed`` if it cannot render two plain turns."""
+    rules, call = _rules(tokenizer)
     template = ChatTemplate(tokenizer, _NOON, rules)
     plain = Preamble(instructions="zq")
     talk: list[Segment] = [_user(1), _reply(1), _user(2), _reply(2), _user(3)]
@@ -148,14 +196,16 @@ def classify_template(tokenizer: ChatTokenizer) -> TemplateReport:
         kinds.append(_kind(template, _tooled(), _tool_talk()))
     order = list(TemplateClass)
     closing, opening = _closing(tokenizer, template, plain, talk), template.pieces(plain, talk)[-1]
-    return TemplateReport(max(kinds, key=order.index), rules.schemas, closing, opening, rules)
+    return TemplateReport(max(kinds, key=order.index), rules.schemas, closing, opening, rules, call)
 
 
-def _rules(tokenizer: ChatTokenizer) -> RoleRules:
-    """Try the orders of roles that conversations may have after failed turns, cut replies and edits."""
+def _rules(tokenizer: ChatTokenizer) -> tuple[RoleRules, str]:
+    """Try which orders of roles the template accepts. Failed turns, cut replies and edits can lead to unusual
+    ones. Returns the rules, and a sample reply with a call as the template writes it; empty if it writes no
+    calls."""
     none, one, two, reply = Preamble(), _user(1), _user(2), _reply(1)
     told = Message(id="told", role="assistant", text="zq")
-    system = Message(id="system", role="system", text="zq")
+    system = Message(id="system", role="system", text=_TOLD)
 
     def takes(*talks: list[Segment], preamble: Preamble = none, rules: RoleRules | None = None) -> bool:
         preambles = [preamble]
@@ -168,23 +218,36 @@ def _rules(tokenizer: ChatTokenizer) -> RoleRules:
             return False
         return True
 
-    rules = RoleRules(
-        users=takes([one, two], [one, reply, one, two]),
-        assistants=takes([one, reply, told, two], [one, reply, reply, two], [one, told, told, two]),
-        assistant_first=takes([reply, one], [told, one]),
-        system=takes([one], preamble=Preamble(instructions="zq")),
-        system_later=takes([one, reply, system, two], [one, system, reply, two], [one, reply, system]),
-    )
-    tooled, (asked, called, output, answered, _) = _tooled(), _tool_talk()
+    rules = RoleRules()
+    if not takes([one]) and takes([one], rules=replace(rules, list_of_tools=True)):
+        rules = replace(rules, list_of_tools=True)
 
-    def shows(*words: str, talk: list[Segment], rules: RoleRules, preamble: Preamble = tooled) -> bool:
-        """Whether these words of tools are in the prompt. Some templates leave out what they do not know."""
+    def shows(*words: str, talk: list[Segment], rules: RoleRules, preamble: Preamble = none) -> bool:
+        """Whether all these words are in the prompt that the template renders for ``talk``; some templates
+        leave out what they do not know. False if it refuses the conversation."""
         try:
             text = "".join(ChatTemplate(tokenizer, _NOON, rules).pieces(preamble, talk))
         except TemplateFailed:
             return False
         return all(word in text for word in words)
 
+    told_first = Preamble(instructions=_TOLD)
+    rules = replace(
+        rules,
+        users=takes([one, two], [one, reply, one, two], rules=rules),
+        assistants=takes(
+            [one, reply, told, two], [one, reply, reply, two], [one, told, told, two], rules=rules
+        ),
+        assistant_first=takes([reply, one], [told, one], rules=rules),
+        system=takes([one], preamble=told_first, rules=rules)
+        and shows(_TOLD, talk=[one], rules=rules, preamble=told_first),
+        system_later=takes(
+            [one, reply, system, two], [one, system, reply, two], [one, reply, system], rules=rules
+        )
+        and shows(_TOLD, talk=[one, reply, system, two], rules=rules),
+    )
+    rules = replace(rules, lead=_lead(ChatTemplate(tokenizer, _NOON, rules)))
+    tooled, (asked, called, output, answered, _) = _tooled(), _tool_talk()
     schemas = all(
         shows(
             _TOOL,
@@ -201,14 +264,50 @@ def _rules(tokenizer: ChatTokenizer) -> RoleRules:
         [asked, called, output, one],
         [asked, called, output, answered, one, _reply(2), two],
     )
-    outputs = takes(*talks, preamble=tooled, rules=rules) and shows(_OUTPUT, talk=talks[0], rules=rules)
+
+    def takes_outputs(rules: RoleRules) -> bool:
+        return takes(*talks, preamble=tooled, rules=rules) and shows(
+            _OUTPUT, talk=talks[0], rules=rules, preamble=tooled
+        )
+
+    outputs = schemas and takes_outputs(rules)
+    framed = _framed(tokenizer, rules) if schemas else rules
+    call = "" if framed.frame is None else framed.frame.written(_FIELD, _VALUE)
+    if call and takes_outputs(framed):
+        same = outputs and all(
+            ChatTemplate(tokenizer, _NOON, rules).pieces(tooled, talk)[1:]
+            == ChatTemplate(tokenizer, _NOON, framed).pieces(tooled, talk)[1:]
+            for talk in talks
+        )
+        rules, outputs = (replace(framed, frame=None) if same else framed), True
     rules = replace(rules, outputs=outputs)
     inserted: list[Segment] = [asked, _call(), output, answered, two]
-    return replace(rules, calls=shows(_TOOL, _VALUE, talk=inserted, rules=rules))
+    calls = schemas and shows(_TOOL, _VALUE, talk=inserted, rules=rules, preamble=tooled)
+    return replace(rules, calls=calls), call
+
+
+def _framed(tokenizer: ChatTokenizer, rules: RoleRules) -> RoleRules:
+    """The rules, completed with how the template takes calls in a reply and what it writes around them.
+    Unchanged if it writes no calls."""
+    for text, short in product((False, True), repeat=2):
+        found = replace(rules, text_arguments=text, short_ids=short)
+        frame = ChatTemplate(tokenizer, _NOON, found).call_frame(_tooled(), _user(1), _call())
+        if frame is not None:
+            return replace(found, frame=frame)
+    return rules
+
+
+def _lead(template: ChatTemplate) -> str:
+    """The text that the template writes before an earlier reply, but not before the reply that comes next.
+    Empty if there is none."""
+    past = template.pieces(Preamble(), [_user(1), _reply(1), _user(2)])[0]
+    new = template.pieces(Preamble(), [_user(1)])[0]
+    return past.removeprefix(new) if past.startswith(new) else ""
 
 
 def _kind(template: ChatTemplate, preamble: Preamble, talk: list[Segment]) -> TemplateClass:
-    """Compare the rendering of each beginning of the conversation with that of the whole."""
+    """The template's class: compare the rendering up to each reply of ``talk`` with the rendering of all
+    of it."""
     whole = template.pieces(preamble, talk)
     kind = TemplateClass.APPEND_ONLY
     turns = [at for at, segment in enumerate(talk) if isinstance(segment, TurnReply)]
@@ -223,7 +322,7 @@ def _kind(template: ChatTemplate, preamble: Preamble, talk: list[Segment]) -> Te
 
 
 def _reasoning(template: ChatTemplate) -> TemplateClass:
-    """Whether a reply keeps the reasoning in its text when a later turn is added."""
+    """The template's class by one test: does an earlier assistant message keep the reasoning in its text?"""
     said = Message(id="said", role="assistant", text=f"<think>\n{_THOUGHT}\n</think>\n\nzq")
     text = "".join(template.pieces(Preamble(), [_user(1), said, _user(2)]))
     return TemplateClass.APPEND_ONLY if _THOUGHT in text else TemplateClass.REWRITES_REASONING

@@ -1,8 +1,8 @@
-"""Turns a script into the token ids that the model sees, and tokenizes only what is new.
+"""Turns a script into the token ids that the model sees. It tokenizes only what is new.
 
-The template renders the whole conversation, with a sentinel for each reply. Only the text behind the last
-kept turn is tokenized; the replies' own ids are put in. So a kept turn stays what the model saw, even if the
-template would now write it differently.
+The template renders the whole conversation, with a sentinel for each reply. Only the text behind the last turn
+that keeps its tokens is tokenized; the replies' own ids replace the sentinels. So an earlier turn stays as the
+model saw it, even if the template would now write it differently.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from os.path import commonprefix
 import msgspec
 
 from ..errors import PromptTooLong
-from ..items import FunctionCallOutput, Growing, Item
+from ..items import FunctionCall, FunctionCallOutput, Growing, Item, Message, Preamble
 from ..token_ids import NONE, Ids
 from ..tree import Draft, Paths, Script, Segment, TurnNode, TurnReply, turns_of
 from ..workers import Stopped
@@ -22,16 +22,18 @@ from .chat_template import ChatTemplate, RoleRules
 from .stable_prefix import GrowingPrefix, StablePrefixRule
 from .tokenizer import ChatTokenizer
 
+SHARED = 4
+"""The most tokens at the end of a reply that the template writes once more."""
 _END = f"\U000f0004{secrets.token_hex(8)}\U000f0005"
 """Marks the end of text that is still being written. Random, so that text from outside does not hold it."""
 
+AROUND_MESSAGE = 4
+"""Roughly the tokens that a template writes around one message."""
+
 
 class Renderer:
-    """Makes drafts for one session. The time ``now`` is fixed, so that a new day does not change the first
-    tokens.
-
-    ``rules``: what the template accepts and writes.
-    """
+    """Makes drafts for one session. The template's time ``now`` is fixed, so that the first tokens stay the
+    same on another day. ``rules``: what the template accepts and writes."""
 
     def __init__(
         self,
@@ -45,16 +47,41 @@ class Renderer:
         self._rule = prefix_rule
         self._growing = GrowingPrefix(prefix_rule)
         self._paths = Paths()
+        self._heading: tuple[Preamble, int] | None = None
+
+    def heading(self, preamble: Preamble, most: int) -> int:
+        """The number of tokens before the first item. If it is ``most`` or more, a lower bound of at least
+        ``most``. Raises ``TemplateFailed``."""
+        if self._heading is None or self._heading[0] is not preamble:
+            asked = Message(id="asked", role="user", text=_END)
+            piece = self._template.pieces(preamble, (asked,))[0]
+            self._heading = (preamble, self._count(piece.split(_END)[0], most, leads=True))
+        return self._heading[1]
+
+    def size(self, segment: Segment, most: int) -> int:
+        """Roughly the number of tokens of a segment. If it is ``most`` or more, a lower bound."""
+        match segment:
+            case TurnReply():
+                return len(segment.ids)
+            case FunctionCall():
+                text = segment.name + segment.arguments
+            case Message() | FunctionCallOutput():
+                text = text_of(segment)
+        return AROUND_MESSAGE + self._count(text, most, leads=False)
+
+    def _count(self, text: str, most: int, *, leads: bool) -> int:
+        least = self._tokenizer.least(text)
+        return least if least >= most else len(self._rule.encode(text, leads=leads, most=most))
 
     def draft(self, script: Script, most: int | None = None, stopped: Stopped = bool) -> Draft:
         """The script in tokens.
 
-        Turns behind ``script.base`` are rendered again, and each keeps its reply's ids. When ``stopped``
-        turns true, the draft so far is returned. Raises ``TemplateFailed``, and ``PromptTooLong`` for a
-        prompt of much more than ``most`` tokens: before tokenizing if the text is too long, or when so many
-        tokens are made.
+        Turns behind ``script.base`` are rendered again, with their replies' own ids. When ``stopped()`` becomes
+        true, the draft so far is returned. ``most``: the length of the context. Raises ``TemplateFailed``, and
+        ``PromptTooLong`` for a prompt that is much longer than ``most`` tokens: before tokenizing if the text
+        is too long, or as soon as that many tokens are made.
         """
-        self._growing = GrowingPrefix(self._rule)  # the text that grew is complete: free its memory
+        self._growing = GrowingPrefix(self._rule)  # the item that grew is complete: free what was kept for it
         pieces = self._template.pieces(script.preamble, script.segments)
         kept = _turns_on(script.base)
         turns = list(turns_of(script.segments))
@@ -67,11 +94,11 @@ class Renderer:
         raise AssertionError("the last turn of a script has no reply")
 
     def stable_tokens(self, script: Script) -> Ids:
-        """The prompt's tokens that later text cannot change, from the root on; the script's last item still
+        """The part of the prompt's tokens, from the root, that stays the same however the script's last item
         grows.
 
-        No tokens if a turn before that item must be rendered again, or if the template does not write the
-        item's text in one piece. Raises ``TemplateFailed``.
+        Empty if a turn before that item must be rendered again, or if the template does not write the item's
+        text in one piece. Raises ``TemplateFailed``.
         """
         *before, last = script.segments
         assert isinstance(last, Growing), "an item that is being written"
@@ -82,12 +109,12 @@ class Renderer:
         return self._joined(script.base, (), ids, script).tokens() if len(ids) else NONE
 
     def _before_end(self, script: Script, before: list[Segment], last: Growing) -> str:
-        """The rendered text behind the last reply, up to the end of ``last``, which grows; empty if it is
-        unknown.
+        """The rendered text between the last reply and the end of ``last``, the item that still grows. Empty if
+        that cannot be found.
 
-        An end that may be stripped or become a control token is held back before the template sees it,
-        because the template may escape it. If no text is left, the template may write other things around an
-        empty text: only what it writes in both cases counts.
+        The item's end is held back from the template if it might be stripped or become part of a control token.
+        If nothing of the item is left then, its text is empty. A template may write other things around an
+        empty text, so only the text that it writes in both cases counts.
         """
         said = self._rule.stable_text(text_of(last))
         text, *rest = self._last_piece(script, before, _with_text(last, said + _END)).split(_END)
@@ -110,39 +137,42 @@ class Renderer:
         most: int | None,
         stopped: Stopped,
     ) -> Draft:
-        """The draft of one turn: ``piece`` in tokens, behind ``parent``'s reply."""
+        """The draft of one turn: the text ``piece`` in tokens, behind ``parent``'s reply. ``inputs``: the items
+        that ``piece`` writes. ``most``, ``stopped``: as in `draft`."""
         kept = 0 if parent is None else parent.length
         least = kept + self._tokenizer.least(piece)
         if most is not None and least > most:
             raise _too_long(least, most)
-        room = None if most is None else most - kept + 2  # the end token of a reply may be in both
+        room = None if most is None else most - kept + 1 + SHARED  # the end of a reply may be in both
         ids = self._rule.encode(piece, leads=parent is None, most=room, stopped=stopped)
-        if room is not None and len(ids) >= room:
-            raise _too_long(kept + len(ids) - 1, most)
-        return self._joined(parent, inputs, ids, script)
+        draft = self._joined(parent, inputs, ids, script)
+        if most is not None and draft.keep + len(draft.prompt) > most:
+            raise _too_long(draft.keep + len(draft.prompt), most)
+        return draft
 
     def _joined(self, parent: TurnNode | None, inputs: tuple[Item, ...], ids: Ids, script: Script) -> Draft:
-        """Put ``ids`` behind ``parent``'s reply, so that the reply ends with one end token.
+        """The draft of one turn: ``ids`` behind ``parent``'s reply, so that the reply ends with exactly one
+        end token.
 
-        The sampled end token stays if the template writes the same. Otherwise the template's replaces it; no
-        KV is lost, because the last sampled token has none. The template also closes a reply that was cut.
+        The sampled end token stays if the template writes the same one. If it writes another, that one
+        replaces the sampled token. No KV is lost, because the last sampled token has none. If the reply was
+        cut, the template's end token closes it.
         """
         keep = 0 if parent is None else parent.length
         if parent is not None and parent.reply.ended:
-            if len(ids) and ids[0] == parent.reply.ids[-1]:
-                ids = ids[1:]
-            else:
-                keep -= 1
+            said = parent.reply.ids[-SHARED:].tolist()
+            shared = next((n for n in range(1, SHARED + 1) if said[-n:] == ids[:n].tolist()), 0)
+            ids, keep = ids[shared:], keep - (not shared)
         path = self._paths.tokens(parent) if parent is not None and parent is script.base else None
         return Draft(parent, inputs, keep, ids, script.miss, path)
 
 
 def _too_long(least: int, most: int | None) -> PromptTooLong:
-    return PromptTooLong(f"The prompt has at least {least} tokens; the model's context holds {most}", least)
+    return PromptTooLong.of(f"it has at least {least} tokens", most, least)
 
 
 def text_of(item: Growing) -> str:
-    """The text of a message or of a tool's output."""
+    """The text of ``item``: of a message its text, of a tool's output the output."""
     return item.output if isinstance(item, FunctionCallOutput) else item.text
 
 

@@ -99,7 +99,8 @@ class StablePrefixRule:
     def _plain_pieces(
         self, text: str, start: int, end: int, *, leads: bool
     ) -> Iterator[tuple[list[int], int]]:
-        """The pieces of ``text[start:end]``, which has no marks; ``leads``: it begins the prompt."""
+        """Yield the ids of ``text[start:end]``, which has no marks, in pieces, each with the character in
+        ``text`` at which it ends. ``leads``: the text begins the prompt."""
         size = PIECE
         while end - start > size + self._behind:
             piece = self._beginning(text[start : start + size + self._behind], size, leads=leads)
@@ -148,8 +149,8 @@ class StablePrefixRule:
         return StablePrefix(split.ids[:stable], seam, end)
 
     def _seam(self, text: str, split: TokenizedText, stable: int, size: int) -> int:
-        """How many of the ``stable`` tokens end where a word does, within ``size`` characters and not in white
-        space.
+        """At which token ``text`` can be cut in two: how many of the first ``stable`` tokens end where a word
+        does, within ``size`` characters and not in white space. 0 if there is no such place.
 
         No seam is next to an added token, because some of those take in white space.
         """
@@ -201,7 +202,9 @@ class GrowingPrefix:
         self._ids = NONE
 
     def ids(self, text: str, *, leads: bool) -> Ids:
-        """The ids of `StablePrefixRule.prefix_of`, possibly more."""
+        """The ids of ``text`` that no later text can change: those of `StablePrefixRule.prefix_of`, or some
+        more. ``text`` should begin with the text of the call before; if it does not, all of it is tokenized.
+        """
         if leads != self._leads or not text.startswith(self._text):
             self._text, self._leads, self._ids = "", leads, NONE
         there = len(self._text)

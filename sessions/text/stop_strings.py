@@ -10,25 +10,31 @@ from collections.abc import Collection, Sequence
 
 
 class StopMatcher:
-    """Finds the first stop string in text that comes in pieces."""
+    """Finds the first stop string in text that comes in pieces. ``found``: that string; None before a match."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self.matched = False
+        self.found: str | None = None
+
+    @property
+    def matched(self) -> bool:
+        """Whether a stop string was found."""
+        return self.found is not None
 
     def feed(self, text: str) -> str:
-        """The text that may be delivered now; nothing after a match."""
+        """Take more text. Returns what may be delivered now. If a stop string is complete, that is the text
+        before it, ``matched`` becomes true, and later calls return ""."""
         if self.matched:
             return ""
         if not self._stops:
             return text
         text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self.matched = True
+            _, at, self.found = min(found)
             self._held = ""
-            return text[: min(found)[1]]
+            return text[:at]
         free = len(text) - overlap(text, self._stops)
         self._held = text[free:]
         return text[:free]

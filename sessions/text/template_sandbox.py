@@ -31,11 +31,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 CHARACTERS = 1 << 26
-"""The most that one value, or the output, may have: more than a model's context holds."""
+"""The most characters that one value, or the output, may have: more than a model's context holds."""
 NUMBER = 1_000_000
 """The largest width, count or size that a filter or a string method may get as an argument."""
 SECONDS = 2.0
-"""Processor time of a rendering; each message adds `MESSAGE_SECONDS`."""
+"""Processor time that a rendering may use, in seconds. Each message adds `MESSAGE_SECONDS`."""
 MESSAGE_SECONDS = 0.001
 TICKS = 16
 """Iterations of loops between two looks at the clock."""
@@ -55,7 +55,7 @@ _SIZED = frozenset(
 
 
 class _Budget(threading.local):
-    """The processor time that the rendering on this thread may use."""
+    """The processor time that the rendering on this thread may still use."""
 
     until = float("inf")
     ticks = 0
@@ -111,18 +111,19 @@ def _check_replacement(text: Any, old: Any, new: Any) -> None:
 
 
 class _Generation(Extension):
-    """The tag ``generation`` around a reply, which training uses; here it only makes a block."""
+    """The tag ``generation`` around a reply. Only training needs it; here its body is rendered as it is."""
 
     tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The tag's body."""
+        """Called by jinja2 at the tag: read up to ``endgeneration``. Returns the body, to be rendered without
+        the tag."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class _Unfolded(CodeGenerator):
-    """Computes a template's constants when it is rendered, and not when it is compiled."""
+    """Stops jinja2 from computing constants when a template is compiled: they are computed at rendering."""
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
         if not isinstance(node, nodes.TemplateData):
@@ -131,7 +132,7 @@ class _Unfolded(CodeGenerator):
 
 
 class _Dict:
-    """``dict`` for templates, which cannot reach the class through it."""
+    """What templates get as ``dict``: it can be called, but does not lead to Python's class ``dict``."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -188,7 +189,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
 
     def _check_before(self, name: str, check: Callable[..., None]) -> None:
-        """Let the filter ``name`` call ``check`` with its arguments first."""
+        """Make the filter ``name`` call ``check`` with its arguments before it runs."""
         real = self.filters[name]
 
         @functools.wraps(real)
@@ -199,7 +200,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters[name] = checked
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """The syntax tree, in which loops count their iterations and concatenations check their length."""
+        """The syntax tree of a template, changed so that loops count their iterations (`_ticking`) and
+        concatenations check their length (`_joined`)."""
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(nodes.For)):
             loop.iter = nodes.Filter(loop.iter, "_ticking", [], [], None, None, lineno=loop.lineno)
@@ -301,7 +303,8 @@ class SandboxedTemplate:
         self._template = _environment().from_string(text)
 
     def render(self, messages: list[dict[str, Any]], **names: Any) -> str:
-        """The text. Raises what the template raises, and ``SecurityError`` beyond its limits."""
+        """Render the template with ``messages`` and the variables ``names``. Returns the text. Raises what
+        the template raises, and ``SecurityError`` beyond its limits."""
         before = _budget.until
         _budget.until = time.thread_time() + SECONDS + MESSAGE_SECONDS * len(messages)
         try:
@@ -320,9 +323,11 @@ def compiled(text: str) -> SandboxedTemplate:
 
 
 def broken_limit(template: str, named: Mapping[str, str], seconds: int = CHECK_SECONDS) -> str:
-    """Try a template in a process of its own. Returns the limit that it breaks, in words; empty if none.
+    """Try a template in a process of its own. Returns, in words, the limit that it breaks; empty if it breaks
+    none.
 
-    What the template raises there does not matter. Blocks until the process ends.
+    ``named``: the special tokens that it may use, by name. ``seconds``: how long to wait. Errors that the
+    template itself raises there are ignored. Blocks until the process ends.
     """
     asked = json.dumps({"template": template, "named": dict(named), "seconds": seconds})
     try:
@@ -347,11 +352,21 @@ _TALKS = (
     (("system", "zq"), ("user", "zq")),
     (("user", "zq"), ("assistant", "zq"), ("user", "zq")),
     (("user", "zq" * 500), ("assistant", "<think>zq</think>zq"), ("tool", "zq"), ("assistant", "zq")),
+    (("user", "zq"), ("calls", ""), ("tool", "zq"), ("assistant", "zq"), ("user", "zq")),
 )
+_CALL = {"id": "zqzqzqzqz", "type": "function", "function": {"name": "zq", "arguments": {"zq": "zq"}}}
+
+
+def _message(role: str, text: str) -> dict[str, Any]:
+    if role == "calls":
+        return {"role": "assistant", "content": text, "tool_calls": [_CALL]}
+    return {"role": role, "content": text} | ({"tool_call_id": _CALL["id"]} if role == "tool" else {})
 
 
 def _try() -> None:
-    """In the process of `broken_limit`: compile the template that stdin holds and render it, within limits."""
+    """The main function of the process of `broken_limit`: render the template that stdin holds, within
+    limits, and print "kept", or "memory" if that ran out. The kernel ends the process at the limit of time.
+    """
     resource.setrlimit(resource.RLIMIT_AS, (CHECK_BYTES, CHECK_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     asked = json.load(sys.stdin)
@@ -363,7 +378,7 @@ def _try() -> None:
         for opened in (True, False):
             try:
                 SandboxedTemplate(asked["template"]).render(
-                    [{"role": role, "content": text} for role, text in talk],
+                    [_message(role, text) for role, text in talk],
                     tools=[tool] if opened else None,
                     documents=None,
                     add_generation_prompt=opened,

@@ -27,7 +27,8 @@ class TextBuffer:
         return self.role is not None or self.call_id is not None
 
     def check(self, role: Role | None = None, call_id: str | None = None) -> None:
-        """Raises ``InputInvalid`` if both are given, or another role or call than before."""
+        """Check that text of this ``role``, or for this ``call_id``, may be appended. Raises ``InputInvalid``
+        if both are given, or if the buffer was begun with another role or call."""
         if role is not None and call_id is not None:
             raise InputInvalid("Text has a role, or is the output of a call, not both", param="call_id")
         if not self.begun:
@@ -70,7 +71,7 @@ class TextBuffer:
         return Message(id=self.id, role=self.role, text=self.text)
 
     def whole(self) -> Growing:
-        """The text as an item. Raises ``InputInvalid`` if there is none."""
+        """The buffer's text as an item; the buffer keeps it. Raises ``InputInvalid`` if there is none."""
         item = self.item()
         if item is None:
             raise InputInvalid("The buffer holds no text")

@@ -15,7 +15,10 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer, models, pre_tokenizers
 
+from ...runtime.errors import ModelUnreadable
+from ...runtime.model.files import ModelFiles, files_of
 from ..errors import TemplateFailed, TokenizerUnreadable
+from .detokenizer import TokenTexts
 
 OPEN_MARK, CLOSE_MARK = "\U000f0000", "\U000f0001"
 """Stand around control tokens in text from outside (transformers' choice of private-use characters)."""
@@ -24,18 +27,21 @@ PROBES = ("a", "A", "é", "中", "1", "<", ".")
 """First characters of text: a tokenizer that has the same ids for all of these at the beginning of a prompt and
 inside it has the same for all text."""
 COMPOSED = 4
-"""Normalization form C may turn this many bytes of text into one, or a few more: 7 become 2 at most."""
+"""Normalization form C may shorten text, but by less than this factor: 7 bytes become 2 in the worst case."""
 LONG = 8192
 """Longer texts, in characters, are tokenized as a batch, which leaves the interpreter to other threads; this
 many take 2 ms."""
+TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 TEMPLATE, ADDITIONAL, TOOL_USE = "chat_template.jinja", "additional_chat_templates", "tool_use"
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class TokenizedText:
-    """A text's token ids, ``[tokens]``, and for each token its word (pre-token) and where it ends in the text.
+    """A text's token ids, ``[tokens]``. For each token it also knows its word (pre-token) and where it ends in
+    the text.
 
-    ``before`` tokens and ``shift`` characters at the beginning of ``whole`` are not the text's.
+    ``whole``: the encoding, which may begin with something else: its first ``before`` tokens and ``shift``
+    characters are not part of the text.
     """
 
     def __init__(self, whole: Encoding, before: int = 0, shift: int = 0) -> None:
@@ -49,7 +55,7 @@ class TokenizedText:
         return word
 
     def end(self, at: int) -> int:
-        """The character behind token ``at``."""
+        """The index in the text of the character behind token ``at``; 0 for a token without characters."""
         found = self._whole.token_to_chars(at + self._before)
         return 0 if found is None else int(found[1]) - self._shift
 
@@ -71,6 +77,7 @@ class ChatTokenizer:
         tool_template: str | None = None,
     ) -> None:
         self.backend = backend
+        self.texts = TokenTexts(backend)
         self.template = template
         self.tool_template = tool_template
         self.response_template = response_template
@@ -105,20 +112,23 @@ class ChatTokenizer:
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
         """Read ``tokenizer.json``, ``tokenizer_config.json``, and ``chat_template.jinja`` and
-        ``additional_chat_templates/tool_use.jinja`` if they are there.
+        ``additional_chat_templates/tool_use.jinja`` if they are there; or what a GGUF file has instead.
 
         Raises ``TokenizerUnreadable`` naming the file.
         """
-        path = folder / "tokenizer.json"
+        files = files_of(folder)
+        text = _text_in(files, TOKENIZER)
         try:
-            backend = Tokenizer.from_file(str(path))
+            if text is None:
+                raise FileNotFoundError(f"no {TOKENIZER}")
+            backend = Tokenizer.from_str(text)
         except Exception as fault:  # the library raises bare Exception for every cause
-            raise TokenizerUnreadable(f"{path}: {fault}") from None
+            raise TokenizerUnreadable(f"{files.where(TOKENIZER)}: {fault}") from None
         backend.no_truncation()
         backend.no_padding()
-        config = _config(folder / "tokenizer_config.json")
+        config = _config(files)
         response_template = config.get("response_template")
-        template, tool_template = _templates(folder, config)
+        template, tool_template = _templates(files, config)
         return cls(backend, template, _named(config), response_template, tool_template)
 
     @property
@@ -127,7 +137,8 @@ class ChatTokenizer:
         return (self.template,) if self.tool_template is None else (self.tool_template, self.template)
 
     def mark(self, value: Any) -> Any:
-        """The JSON-like value with marks around the control tokens in its strings."""
+        """A copy of the JSON-like ``value`` with marks around the control tokens in its strings and keys.
+        Marks that were there are removed first."""
         if isinstance(value, str):
             bare = value.replace(OPEN_MARK, "").replace(CLOSE_MARK, "")
             if not any(first in bare for first in self._firsts):
@@ -158,7 +169,8 @@ class ChatTokenizer:
         return TokenizedText(self._encoded(text)) if inside is None else inside
 
     def least(self, text: str) -> int:
-        """A lower bound of the tokens that rendered text has, without tokenizing it. 0 without a bound."""
+        """A lower bound of the number of tokens of rendered text, found without tokenizing it. 0 if there is
+        none."""
         if self.longest is None:
             return 0
         marks = text.count(OPEN_MARK) + text.count(CLOSE_MARK)
@@ -168,16 +180,19 @@ class ChatTokenizer:
         return -(-(size - marks * len(OPEN_MARK.encode())) // self.longest)
 
     def most_characters(self, tokens: int) -> int | None:
-        """The most characters that ``tokens`` tokens can stand for; None without a bound."""
+        """The most characters that ``tokens`` tokens can stand for; None if a token may stand for any
+        number."""
         return None if self.longest is None or self._takes_space else self.longest * tokens
 
     def marked(self, text: str, start: int = 0) -> Iterator[tuple[int, int, str | None]]:
-        """Begin and end of each mark in rendered text, with the token inside; None for a lone mark."""
+        """For each mark in rendered text from ``start`` on: its begin, its end, and the token inside; None for
+        a mark without a token."""
         for found in self._marked.finditer(text, start):
             yield found.start(), found.end(), found[1]
 
     def spell(self, token: str) -> list[int]:
-        """Ids of an added token's text as plain text. Raises ``TemplateFailed`` if there are none."""
+        """The ids that spell the text of an added token as plain text. Raises ``TemplateFailed`` if there are
+        none."""
         if token not in self._spelled:
             newline = self._plain("\n")
             ids = self._plain("\n" + token)
@@ -188,9 +203,13 @@ class ChatTokenizer:
         return self._spelled[token]
 
     def last_control(self, text: str) -> int:
-        """The end of the last control token or mark in rendered text, with the white space that the token takes
-        in; 0 if there is none."""
+        """Where the last control token or mark in rendered text ends, with the white space that belongs to the
+        token; 0 if there is none."""
         return max((found.end() for found in self._control.finditer(text)), default=0)
+
+    def specials_in(self, text: str) -> list[str]:
+        """The special tokens in rendered text, in order."""
+        return [known for known in self._controls.findall(text) if known in self.special_ids]
 
     def leads(self, before: str) -> bool:
         """Whether text after ``before``, which ends with a control token or mark, is tokenized like the
@@ -198,7 +217,7 @@ class ChatTokenizer:
         return self._anew and before[-1] not in (OPEN_MARK, CLOSE_MARK)
 
     def text_of(self, token: int) -> str:
-        """What one token decodes to alone; a special token to its own text."""
+        """The text that one token decodes to alone. A special token gives its own text."""
         text: str = self.backend.decode([token], skip_special_tokens=False)
         return text
 
@@ -214,7 +233,7 @@ class ChatTokenizer:
         return whole
 
     def _after_newline(self, text: str) -> TokenizedText | None:
-        """Text as it is tokenized after a newline; None where it shares a token with the newline."""
+        """The text as it is tokenized after a newline; None if the newline and the text share a token."""
         whole, before = self._encoded("\n" + text), len(self._newline)
         return TokenizedText(whole, before, 1) if whole.ids[:before] == self._newline else None
 
@@ -223,7 +242,7 @@ class ChatTokenizer:
         return inside is None or inside.ids != self._encoded(word).ids
 
     def _plain(self, text: str) -> list[int]:
-        """Ids of text in which the backend looks for no added tokens."""
+        """The ids of text in which added tokens are not recognised."""
         backend = self.backend
         if backend.normalizer is not None:
             text = backend.normalizer.normalize_str(text)
@@ -249,7 +268,8 @@ def _any_of(tokens: Iterable[str]) -> str:
 
 
 def _branches(tree: dict[str, Any]) -> str:
-    """The expression for a tree of characters, in which "" marks the end of a token."""
+    """The regular expression that matches the tokens in ``tree``: a dictionary from a character to the
+    dictionary of what may follow it, in which "" marks the end of a token."""
     lines = []
     for character, below in tree.items():
         line = re.escape(character)
@@ -315,12 +335,13 @@ def _pattern(node: dict[str, Any]) -> bytes:
     return bytes(1 << 16) if literal is None else str(literal).encode()
 
 
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+def _config(files: ModelFiles) -> dict[str, Any]:
+    text, path = _text_in(files, CONFIG), files.where(CONFIG)
+    if text is None:
         return {}
-    except (OSError, ValueError) as fault:
+    try:
+        config = json.loads(text)
+    except ValueError as fault:
         raise TokenizerUnreadable(f"{path}: {fault}") from None
     if not isinstance(config, dict):
         raise TokenizerUnreadable(f"{path}: not a JSON object")
@@ -328,23 +349,23 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def template_file(folder: Path) -> Path:
-    """The file of a model folder that holds its chat template."""
+    """The file of a model that holds its chat template."""
     alone = folder / TEMPLATE
-    return alone if alone.exists() else folder / "tokenizer_config.json"
+    return alone if alone.exists() else files_of(folder).where(CONFIG)
 
 
-def _templates(folder: Path, config: dict[str, Any]) -> tuple[str, str | None]:
-    """The chat template, and the one for conversations with tools if that is another. As in transformers, files
-    replace what the configuration has."""
+def _templates(files: ModelFiles, config: dict[str, Any]) -> tuple[str, str | None]:
+    """The model's chat template; and the one for conversations with tools, None if there is no other. As in
+    transformers, template files replace what the configuration has. Raises ``TokenizerUnreadable``."""
     found = config.get("chat_template")
     listed = found if isinstance(found, list) else [{"name": "default", "template": found}]
     try:
         named = {str(entry["name"]): entry["template"] for entry in listed}
     except (TypeError, KeyError):
         raise TokenizerUnreadable(
-            f"{folder / 'tokenizer_config.json'}: chat_template is neither a text nor a list of named texts"
+            f"{files.where(CONFIG)}: chat_template is neither a text nor a list of named texts"
         ) from None
-    alone, for_tools = _text_in(folder / TEMPLATE), _text_in(folder / ADDITIONAL / f"{TOOL_USE}.jinja")
+    alone, for_tools = _text_in(files, TEMPLATE), _text_in(files, f"{ADDITIONAL}/{TOOL_USE}.jinja")
     if alone is not None:
         named = {"default": alone}
     if for_tools is not None:
@@ -352,19 +373,20 @@ def _templates(folder: Path, config: dict[str, Any]) -> tuple[str, str | None]:
     tool_template = named.pop(TOOL_USE, None)
     template = named.get("default") or (next(iter(named.values())) if len(named) == 1 else tool_template)
     if not isinstance(template, str):
-        raise TokenizerUnreadable(f"{folder / 'tokenizer_config.json'}: no chat template, nor {TEMPLATE}")
+        raise TokenizerUnreadable(f"{files.where(CONFIG)}: no chat template, nor {TEMPLATE}")
     other = isinstance(tool_template, str) and tool_template != template
     return template, str(tool_template) if other else None
 
 
-def _text_in(path: Path) -> str | None:
+def _text_in(files: ModelFiles, name: str) -> str | None:
     """The file's text; None if there is no file. Raises ``TokenizerUnreadable``."""
     try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
+        content = files.content(name)
+        return None if content is None else content.decode()
+    except ModelUnreadable as fault:
+        raise TokenizerUnreadable(fault.message) from None
     except (OSError, ValueError) as fault:
-        raise TokenizerUnreadable(f"{path}: {fault}") from None
+        raise TokenizerUnreadable(f"{files.where(name)}: {fault}") from None
 
 
 def _named(config: dict[str, Any]) -> dict[str, str]:

@@ -37,5 +37,5 @@ def called(function: str) -> str:
 
 
 def answered(output: str) -> str:
-    """A tool's output as a user's message."""
+    """A tool's output as the text of a user message: between ``<tool_response>`` tags."""
     return f"<tool_response>\n{output}\n</tool_response>"

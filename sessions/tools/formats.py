@@ -1,42 +1,79 @@
-"""How models write tool calls and reasoning: the tables of the forms, and which form a model uses.
+"""How models write tool calls and reasoning: a table of the forms, and which form a model uses.
 
-A form of calls is a `CallFormat` in `FORMATS`, and a `CallSyntax` in `SYNTAXES` if grammars can be made for
-it. Calls in Python have a parser of their own. A model's form is found by signs in transformers' response
-template for it (``response_template`` in its tokenizer's configuration), or else in its chat template.
+A form of calls is a `CallFormat` in `FORMATS` if its arguments are JSON, and an `XmlFormat` in `XML_FORMATS` if
+each argument has tags of its own. Two forms have their own parsers instead: calls in Python, and messages in
+channels. A form with a `CallSyntax` in `SYNTAXES` can also be enforced by a grammar. `REASONING` has the forms
+of reasoning.
+
+A model's form is found by texts that are typical of it (`_SIGNS`): first in transformers' response template
+(``response_template`` in the tokenizer's configuration), then in the chat template.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import regex
 
+from ..items import Tool
+from .channels import CHANNEL, CONSTRAIN, MARKS, MESSAGE, ChannelParser
 from .grammar import CallSyntax
 from .python_calls import PythonCallParser
-from .reasoning import BEGIN, END, ReasoningSplitter
+from .reasoning import THINK, ReasoningSplitter, ReasoningTags
 from .scanner import SPACE, CallFormat, CallParser, CallScanner
+from .xml_calls import XmlCallParser, XmlFormat
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG, TOOL_CALLS = "<|python_tag|>", "[TOOL_CALLS]"
+GRANITE_OPEN, GRANITE_CLOSE = "<|tool_call|>", "<|/tool_call|>"
+ACTION, ACTION_END = "<|START_ACTION|>", "<|END_ACTION|>"
+SEED_OPEN, SEED_CLOSE = "<seed:tool_call>", "</seed:tool_call>"
+DEEPSEEK_CALLS, DEEPSEEK_CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
+DEEPSEEK_SEP, DEEPSEEK_END, DEEPSEEK_CLOSE = "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
 
 
 class CallForm(StrEnum):
     """How calls are written."""
 
     HERMES = "hermes"
-    """``<tool_call>{"name": "f", "arguments": {…}}</tool_call>``: Qwen2.5, Qwen3, Hermes, the pocket model. One
-    tag may hold several objects, or a list of them."""
+    """``<tool_call>{"name": "f", "arguments": {…}}</tool_call>``: Qwen2.5, Qwen3, Hermes, Granite 4, the pocket
+    model. One tag may hold several objects, or a list of them."""
     LLAMA3_JSON = "llama3-json"
     """``{"name": "f", "parameters": {…}}; {"name": "g", …}``, as the whole reply."""
     MISTRAL = "mistral"
     """``[TOOL_CALLS] [{"name": "f", "arguments": {…}}, …]`` or ``[TOOL_CALLS]f[ARGS]{…}[TOOL_CALLS]g…``."""
     PYTHONIC = "pythonic"
     """``[f(city="Oslo"), g(a=1)]``: Llama 3.2, Llama 4, ToolACE."""
+    GRANITE = "granite"
+    """``<|tool_call|>[{"name": "f", "arguments": {…}}, …]``: Granite 3. Some write ``<tool_call>`` instead."""
+    PHI4_MINI = "phi4-mini"
+    """``<|tool_call|>[{"name": "f", "arguments": {…}}, …]<|/tool_call|>``."""
+    FUNCTOOLS = "functools"
+    """``functools[{"name": "f", "arguments": {…}}, …]``: Firefunction, and Phi-4-mini with vLLM's template."""
+    DEEPSEEK_V3 = "deepseek-v3"
+    """``<｜tool▁calls▁begin｜>``, calls, ``<｜tool▁calls▁end｜>``; a call is
+    ``<｜tool▁call▁begin｜>function<｜tool▁sep｜>f``, its arguments as a block of code, ``<｜tool▁call▁end｜>``.
+    DeepSeek V3, R1."""
+    DEEPSEEK_V31 = "deepseek-v3.1"
+    """As `DEEPSEEK_V3`, with ``<｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`` as a call. The
+    parser of each of the two forms also reads the other."""
+    COMMAND_R = "command-r"
+    """``Action: ```json [{"tool_name": "f", "parameters": {…}}, …]``, and then the end of the block of code."""
+    COMMAND_R7B = "command-r7b"
+    """``<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {…}}, …]<|END_ACTION|>``."""
+    QWEN3_CODER = "qwen3-coder"
+    """``<tool_call><function=f><parameter=a>…</parameter></function></tool_call>``: Qwen3-Coder, Qwen3.5,
+    Nemotron 3."""
+    SEED_OSS = "seed-oss"
+    """As `QWEN3_CODER`, with ``<seed:tool_call>`` in place of ``<tool_call>``. Seed-OSS."""
+    HARMONY = "harmony"
+    """Messages in channels: ``<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>``.
+    It has reasoning of its own (the channel ``analysis``). gpt-oss."""
 
 
 class ReasoningForm(StrEnum):
@@ -46,42 +83,183 @@ class ReasoningForm(StrEnum):
     THINK = "think"
     OPENED = "think-opened"
     """The template writes the opening tag, so the reply begins with reasoning."""
+    COMMAND = "command"
+    """Command R7B and Command A: ``<|START_THINKING|>…<|END_THINKING|>``, and tags around the answer."""
+    MISTRAL = "mistral"
+    """Magistral, Ministral 3: ``[THINK]…[/THINK]``."""
+    SEED = "seed"
+    """Seed-OSS: ``<seed:think>…</seed:think>``."""
 
 
+_STRING = r'"(?:[^"\\]|\\.)*"'
 _OBJECT = re.compile(
-    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*'
-    r'"(?:arguments|parameters)"\s*:\s*\{'
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*(?P<name>STRING)\s*,\s*'
+    r'"(?:arguments|parameters)"\s*:\s*\{'.replace("STRING", _STRING)
 )
+_TAGGED = re.compile(
+    r'\s*(?:\[\s*)?\{S"name"S:S(?P<name>STRING)S,S"arguments"S:S\{'.replace("STRING", _STRING).replace(
+        "S", f"[{SPACE}]*"
+    )
+)
+_ACTION = re.compile(
+    r'\s*(?:\[\s*)?\{\s*(?:"tool_call_id"\s*:\s*STRING\s*,\s*)?"tool_name"\s*:\s*(?P<name>STRING)\s*,\s*'
+    r'"parameters"\s*:\s*\{'.replace("STRING", _STRING)
+)
+_NAME = r"(?P<name>[A-Za-z0-9_.-]+)"
 
-FORMATS = {
-    CallForm.HERMES: CallFormat(
-        opening=OPEN,
-        closing=CLOSE,
-        head=re.compile(
-            r'\s*(?:\[\s*)?\{S"name"S:S(?P<name>"(?:[^"\\]|\\.)*")S,S"arguments"S:S\{'.replace(
-                "S", f"[{SPACE}]*"
-            )
-        ),
-        no_arguments=b"{}",
+_DEEPSEEK = CallFormat(
+    openings=(DEEPSEEK_CALLS, DEEPSEEK_CALL),
+    head=_OBJECT,
+    named=regex.compile(
+        rf"(?:{DEEPSEEK_CALL}\s*)?(?:function{DEEPSEEK_SEP})?{_NAME}\s*(?:{DEEPSEEK_SEP}|```json)\s*\{{"
     ),
+    marks=(DEEPSEEK_CALLS, DEEPSEEK_CALL, DEEPSEEK_SEP, DEEPSEEK_END, DEEPSEEK_CLOSE),
+)
+FORMATS = {
+    CallForm.HERMES: CallFormat(openings=(OPEN,), closing=CLOSE, head=_TAGGED, no_arguments=b"{}"),
     CallForm.LLAMA3_JSON: CallFormat(head=_OBJECT, optional=PYTHON_TAG, marks=(PYTHON_TAG,)),
     CallForm.MISTRAL: CallFormat(
-        opening=TOOL_CALLS,
+        openings=(TOOL_CALLS,),
         head=_OBJECT,
         listed=True,
-        named=regex.compile(r"(?P<name>[A-Za-z0-9_.-]+)\s*(?:\[CALL_ID\][^\[\s]*\s*)?(?:\[ARGS\])?\s*\{"),
+        named=regex.compile(_NAME + r"\s*(?:\[CALL_ID\][^\[\s]*\s*)?(?:\[ARGS\])?\s*\{"),
         marks=(TOOL_CALLS, "[ARGS]", "[CALL_ID]"),
+    ),
+    CallForm.GRANITE: CallFormat(
+        openings=(GRANITE_OPEN, OPEN), head=_OBJECT, listed=True, marks=(GRANITE_OPEN, OPEN)
+    ),
+    CallForm.PHI4_MINI: CallFormat(
+        openings=(GRANITE_OPEN,),
+        closing=GRANITE_CLOSE,
+        head=_TAGGED,
+        no_arguments=b"{}",
+        marks=(GRANITE_OPEN, GRANITE_CLOSE),
+    ),
+    CallForm.FUNCTOOLS: CallFormat(openings=("functools",), head=_OBJECT, listed=True),
+    CallForm.DEEPSEEK_V3: _DEEPSEEK,
+    CallForm.DEEPSEEK_V31: _DEEPSEEK,
+    CallForm.COMMAND_R: CallFormat(
+        openings=("Action:",), head=_ACTION, optional="```json", listed=True, key="tool_name"
+    ),
+    CallForm.COMMAND_R7B: CallFormat(
+        openings=(ACTION,), closing=ACTION_END, head=_ACTION, key="tool_name", marks=(ACTION, ACTION_END)
     ),
 }
 """The forms with JSON arguments."""
 
+_TAGS = XmlFormat(
+    openings=(OPEN, SEED_OPEN, "<function="),
+    closings=(CLOSE, SEED_CLOSE),
+    head=regex.compile(r"(?:<(?:seed:)?tool_call>\s*)?<function=(?P<name>[^<>\s]+)\s*>"),
+    end="</function>",
+    begin="<parameter=",
+    parameter=regex.compile(r"<parameter=(?P<name>[^<>]+)>"),
+    parameter_end="</parameter>",
+    marks=(OPEN, CLOSE, SEED_OPEN, SEED_CLOSE),
+)
+XML_FORMATS = {CallForm.QWEN3_CODER: _TAGS, CallForm.SEED_OSS: _TAGS}
+"""The forms in which each parameter has tags."""
+
+_HEAD, _MIDDLE, _ACTED = '{"name": ', ', "arguments": ', '{"tool_name": '
+_NAMED = CallSyntax(TOOL_CALLS, "", "[ARGS]", "", "", "", bare=True)
 SYNTAXES = {
-    CallForm.HERMES: CallSyntax(OPEN, '\n{"name": ', ', "arguments": ', "}\n", CLOSE, "\n"),
-    CallForm.LLAMA3_JSON: CallSyntax('{"name": ', "", ', "parameters": ', "}", "", "; "),
+    CallForm.HERMES: CallSyntax(OPEN, "\n" + _HEAD, _MIDDLE, "}\n", CLOSE, "\n"),
+    CallForm.LLAMA3_JSON: CallSyntax(_HEAD, "", ', "parameters": ', "}", "", "; "),
+    CallForm.MISTRAL: CallSyntax(TOOL_CALLS + "[", _HEAD, _MIDDLE, "}", "]", ", ", listed=True),
+    CallForm.GRANITE: CallSyntax(GRANITE_OPEN + "[", _HEAD, _MIDDLE, "}", "]", ", ", listed=True),
+    CallForm.PHI4_MINI: CallSyntax(
+        GRANITE_OPEN + "[", _HEAD, _MIDDLE, "}", "]" + GRANITE_CLOSE, ", ", listed=True
+    ),
+    CallForm.FUNCTOOLS: CallSyntax("functools[", _HEAD, _MIDDLE, "}", "]", ", ", listed=True),
+    CallForm.DEEPSEEK_V3: CallSyntax(
+        DEEPSEEK_CALLS,
+        f"{DEEPSEEK_CALL}function{DEEPSEEK_SEP}",
+        "\n```json\n",
+        f"\n```{DEEPSEEK_END}",
+        DEEPSEEK_CLOSE,
+        "\n",
+        listed=True,
+        bare=True,
+    ),
+    CallForm.DEEPSEEK_V31: CallSyntax(
+        DEEPSEEK_CALLS, DEEPSEEK_CALL, DEEPSEEK_SEP, DEEPSEEK_END, DEEPSEEK_CLOSE, "", listed=True, bare=True
+    ),
+    CallForm.COMMAND_R: CallSyntax(
+        "Action: ```json\n[", _ACTED, ', "parameters": ', "}", "]\n```", ", ", listed=True
+    ),
+    CallForm.COMMAND_R7B: CallSyntax(
+        ACTION + "[", _ACTED, ', "parameters": ', "}", "]" + ACTION_END, ", ", listed=True
+    ),
+    CallForm.QWEN3_CODER: CallSyntax(
+        OPEN,
+        "\n<function=",
+        ">\n",
+        "</function>\n",
+        CLOSE,
+        "\n",
+        bare=True,
+        parameter=("<parameter=", ">\n", "\n</parameter>\n"),
+    ),
+    CallForm.SEED_OSS: CallSyntax(
+        SEED_OPEN,
+        "\n<function=",
+        ">\n",
+        "</function>\n",
+        SEED_CLOSE,
+        "\n",
+        bare=True,
+        parameter=("<parameter=", ">", "</parameter>\n"),
+    ),
+    CallForm.HARMONY: CallSyntax(
+        "",
+        f"{CHANNEL}commentary to=functions.",
+        f" {CONSTRAIN}json{MESSAGE}",
+        "",
+        "",
+        "",
+        bare=True,
+        channels=True,
+    ),
 }
 """The forms that grammars can be made for."""
 
-_SIGNS = (
+REASONING = {
+    ReasoningForm.THINK: THINK,
+    ReasoningForm.OPENED: THINK,
+    ReasoningForm.COMMAND: ReasoningTags(
+        "<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+    ),
+    ReasoningForm.MISTRAL: ReasoningTags("[THINK]", "[/THINK]"),
+    ReasoningForm.SEED: ReasoningTags("<seed:think>", "</seed:think>"),
+}
+"""The tags of each form of reasoning."""
+
+_ENDS = {
+    CallForm.LLAMA3_JSON: frozenset({"<|eom_id|>"}),
+    CallForm.PYTHONIC: frozenset({"<|eom_id|>", "<|eom|>"}),
+    CallForm.HARMONY: frozenset({"<|call|>", "<|return|>"}),
+}
+"""Special tokens that end a reply in this form, even if the model's configuration does not list them."""
+_GOES_ON = {CallForm.HARMONY: frozenset({"<|end|>"})}
+"""Special tokens that do not end a reply in this form, even if the template writes them behind replies."""
+
+_SIGNS: tuple[tuple[str, CallForm | None], ...] = (
+    ("<|channel|>", CallForm.HARMONY),
+    (SEED_OPEN, CallForm.SEED_OSS),
+    ("<parameter=", CallForm.QWEN3_CODER),
+    ("</function>", None),
+    ("<function=", CallForm.QWEN3_CODER),
+    ("<arg_key>", None),
+    (f"function{DEEPSEEK_SEP}", CallForm.DEEPSEEK_V3),
+    (f"type'] + '{DEEPSEEK_SEP}", CallForm.DEEPSEEK_V3),
+    (DEEPSEEK_CALL, CallForm.DEEPSEEK_V31),
+    (DEEPSEEK_CALLS, CallForm.DEEPSEEK_V31),
+    (ACTION, CallForm.COMMAND_R7B),
+    ('"tool_name"', CallForm.COMMAND_R),
+    (GRANITE_CLOSE, CallForm.PHI4_MINI),
+    ("<|/tool|>", CallForm.PHI4_MINI),
+    (GRANITE_OPEN, CallForm.GRANITE),
+    ("functools[", CallForm.FUNCTOOLS),
     (OPEN, CallForm.HERMES),
     (TOOL_CALLS, CallForm.MISTRAL),
     (PYTHON_TAG, CallForm.LLAMA3_JSON),
@@ -90,60 +268,104 @@ _SIGNS = (
     ("<|start_header_id|>ipython", CallForm.LLAMA3_JSON),
     ('"parameters": dictionary', CallForm.LLAMA3_JSON),
 )
-"""Texts in a template that show its form; the first one found counts."""
+"""Texts in a template, and the form that each shows. None: a form that we cannot read. The first text that is
+found decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """How one model writes its replies. ``known``: the form of calls was given or found, not assumed."""
+    """How one model writes its replies. ``calls``, ``reasoning``: the forms. ``known``: the form of calls was
+    given or found; false if it is only assumed.
+
+    ``opened``: the template writes the opening tag of the reasoning, so the reply begins inside it.
+    """
 
     calls: CallForm = CallForm.HERMES
     reasoning: ReasoningForm = ReasoningForm.NONE
     known: bool = True
+    opened: bool = False
 
-    def call_parser(self) -> CallParser:
-        """A parser for one reply."""
+    def __str__(self) -> str:
+        calls = self.calls.value if self.known else f"unknown, read as {self.calls.value}"
+        reasoning = "in channels" if self.calls is CallForm.HARMONY else self.reasoning.value
+        return f"{calls}; {reasoning}"
+
+    def call_parser(self, tools: Sequence[Tool] = ()) -> CallParser:
+        """A parser for one reply. ``tools``: the tools of the turn."""
+        if self.calls is CallForm.HARMONY:
+            return ChannelParser()
+        if self.calls in XML_FORMATS:
+            return XmlCallParser(XML_FORMATS[self.calls], tools)
         form = FORMATS.get(self.calls)
         return PythonCallParser() if form is None else CallScanner(form)
 
+    def text_parser(self) -> CallParser | None:
+        """A parser for a reply in which calls are delivered as text. None if none is needed."""
+        return ChannelParser(parse_calls=False) if self.calls is CallForm.HARMONY else None
+
+    def syntax(self, specials: Mapping[str, int]) -> CallSyntax | None:
+        """How the model writes calls, for grammars. None if there are no grammars for its form. ``specials``:
+        ids of special tokens by their text."""
+        named = self.calls is CallForm.MISTRAL and "[ARGS]" in specials
+        return _NAMED if named else SYNTAXES.get(self.calls)
+
     def splitter(self) -> ReasoningSplitter | None:
-        """A splitter for one reply; None where the model writes no reasoning."""
-        if self.reasoning is ReasoningForm.NONE:
+        """A splitter of reasoning and answer for one reply. None if the model writes no reasoning before its
+        answer."""
+        tags = REASONING.get(self.reasoning)
+        if tags is None or self.calls is CallForm.HARMONY:
             return None
-        return ReasoningSplitter(opened=self.reasoning is ReasoningForm.OPENED)
+        return ReasoningSplitter(tags, opened=self.opened or self.reasoning is ReasoningForm.OPENED)
 
     def without_reasoning(self) -> Forms:
-        """The forms for a reply that a grammar constrains from its first token on."""
+        """The same forms without reasoning, for a reply that follows a grammar from its first token on."""
         return replace(self, reasoning=ReasoningForm.NONE)
 
-    def marks(self, specials: Mapping[str, int]) -> dict[int, str]:
-        """The texts of the form's special tokens, by id. The detokenizer leaves these out. ``specials``: ids
-        by text."""
-        form = FORMATS.get(self.calls)
-        return {} if form is None else {specials[text]: text for text in form.marks if text in specials}
+    def marks(self, specials: Mapping[str, int], *, parse_calls: bool = True) -> dict[int, str]:
+        """The special tokens that parsers of these forms look for: their texts by id. Decoding drops special
+        tokens, so the reader of a reply puts these texts back. ``specials``: ids of special tokens by their
+        text. ``parse_calls``: if false, tokens of calls are not among them."""
+        form, tags = FORMATS.get(self.calls) or XML_FORMATS.get(self.calls), REASONING.get(self.reasoning)
+        texts = () if form is None or not parse_calls else form.marks
+        texts += () if tags is None else (tags.begin, tags.end, *tags.around)
+        texts += MARKS if self.calls is CallForm.HARMONY else ()
+        return {specials[text]: text for text in texts if text in specials}
+
+    def end_ids(self, ids: frozenset[int], specials: Mapping[str, int]) -> frozenset[int]:
+        """The ids that end a reply. ``ids``: end ids from the model's configuration and template. ``specials``:
+        ids of special tokens by their text."""
+        ends = {specials[text] for text in _ENDS.get(self.calls, ()) if text in specials}
+        return ids.union(ends) - {specials.get(text) for text in _GOES_ON.get(self.calls, ())}
 
 
 HERMES = Forms()
 
 
 def find_forms(template: str, opening: str, response_template: Any = None) -> Forms:
-    """The forms that a model's templates show. ``opening``: what the chat template writes before a reply."""
+    """The forms that a model's templates show. ``template``: the text of the chat templates. ``opening``: what
+    they write before a reply. ``response_template``: transformers' description of replies; None if there is
+    none."""
     texts = _openings(response_template, "tool_calls"), template
     found = (form for text in texts for sign, form in _SIGNS if sign in text)
     sign = next(found, None)
-    calls, known = sign or CallForm.HERMES, sign is not None
+    forms = Forms(sign or CallForm.HERMES, known=sign is not None)
     openings = _openings(response_template, "thinking") + _openings(response_template, "reasoning")
-    if opening.rstrip().endswith(BEGIN):
-        return Forms(calls, ReasoningForm.OPENED, known)
-    thinks = BEGIN in openings or END in template
-    return Forms(calls, ReasoningForm.THINK if thinks else ReasoningForm.NONE, known)
+    for form, tags in REASONING.items():
+        if opening.rstrip().endswith(tags.begin):
+            form = ReasoningForm.OPENED if tags is THINK else form
+            return replace(forms, reasoning=form, opened=True)
+        if tags.begin in openings or tags.end in template:
+            return replace(forms, reasoning=form)
+    return forms
 
 
 def _openings(response_template: Any, name: str) -> str:
-    """The openings of a response template's fields with this name, as one text."""
+    """The opening texts of all fields of a response template with ``name`` in their names, as one text."""
     fields = response_template.get("fields") if isinstance(response_template, dict) else None
     if not isinstance(fields, dict):
         return ""
     found = [field for key, field in fields.items() if name in key and isinstance(field, dict)]
-    openings = json.dumps([[field.get("open"), field.get("open_pattern")] for field in found])
-    return openings.replace("\\", "")  # patterns escape brackets
+    openings = json.dumps(
+        [[field.get("open"), field.get("open_pattern")] for field in found], ensure_ascii=False
+    )
+    return openings.replace("\\", "")  # patterns have a backslash before brackets

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from ...runtime.grammar.limits import excess
 from ...runtime.link.messages import Grammar, GrammarKind
 from ..errors import GrammarInvalid
 from ..items import Tool
+from .parameter_types import writes_text
 
 if TYPE_CHECKING:
     from ..text.tokenizer import ChatTokenizer
@@ -23,7 +24,10 @@ MAX_GRAMMAR_BYTES = 128 << 10
 MAX_CALLS = 16
 """The most calls that a reply with required calls may make."""
 
-_CALLS = f"call (between call){{0,{MAX_CALLS - 1}}}"
+STRING_BYTES = 32 << 10
+"""The most bytes of UTF-8 in a string of a JSON reply, unless a `maxLength` in its schema allows more."""
+MOST_ESCAPED = 12
+"""Bytes of one character that is written as two escapes of JSON, as an emoji can be."""
 
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Separators of JSON arguments, as templates write them."""
@@ -31,10 +35,12 @@ STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": 
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """How a model writes a call: ``opening head NAME middle ARGUMENTS tail closing``, with NAME as a JSON
-    string.
+    """How a model writes a call: ``opening head NAME middle ARGUMENTS tail closing``.
 
-    ``between`` separates two calls.
+    ``between``: the text between two calls. ``listed``: opening and closing are around all calls together, not
+    around each one. ``bare``: NAME is written as it is, not as a JSON string. ``parameter``: the texts before a
+    parameter's name, behind the name, and behind its value; None if the arguments are a JSON object.
+    ``channels``: calls and texts are messages in channels; then a call ends the reply.
     """
 
     opening: str
@@ -43,23 +49,41 @@ class CallSyntax:
     tail: str
     closing: str
     between: str
+    listed: bool = False
+    bare: bool = False
+    parameter: tuple[str, str, str] | None = None
+    channels: bool = False
 
 
 # --- of text ----------------------------------------------------------------------------------------------
 
 
 def json_format(schema: dict[str, Any], *, strict: bool, param: str) -> Grammar:
-    """The grammar of JSON that fits ``schema``. Unless ``strict``, unsupported keywords are ignored.
-
-    Raises ``GrammarInvalid``.
-    """
+    """A grammar of JSON that fits ``schema``. If not ``strict``, unsupported keywords are ignored. ``param``:
+    the field that an error names. Raises ``GrammarInvalid``."""
     check_schema(schema, param)
     guided = {**schema, "x-guidance": {"lenient": not strict}}
-    return checked_grammar(Grammar(GrammarKind.JSON, _json(guided)), param)
+    return checked_grammar(Grammar(GrammarKind.JSON, _json(guided), string_bytes(schema)), param)
+
+
+def string_bytes(*schemas: Any) -> int:
+    """The most bytes that a string may have in JSON of these schemas: `STRING_BYTES`, or more where a schema
+    allows more."""
+    longest, waiting = 0, list(schemas)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            bound = node.get("maxLength")
+            longest = max(longest, bound if isinstance(bound, int) else 0)
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
+    return max(STRING_BYTES, min(longest * MOST_ESCAPED, 2**62))
 
 
 def checked_grammar(grammar: Grammar, param: str) -> Grammar:
-    """Return the grammar if it is within bounds. Raises ``GrammarInvalid``."""
+    """Check that the client's ``grammar`` is not empty nor too large, and has no embedded JSON Schema if it
+    is in Lark; returns it. ``param``: the field that an error names. Raises ``GrammarInvalid``."""
     if not grammar.text:
         raise GrammarInvalid("A grammar must not be empty", param=param)
     try:
@@ -74,7 +98,8 @@ def checked_grammar(grammar: Grammar, param: str) -> Grammar:
 
 
 def check_schema(schema: Any, param: str) -> None:
-    """Raises ``GrammarInvalid`` if the schema would take too long to compile."""
+    """Raises ``GrammarInvalid`` if it would take too long to compile the schema. ``param``: the field that it
+    names."""
     bound = excess(schema)
     if bound is not None:
         raise GrammarInvalid(f"A schema to be followed has {bound}", param=param)
@@ -84,7 +109,8 @@ def check_schema(schema: Any, param: str) -> None:
 
 
 def check_tool(tool: Tool, param: str) -> None:
-    """Raises ``GrammarInvalid`` if the schema of the tool's arguments is too large, or not of an object."""
+    """Raises ``GrammarInvalid`` if the schema of the tool's arguments is too large or is not of an object.
+    ``param``: the field that it names."""
     check_schema(tool.parameters, param)
     if tool.parameters.get("type", "object") != "object":
         raise GrammarInvalid(f"The parameters of tool {tool.name!r} are no object", param=param)
@@ -92,73 +118,158 @@ def check_tool(tool: Tool, param: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CallWriter:
-    """Makes grammars of replies with tool calls in one form."""
+    """Makes grammars for replies with tool calls in the form ``form``. ``marks``: ids of special tokens that
+    may also occur between texts and calls."""
 
     form: CallSyntax
     tokenizer: ChatTokenizer
+    marks: frozenset[int] = frozenset()
 
     def forced(self, tools: Sequence[Tool], *, one: bool) -> Grammar:
-        """A grammar of only calls of these tools. ``one``: exactly one call."""
-        return self._grammar(f"start: {'call' if one else _CALLS}", self._call(tools), self._between())
+        """A grammar that allows only calls of these tools. ``one``: exactly one call; else up to
+        `MAX_CALLS`."""
+        start = f"start: {self._calls(1 if one else MAX_CALLS)}"
+        return self._grammar(start, *self._rules(tools, one=one), string_bytes=self._string_bytes(tools))
 
     def answered(self, answer: Grammar, tools: Sequence[Tool]) -> Grammar:
-        """A grammar of either JSON as in ``answer``, or calls. Raises ``GrammarInvalid`` if calls are bare
-        JSON."""
+        """A grammar that allows either calls of these tools, or JSON that fits ``answer``. Raises
+        ``GrammarInvalid`` if calls are bare JSON, too."""
         if self.form.opening.startswith("{"):
             raise GrammarInvalid(
                 "A format cannot go with tools if their calls are bare JSON, too", param="tools"
             )
-        start = f"start: answer | {_CALLS}\nanswer: %json {_styled(json.loads(answer.text))}"
-        return self._grammar(start, self._call(tools), self._between())
+        start = f"start: answer | {self._calls(MAX_CALLS)}" if tools else "start: answer"
+        final = self._tag("<|channel|>final<|message|>") if self.form.channels else ""
+        written = f"answer: {final} %json {_styled(json.loads(answer.text))}"
+        most = self._string_bytes(tools) and max(answer.string_bytes, self._string_bytes(tools))
+        return self._grammar(start, written, *(self._rules(tools) if tools else ()), string_bytes=most)
 
     def strict(self, tools: Sequence[Tool]) -> Grammar:
-        """A grammar of any text in which each call is of one of these tools and has valid arguments."""
-        opening = re.escape(self.form.opening).replace("/", "\\/")
+        """A grammar that allows any text, with calls of these tools only and with valid arguments."""
+        rules = self._rules(tools)
+        if self.form.channels:
+            channel, message = map(self._tag, ("<|channel|>", "<|message|>"))
+            said = f"said: {channel} /analysis|commentary|final/ {message} WORDS"
+            start = f"start: (said {self._tag('<|end|><|start|>assistant')})* (said | call)"
+            return self._grammar(start, said, "WORDS: /(.|\\n)*/", *rules)
+        first, *others = self._parts(self.form.opening)
+        opening = re.escape(first).replace("/", "\\/").replace("\n", "n")
         words = f"WORDS: /(.|\\n)*/ & ~/(.|\\n)*{opening}(.|\\n)*/"
-        others = self._others()
-        mark = f"mark: <[{','.join(map(str, others))}]>" if others else ""
-        marked = "| WORDS mark" if others else ""
-        if self._is_token(self.form.opening):
-            start = f"start: (WORDS call {marked})* WORDS"
-            return self._grammar(start, words, mark, self._call(tools))
-        start = f"start: (opened body {marked})* WORDS"
-        opened = f"opened[lazy]: /(.|\\n)*/ {_quoted(self.form.opening)}"
-        return self._grammar(start, words, mark, opened, self._call(tools))
+        marks = ",".join(map(str, self._marks()))
+        mark = f"mark: <[{marks}]>" if marks else ""
+        marked = "| WORDS mark" if marks else ""
+        if self._token(first) is not None:
+            return self._grammar(f"start: (WORDS call {marked})* WORDS", words, mark, *rules)
+        opened = f"opened[lazy]: /(.|\\n)*/ {_quoted(first)}"
+        start = f"start: (opened {self._tag(''.join(others))} rest {marked})* WORDS"
+        return self._grammar(start, words, mark, opened, *rules)
 
-    def _grammar(self, *rules: str) -> Grammar:
-        return Grammar(GrammarKind.LARK, "\n".join(rule for rule in rules if rule) + "\n")
+    def _grammar(self, *rules: str, string_bytes: int = 0) -> Grammar:
+        return Grammar(GrammarKind.LARK, "\n".join(rule for rule in rules if rule) + "\n", string_bytes)
 
-    def _call(self, tools: Sequence[Tool]) -> str:
+    def _string_bytes(self, tools: Sequence[Tool]) -> int:
+        """The most bytes of a string in a call's arguments; 0 if they are not JSON."""
+        return 0 if self.form.parameter is not None else string_bytes(*(tool.parameters for tool in tools))
+
+    def _calls(self, most: int) -> str:
+        """A Lark expression for one to ``most`` calls. A list of calls counts as one call."""
+        more = not self.form.listed and not self.form.channels and most > 1
+        return f"call (between call){{0,{most - 1}}}" if more else "call"
+
+    def _rules(self, tools: Sequence[Tool], *, one: bool = False) -> Iterator[str]:
+        """The Lark rules that define ``call``, which is a call with its tags or a list of calls, and ``rest``,
+        which is a ``call`` without its opening. ``one``: a list has exactly one call."""
         form = self.form
+        more = f"(between body){{0,{MAX_CALLS - 1}}}" if form.listed and not one else ""
+        yield f"call: {self._tag(form.opening)} rest"
+        yield f"rest: body {more} {self._tag(form.closing)}"
+        yield f"between: {self._tag(form.between) or _EMPTY}"
+        names = [tool.name if form.bare else json.dumps(tool.name, ensure_ascii=False) for tool in tools]
+        arguments = [
+            f"%json {_arguments(tool)}" if form.parameter is None else f"given{at}"
+            for at, tool in enumerate(tools)
+        ]
         options = " | ".join(
-            f"{_quoted(json.dumps(tool.name, ensure_ascii=False) + form.middle)} %json {_arguments(tool)}"
-            for tool in tools
+            f"{self._tag(name + form.middle)} {given}" for name, given in zip(names, arguments, strict=True)
         )
-        body = f"body: {_quoted(form.head)} ({options}) {_quoted(form.tail)} {self._tag(form.closing)}"
-        return f"call: {self._tag(form.opening)} body\n{body}"
+        yield f"body: {self._tag(form.head)} ({options}) {self._tag(form.tail)}"
+        if form.parameter is not None:
+            for at, tool in enumerate(tools):
+                yield from _parameters(at, tool, *form.parameter)
+            yield f"text[lazy]: /(.|\\n)*/ {_quoted(form.parameter[2])}"
 
-    def _between(self) -> str:
-        return f"between: {json.dumps(self.form.between)}"
+    def _tag(self, text: str) -> str:
+        """``text``, a text such as `form.opening` that the model writes around calls, as a Lark expression:
+        special tokens in it are written by name or number. Empty for an empty text."""
+        found = [(part, self._token(part)) for part in self._parts(text)]
+        return " ".join(
+            _quoted(part) if token is None else part if _TOKEN_NAME.fullmatch(part) else f"<[{token}]>"
+            for part, token in found
+        )
 
-    def _tag(self, tag: str) -> str:
-        return tag if self._is_token(tag) else _quoted(tag)
+    def _parts(self, text: str) -> list[str]:
+        """The text cut into parts. Each part is one token, or text that contains no such token."""
+        tokens = [tag for tag in _TAG.findall(text) if self._token(tag) is not None]
+        if not tokens:
+            return [text]
+        return [part for part in re.split(f"({'|'.join(map(re.escape, tokens))})", text) if part]
 
-    def _is_token(self, tag: str) -> bool:
-        """Whether the tag is an added token that looks like ``<…>``: llguidance does not take it for text
-        then."""
-        known = self.tokenizer.backend.get_added_tokens_decoder().values()
-        return tag.startswith("<") and tag.endswith(">") and any(token.content == tag for token in known)
+    def _token(self, tag: str) -> int | None:
+        """The id of an added token that llguidance would not match as text: a special token, or one that looks
+        like ``<…>``. None for any other text."""
+        special = self.tokenizer.special_ids.get(tag)
+        if special is not None or not (tag.startswith("<") and tag.endswith(">")):
+            return special
+        token = self.tokenizer.backend.token_to_id(tag)
+        return token if token in self.tokenizer.added else None
 
-    def _others(self) -> list[int]:
-        """Other added tokens that llguidance does not take for text and the model may write, such as
-        ``<think>``."""
+    def _marks(self) -> list[int]:
+        """The ids in `marks`, and other added tokens that the model may write and llguidance would not match as
+        text, such as ``<think>``."""
+        form = self.form
+        own = {part for tag in (form.opening, form.closing) for part in self._parts(tag)}
         known = self.tokenizer.backend.get_added_tokens_decoder().items()
-        tags = (self.form.opening, self.form.closing)
         return sorted(
             number
             for number, token in known
-            if not token.special and token.content not in tags and self._is_token(token.content)
+            if (not token.special or number in self.marks)
+            and token.content not in own
+            and self._token(token.content) is not None
         )
+
+
+_EMPTY = '""'
+_TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
+"""What may be a single token inside the texts of a form."""
+_TOKEN_NAME = re.compile(r"</?[\w|]+>", re.ASCII)
+"""A token that Lark can refer to by its name."""
+
+
+def _parameters(at: int, tool: Tool, before: str, behind: str, end: str) -> Iterator[str]:
+    """The Lark rules for the arguments of tool number ``at``, where each argument has tags. ``before``,
+    ``behind``: the texts around a parameter's name; ``end``: the text behind its value. Of a text's schema only
+    ``enum`` is enforced."""
+    root = {"type": "object", **tool.parameters}
+    properties = root.get("properties")
+    if not isinstance(properties, dict):
+        yield f"given{at}: ({_quoted(before)} /[^<>\\n]+/ {_quoted(behind)} text)*"
+        return
+    required = root.get("required")
+    required = required if isinstance(required, list) else []
+    names = []
+    for number, (name, schema) in enumerate(properties.items()):
+        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        schema = {**schema, **shared} if isinstance(schema, dict) else {}
+        values = schema.get("enum")
+        if not writes_text(schema, root):
+            value = f"%json {_styled(closed(schema), lenient=not tool.strict)} {_quoted(end)}"
+        elif isinstance(values, list) and values and all(isinstance(one, str) for one in values):
+            value = f"({' | '.join(map(_quoted, values))}) {_quoted(end)}"
+        else:
+            value = "text"
+        yield f"given{at}x{number}: {_quoted(before + name + behind)} {value}"
+        names.append(f"given{at}x{number}{'' if name in required else '?'}")
+    yield f"given{at}: {' '.join(names) or _EMPTY}"
 
 
 def _arguments(tool: Tool) -> str:
@@ -167,10 +278,8 @@ def _arguments(tool: Tool) -> str:
 
 
 def closed(schema: Any) -> Any:
-    """The schema in which an object with ``properties`` allows no other ones, unless it says that it does.
-
-    So the model cannot invent arguments.
-    """
+    """The schema, changed so that objects with ``properties`` allow no others, unless they say that they do. So
+    the model cannot invent arguments."""
     if isinstance(schema, list):
         return [closed(inner) for inner in schema]
     if not isinstance(schema, dict):
@@ -202,5 +311,5 @@ def _json(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A literal of Lark; empty for an empty text."""
+    """A text as a literal in Lark; empty for an empty text."""
     return json.dumps(text, ensure_ascii=False) if text else ""

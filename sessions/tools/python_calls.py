@@ -54,7 +54,8 @@ class _ParenthesisScanner:
         return not self._quote and self._opened == ["("]
 
     def feed(self, text: str) -> bool:
-        """Read on from ``read``. Returns whether the call is over."""
+        """Read ``text``, which is all text of the call so far, from the index ``read`` on. Returns whether
+        the closing parenthesis was found; then ``read`` is behind it."""
         while self.read < len(text):
             character = text[self.read]
             if self._escaped:
@@ -75,7 +76,8 @@ class _ParenthesisScanner:
         return False
 
     def _quotes(self, text: str) -> int | None:
-        """How many characters from a quote mark on belong together; None if more text is needed."""
+        """At a quote mark: open or close a string if it does that. Returns how many characters belong to the
+        mark (1, or 3 for a triple one); None if more text is needed to tell."""
         mark, three = text[self.read], text[self.read : self.read + 3]
         if self._quote and mark != self._quote[0]:
             return 1
@@ -109,7 +111,7 @@ class PythonCallParser:
         self._scanner = _ParenthesisScanner()
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """The pieces that are certain now."""
+        """Take more text of the reply. Yields the pieces that are certain now."""
         self._held += text
         if self._state is _ListState.BEGINNING:
             self._begin()
@@ -124,9 +126,13 @@ class PythonCallParser:
         elif self._state is _ListState.END:
             self._held = ""
 
+    def passes(self, text: str) -> bool:
+        """False: text of this form is always read."""
+        return False
+
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """The remaining pieces. ``cut``: the reply was ended from outside; then an incomplete call is
-        dropped."""
+        """The reply is over: yields the remaining pieces. ``cut``: it was ended from outside; then an
+        incomplete call is dropped."""
         unknown = self._state is _ListState.CALLS and not self._called and not cut
         if unknown or self._state is _ListState.BEGINNING:
             yield from self._text()
@@ -139,7 +145,7 @@ class PythonCallParser:
             self._state = _ListState.TEXT
 
     def _ends(self) -> bool:
-        """Whether the list is over."""
+        """Whether the list of calls is over; if its closing bracket comes now, go to the state END."""
         if self._called and self._held.lstrip().startswith("]"):
             self._state = _ListState.END
         return self._state is _ListState.END

@@ -1,15 +1,31 @@
-"""Splits reasoning from a reply: what stands between ``<think>`` and ``</think>`` at its beginning.
+"""Splits reasoning from a reply: the text between two tags, such as ``<think>`` and ``</think>``, at its
+beginning.
 
-How the text was cut into pieces does not change the result.
+The result does not depend on how the text was cut into pieces.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from ..text.stop_strings import overlap
+from .scanner import first_tag
 
-BEGIN, END = "<think>", "</think>"
+
+@dataclass(frozen=True, slots=True)
+class ReasoningTags:
+    """How one form writes reasoning: between the tags ``begin`` and ``end``.
+
+    ``around``: tags that the model writes around its answer. The answer is delivered without them.
+    """
+
+    begin: str
+    end: str
+    around: tuple[str, ...] = ()
+
+
+THINK = ReasoningTags("<think>", "</think>")
 
 
 class _SplitState(Enum):
@@ -21,49 +37,63 @@ class _SplitState(Enum):
 
 
 class ReasoningSplitter:
-    """Splits one reply into reasoning and answer. ``opened``: the template wrote ``<think>``, so the reply
-    begins with reasoning."""
+    """Splits one reply into reasoning and answer. ``opened``: the template wrote the opening tag, so the reply
+    begins inside the reasoning."""
 
-    def __init__(self, *, opened: bool = False) -> None:
+    def __init__(self, tags: ReasoningTags = THINK, *, opened: bool = False) -> None:
+        self._tags = tags
         self._state = _SplitState.REASONING if opened else _SplitState.BEGINNING
         self._held = ""
-        self._lead = True  # drop white space: it is at the beginning of a part
+        self._lead = True  # drop white space: the next text begins the reasoning or the answer
 
     def feed(self, text: str) -> tuple[str, str]:
-        """More of the reasoning and of the answer: the text that is certain now."""
+        """Take more text. Returns what is now certain: more of the reasoning, and more of the answer."""
         self._held += text
         if self._state is _SplitState.BEGINNING:
             self._begin()
         reasoning = self._reason() if self._state is _SplitState.REASONING else ""
-        answer = ""
-        if self._state is _SplitState.ANSWER:
-            answer, self._held = self._trimmed(self._held), ""
+        answer = self._answer() if self._state is _SplitState.ANSWER else ""
         return reasoning, answer
 
+    def passes(self, text: str) -> bool:
+        """Whether `feed` would return all of ``text`` as answer now, and change nothing."""
+        if self._state is not _SplitState.ANSWER or self._held or self._lead:
+            return False
+        return not any(tag[0] in text for tag in self._tags.around)
+
     def finish(self) -> tuple[str, str]:
-        """The rest of the reasoning and of the answer."""
+        """The rest of the reasoning, and the rest of the answer."""
         held, self._held = self._held, ""
         if self._state is _SplitState.REASONING:
             return self._trimmed(held.rstrip()), ""
         return "", held if self._state is _SplitState.BEGINNING else self._trimmed(held)
 
     def _begin(self) -> None:
-        bare = self._held.lstrip()
-        if bare.startswith(BEGIN):
-            self._state, self._held = _SplitState.REASONING, bare[len(BEGIN) :]
-        elif not BEGIN.startswith(bare):
+        bare, begin = self._held.lstrip(), self._tags.begin
+        if bare.startswith(begin):
+            self._state, self._held = _SplitState.REASONING, bare[len(begin) :]
+        elif not begin.startswith(bare):
             self._state, self._lead = _SplitState.ANSWER, False
 
     def _reason(self) -> str:
-        reasoning, tag, after = self._held.partition(END)
+        reasoning, tag, after = self._held.partition(self._tags.end)
         if tag:
             self._state, self._held = _SplitState.ANSWER, after
             trimmed = self._trimmed(reasoning.rstrip())
             self._lead = True
             return trimmed
-        free = len(reasoning[: len(reasoning) - overlap(reasoning, [END])].rstrip())
+        free = len(reasoning[: len(reasoning) - overlap(reasoning, [self._tags.end])].rstrip())
         self._held = reasoning[free:]
         return self._trimmed(reasoning[:free])
+
+    def _answer(self) -> str:
+        answer = ""
+        while True:
+            at, tag = first_tag(self._held, self._tags.around)
+            answer += self._trimmed(self._held[:at])
+            self._held = self._held[at + len(tag) :]
+            if not tag:
+                return answer
 
     def _trimmed(self, text: str) -> str:
         if self._lead:

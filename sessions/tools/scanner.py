@@ -1,16 +1,15 @@
-"""Tool calls with JSON arguments, read from streamed text: one incremental scanner, and a table for each
-form.
+"""Reads tool calls with JSON arguments from streamed text: one incremental scanner, and a table for each form.
 
 `CallFormat` says how a form writes calls; `formats` holds the tables. `CallScanner` splits a reply into text
-and calls by such a table. A call's name is delivered as soon as it is known, its arguments while they come.
-Text that only looks like a call is delivered as text. A call that breaks after its name closes as not
-complete. How the text was cut into pieces does not change the result.
+and calls by such a table. A call's name is delivered as soon as it is known, its arguments as they arrive. Text
+that only looks like a call is delivered as text. If the arguments of a call turn out to be broken, it is closed
+as not complete. The result does not depend on how the text was cut into pieces.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol, TypeAlias
@@ -28,7 +27,7 @@ _LITERAL = re.compile(r"true|false|null|-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # characters of a string that neither end it nor begin an escape
 _HEX = frozenset("0123456789abcdefABCDEF")
 _FIRST_KEY = re.compile(r'\{\s*"([^"\\]*)"')
-_CALL_KEYS = frozenset({"name", "type", "id", "arguments", "parameters"})
+_CALL_KEYS = frozenset({"type", "id", "tool_call_id", "arguments", "parameters"})
 _ARGUMENTS_READ = '{"arguments": {}'
 
 
@@ -38,6 +37,13 @@ _ARGUMENTS_READ = '{"arguments": {}'
 @dataclass(frozen=True, slots=True)
 class PlainText:
     """Text outside calls."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningText:
+    """Reasoning, in forms that write it between texts and calls."""
 
     text: str
 
@@ -63,18 +69,21 @@ class CallClosed:
     complete: bool
 
 
-Piece: TypeAlias = PlainText | CallOpened | CallArguments | CallClosed
+Piece: TypeAlias = PlainText | ReasoningText | CallOpened | CallArguments | CallClosed
 
 
 class CallParser(Protocol):
-    """Splits the text of one reply into plain text and calls."""
+    """Splits the text of one reply into plain text, reasoning and calls."""
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """The pieces that are certain now."""
+        """Take more text of the reply. Yields the pieces that are certain now."""
+
+    def passes(self, text: str) -> bool:
+        """Whether `feed` would yield all of ``text`` as plain text now, and change nothing."""
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """The remaining pieces. ``cut``: the reply was ended from outside; then a call without a name is
-        dropped."""
+        """The reply is over: yields the remaining pieces. ``cut``: it was ended from outside; then a call
+        without a complete name is dropped."""
 
 
 # --- calls ------------------------------------------------------------------------------------------------
@@ -82,23 +91,36 @@ class CallParser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """How one form writes calls with JSON arguments.
+    """How one form writes calls with JSON arguments. The head of a call is its text before the ``{`` of its
+    arguments.
 
-    ``head``: matches a call's object up to the ``{`` of its arguments; group ``name`` is a JSON string.
-    ``opening``: the tag before calls; if empty, a reply is either only calls or only text.
-    ``closing``: the tag behind calls; if empty, a call ends with its arguments.
-    ``optional``: a token that may stand before calls that have no ``opening``.
-    ``listed``: a JSON list of calls may follow ``opening``.
-    ``named``: matches a call that is not an object, a bare ``name``, up to the ``{`` of its arguments.
-    ``no_arguments``: the arguments of an object with only a name; if empty, that object is not a call.
-    ``marks``: special tokens of the form, which the detokenizer would leave out.
+    ``head``: matches the head of a call that is an object; its group ``name`` is a JSON string.
+
+    ``openings``: tags before calls. If there are none, a reply is either only calls or only text.
+
+    ``closing``: the tag behind calls. If it is empty, a call ends with its arguments.
+
+    ``optional``: text that may come between an opening, or the beginning of the reply, and the calls.
+
+    ``listed``: a JSON list of calls may follow an opening.
+
+    ``key``: the key of the tool's name in a call's object.
+
+    ``named``: matches the head of a call that is not an object but begins with a bare ``name``; None if the
+    form has no such calls.
+
+    ``no_arguments``: the arguments of a call's object that has only a name. If empty, such an object is not a
+    call.
+
+    ``marks``: the form's special tokens. Decoding drops these, so the reader puts their texts back.
     """
 
     head: re.Pattern[str]
-    opening: str = ""
+    openings: tuple[str, ...] = ()
     closing: str = ""
     optional: str = ""
     listed: bool = False
+    key: str = "name"
     named: regex.Pattern[str] | None = None
     no_arguments: bytes = b""
     marks: tuple[str, ...] = ()
@@ -114,27 +136,30 @@ class _ScanState(Enum):
 
 
 class CallScanner:
-    """Splits one reply by the table of its form.
+    """Splits one reply into text and calls by the table of its form.
 
-    If a tag closes calls, everything between the tags is calls, or everything is text. In other forms, text
-    that begins like a call is one until it breaks, and text behind a call is dropped, except for more calls.
+    In a form with a closing tag, everything between an opening and the closing tag is either only calls or
+    text. In other forms, text that begins like a call is a call until it breaks. Text behind a call is dropped
+    there; only further calls are delivered.
     """
 
     def __init__(self, form: CallFormat) -> None:
         self._form = form
-        self._state = _ScanState.TEXT if form.opening else _ScanState.HEAD
+        self._state = _ScanState.TEXT if form.openings else _ScanState.HEAD
+        self._keys = _CALL_KEYS | {form.key}
         self._held = ""  # text that is not decided yet
         self._before = ""  # text before `_held` that is delivered if no call follows
-        self._listed = False  # the head is an element of a list
+        self._listed = False  # the call that may begin is an element of a list
         self._called = False  # a call was delivered; in forms with a closing tag: since the last tag
         self._object = ObjectScanner()  # the object that is being read: a call or its arguments
         self._scanned = 0  # how many characters of `_held` `_object` has read in the state HEAD
-        self._around = ObjectScanner()  # the call's object, read on behind its arguments
+        self._around = ObjectScanner()  # the object around the arguments: finds where the call ends
         self._lost = False  # no list of calls follows: skip everything up to a tag
         self._trim = False  # drop white space, because the text is directly behind a closing tag
+        self._firsts = frozenset(opening[0] for opening in form.openings)
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """The pieces that are certain now."""
+        """Take more text of the reply. Yields the pieces that are certain now."""
         self._held += text
         before: tuple[_ScanState, int] | None = None
         while self._held and before != (self._state, len(self._held)):
@@ -153,9 +178,16 @@ class CallScanner:
                 case _ScanState.BEHIND:
                     self._behind()
 
+    def passes(self, text: str) -> bool:
+        """Whether ``text`` is plain text: it is outside calls, holds no beginning of one, and no white space
+        that a call behind it would drop."""
+        if self._state is not _ScanState.TEXT or self._held or self._trim or not self._firsts:
+            return False
+        return not text[-1].isspace() and self._firsts.isdisjoint(text)
+
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """The remaining pieces. ``cut``: the reply was ended from outside; then a call without a name is
-        dropped."""
+        """The reply is over: yields the remaining pieces. ``cut``: it was ended from outside; then a call
+        without a complete name is dropped."""
         held, self._held = self._held, ""
         if self._state is _ScanState.ARGUMENTS:
             yield CallClosed(complete=False)
@@ -166,15 +198,14 @@ class CallScanner:
         self._state = _ScanState.BEHIND
 
     def _in_text(self) -> Iterator[Piece]:
-        opening = self._form.opening
-        before, tag, after = self._held.partition(opening) if opening else (self._held, "", "")
+        openings = self._form.openings
+        at, tag = first_tag(self._held, openings)
+        words = self._held[:at].rstrip() if openings else self._held
         if tag:
-            words = before.rstrip()
             self._called = False
-            self._expect(after, before[len(words) :] + tag)
+            self._expect(self._held[at + len(tag) :], self._held[len(words) : at] + tag)
         else:
-            free = len(_without_partial(before, opening).rstrip()) if opening else len(before)
-            words, self._held = before[:free], before[free:]
+            self._held = self._held[len(words) :]
         yield from self._text(words)
 
     def _in_arguments(self) -> Iterator[Piece]:
@@ -187,19 +218,22 @@ class CallScanner:
             yield CallClosed(self._object.done)
 
     def _expect(self, held: str, before: str = "", *, listed: bool = False) -> None:
-        """Go to HEAD: a call may begin in ``held``; ``before`` is delivered as text if it does not."""
+        """Go to the state HEAD: ``held`` may begin with a call. ``before``: text that is delivered first if it
+        does not. ``listed``: it is an element of a list."""
         self._state, self._held, self._before, self._listed = _ScanState.HEAD, held, before, listed
         self._object, self._scanned = ObjectScanner(), 0
 
     def _open(self, name: str, held: str) -> Iterator[Piece]:
-        """Go to ARGUMENTS: the call's name is known, and ``held`` begins with its arguments."""
+        """Go to the state ARGUMENTS: the call of the tool ``name`` begins, and ``held`` begins with its
+        arguments."""
         self._state, self._held, self._called = _ScanState.ARGUMENTS, held, True
         self._object, self._around, self._lost = ObjectScanner(), ObjectScanner(), False
         self._around.feed(_ARGUMENTS_READ)
         yield CallOpened(name)
 
     def _opened(self, end: int) -> tuple[str, str] | None:
-        """The call's name and the text from its arguments on; None unless its head ends before ``end``."""
+        """The call's name, and the held text from its arguments on. None if no head ends before the index
+        ``end``."""
         head = self._form.head.match(self._held, 0, end)
         name = None if head is None else _name_in(head["name"])
         return None if head is None or name is None else (name, self._held[head.end() - 1 :])
@@ -221,7 +255,8 @@ class CallScanner:
             return
         if form.optional and not self._called and form.optional.startswith(bare[: len(form.optional)]):
             if len(bare) >= len(form.optional):
-                self._expect(bare[len(form.optional) :])
+                before = self._before + form.optional if form.openings else ""
+                self._expect(bare[len(form.optional) :], before)
         elif form.listed and not self._listed and bare[0] == "[":
             self._expect(bare[1:], self._before + "[", listed=True)
         elif bare[0] == "{":
@@ -232,19 +267,19 @@ class CallScanner:
             yield from self._no_call()
 
     def _in_object(self) -> Iterator[Piece]:
-        """Read an object. If its head does not match, it may still be a call, if its first key is one
-        of a call's."""
+        """Read an object. If its head does not match, it can still be a call: its first key must be one that
+        calls have."""
         opened = self._opened(len(self._held))
         if opened is not None:
             yield from self._open(*opened)
             return
         head, key = self._form.head.match(self._held), _FIRST_KEY.match(self._held)
-        if head is None and (key is None or key[1] in _CALL_KEYS):
+        if head is None and (key is None or key[1] in self._keys):
             self._scanned += self._object.feed(self._held[self._scanned :])
             if not self._object.broken and not self._object.done:
                 return
             body = self._held[: self._scanned]
-            call = _whole_call(body, self._form.no_arguments) if self._object.done else None
+            call = _whole_call(body, self._form) if self._object.done else None
             if call is not None:
                 self._state, self._held, self._called = _ScanState.BEHIND, self._held[self._scanned :], True
                 yield from _pieces_of(call)
@@ -259,7 +294,8 @@ class CallScanner:
             yield from self._no_call()
 
     def _no_call(self) -> Iterator[Piece]:
-        """No call begins here. Deliver the text, or drop it if it is behind a call."""
+        """The held text is not a call. Before the first call: deliver it as text. Behind a call: drop its
+        first character, and look for the next call."""
         if self._called:
             self._state, self._held = _ScanState.BEHIND, self._held[1:]
         else:
@@ -267,16 +303,16 @@ class CallScanner:
             yield from self._text(self._before)
 
     def _behind(self) -> None:
-        """Skip to the next call."""
-        opening = self._form.opening
-        tagged = self._held.find(opening) if opening else -1
-        begun = self._held.find("{") if not opening or self._listed else -1
-        if begun >= 0 and (tagged < 0 or begun < tagged):
+        """After a call, in a form without a closing tag: drop text up to the next opening tag or, in forms
+        without these and inside a list, the next ``{``. There a call may begin: go to the state HEAD."""
+        end, tag = first_tag(self._held, self._form.openings)
+        begun = self._held.find("{", 0, end) if not self._form.openings or self._listed else -1
+        if begun >= 0:
             self._expect(self._held[begun:], listed=self._listed)
-        elif tagged >= 0:
-            self._expect(self._held[tagged + len(opening) :])
+        elif tag:
+            self._expect(self._held[end + len(tag) :])
         else:
-            self._held = self._held[len(_without_partial(self._held, opening)) :]
+            self._held = self._held[end:]
 
     # --- forms with a closing tag ---
 
@@ -293,9 +329,9 @@ class CallScanner:
             yield from self._judge(body, closing)
 
     def _in_another(self) -> Iterator[Piece]:
-        """Read an object behind a call. If its head does not match, wait until it is whole. It
-        is never text."""
-        end, tag = self._next_tag()
+        """Read an object behind a call. If its head does not match, wait until the object is whole. It is never
+        delivered as text."""
+        end, tag = first_tag(self._held, (self._form.closing, *self._form.openings))
         opened = self._opened(end)
         if opened is not None:
             yield from self._open(*opened)
@@ -305,13 +341,14 @@ class CallScanner:
             return
         body, self._held = self._held[: self._scanned], self._held[self._scanned :]
         self._state, self._around = _ScanState.BEHIND, self._object
-        call = _whole_call(body, self._form.no_arguments) if self._object.done else None
+        call = _whole_call(body, self._form) if self._object.done else None
         if call is not None:
             yield from _pieces_of(call)
 
     def _behind_in_tag(self) -> None:
-        """Skip to the next object or tag."""
-        end, tag = self._next_tag()
+        """After a call, in a form with a closing tag: drop text up to the next object, which may be another
+        call, or up to the closing tag or another opening, and go to the state that fits."""
+        end, tag = first_tag(self._held, (self._form.closing, *self._form.openings))
         begun = self._next_object(self._held[:end])
         if begun is not None:
             self._expect(self._held[begun:])
@@ -319,19 +356,14 @@ class CallScanner:
         self._held = self._held[end + len(tag) :]
         if tag:
             self._called, self._trim = False, True
-            if tag == self._form.opening:
+            if tag != self._form.closing:
                 self._expect(self._held, tag)
             else:
                 self._state = _ScanState.TEXT
 
-    def _next_tag(self) -> tuple[int, str]:
-        """Where the first tag stands in `_held`, and the tag; or where a tag may begin at the end, and ""."""
-        tags = (self._form.closing, self._form.opening)
-        found = [(at, tag) for tag in tags if (at := self._held.find(tag)) >= 0]
-        return min(found) if found else (len(_without_partial(self._held, *tags)), "")
-
     def _next_object(self, inside: str) -> int | None:
-        """Where another object begins in ``inside``, the text behind a call and before a tag; None: nowhere."""
+        """The index in ``inside`` at which another object begins; None if there is none. ``inside``: the text
+        behind a call and before the tag."""
         if self._lost or self._object.broken:
             return None
         read = self._around.feed(inside)
@@ -340,8 +372,9 @@ class CallScanner:
         return len(inside) - len(bare) if bare and not self._lost else None
 
     def _judge(self, body: str, closing: str) -> Iterator[Piece]:
-        """Deliver everything between two tags: as calls if it is only calls, otherwise as text."""
-        calls = _whole_calls(body, self._form.no_arguments)
+        """Deliver ``body``, all text between two tags: as calls if it is nothing but calls, otherwise as text.
+        ``closing``: the tag behind it."""
+        calls = _whole_calls(body, self._form)
         if not calls:
             yield from self._text(self._before + body + closing)
             return
@@ -350,15 +383,11 @@ class CallScanner:
             yield from _pieces_of(call)
 
 
-class _Call(msgspec.Struct):
-    name: str
-    arguments: msgspec.Raw = msgspec.Raw(b"")
-    parameters: msgspec.Raw = msgspec.Raw(b"")
-
-
-def _without_partial(text: str, *tags: str) -> str:
-    """The text without an end that may become one of the tags."""
-    return text[: len(text) - overlap(text, tags)]
+def first_tag(text: str, tags: Sequence[str]) -> tuple[int, str]:
+    """The index of the first of the tags in the text, and that tag. If there is none, the index at which one
+    may begin at the text's end, and an empty tag."""
+    found = [(at, tag) for tag in tags if (at := text.find(tag)) >= 0]
+    return min(found) if found else (len(text) - overlap(text, tags), "")
 
 
 def _pieces_of(call: tuple[str, str]) -> Iterator[Piece]:
@@ -367,15 +396,16 @@ def _pieces_of(call: tuple[str, str]) -> Iterator[Piece]:
     yield CallClosed(complete=True)
 
 
-def _whole_calls(body: str, no_arguments: bytes) -> list[tuple[str, str]]:
-    """The calls of a body that is only calls: objects one after another, or a list. Otherwise none."""
+def _whole_calls(body: str, form: CallFormat) -> list[tuple[str, str]]:
+    """The names and arguments of the calls in ``body``, which must be objects one after another, or a list.
+    Empty if it has anything else."""
     calls, left = [], body.strip(SPACE)
     if left.startswith("[") and left.endswith("]"):
         left = left[1:-1]
     while left := left.strip(SPACE + ","):
         scanner = ObjectScanner()
         read = scanner.feed(left)
-        call = _whole_call(left[:read], no_arguments) if scanner.done else None
+        call = _whole_call(left[:read], form) if scanner.done else None
         if call is None:
             return []
         calls.append(call)
@@ -383,8 +413,8 @@ def _whole_calls(body: str, no_arguments: bytes) -> list[tuple[str, str]]:
     return calls
 
 
-def _name_in(literal: str) -> str | None:
-    """The tool's name in a JSON string; None if it is no valid name."""
+def _name_in(literal: str | bytes) -> str | None:
+    """The tool's name in a JSON string; None if it is not a valid name."""
     try:
         name = msgspec.json.decode(literal, type=str)
     except ValueError:
@@ -392,27 +422,27 @@ def _name_in(literal: str) -> str | None:
     return name if 1 <= len(name) <= MAX_NAME else None
 
 
-def _whole_call(body: str, no_arguments: bytes) -> tuple[str, str] | None:
+def _whole_call(body: str, form: CallFormat) -> tuple[str, str] | None:
     """The name and the arguments of one whole object; None if it is not a call.
 
     Some models write the arguments as a string that holds an object.
     """
     try:
-        call = msgspec.json.decode(body, type=_Call)
-        arguments = bytes(call.arguments or call.parameters or no_arguments).decode()
+        call = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        arguments = bytes(call.get("arguments") or call.get("parameters") or form.no_arguments).decode()
         if arguments.startswith('"'):
             arguments = msgspec.json.decode(arguments, type=str)
     except (ValueError, RecursionError):
         return None
-    named = 1 <= len(call.name) <= MAX_NAME
-    return (call.name, arguments) if named and is_object(arguments) else None
+    name = _name_in(bytes(call.get(form.key, b"")))
+    return None if name is None or not is_object(arguments) else (name, arguments)
 
 
 # --- JSON objects -----------------------------------------------------------------------------------------
 
 
 class _Expect(Enum):
-    """What may come next in an object, outside strings and literals."""
+    """What may come next in an object, outside of strings and literals."""
 
     VALUE = auto()
     VALUE_OR_END = auto()
@@ -428,9 +458,9 @@ _ENDS = (_Expect.COMMA_OR_END, _Expect.KEY_OR_END, _Expect.VALUE_OR_END)
 
 
 class ObjectScanner:
-    """Finds the end of one JSON object (RFC 8259); keeps only the nesting.
+    """Finds the end of one JSON object (RFC 8259). It remembers only the nesting, not the text.
 
-    ``done``: the object is whole. ``broken``: the text is not an object.
+    ``done``: the object is whole. ``broken``: the text is not a valid object.
     """
 
     def __init__(self) -> None:
@@ -442,8 +472,8 @@ class ObjectScanner:
         self._literal = ""
 
     def feed(self, text: str) -> int:
-        """Read until the object is done or broken, or the text ends. Returns how many
-        characters are its own."""
+        """Read until the object is done or broken, or the text ends. Returns how many characters of ``text``
+        belong to it."""
         at = 0
         while at < len(text) and not (self.done or self.broken):
             if self._string == "" and (plain := _PLAIN.match(text, at)):

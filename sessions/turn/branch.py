@@ -32,13 +32,15 @@ class Branch:
     slot: WorkerSlot
 
     async def draft(self, script: Script, most: int | None = None, stopped: Stopped = bool) -> Draft:
-        """The script in tokens, as `Renderer.draft`."""
+        """The script in tokens: `Renderer.draft` with the same arguments, on a worker thread if the script is
+        long."""
         return await self.render(
             script, lambda gone: self.renderer.draft(script, most, lambda: gone() or stopped())
         )
 
     async def render(self, script: Script, work: Callable[[Stopped], _T]) -> _T:
-        """The result of ``work``, which renders the script: on a worker thread if the script is long."""
+        """Call ``work``, which renders the script, and return its result: on a worker thread if the script is
+        long. ``work`` gets a function that is true once the caller was cancelled."""
         if script.characters() < self.settings.aside_characters:
             return work(bool)
         return await self.slot.run(work)

@@ -31,6 +31,8 @@ class EndReason(StrEnum):
     CLIENT_CANCELLED = "client_cancelled"
     MAX_OUTPUT_TOKENS = "max_output_tokens"
     """The turn's limit, or the end of the model's context."""
+    REPETITION = "repetition"
+    """The reply repeated the same tokens again and again (`cycles`)."""
     SERVER_LEAVING = "server_leaving"
     """The server shuts down and could not wait any longer."""
     STEERED = "steered"
@@ -50,6 +52,8 @@ class MissReason(StrEnum):
     EVICTED = "evicted"
     INPUT_RETRACTED = "input_retracted"
     """Streamed input was prefilled and then taken back."""
+    CONTEXT_TRUNCATED = "context_truncated"
+    """Older turns were left out of the context, so what stays was computed again behind the instructions."""
     CHEAPER_TO_COMPUTE = "cheaper_to_compute"
     """The KV was on the host or disk tier, but by measured costs computing it again was faster than a
     restore."""
@@ -59,11 +63,12 @@ class MissReason(StrEnum):
 class TurnUsage:
     """What a turn cost, in tokens.
 
-    ``input_tokens``: the whole prompt. ``cached_tokens``: those of it that had KV already; ``host_tokens``
-    and ``disk_tokens`` of these were restored from that tier. ``new_tokens``: those that no turn computed
-    before: appended ones, those that the template writes, and the last token of the reply before, which has
-    no KV. ``prefilled_tokens``: computed for the first time; ``recomputed_tokens``: computed again after a
-    preemption. ``restore_ms``: milliseconds that the turn waited for the disk.
+    ``input_tokens``: the whole prompt. ``cached_tokens``: the part of it that had KV already; ``host_tokens``
+    and ``disk_tokens``: the parts of that which were restored from the host or disk tier. ``new_tokens``: the
+    part that no turn had computed before: new items, text that the template writes, and the last token of the
+    reply before, which has no KV. ``prefilled_tokens``: computed for the first time. ``recomputed_tokens``:
+    computed again, for example after a preemption. ``restore_ms``: how long the turn waited for the disk, in
+    milliseconds.
     """
 
     input_tokens: int = 0
@@ -79,6 +84,18 @@ class TurnUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What was left out of a turn's prompt, because the context was full.
+
+    ``items``: ids of the items, in order. ``tokens``: how many tokens that saved; a lower bound if the whole
+    prompt was too long to be counted.
+    """
+
+    items: tuple[str, ...]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReplyStarted:
     """The prompt was accepted; ``input_tokens`` is its length."""
 
@@ -87,10 +104,8 @@ class ReplyStarted:
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """A token of the reply and its log probability. ``top``: the most likely tokens at its place, best first.
-
-    ``text``: what the token decodes to alone; U+FFFD for a part of a character.
-    """
+    """A token of the reply and its log probability. ``text``: what the token decodes to alone; a part of a
+    character is U+FFFD. ``top``: the most likely tokens at its position, best first."""
 
     token: int
     text: str
@@ -102,7 +117,7 @@ class TokenScore:
 class ReplyTextDelta:
     """More text of the message ``item_id``; never empty, always whole characters.
 
-    ``scores``: if requested, those of the tokens since the message's last delta.
+    ``scores``: if requested, the scores of the tokens since the message's last delta.
     """
 
     item_id: str
@@ -148,10 +163,12 @@ class ReplyCallDone:
 
 @dataclass(frozen=True, slots=True)
 class ReplyDone:
-    """The turn ended. ``items`` are now part of the conversation, unless the turn failed or was out-of-band.
+    """The turn ended. ``items`` are now part of the conversation, unless the turn failed or was out of band.
 
-    If it failed, the turn was rolled back: ``items`` are those that had begun, so that a client can close them,
-    and ``error`` says what went wrong.
+    If it failed, the turn was rolled back. Then ``items`` are those that had begun, so that a client can close
+    them, and ``error`` says what went wrong. ``left_out``: what later turns leave out since this turn. If the
+    turn was out of band or overrode the conversation, only this turn left it out. ``stopped_by``: the stop
+    string that ended the reply; it is not part of the text.
     """
 
     status: ReplyStatus
@@ -159,6 +176,8 @@ class ReplyDone:
     items: tuple[Item, ...]
     usage: TurnUsage
     error: TurnFailed | None = None
+    left_out: LeftOut | None = None
+    stopped_by: str | None = None
 
 
 ReplyEvent: TypeAlias = (

@@ -38,7 +38,8 @@ from .reply_reader import ReplyReader
 
 @dataclass(frozen=True, slots=True)
 class ReplyEnd:
-    """How a run ended, and what it cost as far as the engine reported it."""
+    """How a run ended. ``work``: what it cost, as far as the engine reported it. ``error``: why it failed; None
+    if it did not."""
 
     status: ReplyStatus
     reason: EndReason
@@ -47,11 +48,11 @@ class ReplyEnd:
 
 
 class ReplyRun:
-    """Generates one reply on the engine's copy of a branch. ``ending`` is set when it is over.
+    """Generates one reply on ``sequence``, the engine's copy of a branch. ``ending`` is None until it is over.
 
-    ``said``: ids that the reply has already, from an earlier process, with their ``logprobs``; their events
-    come first, and the generation goes on behind them. ``recovery_seconds``: how long to wait for another
-    engine.
+    ``said``, ``logprobs``: ids that the reply has already, from an earlier server process, and their log
+    probabilities. The events of these ids come first, and the generation continues behind them.
+    ``recovery_seconds``: how long to wait for another engine if this one dies.
     """
 
     def __init__(
@@ -73,11 +74,11 @@ class ReplyRun:
         self._said, self._logprobs = said, logprobs
         self._retold = not len(said)
         self._generation: Generation | None = None
-        self._held_by = 0  # the number of the engine that generates
+        self._held_by = 0  # the number of the engine that generates the reply
         self._stopping: asyncio.Future[SequenceState] | None = None
         self._resident = 0
         self._recovery_seconds = recovery_seconds
-        self._lost: Work | None = None  # what engines that died had done for the reply
+        self._lost: Work | None = None  # the work that engines did for the reply before they died
         self._cancelled = asyncio.Event()
         self._reason = EndReason.CLIENT_CANCELLED
 
@@ -87,7 +88,9 @@ class ReplyRun:
         return self._lost is not None
 
     async def advance(self) -> list[ReplyEvent]:
-        """The next events, possibly none. Do not call it when ``ending`` is set."""
+        """Go on with the reply, and return the next events, possibly none. The first calls repeat the ids
+        that it has already and begin the generation; later ones wait for the engine's next row. Do not call
+        it once ``ending`` is set."""
         try:
             if not self._retold:
                 return self._retell()
@@ -110,21 +113,24 @@ class ReplyRun:
             self._stopping = self._generation.leave(len(self._prompt) + len(self.reader.ids))
 
     async def give_up(self, error: TurnFailed, fault: BaseException) -> None:
-        """End the reply as failed after `advance` raised ``fault``. The sequence is closed: its tokens are
-        unknown."""
+        """End the reply with ``error``, after `advance` raised ``fault``. The sequence is closed, because its
+        tokens are unknown."""
         error.__cause__ = fault
         self._end(ReplyStatus.FAILED, EndReason.ERROR, None, error)
         with suppress(runtime.RuntimeFault):
             await self._sequence.close(keep_kv=False)
 
     def _retell(self) -> list[ReplyEvent]:
-        """The events of the ids that the reply has already; they may be the whole reply."""
+        """The events of the ids that the reply has already. If they are the whole reply, ``ending`` is set
+        too."""
         self._retold = True
         self._lost = Work(0, 0, 0, len(self._said))
         events = self.reader.feed(self._said.tolist(), self._logprobs)
         over = self.reader.ended or self.reader.matched or self.reader.halted
         if over:
             self._end(ReplyStatus.COMPLETED, EndReason.STOP, None)
+        elif self.reader.cycles:
+            self._end(ReplyStatus.INCOMPLETE, EndReason.REPETITION, None)
         elif len(self._said) >= self._limits.max_tokens:
             self._end(ReplyStatus.INCOMPLETE, EndReason.MAX_OUTPUT_TOKENS, None)
         return events if self.ending is None else events + self.reader.finish(cut=not over)
@@ -138,7 +144,9 @@ class ReplyRun:
         self._resident = self._sequence.cached
 
     async def _outlive(self, fault: runtime.RuntimeFault) -> list[ReplyEvent]:
-        """The engine is gone: wait for the next one, until the time is over or the reply is cancelled."""
+        """The engine is gone: wait for the next one, until the time to wait is over or the reply is
+        cancelled. Returns no events, so that the next `advance` goes on; or those that end the reply, if it
+        failed."""
         self._generation = None
         self._lost = self._work()
         waiting = asyncio.ensure_future(self._sequence.recover(self._held_by))
@@ -176,6 +184,8 @@ class ReplyRun:
         events = self.reader.feed(row.tokens, row.logprobs)
         if self.reader.matched:
             return events + await self._cut(ReplyStatus.COMPLETED, EndReason.STOP, row.work)
+        if self.reader.cycles:
+            return events + await self._cut(ReplyStatus.INCOMPLETE, EndReason.REPETITION, row.work)
         if row.finish is not None:
             events += self._finished(row, row.finish)
         return events
@@ -191,17 +201,17 @@ class ReplyRun:
     async def _cut(
         self, status: ReplyStatus, reason: EndReason, work: Work | None = None
     ) -> list[ReplyEvent]:
-        """End the generation. The engine keeps the ids that were read and drops later ones."""
+        """Stop the generation: the engine keeps the ids that were read and drops later ones. Sets ``ending``
+        and returns the last events. ``work``: the engine's report of its work; None if there is none."""
         if self._generation is not None:
             await self._sequence.stop(self._all(), self._stopping)
         self._end(status, reason, work)
         return self.reader.finish(cut=status is not ReplyStatus.COMPLETED)
 
     async def _fail(self, error: TurnFailed) -> list[ReplyEvent]:
-        """End the reply as failed and close the sequence, because its tokens are unknown.
-
-        If only the request was at fault, the sequence is kept.
-        """
+        """End the reply as failed: set ``ending``, and return the last events. If only the request was at
+        fault, the sequence is kept, with the ids so far; otherwise it is closed and its KV dropped, because
+        its tokens are unknown."""
         if isinstance(error, _REQUESTED):
             await self._sequence.stop(self._all())
         else:
@@ -215,10 +225,11 @@ class ReplyRun:
         self.ending = ReplyEnd(status, reason, self._work(work), error)
 
     def _work(self, work: Work | None = None) -> Work:
-        """What the reply cost on all engines. ``work``: the last engine's report.
+        """What the reply cost on all engines together. ``work``: the last engine's report; None if there is
+        none.
 
         Without a report, all tokens that were not resident count as computed, if anything was sampled. Tokens
-        that a later engine prefilled count as recomputed, but for the last one, which had no KV before.
+        that a later engine prefilled count as recomputed, except the last one, which had no KV before.
         """
         said, lost = len(self.reader.ids), self._lost
         fresh = said - (lost.decoded if lost else 0)
@@ -240,19 +251,22 @@ class ReplyRun:
         )
 
     def _all(self) -> Ids:
-        """The prompt and the reply so far."""
+        """The ids of the prompt and of the reply so far."""
         return frozen(np.concatenate([self._prompt, ids_of(self.reader.ids)]))
 
 
 _STATUS = {
+    EndReason.STOP: ReplyStatus.COMPLETED,  # the face ends a reply behind its first call
     EndReason.CLIENT_CANCELLED: ReplyStatus.CANCELLED,
     EndReason.SERVER_LEAVING: ReplyStatus.INCOMPLETE,
     EndReason.STEERED: ReplyStatus.INCOMPLETE,
+    EndReason.STOP: ReplyStatus.INCOMPLETE,
 }
+"""How a reply ends that was cancelled for a reason. With ``STOP`` it has said all that its client wants."""
 
 
 _REQUESTED = (errors.GrammarRefused, errors.GrammarStuck, errors.GrammarUnavailable)
-"""Failures that are the request's, not the sequence's."""
+"""Errors for which the request is to blame. The sequence stays usable."""
 
 _FAILURES: tuple[tuple[type[runtime.RuntimeFault], type[TurnFailed]], ...] = (
     (runtime.EngineOverloaded, errors.EngineFull),
@@ -262,7 +276,7 @@ _FAILURES: tuple[tuple[type[runtime.RuntimeFault], type[TurnFailed]], ...] = (
     (runtime.GrammarFault, errors.GrammarRefused),
     (runtime.RuntimeFault, TurnFailed),
 )
-"""The runtime's errors and the turn's; the first that fits counts."""
+"""For each error of the runtime, the error of the turn. The first row that fits is used."""
 
 
 def _failure(fault: runtime.RuntimeFault) -> TurnFailed:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 from ...runtime.link.messages import TokenLogprob
-from ..items import FunctionCall, Item, Message, new_id
+from ..items import FunctionCall, Item, Message, Tool, new_id
 from ..text.detokenizer import Detokenizer
 from ..text.stop_strings import StopMatcher
 from ..text.tokenizer import ChatTokenizer
 from ..tools.formats import HERMES, Forms
-from ..tools.scanner import CallArguments, CallClosed, CallOpened, Piece, PlainText
+from ..tools.scanner import CallArguments, CallClosed, CallOpened, Piece, PlainText, ReasoningText
+from .cycles import CycleFinder
 from .events import (
     ReplyArgumentsDelta,
     ReplyCallDone,
@@ -29,15 +30,18 @@ from .events import (
 class ReplyReader:
     """Reads one reply.
 
-    ``end_ids``: the model's end tokens. ``stops``: stop strings, which count after ``min_tokens`` ids.
-    ``stop_ids``: ids that end the reply and have no text. ``new_id`` makes the ids of items and calls.
-    ``forms``: how the model writes calls and reasoning. ``whole_calls``: a call's arguments come with its end
-    only. ``together``: decode all ids of one `feed` at once, which is faster. It cannot find the id that
-    completes a stop string, so it is for replies that are only calls.
+    ``end_ids``: the model's end tokens. ``stops``: stop strings. ``stop_ids``: ids that end the reply and have
+    no text. ``min_tokens``: stop strings and cycles count only after this many ids. ``cycle_tokens``: the
+    number of repeated tokens that ends the reply (`CycleFinder`); 0: none.
 
-    ``ids``: the reply so far, with the end token (then ``ended``) or stop id (then ``halted``) that ends it.
-    If a stop string ``matched``, the last id completes it and later ids are dropped. ``logprobs``: one for
-    each id, if they were requested.
+    ``new_id`` makes the ids of items and calls. ``forms``: how the model writes calls and reasoning. ``tools``:
+    the tools of the turn. ``whole_calls``: deliver a call's arguments only at its end. ``together``: decode all
+    ids of one `feed` at once, which is faster. It cannot find the id that completes a stop string, so it is
+    only for replies that consist of calls.
+
+    ``ids``: the reply so far. If an end token ended it, that is the last id and ``ended`` is true; if a stop id
+    did, ``halted`` is true. If a stop string ``matched``, the last id completes it. If the reply ``cycles``,
+    the last id is the one at which that was found. ``logprobs``: one for each id, if they were requested.
     """
 
     def __init__(
@@ -51,8 +55,10 @@ class ReplyReader:
         min_tokens: int = 0,
         new_id: Callable[[str], str] = new_id,
         forms: Forms = HERMES,
+        tools: Sequence[Tool] = (),
         whole_calls: bool = False,
         together: bool = False,
+        cycle_tokens: int = 0,
     ) -> None:
         assert not (together and stops), "the id that completes a stop string must be known"
         self._new_id = new_id
@@ -62,32 +68,48 @@ class ReplyReader:
         self.logprobs: list[TokenLogprob] = []
         self.ended = False
         self.halted = False
+        self.cycles = False
+        self._cycles = CycleFinder(cycle_tokens)
         self._end_ids = end_ids
         self._stop_ids = frozenset(stop_ids)
         self._min_tokens = min_tokens
         self._tokenizer = tokenizer
-        self._scores: list[TokenScore] = []  # of tokens without delivered text
-        self._detokenizer = Detokenizer(tokenizer.backend)
+        self._scores: list[TokenScore] = []  # scores of tokens; their text is not delivered yet
+        self._detokenizer = Detokenizer(tokenizer.backend, tokenizer.texts)
         self._stops = StopMatcher(stops)
-        self._calls = forms.call_parser() if parse_calls else None
-        self._marks = forms.marks(tokenizer.special_ids) if parse_calls else {}
+        self._calls = forms.call_parser(tools) if parse_calls else forms.text_parser()
+        self._marks = forms.marks(tokenizer.special_ids, parse_calls=parse_calls)
+        self._ruled = end_ids.union(self._stop_ids, self._marks)
+        """Ids that are more than text."""
+        self._watched = together or bool(stops)
+        """Whether no text is certain when its token comes."""
         self._reasoning = forms.splitter()
         self._items: list[Item] = []
-        self._text: tuple[str, list[str]] | None = None  # the open message: id, deltas
-        self._call: tuple[ReplyCallStarted, list[str]] | None = None  # the open call
+        self._text: tuple[str, list[str]] | None = None  # the open message: its id and its deltas
+        self._call: tuple[ReplyCallStarted, list[str]] | None = (
+            None  # the open call: its first event and its deltas
+        )
 
     @property
     def matched(self) -> bool:
         """Whether a stop string was found."""
         return self._stops.matched
 
-    def feed(self, ids: Iterable[int], logprobs: Iterable[TokenLogprob] | None = None) -> list[ReplyEvent]:
-        """The events that are certain with these ids. Ids after an end token, stop id or match are dropped."""
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that was found."""
+        return self._stops.found
+
+    def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> list[ReplyEvent]:
+        """Read more ids. Returns the events that are now certain. Ids behind the one that ends the reply are
+        dropped. ``logprobs``: one for each id, if requested."""
         if self._together and not logprobs:
             return self._deliver(self._decode_together(list(ids)))
+        if not logprobs and len(ids) == 1 and (delta := self._plain(ids[0])) is not None:
+            return [delta]
         events: list[ReplyEvent] = []
         for token, logprob in zip_longest(ids, logprobs or ()):
-            if self.ended or self.halted or self.matched:
+            if self._over:
                 break
             self.ids.append(token)
             if logprob is not None:
@@ -103,19 +125,47 @@ class ReplyReader:
                 if len(self.ids) >= self._min_tokens:
                     text = self._stops.feed(text)
                 events += self._deliver(text)
+                self._check_cycle()
         return events
 
+    def _plain(self, token: int) -> ReplyTextDelta | None:
+        """Read an id that is nothing but more text of the open message, as most are. None if it may be more, or
+        the reply has ended; then nothing has changed."""
+        if self._text is None or self._watched or token in self._ruled or self._scores or self._over:
+            return None
+        text = self._detokenizer.alone(token)
+        if text is None or (self._reasoning is not None and not self._reasoning.passes(text)):
+            return None
+        if self._calls is not None and not self._calls.passes(text):
+            return None
+        self.ids.append(token)
+        self._check_cycle()
+        item_id, deltas = self._text
+        deltas.append(text)
+        return ReplyTextDelta(item_id, text)
+
+    @property
+    def _over(self) -> bool:
+        return self.ended or self.halted or self.cycles or self._stops.matched
+
+    def _check_cycle(self) -> None:
+        """Set ``cycles`` if the reply repeats itself up to its last id."""
+        self.cycles = self._cycles.ends(self.ids) and len(self.ids) >= self._min_tokens
+
     def _decode_together(self, ids: list[int]) -> str:
-        """Take in the ids up to one that ends the reply, and return their text."""
-        if self.ended or self.halted:
-            return ""
-        ends = (at for at, token in enumerate(ids) if token in self._end_ids or token in self._stop_ids)
-        end = next(ends, None)
-        if end is not None:
-            self.ended = ids[end] in self._end_ids
-            self.halted = not self.ended
-        self.ids += ids if end is None else ids[: end + 1]
-        text, begin = "", 0
+        """Append the ids to `ids`, up to one that ends the reply, and return their text."""
+        text, begin, end = "", 0, 0
+        for token in ids:
+            if self.ended or self.halted or self.cycles:
+                break
+            self.ids.append(token)
+            if token in self._end_ids:
+                self.ended = True
+            elif token in self._stop_ids:
+                self.halted = True
+            else:
+                end += 1
+                self._check_cycle()
         for at, token in enumerate(ids[:end]):
             if token in self._marks:
                 text += "".join(map(self._detokenizer.step, ids[begin:at])) + self._marks[token]
@@ -123,7 +173,8 @@ class ReplyReader:
         return text + self._detokenizer.steps(ids[begin:end])
 
     def finish(self, *, cut: bool) -> list[ReplyEvent]:
-        """The remaining events. ``cut``: the reply was ended from outside."""
+        """The reply is over: take out what was held back, and close the open item. Returns the remaining
+        events. ``cut``: the reply was ended from outside, so the open message is not complete."""
         events = [] if self.matched else self._deliver(self._stops.feed(self._detokenizer.flush()))
         events += self._deliver(self._stops.flush())
         if self._reasoning is not None:
@@ -172,9 +223,12 @@ class ReplyReader:
                     scores = tuple(self._scores)
                     self._scores.clear()
                     yield ReplyTextDelta(self._text[0], piece.text, scores)
+                case ReasoningText():
+                    self._scores.clear()
+                    yield ReplyReasoningDelta(piece.text)
                 case CallOpened():
                     self._end_message(complete=True)
-                    self._scores.clear()  # these tokens are the call's
+                    self._scores.clear()  # these tokens belong to the call, not to a message
                     started = ReplyCallStarted(self._new_id("item"), self._new_id("call"), piece.name)
                     self._call = (started, [])
                     yield started

@@ -38,15 +38,36 @@ NO_TOOLS = (
 class RequestBounds:
     """What a model allows in a request.
 
-    ``vocab_size``: token ids are smaller; None: only the engine refuses larger ones. ``tools``: its prompts
-    show tools.
+    ``vocab_size``: every token id is smaller; None: unknown here, so only the engine refuses ids that are too
+    large. ``tools``: prompts show tools. ``cycle_tokens``: the number of repeated tokens that ends a reply; 0:
+    none.
     """
 
     vocab_size: int | None = None
     tools: bool = True
+    cycle_tokens: int = 0
 
 
 UNBOUNDED = RequestBounds()
+
+RETAINED = 0.8
+"""The share of the tokens behind the instructions that ``truncation: auto`` keeps when the context is full.
+
+A share r frees 1 - r of the context. What stays is prefilled again, which costs r / (1 - r) tokens for each new
+token. At 0.8 that is 4, and on average nine tenths of the context are in use; at 0.5 it is 1, and three
+quarters. At 1.0, OpenAI's ``auto``, every turn in a full context prefills the whole prompt.
+"""
+
+
+class Truncation(msgspec.Struct, frozen=True):
+    """What a turn does if its prompt, with room for the reply, does not fit into the context. It leaves out the
+    oldest turns until the tokens behind the instructions are at most the share ``retained`` of what fits there.
+
+    ``post_instructions``: the most tokens behind the instructions; None: as many as fit.
+    """
+
+    retained: float = RETAINED
+    post_instructions: int | None = None
 
 
 class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,9 +79,14 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``banned``: bad words that are still text; `TurnGrammar.spell` makes token ids of them.
     ``input``, ``instructions``, ``tools``: if not None, they replace the conversation's in this turn only.
     ``out_of_band``: the reply does not join the conversation, and may run beside other turns.
+    ``more``: items that follow the conversation in this turn only; for a request out of band.
+    ``truncation``: None refuses a prompt that does not fit. ``input`` is never truncated.
+    ``prompt``: token ids that are the whole prompt, in place of the conversation and its template; for a
+    request out of band. None: the conversation is the prompt.
     ``parse_calls``: if false, tool calls are delivered as text.
     ``format``: the grammar of the reply's text.
     ``tool_choice``: auto, none or required; with required the reply is only calls, of ``tool`` if that is set.
+    ``cycle_tokens``: so many repeated tokens end the reply, as in `cycles`; 0: none do.
     """
 
     sampling: Sampling = Sampling()
@@ -77,6 +103,10 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     format: Grammar | None = None
     tool_choice: str = "auto"
     tool: str | None = None
+    cycle_tokens: int = 0
+    more: tuple[Item, ...] = ()
+    truncation: Truncation | None = None
+    prompt: tuple[int, ...] | None = None
 
     @classmethod
     def checked(
@@ -96,12 +126,17 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
         tool: str | None = None,
         format: Grammar | None = None,  # noqa: A002 - the standard's word
         offered: Sequence[Tool] = (),
+        more: Sequence[Item] = (),
+        truncation: Truncation | None = None,
+        prompt: Sequence[int] | None = None,
         **draw: Any,
     ) -> TurnRequest:
-        """Make a request and check its bounds. ``draw``: the parameters of `checked_sampling`.
+        """Make a request and check its bounds. ``draw``: the parameters of `checked_sampling`. ``bounds``: what
+        the model allows.
 
-        ``offered``: the conversation's tools, which count if ``tools`` is None. Raises ``SamplingInvalid``,
-        ``ItemInvalid``, ``ToolInvalid`` or ``GrammarInvalid``; ``param`` names the field.
+        ``offered``: the conversation's tools, which are used if ``tools`` is None. The other parameters become
+        the fields of that name. Raises ``SamplingInvalid``, ``ItemInvalid``, ``ToolInvalid`` or
+        ``GrammarInvalid``; ``param`` names the field.
         """
         if max_output_tokens is not None:
             integer("max_output_tokens", max_output_tokens, 1, MAX_INTEGER)
@@ -117,6 +152,9 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise ToolInvalid(NO_TOOLS, param="tools")
         _check_choice(tool_choice, tool, format, callable_tools)
         texts, words = _words(bad_words)
+        ids = None if prompt is None else token_ids("prompt", prompt, bounds.vocab_size)
+        if ids is not None and not (ids and out_of_band):
+            raise SamplingInvalid("A prompt of tokens has at least one, and is out of band", param="prompt")
         return cls(
             sampling=checked_sampling(bad_words=words, vocab_size=bounds.vocab_size, **draw),
             max_output_tokens=max_output_tokens,
@@ -125,7 +163,8 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
             input=None if input is None else tuple(checked_item(item) for item in input),
             instructions=instructions,
             tools=None if tools is None else preamble.tools,
-            parse_calls=tool_choice != "none"
+            parse_calls=prompt is None
+            and tool_choice != "none"
             and (format is None or (bool(callable_tools) and format.kind is GrammarKind.JSON)),
             min_output_tokens=min_output_tokens,
             stop_ids=_stop_ids(stop_token_ids, bounds.vocab_size),
@@ -133,20 +172,31 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
             format=format,
             tool_choice=tool_choice,
             tool=tool,
+            cycle_tokens=bounds.cycle_tokens,
+            more=tuple(checked_item(item) for item in more),
+            truncation=truncation,
+            prompt=ids,
         )
 
     @property
     def bound(self) -> bool:
-        """Whether the reply follows a grammar from its first token on, so that it has no reasoning."""
+        """Whether a grammar constrains the reply from its first token on."""
         return self.format is not None or self.tool_choice == "required"
 
     @property
+    def plain(self) -> bool:
+        """Whether the reply has no reasoning: a grammar constrains it, or no template wrote its prompt."""
+        return self.bound or self.prompt is not None
+
+    @property
     def one_call(self) -> bool:
-        """Whether the reply is exactly one call, which only its grammar or its length ends."""
+        """Whether the reply is exactly one call, and only its grammar or its length can end it: a tool is
+        named, and there are no stop strings and no stop ids."""
         return self.tool is not None and not self.stop and not self.stop_ids
 
     def preamble(self, default: Preamble) -> Preamble:
-        """The session's preamble with this turn's overrides."""
+        """The preamble of this turn: ``default``, the session's, with the request's instructions and tools in
+        place of its own where they are set."""
         instructions = default.instructions if self.instructions is None else self.instructions
         return Preamble(instructions=instructions, tools=default.tools if self.tools is None else self.tools)
 
@@ -186,7 +236,7 @@ def _stop_ids(ids: Sequence[int], vocab_size: int | None) -> tuple[int, ...]:
 
 
 def _words(words: Sequence[str | Sequence[int]]) -> tuple[tuple[str, ...], list[Sequence[int]]]:
-    """The bad words that are text, and those that are token ids."""
+    """The bad words that are text, and those that are lists of token ids."""
     if len(words) > MAX_BAD_WORDS:
         raise SamplingInvalid(f"At most {MAX_BAD_WORDS} bad words", param="bad_words")
     texts = tuple(word for word in words if isinstance(word, str))
@@ -216,8 +266,8 @@ def checked_sampling(
 ) -> Sampling:
     """Make sampling parameters and check their bounds.
 
-    ``seed``: None for a random one. ``vocab_size``: None leaves it to the engine to check the largest ids.
-    Raises ``SamplingInvalid``; ``param`` names the field.
+    ``seed``: None for a random one. ``vocab_size``: every token id must be smaller; None: only the engine
+    checks that. Raises ``SamplingInvalid``; ``param`` names the field.
     """
     if seed is not None:
         integer("seed", seed, 0, MAX_SEED)

@@ -15,14 +15,25 @@ from ...runtime.errors import EngineGone
 from ...runtime.link.messages import TokenLimits, TokenLogprob
 from ..edits import check_place, end_with
 from ..errors import EngineUnavailable, ItemUnknown, PromptTooLong, TurnFailed
-from ..history import History, Placed
+from ..history import History, Placed, RunningTurn
 from ..items import new_id
-from ..journal.records import Emitted, Ended, Interrupted, Span
+from ..journal.records import ContextCut, Emitted, Ended, Interrupted, Span
 from ..journal.replay import ended, reader_of, refused, spans_of
 from ..token_ids import NONE, Ids, bytes_of, ids_of
 from ..tree import Draft, TurnReply
+from ..workers import Stopped
 from .branch import Branch
-from .events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus, TurnUsage
+from .events import (
+    EndReason,
+    LeftOut,
+    MissReason,
+    ReplyDone,
+    ReplyEvent,
+    ReplyStarted,
+    ReplyStatus,
+    TurnUsage,
+)
+from .fitting import FittedPrompt, PromptFit
 from .generation import ReplyEnd, ReplyRun
 from .request import TurnRequest
 
@@ -30,21 +41,24 @@ log = logging.getLogger(__name__)
 
 
 GATHERED = 64
-"""Tokens of a call without streamed arguments come up together, so many at a time. An engine's death may lose
-them, and the next engine samples them again."""
+"""If the arguments of a call are not streamed, the engine sends this many tokens at a time. If it dies, the
+tokens that it has not sent are sampled again by the next engine."""
 
 
 class TurnResponse:
     """The events of one turn. Read them all, or use it as ``async with``: leaving the block cancels the turn.
 
-    It owns the turn that ``placed`` began, and commits it or takes it back on every path. Reading may raise
-    ``PromptTooLong``, ``TemplateFailed`` or ``EngineUnavailable`` before the first event; then nothing has
-    changed. After ``ReplyStarted`` every outcome is a ``ReplyDone``. It has one reader.
+    It owns the turn that ``placed`` began. In every case it commits that turn or takes it back. Reading may
+    raise ``PromptTooLong``, ``TemplateFailed`` or ``EngineUnavailable`` before the first event; then nothing
+    has changed. After ``ReplyStarted`` every outcome is a ``ReplyDone``. It has one reader.
 
-    ``request``: with its grammar. ``ended`` is called when the turn is over. A response that was interrupted
-    goes on from the ids ``said``, with their ``logprobs``, and repeats the events of these; its items keep
-    their ids. ``cut``: the message that ends the reply, and its number of characters. ``whole_calls``: the
-    arguments of a call come with its end, not while they are sampled.
+    ``request``: the request, with its grammar. ``ended`` is called when the turn is over. ``whole_calls``: a
+    call's arguments are delivered at its end, not while they are sampled.
+
+    The other parameters are for a response that was interrupted. ``said``, ``logprobs``: the ids that it has
+    already, and their log probabilities; their events are repeated with the same ids of items, and the reply
+    continues behind them. ``cut``: the message at which the reply ends, and that message's length in
+    characters. ``left_out``: what ``placed`` leaves out of the context already.
     """
 
     def __init__(
@@ -58,17 +72,19 @@ class TurnResponse:
         said: Ids = NONE,
         logprobs: Sequence[TokenLogprob] = (),
         cut: tuple[str, int] | None = None,
+        left_out: LeftOut | None = None,
         whole_calls: bool = False,
     ) -> None:
         self._whole_calls = whole_calls
         self.id = response_id or new_id("resp")
         self._branch = branch
         self._ended = ended
-        self._turn, self._script, self._aside = placed.turn, placed.script, placed.aside
+        self._placed = placed
+        self._left_out = left_out
         self.writes = placed.turn is not None
         """Whether its reply joins the conversation."""
         self._request = request
-        self._sequence = branch.sequence.child() if self._aside else branch.sequence
+        self._sequence = branch.sequence.child() if placed.aside else branch.sequence
         self._said, self._logprobs = said, logprobs
         self._cut = cut
         self._recorded = len(said)
@@ -80,16 +96,30 @@ class TurnResponse:
         self._cancelled: EndReason | None = None
         self._events: deque[ReplyEvent] = deque()
         self.over = False
-        """Whether the turn is committed or taken back; events may still wait to be read."""
+        """Whether the turn was committed or taken back. Some events may still wait to be read."""
         self._reading = False
         self._leaving: asyncio.Task[None] | None = None
 
+    @property
+    def request(self) -> TurnRequest:
+        """What was asked for."""
+        return self._request
+
+    @property
+    def _turn(self) -> RunningTurn | None:
+        return self._placed.turn
+
+    @property
+    def _aside(self) -> bool:
+        return self._placed.aside
+
     def withdraw(self) -> None:
-        """Count as over. The caller takes the turn back."""
+        """Mark the response as over and do nothing else: the caller takes the turn out of the history."""
         self.over = True
 
     def refuse(self, fault: BaseException | None = None) -> None:
-        """Take the turn back, because of ``fault``. Does nothing once the turn is over."""
+        """Take the turn out of the history, and record in the journal that it was refused because of
+        ``fault`` (None: it was cancelled). Does nothing once the turn is over."""
         if self.over:
             return
         self.over = True
@@ -101,8 +131,8 @@ class TurnResponse:
             self._ended()
 
     async def cancel(self, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
-        """End the reply as soon as possible. What was said stays, with its KV; the reader gets the last
-        events."""
+        """End the reply as soon as possible. What it said so far stays, with its KV, and the reader gets the
+        last events. ``reason``: why; only the first one counts."""
         self._cancelled = self._cancelled or reason
         if self._run is not None:
             await self._run.cancel(reason)
@@ -112,9 +142,10 @@ class TurnResponse:
         return self.writes and self._run is not None and self._run.reader.said_of(item_id) is not None
 
     def cut(self, item_id: str, end: int) -> None:
-        """Let the reply end after ``end`` characters of its message; more text is taken back when it is over.
+        """Let the reply end after ``end`` characters of its message ``item_id``, and record that in the
+        journal. Text behind that is removed when the reply is over.
 
-        The caller also calls `cancel`. Raises ``ItemUnknown`` or ``CutInvalid``.
+        The caller must also call `cancel`. Raises ``ItemUnknown`` or ``CutInvalid``.
         """
         said = None if self._run is None else self._run.reader.said_of(item_id)
         if said is None:
@@ -124,17 +155,20 @@ class TurnResponse:
         self._branch.history.record(Interrupted(response=self.id, item=item_id, end=end))
 
     def so_far(self) -> tuple[History, Ended]:
-        """A branch of the history in which the reply ends here, and the journal's operation for that."""
+        """A copy of the history in which the reply ends with the tokens that the journal has so far, and the
+        operation that says so in the journal. The response itself goes on."""
         history, turn, language = self._branch.history.branch(), self._turn, self._branch.language
         assert turn is not None, "only a reply that joins the conversation"
         said = NONE if self._run is None else ids_of(self._run.reader.ids)
-        if self._recorded > len(said):  # it goes on after an interruption and was not read so far yet
+        if self._recorded > len(said):  # it continues after an interruption, and has not read these again
             said = self._said
         said = said[: self._recorded]
         if self._draft is None or not len(said):
             history.abort_turn(turn)
             return history, refused(self.id, None)
-        reader = reader_of(self.id, self._request, language, self._end_ids)
+        reader = reader_of(
+            self.id, self._request, language, self._end_ids, self._placed.script.preamble.tools
+        )
         reader.feed(said.tolist())
         reader.finish(cut=not reader.ended)
         reply = TurnReply(reader.items(), ids_of(reader.ids), reader.ended)
@@ -143,15 +177,13 @@ class TurnResponse:
         return history, ended(self.id, done, spans_of(turn.script, node), reader.ended)
 
     async def aclose(self) -> None:
-        """Cancel the reply and end the turn; events that were not read are dropped.
-
-        A caller that is cancelled meanwhile leaves this to finish by itself.
-        """
+        """Cancel the reply and end the turn. Events that were not read are dropped. If the caller is cancelled
+        meanwhile, this still finishes."""
         if self._leaving is not None or not self.over:
             await self._leave(drop=True)
 
     async def leave(self) -> None:
-        """Cancel the reply and end the turn; a reader can still read the events that are left."""
+        """Cancel the reply and end the turn. A reader can still read the remaining events."""
         if self._reading:
             await self.cancel()
         elif not self.over and self._leaving is None:
@@ -210,7 +242,7 @@ class TurnResponse:
             except BaseException as fault:
                 self.refuse(fault)
                 raise
-            if not self.over:  # it was not closed meanwhile
+            if not self.over:  # the response was not closed meanwhile
                 self._run = run
                 self._events.append(ReplyStarted(self._prompt_tokens))
         elif self._run.ending is None:
@@ -222,7 +254,8 @@ class TurnResponse:
             await self._conclude(self._run, self._run.ending)
 
     async def _advanced(self, run: ReplyRun) -> list[ReplyEvent]:
-        """The run's next events. An error of our own, in reading the text for one, fails only this turn."""
+        """The run's next events. If this server makes a mistake, for example in reading the text for an event,
+        only this turn fails."""
         try:
             events = await run.advance()
             self._record_said(run)
@@ -233,28 +266,30 @@ class TurnResponse:
         return events
 
     async def _begin(self) -> ReplyRun:
-        """Render the prompt, check its length and prepare the run; nothing is sent yet."""
+        """Render the prompt, leave out older turns if it is too long and the request allows that, and prepare
+        the run. Nothing is sent to the engine yet. Raises ``PromptTooLong``, ``TemplateFailed``,
+        ``EngineUnavailable``."""
         branch = self._branch
         try:
             hello = branch.link.hello
         except EngineGone as fault:
             raise EngineUnavailable(fault.message) from fault
         try:
-            said = await branch.draft(self._script, hello.max_context, self._given_up)
-            prompt = said.tokens()
-            if len(prompt) >= hello.max_context:
-                raise PromptTooLong(
-                    f"The prompt has {len(prompt)} tokens; the model's context holds {hello.max_context}"
-                )
+            fit = await self._fitted(hello.max_context)
+            said, prompt = fit.checked(hello.max_context), fit.ids
         except PromptTooLong as fault:
             fault.param = None if self._request.input is None else "input"
             raise
+        if fit.places:
+            self._leave_out(fit)
         self._draft = said
-        if self._turn is not None and self._aside:  # the reply joins a history without the overrides
+        if self._turn is not None and self._aside:  # the history gets the reply without the overrides
             self._draft = await branch.draft(self._turn.script, stopped=self._given_up)
         self._prompt_tokens = len(prompt)
         await branch.sequence.wait_stopped()
         self._new_tokens = len(said.prompt) + self._pending(said)
+        if said.parent is None:  # nothing is used again, but the instructions are not new
+            self._new_tokens -= fit.instructions
         self._restarted = branch.sequence.lost
         end_ids = self._end_ids = branch.language.end_ids(hello.eos_ids)
         whole = self._whole_calls
@@ -264,7 +299,14 @@ class TurnResponse:
         gather = GATHERED if whole and request.one_call else 1
         run = ReplyRun(
             self._sequence,
-            reader_of(self.id, request, branch.language, end_ids, whole_calls=whole),
+            reader_of(
+                self.id,
+                request,
+                branch.language,
+                end_ids,
+                self._placed.script.preamble.tools,
+                whole_calls=whole,
+            ),
             prompt,
             request.sampling,
             TokenLimits(most, stop_ids, min(request.min_output_tokens, most), gather),
@@ -276,12 +318,42 @@ class TurnResponse:
             await run.cancel(self._cancelled)
         return run
 
+    async def _fitted(self, max_context: int) -> FittedPrompt:
+        """The prompt, without older turns if it is too long and the request allows that. A reply that continues
+        after an interruption gets the prompt with which it began."""
+        branch, request, script = self._branch, self._request, self._placed.script
+        if request.prompt is not None:
+            ids = ids_of(request.prompt)
+            return FittedPrompt(len(ids), Draft(None, (), 0, ids, script.miss), ids)
+        begun = self._left_out is not None or len(self._said) > 0
+        truncation = None if begun or request.input is not None else request.truncation
+        fit = PromptFit(branch.renderer, script, max_context, request.max_output_tokens, truncation)
+
+        def gives_up(gone: Stopped) -> Stopped:
+            return lambda: gone() or self._given_up()
+
+        whole = await branch.render(script, lambda gone: fit.whole(gives_up(gone)))
+        if self._given_up() or not fit.is_full(whole):
+            return whole
+        return await branch.slot.run(lambda gone: fit.shortened(whole, gives_up(gone)))
+
+    def _leave_out(self, fit: FittedPrompt) -> None:
+        """Leave out of the context what ``fit`` left out. The journal gets it first."""
+        segments = [self._placed.script.segments[place] for place in fit.places]
+        items = [item for one in segments for item in (one.items if isinstance(one, TurnReply) else (one,))]
+        self._left_out = LeftOut(tuple(item.id for item in items), fit.gone)
+        if self.writes:
+            cut = ContextCut(response=self.id, places=fit.places, told=self._left_out)
+            self._branch.history.record(cut)
+        self._placed = self._placed.without(fit.places)
+
     def _given_up(self) -> bool:
-        """Whether the reply is cancelled with nothing said, so that its prompt need not be complete."""
+        """Whether the reply was cancelled before it said anything. Then its prompt need not be complete."""
         return self._cancelled is not None and not len(self._said)
 
     def _pending(self, draft: Draft) -> int:
-        """How many kept tokens of the reply before have no KV: the last ones sampled, or tokenized by a cut."""
+        """How many tokens at the end of the last reply have no KV although the draft keeps them. They were
+        sampled last, or tokenized again by a cut."""
         if draft.parent is None or draft.keep < draft.parent.length:
             return 0
         return draft.parent.reply.respelled or self._branch.sequence.without_kv(draft.keep)
@@ -306,10 +378,10 @@ class TurnResponse:
                 await self._sequence.close()
 
     def _recorded_end(self, run: ReplyRun, ending: ReplyEnd, reply: TurnReply) -> tuple[ReplyDone, bool]:
-        """Commit the turn to the history, or take it back. Returns the last event, and whether it was
+        """Commit the turn to the history, or take it back. Returns the last event, and whether the turn was
         committed.
 
-        The journal comes first: if it refuses the record, nothing has changed.
+        The journal gets its record first. If it refuses that, nothing has changed.
         """
         self._record_said(run)
         history, turn, draft = self._branch.history, self._turn, self._draft
@@ -320,7 +392,15 @@ class TurnResponse:
             spans = spans_of(turn.script, node)
         self._restarted |= run.recovered
         usage = self._usage(ending, len(reply.ids))
-        done = ReplyDone(ending.status, ending.reason, reply.items, usage, ending.error)
+        done = ReplyDone(
+            ending.status,
+            ending.reason,
+            reply.items,
+            usage,
+            ending.error,
+            self._left_out,
+            run.reader.stopped_by if ending.reason is EndReason.STOP else None,
+        )
         history.record(ended(self.id, done, spans, run.reader.ended))
         if turn is not None and draft is not None and node is not None:
             history.commit_turn(turn, draft, reply, node.id)
@@ -329,7 +409,7 @@ class TurnResponse:
         return done, node is not None
 
     def _record_said(self, run: ReplyRun) -> None:
-        """Give the journal the ids that were read since the last call."""
+        """Record in the journal the ids that were read since the last call."""
         new = run.reader.ids[self._recorded :]
         if new and self._turn is not None:
             told = run.reader.logprobs if len(run.reader.logprobs) == len(run.reader.ids) else []
@@ -341,7 +421,9 @@ class TurnResponse:
     def _usage(self, ending: ReplyEnd, said: int) -> TurnUsage:
         work = ending.work
         missed = work.prefilled + work.recomputed > self._new_tokens
-        reason = self._script.miss or (MissReason.ENGINE_RESTARTED if self._restarted else MissReason.EVICTED)
+        reason = self._placed.script.miss or (
+            MissReason.ENGINE_RESTARTED if self._restarted else MissReason.EVICTED
+        )
         if self._sequence.take_retracted() and reason is MissReason.EVICTED:
             reason = MissReason.INPUT_RETRACTED
         elif reason is MissReason.EVICTED and work.chosen:
@@ -361,5 +443,5 @@ class TurnResponse:
 
 
 def _is_kept(ending: ReplyEnd, reply: TurnReply) -> bool:
-    """Whether the turn joins the history. One that failed or sampled nothing does not."""
+    """Whether the turn joins the history. It does not if it failed or sampled nothing."""
     return ending.status is not ReplyStatus.FAILED and len(reply.ids) > 0

@@ -1,5 +1,4 @@
-"""Prepares a request for the engine: its bad words as token ids, and the grammar that its reply has to
-follow."""
+"""Prepares a request for the engine: the token ids of its bad words, and the grammar of its reply."""
 
 from __future__ import annotations
 
@@ -8,17 +7,18 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.link.messages import Grammar
+from ...runtime.link.messages import Grammar, GrammarKind
 from ..errors import GrammarInvalid
 from ..items import Tool
 from ..text.language import Language
-from ..tools.formats import SYNTAXES
+from ..tools.formats import CallForm
 from ..tools.grammar import CallWriter
 from .request import TurnRequest
 
 
 class TurnGrammar:
-    """The grammars of one session's turns. It caches the last one, because most turns need the same again."""
+    """Makes the grammars of one session's turns. It caches the last one, because most turns need the same
+    again."""
 
     def __init__(self, language: Language) -> None:
         self._language = language
@@ -27,14 +27,11 @@ class TurnGrammar:
         self._grammar: Grammar | None = None
 
     def prepare(self, request: TurnRequest, tools: Sequence[Tool]) -> TurnRequest:
-        """The request with its bad words as token ids and the grammar of its reply. ``tools``: those of the
-        turn.
-
-        Raises ``GrammarInvalid``.
-        """
+        """The request with the token ids of its bad words and the grammar of its reply. ``tools``: the tools of
+        the turn. Raises ``GrammarInvalid``."""
         request = self.spell(request)
         asked = (request.tool_choice, request.tool, request.format, request.parse_calls)
-        if asked != self._asked or tools is not self._tools:  # equal tools may differ: 1 equals true
+        if asked != self._asked or tools is not self._tools:  # `is`: equal tools may differ, as 1 == True
             self._grammar = self.grammar(request, tools)
             self._asked, self._tools = asked, tools
         if self._grammar is None:
@@ -43,9 +40,10 @@ class TurnGrammar:
         return msgspec.structs.replace(request, sampling=sampling)
 
     def spell(self, request: TurnRequest) -> TurnRequest:
-        """The request with its bad words as the tokenizer writes them.
+        """The request with token ids in place of its bad words: those with which the tokenizer writes each
+        word.
 
-        The model may still write such a word with other tokens, as in other engines.
+        The model can still write such a word with other tokens. Other engines have the same limit.
         """
         if not request.banned:
             return request
@@ -55,25 +53,30 @@ class TurnGrammar:
         return msgspec.structs.replace(request, sampling=sampling, banned=())
 
     def grammar(self, request: TurnRequest, tools: Sequence[Tool]) -> Grammar | None:
-        """The grammar that the reply has to follow; None: it is free. Raises ``GrammarInvalid``."""
+        """The grammar of the reply; None if the reply is free. ``tools``: the tools of the turn. Raises
+        ``GrammarInvalid``."""
         if request.tool_choice == "required":
             named = [tool for tool in tools if request.tool in (None, tool.name)]
             return self._calls.forced(named, one=request.tool is not None)
         if request.format is not None:
-            joined = request.parse_calls and tools
-            return self._calls.answered(request.format, tools) if joined else request.format
+            joined = tools if request.parse_calls else ()
+            channels = self._language.forms.calls is CallForm.HARMONY
+            wrapped = joined or (channels and request.format.kind is GrammarKind.JSON)
+            return self._calls.answered(request.format, joined) if wrapped else request.format
         if request.tool_choice == "auto" and any(tool.strict for tool in tools):
             return self._calls.strict(tools)
         return None
 
     @property
     def _calls(self) -> CallWriter:
-        """Writes grammars of calls in the model's form. Raises ``GrammarInvalid`` if there are none for it."""
-        form = self._language.forms.calls
-        syntax = SYNTAXES.get(form)
+        """The writer that makes grammars of calls in the model's form. Raises ``GrammarInvalid`` if that form
+        has none."""
+        forms, tokenizer = self._language.forms, self._language.tokenizer
+        syntax = forms.syntax(tokenizer.special_ids)
         if syntax is None:
             raise GrammarInvalid(
-                f"Calls in the {form} form can be neither forced nor strict, nor go with a format",
+                f"Calls in the {forms.calls} form can be neither forced nor strict, nor go with a format",
                 param="tool_choice",
             )
-        return CallWriter(syntax, self._language.tokenizer)
+        marks = frozenset(forms.marks(tokenizer.special_ids, parse_calls=False))
+        return CallWriter(syntax, tokenizer, marks)

@@ -183,6 +183,31 @@ def test_floods_watch_a_victim_of_another_tenant(tmp_path: Path) -> None:
     assert {goal["better"] for goal in told["goals"]} == {"lower", "higher"} and len(told["goals"]) == 8
 
 
+def test_fairness_watches_a_victim_beside_a_full_engine(tmp_path: Path) -> None:
+    told = quick("fairness", tmp_path, "--only", "talkers")
+    fair, other = (told["attacks"]["talkers"][name] for name in ("fair_shares", "first_come_first_served"))
+    assert fair["beside"]["turns"] > 0 and not fair["beside"]["failed"]
+    for one in (fair, other):
+        assert one["alone"]["turns"] > 0 and one["attack"]["computed"] > 0 and one["attack"]["steps"] > 0
+    assert [goal["better"] for goal in told["goals"]] == ["lower", "higher"]
+
+
+def test_gateway_sends_a_frame_for_each_token_and_compares_bare_processes(tmp_path: Path) -> None:
+    told = quick("gateway", tmp_path)
+    assert set(told["figures"]) == {
+        "a token of one long reply",
+        "a token of 2 long replies",
+        "a turn of 16 tokens",
+        "the SDK: a token of one reply",
+        "the SDK: a token of 2 replies",
+    }
+    for one in told["figures"].values():
+        assert len(one["ours_us"]["runs"]) == len(one["bare_us"]["runs"]) == 2
+        assert min(one["ours_us"]["runs"]) > 0 and min(one["bare_us"]["runs"]) > 0
+    assert told["frame_bytes"] > 100 and told["idle"]["sessions"] == 20
+    assert len(told["goals"]) == 6 and all(goal["better"] == "lower" for goal in told["goals"])
+
+
 def test_paired_runs_take_ratios_within_a_round(tmp_path: Path) -> None:
     checkout = str(Path(__file__).resolve().parents[2])
     told = quick("paired", tmp_path, "fork", "--before", checkout, "--rounds", "2")
@@ -201,7 +226,9 @@ def test_a_ratio_is_slower_only_where_its_whole_interval_is() -> None:
     assert Ratio.of([1.0, 1.0]).low == Ratio.of([1.0, 1.0]).high == 1.0
 
 
-@pytest.mark.parametrize("name", ["turns", "decode", "prefill", "memory", "load", "agent", "floods"])
+@pytest.mark.parametrize(
+    "name", ["turns", "decode", "prefill", "memory", "load", "agent", "floods", "fairness", "gateway"]
+)
 def test_what_it_cannot_measure_is_exit_1(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

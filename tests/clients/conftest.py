@@ -1,9 +1,15 @@
-"""The Python of `.venv-clients`, where the `openai` package lives: it pins an older websockets than ours."""
+"""The environments of the clients: each package, or family of packages, lives apart from ours and the others.
+
+`.venv-clients` has `openai` and what is built on it (it pins an older websockets than ours), and
+`.venv-clients-NAME` what `NAME.txt` of this folder names. `.venv-clients-node` has the packages of
+`node/package.json`. A test is skipped where its environment is missing.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,28 +18,69 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).resolve().parent
-PYTHON = HERE.parent.parent / ".venv-clients" / "bin" / "python"
+ROOT = HERE.parent.parent
+PYTHON = ROOT / ".venv-clients" / "bin" / "python"
+NODE = ROOT / ".venv-clients-node"
 SECONDS = 90
+PATIENT_SECONDS = 300
+"""Of libraries that take twenty seconds of a busy machine to be imported."""
+
+
+def printed(
+    command: list[str | Path], given: str = "", folder: Path | None = None, seconds: float = SECONDS
+) -> Any:
+    """Runs a client's program: standard input in, the JSON it prints out."""
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "NO_PROXY": "127.0.0.1"}
+    done = subprocess.run(
+        command,
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        env=environment,
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="session")
 def client_script() -> Callable[..., Any]:
-    """Runs a script of this folder there: arguments and standard input in, the JSON it prints out."""
+    """Runs a script of this folder in `.venv-clients`."""
     if not PYTHON.exists():
         pytest.skip("no .venv-clients here: `make clients` makes it")
 
     def run(script: str, *arguments: str, given: str = "") -> Any:
-        environment = {**os.environ, "PYTHONSAFEPATH": "1", "NO_PROXY": "127.0.0.1"}
-        done = subprocess.run(
-            [PYTHON, HERE / script, *arguments],
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            env=environment,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return printed([PYTHON, HERE / script, *arguments], given)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def script_in() -> Callable[..., Any]:
+    """Runs a script of this folder in `.venv-clients-NAME`: the name, the script and its arguments."""
+
+    def run(name: str, script: str, *arguments: str) -> Any:
+        python = ROOT / f".venv-clients-{name}" / "bin" / "python"
+        if not (python.parent.parent / "ready").exists():
+            pytest.skip(f"no .venv-clients-{name} here: `make clients` makes it")
+        return printed([python, HERE / script, *arguments], seconds=PATIENT_SECONDS)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def node_script() -> Callable[..., Any]:
+    """Runs a module of `node/` with the packages of `.venv-clients-node`.
+
+    It is read from standard input, so that Node looks for packages where it runs.
+    """
+    if not (NODE / "ready").exists() or shutil.which("node") is None:
+        pytest.skip("no .venv-clients-node here: `make clients` makes it, with Node")
+
+    def run(script: str, *arguments: str) -> Any:
+        source = (HERE / "node" / script).read_text()
+        return printed(["node", "--input-type=module", "-", *arguments], source, NODE, PATIENT_SECONDS)
 
     return run
 

@@ -78,8 +78,10 @@ async def main(url: str, model: str) -> dict[str, Any]:
         conversation = Conversation(connection)
         created = await conversation.until("session.created")
         session = {"type": "realtime", "output_modalities": ["text"], "tools": [TOOL], "tool_choice": "auto"}
-        await connection.session.update(session=session)
-        await conversation.until("session.updated")
+        limits = {"post_instructions": 5000}
+        truncation = {"type": "retention_ratio", "retention_ratio": 0.8, "token_limits": limits}
+        await connection.session.update(session={**session, "truncation": truncation})
+        updated = await conversation.until("session.updated")
         await conversation.say("My dog is called Rex.")
         await conversation.say("What is the weather in Rome?")
     return {
@@ -88,6 +90,7 @@ async def main(url: str, model: str) -> dict[str, Any]:
         "calls": conversation.calls,
         "events": conversation.events,
         "usage": conversation.usage,
+        "truncation": [created.session.truncation, updated.session.truncation.to_dict()],
     }
 
 

@@ -68,6 +68,7 @@ async def test_an_output_type_is_followed_with_tools_and_without(
     assert [type(value) for value in told["wrapped"]] == [bool, bool]
     assert told["answered"] == [True, True, True]
     assert told["steps"] == [2, 1, 2] and len(told["ran"]) == 2, "a call and then the answer, or that at once"
+    assert told["ran"][0] == "Rome"
     assert told["sessions"] == [1, 1, 1], "each step goes on in the session that has the steps before"
     assert json.loads("".join(told["pieces"])) == told["streamed"] and len(told["pieces"]) > 1
     kind, why = told["refused"]

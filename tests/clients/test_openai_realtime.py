@@ -1,9 +1,10 @@
-"""The unmodified `openai` package against a real server: two turns and a tool call, as users write them."""
+"""The unmodified `openai` and `openai-agents` packages against a real server, as users write their clients."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +14,24 @@ from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 
+from .conftest import PYTHON
+
+
+@pytest.fixture
+def agents() -> None:
+    """Skipped where the openai-agents package is not installed."""
+    if not PYTHON.exists() or subprocess.run([PYTHON, "-c", "import agents"], capture_output=True).returncode:
+        pytest.skip("no openai-agents in .venv-clients: `make clients` installs it")
+
 
 @pytest.mark.anyio
 async def test_two_turns_with_a_tool_call(client_script: Callable[..., Any]) -> None:
     async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
         told = await asyncio.to_thread(client_script, "openai_conversation.py", server.url, "pocket")
     assert told["model"] == "pocket"
+    limits = {"post_instructions": 5000}
+    ratio = {"type": "retention_ratio", "retention_ratio": 0.8, "token_limits": limits}
+    assert told["truncation"] == ["auto", ratio]
     first, second = told["said"]
     assert "Rex" in first
     assert "21" in second
@@ -30,3 +43,21 @@ async def test_two_turns_with_a_tool_call(client_script: Callable[..., Any]) -> 
     assert events[:2] == ["session.created", "conversation.created"]
     assert events.count("response.created") == events.count("response.done") == 3
     assert [usage["input_tokens"] > 0 for usage in told["usage"]] == [True] * 3
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("modality", ["text", "audio"])
+async def test_a_realtime_agent_with_a_tool_runs_as_it_comes(
+    client_script: Callable[..., Any], agents: None, modality: str
+) -> None:
+    """Its `session.update` names audio, a voice, turn detection and tracing beside its tools."""
+    async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
+        url = server.url.replace("http", "ws", 1) + "/v1/realtime"
+        told = await asyncio.to_thread(client_script, "openai_agents_realtime.py", url, "pocket", modality)
+    assert told["errors"] == []
+    assert told["ran"] == ["Rome"]
+    assert "21" in told["said"] and "sunny" in told["said"]
+    assert [tool["name"] for tool in told["session"]["tools"]] == ["get_weather"]
+    assert told["session"]["output_modalities"] == ["text"] and "audio" not in told["session"]
+    named = {"audio", "tracing"} | ({"output_modalities"} if modality == "audio" else set())
+    assert set(told["unserved"]) == named

@@ -54,6 +54,7 @@ OURS = (
     "session.lease",
     "session.stage",
     "session.settle",
+    "session.blocks",
     "response.steer",
 )
 
@@ -97,6 +98,8 @@ def every_event() -> list[server.ServerEvent]:
     receive(client.ResponseCreate(response=response.ResponseParams(conversation="none")))
     told.extend(conversation.reply(conversation.running[0], ReplyStarted(3)))
     told.extend(conversation.failed(conversation.running[0], RuntimeError("broke")))
+    left = server.RateLimit(name="requests", limit=60, remaining=59, reset_seconds=1.0)
+    told.append(server.RateLimitsUpdated(event_id="e", rate_limits=[left]))
     return told
 
 

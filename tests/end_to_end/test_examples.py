@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
 import sys
 
 import pytest
@@ -33,12 +34,19 @@ TOLD = {
 
 @pytest.mark.parametrize("example", TOLD)
 async def test_an_example_runs_as_a_program(example: str, server: Serving) -> None:
-    command = (sys.executable, "-m", f"holdfast.sdk.examples.{example}", server.url)
+    command = (sys.executable, "-m", f"holdfast.sdk.examples.{example}", "--url", server.url)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
     out, err = (text.decode() for text in await process.communicate())
     assert process.returncode == 0, err
     assert all(told in out for told in TOLD[example]), out
+
+
+@pytest.mark.parametrize("example", TOLD)
+def test_an_example_says_what_it_is(example: str) -> None:
+    command = (sys.executable, "-m", f"holdfast.sdk.examples.{example}", "--help")
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "--url" in done.stdout and f"holdfast.sdk.examples.{example}" in done.stdout
 
 
 def drawn(seed: int) -> tuple[random.Random, WorldWords]:

@@ -214,7 +214,7 @@ async def test_without_a_terminal_sighup_reads_the_keys_again(tmp_path: Path) ->
             assert refused.value.code == "session_limit_reached"
 
             told = await reloaded(AFTER)
-            assert told == f"holdfast: reloaded: keys: 2 from {keys}; connections closed: 1\n"
+            assert told.endswith(f" holdfast: reloaded: keys: 2 from {keys}; connections closed: 1\n")
             await removed.socket.wait_closed()
             assert (removed.socket.close_code, removed.socket.close_reason) == (1008, "invalid_api_key")
             assert (await get(url, "/v1/models", **bearing("alpha")))[0] == 401
@@ -226,8 +226,26 @@ async def test_without_a_terminal_sighup_reads_the_keys_again(tmp_path: Path) ->
             assert "Marisol" in await chat.say("What is my name?").text()
 
             told = await reloaded("[tenants.zenith\n")
-            assert told.startswith(f"holdfast: not reloaded, all stays as it was: {keys}: ")
+            assert f" holdfast: not reloaded, all stays as it was: {keys}: " in told
             assert (await get(url, "/v1/models", **bearing("gamma")))[0] == 200
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+
+
+async def test_keys_are_reloaded_when_their_file_changes(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(BEFORE)
+    options = {"stdin": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.PIPE}
+    async with started("--no-store", "--keys", str(keys), **options) as process:
+        url = await address_of(process)
+        assert process.stderr is not None
+        async with wire(url, additional_headers={"Authorization": "Bearer alpha"}) as removed:
+            keys.write_text(AFTER)
+            while "reloaded" not in (line := (await process.stderr.readline()).decode()):
+                assert line, "the server ended"
+            assert line.endswith(f" holdfast: reloaded: keys: 2 from {keys}; connections closed: 1\n")
+            await removed.socket.wait_closed()
+            assert removed.socket.close_reason == "invalid_api_key"
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
 

@@ -80,3 +80,30 @@ async def test_a_refused_verb_is_a_typed_error_and_the_session_goes_on(client: C
             await chat.settle("tape")  # type: ignore[arg-type]
         assert (refused.value.code, refused.value.param) == ("invalid_value", "tier")
         assert await chat.say("Hello!").text()
+
+
+async def test_blocks_are_where_settle_and_stage_put_them(pocket: EngineSettings, tmp_path: Path) -> None:
+    settings = msgspec.structs.replace(pocket, store=str(tmp_path), disk_bytes=64 << 20, host_bytes=32 << 20)
+    async with (
+        serving(GatewaySettings(port=0), settings) as server,
+        connect(server.url) as remote,
+        remote.session(temperature=0, instructions="Be brief.") as chat,
+    ):
+        assert (await chat.blocks()).blocks.total == 0
+        during = [await chat.blocks() async for _ in chat.say(LINES[0])]
+        assert during[0].blocks.device > 0 and during[0].runs[0].tier == "device"
+        for move, tier in (
+            (lambda: chat.settle("host"), "host"),
+            (lambda: chat.settle("disk"), "disk"),
+            (chat.stage, "device"),
+        ):
+            await move()
+            listed = await chat.blocks()
+            assert [(run.tier, run.shared) for run in listed.runs] == [(tier, False)]
+            assert getattr(listed.blocks, tier) == listed.blocks.total == -(-listed.tokens // 16)
+        (child,) = await chat.fork()
+        listed = await chat.blocks()
+        assert listed.blocks.shared >= listed.tokens // 16 and listed.runs[0].shared
+        assert (await child.blocks()).blocks == listed.blocks
+        await chat.prune(child)
+        assert (await chat.blocks()).blocks.shared == 0

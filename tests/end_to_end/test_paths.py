@@ -1,8 +1,9 @@
 """Same output on every path: a second turn with KV that stayed, came from the host tier or from disk, was
 computed again, or came up in part and was computed in part, says what the undisturbed one says. Greedy, fp32.
 
-The pocket model's own conversations, real arena, slots and LMDB file. What is moved must be the same bytes: the
-device's blocks are hashed before they are lost and after they are back. Short here; ``make paths`` runs 200.
+The pocket model's own conversations, and others with SmolLM2 where it was fetched; real arena, slots and
+LMDB file. What is moved must be the same bytes: the device's blocks are hashed before they are lost and after
+they are back. Short here; ``make paths`` runs 200 with each model.
 """
 
 from __future__ import annotations
@@ -39,10 +40,13 @@ from holdfast.runtime.model.load import LoadedModel, load_model
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
 
+from .smollm2 import needed, smollm2_prompts
 from .test_parity import pocket_prompts
 
-BLOCK, SAID, SLOTS, BLOCKS = 16, 20, 384, 128
-SHORT, LONG = 5, 200
+BLOCK, SAID, BLOCKS = 16, 20, 128
+SLOTS = {"pocket": 384, "smollm2": 96}
+SHORT, LONG = {"pocket": 5, "smollm2": 1}, 200
+MODELS = ("pocket", pytest.param("smollm2", marks=[needed, pytest.mark.timeout(600)]))
 PATHS = ("resident", "host", "disk", "recomputed", "split")
 
 
@@ -84,6 +88,12 @@ class Stage:
             if block is not None
         }
 
+    def forget(self, seq: int) -> None:
+        """Close it, and remove what the disk has of it."""
+        names = self.engine.scheduler._queues[seq].names()
+        self.engine.apply(Close(0, seq, keep_kv=False))
+        self.engine.scheduler.offload.disk._store.drop(names)  # type: ignore[union-attr]
+
     def lose(self, seq: int, path: str) -> None:
         """So that the next turn has to go by ``path``."""
         if path == "resident":
@@ -107,13 +117,13 @@ class Stage:
                 store.drop([key])
 
 
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    model = load_model("pocket", "cpu", "float32")
+@pytest.fixture(scope="module", params=MODELS)
+def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    model = load_model(request.param, "cpu", "float32")
     (group,) = model.kv_groups(BLOCK)
     arena = DeviceArena(group, BLOCKS, "cpu")
     arena.poison(range(BLOCKS))
-    fd = make_memory(3 * 4096 + SLOTS * (group.block_bytes + 4096 + 64))
+    fd = make_memory(3 * 4096 + SLOTS[model.name] * (group.block_bytes + 4096 + 64))
     tier = HostTier(SlotMemory(fd, bytes(16), group.block_bytes))
     os.close(fd)
     store = RecordStore(tmp_path_factory.mktemp("kv"), bytes(16), group.block_bytes, 256 << 20)
@@ -134,7 +144,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 def check(stage: Stage, count: int) -> None:
-    prompts = pocket_prompts(stage.model.folder, count)
+    make = pocket_prompts if stage.model.name == "pocket" else smollm2_prompts
+    prompts = make(stage.model.folder, count)
     for number, prompt in enumerate(prompts):
         more = prompts[number - 1][-24:]
         said: dict[str, list[list[int]]] = {}
@@ -149,7 +160,7 @@ def check(stage: Stage, count: int) -> None:
             check_work(path, work, len(more) + 1)
             if path in ("host", "disk"):
                 assert before and before.items() <= stage.hashes(seq).items(), "moved bytes are the same"
-            stage.engine.apply(Close(0, seq, keep_kv=False))
+            stage.forget(seq)
         assert all(one == said["resident"] for one in said.values()), (number, said)
 
 
@@ -164,7 +175,7 @@ def check_work(path: str, work: Work, new: int) -> None:
 
 
 def test_every_path_says_the_same(stage: Stage) -> None:
-    check(stage, SHORT)
+    check(stage, SHORT[stage.model.name])
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import pytest
 from holdfast.gateway.cli.main import app
 from holdfast.runtime.model.folder import find_model
 
-from .wires import address_of, cause_in, get, wire
+from .wires import address_of, cause_in, get, started_with, wire
 
 pytestmark = pytest.mark.anyio
 SMALL = ("--kv-bytes", "16MiB", "--max-context", "2048")
@@ -119,10 +119,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 async def test_a_disk_too_full_for_turns_is_reported_at_once(small_disk: Path) -> None:
     async with command("serve", "pocket", "--port", "0", "--store", str(small_disk / "s"), *SMALL) as process:
-        await address_of(process)
-        assert process.stderr is not None
-        assert str(small_disk) in (await process.stderr.readline()).decode()
-        assert "in reserve; new turns are refused" in (await process.stderr.readline()).decode()
+        lines = await started_with(process)
+        assert str(small_disk) in lines[-3] and "in reserve; new turns are refused" in lines[-2], lines
 
 
 async def test_a_taken_port_is_reported() -> None:
@@ -179,6 +177,20 @@ def hungry_template(folder: Path) -> str:
     lists = "{% set a = ('a' * 60000000)|list %}{% set b = a|list %}{% set c = b|list %}"
     (folder / "chat_template.jinja").write_text(lists)
     return "chat_template.jinja: The chat template was refused: rendering it takes more than 1024 MiB"
+
+
+@pytest.mark.parametrize("files", [(), ("config.json",)], ids=["empty", "no weights"])
+def test_a_folder_without_a_model_leaves_no_store(
+    files: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, store = tmp_path / "model", tmp_path / "store"
+    folder.mkdir()
+    for name in files:
+        shutil.copy(find_model("pocket") / name, folder)
+    words = ["serve", str(folder), "--port", "0", "--store", str(store)]
+    assert app(words, standalone_mode=False) == 2
+    assert f"holdfast: {folder}: not a model folder: it has no " in cause_in(capfd.readouterr().err)
+    assert not store.exists()
 
 
 @pytest.mark.parametrize(

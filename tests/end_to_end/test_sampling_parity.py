@@ -148,9 +148,9 @@ def say(
         (Sampling(repetition_penalty=0.7), NEW, {"repetition_penalty": 0.7, "min_new_tokens": NEW}),
         (Sampling(), 15, {"min_new_tokens": 15}),
         (
-            Sampling(logit_bias=((390, 12.0), (1529, -8.0))),
+            Sampling(logit_bias=((390, 13.0), (1529, -8.0))),
             0,
-            {"sequence_bias": [[[390], 12.0], [[1529], -8.0]]},
+            {"sequence_bias": [[[390], 13.0], [[1529], -8.0]]},
         ),
     ],
     ids=["repetition", "repetition, longer", "repetition below 1", "at least", "bias"],

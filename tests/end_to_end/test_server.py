@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 from websockets import Subprotocol
 from websockets.asyncio.client import connect as websocket_connect
 
 import holdfast
-from holdfast.gateway.server import Serving
+from holdfast.benchmarks import toys
+from holdfast.gateway.server import Serving, serving
+from holdfast.gateway.settings import GatewaySettings
+from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import ConnectionFailed, connect
 
 from .wires import Wire, get, text_of, wire
@@ -30,7 +34,7 @@ FRAMES = [
     ({"type": "response.destroy"}, "invalid_value"),
     ({"type": "conversation.item.truncate"}, "missing_required_parameter"),
     ({"type": "conversation.item.truncate", "item_id": "item_none", "text_end": 1}, "item_not_found"),
-    ({"type": "conversation.item.truncate", "item_id": "i", "audio_end_ms": 1}, "unsupported_field"),
+    ({"type": "conversation.item.truncate", "item_id": "i", "audio_end_ms": 1}, "item_not_found"),
     ({"type": "session.rewind", "to": "item_none"}, "item_not_found"),
     ({"type": "session.rewind", "to": 1}, "invalid_value"),
     ({"type": "session.rewind", "to": -1}, "invalid_value"),
@@ -57,7 +61,8 @@ FRAMES = [
     ({"type": "session.update", "session": {"temperature": 2.1}}, "invalid_value"),
     ({"type": "session.update", "session": {"max_output_tokens": 2**31}}, "invalid_value"),
     ({"type": "response.create", "response": {"top_p": 0}}, "invalid_value"),
-    ({"type": "response.create", "response": {"output_modalities": ["audio"]}}, "unsupported_field"),
+    ({"type": "session.update", "session": {"prompt": {"id": "pmpt_1"}}}, "unsupported_field"),
+    ({"type": "session.update", "session": {"model": "gpt-realtime"}}, "invalid_value"),
     ({"type": "response.create", "response": {"max_output_tokens": 0}}, "invalid_value"),
 ]
 
@@ -120,10 +125,12 @@ async def test_the_plain_routes(server: Serving) -> None:
     assert json.loads(body) == {"name": "holdfast", "version": holdfast.__version__}
     assert (await get(server.url, "/health"))[0] == 200
     assert (await get(server.url, "/ready"))[0] == 200
-    status, body = await get(server.url, "/v1/responses")
+    status, body = await get(server.url, "/v1/embeddings")
     error = json.loads(body)["error"]
     assert status == 404 and error["code"] == "not_found"
-    assert "GET /v1/responses is not served" in error["message"] and "GET /v1/models," in error["message"]
+    assert "GET /v1/embeddings is not served" in error["message"] and "GET /v1/models," in error["message"]
+    status, body = await get(server.url, "/v1/responses")
+    assert status == 405 and "POST /v1/responses," in json.loads(body)["error"]["message"]
     status, body = await get(server.url, "/v1/realtime")
     assert status == 426 and json.loads(body)["error"]["code"] == "upgrade_required"
 
@@ -165,6 +172,30 @@ async def test_another_model_is_refused_before_the_socket_opens(
     assert not caplog.records, "a refusal is no fault of the server"
 
 
+async def test_every_name_of_the_model_is_served_and_told_back(pocket: EngineSettings) -> None:
+    names = ("little", "gpt-realtime", "org/little-1B")
+    async with serving(GatewaySettings(port=0, served_names=names), pocket) as running:
+        body = json.loads((await get(running.url, "/v1/models"))[1])
+        assert [model["id"] for model in body["data"]] == list(names)
+        for name in names:
+            status, one = await get(running.url, f"/v1/models/{name}")
+            assert status == 200 and json.loads(one)["id"] == name
+            async with connect(running.url, model=name) as client, client.session() as chat:
+                assert chat.session.model == name
+                (child,) = await chat.fork(1)
+                assert child.session.model == name
+        async with connect(running.url) as client, client.session() as chat:
+            assert chat.session.model == "little"
+        status, one = await get(running.url, "/v1/models/pocket")
+        assert status == 404
+        told = json.loads(one)["error"]["message"]
+        assert all(repr(name) in told for name in (*names, "pocket"))
+        async with wire(running.url) as socket:
+            await socket.send({"type": "session.update", "session": {"model": "gpt-realtime"}})
+            updated = (await socket.until("session.updated"))[-1]
+            assert updated["session"]["model"] == "gpt-realtime"
+
+
 async def test_a_client_that_vanishes_leaves_nothing_behind(server: Serving) -> None:
     async with wire(server.url) as leaving:
         await leaving.send({"type": "response.create"})
@@ -179,8 +210,32 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(server: Serving) -> 
 
 
 async def test_a_browsers_subprotocols_are_answered(server: Serving) -> None:
-    offered = [Subprotocol("realtime"), Subprotocol("openai-insecure-api-key.any")]
+    """A browser ends a connection on which the server takes up none of those that the page offered."""
+    key = Subprotocol("openai-insecure-api-key.any")
     address = server.url.replace("http", "ws") + "/v1/realtime"
-    async with websocket_connect(address, subprotocols=offered) as socket:
-        assert socket.subprotocol == "realtime"
-        assert json.loads(await socket.recv())["type"] == "session.created"
+    for offered, chosen in (([Subprotocol("realtime"), key], "realtime"), ([key], key)):
+        async with websocket_connect(address, subprotocols=offered) as socket:
+            assert socket.subprotocol == chosen
+            assert json.loads(await socket.recv())["type"] == "session.created"
+
+
+async def test_what_an_operator_should_know_of_a_model_is_logged_at_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = toys.teach(toys.make_toy("tiny", tmp_path, family="ministral3"))
+    config = json.loads((folder / "config.json").read_text())
+    text = {**config, "sliding_window": None}
+    whole = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "text_config": text,
+    }
+    whole["auto_map"] = {"AutoModel": "modeling_vision.Mistral3"}
+    (folder / "config.json").write_text(json.dumps(whole))
+    model = EngineSettings(model=str(folder), device="cpu", blocks=64, max_context=256)
+    async with serving(GatewaySettings(port=0), model) as running, wire(running.url) as one:
+        assert len(text_of(await one.say(toys.text_of([5, 6, 7]), max_output_tokens=40))) == 40
+    assert [record.message for record in caplog.records if record.name == "holdfast.gateway.compose"] == [
+        f"{folder / 'config.json'}: auto_map is ignored: code in a checkpoint is not run",
+        "Mistral3ForConditionalGeneration: the text part is served; its vision weights are not loaded",
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -82,20 +83,30 @@ def text_of(response: Json) -> str:
 
 
 async def address_of(process: asyncio.subprocess.Process) -> str:
-    """Where a `holdfast serve` serves, told when it is ready; before it stands what it was at."""
+    """Where a `holdfast serve` serves, told when it is ready."""
+    return (await started_with(process))[-1].split()[-1]
+
+
+LOGGED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ holdfast( engine| disk)?(\[\w+\])?: ")
+
+
+async def started_with(process: asyncio.subprocess.Process) -> list[str]:
+    """The log of a `holdfast serve` up to the line that it is ready: what it starts, what that takes, where."""
     assert process.stderr is not None
     lines = [(await process.stderr.readline()).decode()]
-    while not lines[-1].startswith("holdfast: pocket at http://"):
-        assert lines[-1].startswith("holdfast: "), lines
+    while "holdfast: pocket at http://" not in lines[-1]:
+        assert LOGGED.match(lines[-1]), lines
         lines.append((await process.stderr.readline()).decode())
-    url = lines[-1].split()[-1]
-    assert lines[0].startswith("holdfast: starting pocket, device ") and lines[0].split()[-1] == url, lines
-    assert lines[-2].startswith("holdfast: weights "), lines
-    return url
+    order = ["holdfast: starting pocket, device ", "holdfast: weights ", "holdfast: sessions are kept in "]
+    order.append("holdfast: pocket at ")
+    found = [begin for line in lines for begin in order if begin in line]
+    assert found == order and order[0] in lines[0], lines
+    assert lines[0].split()[-1] == lines[-1].split()[-1], lines
+    return lines
 
 
 def cause_in(err: str) -> str:
     """The last line of a command that could not start; others tell how far it came."""
     lines = err.splitlines()
-    assert all(line.startswith("holdfast: ") for line in lines), err
+    assert all(LOGGED.match(line) for line in lines[:-1]) and lines[-1].startswith("holdfast: "), err
     return lines[-1]

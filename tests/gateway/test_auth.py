@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from holdfast.gateway.auth import OPERATOR, TENANT, Guard, Hosts, Keys, salt_of
+from holdfast.gateway.auth import OPERATOR, TENANT, Guard, Hosts, Keys, salt_of, written_digest
 from holdfast.gateway.errors import KeysUnusable, NetworkInvalid
 from holdfast.gateway.settings import GatewaySettings, Network
 
@@ -270,3 +271,49 @@ async def test_a_browser_gives_its_key_as_a_subprotocol() -> None:
         ("Sec-WebSocket-Protocol", "openai-insecure-api-key.s3cret"),
     ]
     assert await answered(KEYED, "websocket", "/v1/realtime", headers) == 401
+
+
+HASHED = hashlib.sha256(b"s3cret").hexdigest()
+
+
+@pytest.mark.parametrize("line", [written_digest("s3cret"), f"sha256:{HASHED}", f"SHA256:{HASHED.upper()}"])
+def test_a_file_may_hold_digests_in_place_of_keys(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"{line} acme\nplain zenith\n")
+    keys = Keys.read(path)
+    assert keys.tenant("s3cret") == "acme" and keys.tenant("plain") == "zenith"
+    assert keys.tenant(line) is None, "the digest is no key"
+    assert keys.opens(keys.digest_of("s3cret"), salt_of("acme"))
+    assert keys.digest_of("other") == b"" and not keys.opens(b"", salt_of(""))
+    operators = keys.with_operators([line], "--operator-key")
+    assert operators.is_operator("s3cret") and not operators.is_operator("plain")
+    assert Keys.one(line).tenant("s3cret") == "" and Keys.one(line).is_operator("s3cret")
+
+
+def test_the_digest_of_a_key_counts_as_the_key(tmp_path: Path) -> None:
+    """Sockets stay open when the file is changed from keys to digests."""
+    plain, hashed = tmp_path / "plain", tmp_path / "hashed"
+    plain.write_text("s3cret acme\n")
+    hashed.write_text(f"{written_digest('s3cret')} acme\n")
+    assert Keys.read(plain) == Keys.read(hashed)
+    hashed.write_text(f"{written_digest('s3cret')} acme\ns3cret zenith\n")
+    with pytest.raises(KeysUnusable, match="line 2: this key is another tenant's already"):
+        Keys.read(hashed)
+
+
+@pytest.mark.parametrize("wrong", ["blake2b:", "sha256:12", f"sha256:{'g' * 64}", f"blake2b:{'0' * 128}"])
+def test_a_digest_that_is_none_is_refused_without_being_shown(tmp_path: Path, wrong: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"{wrong} acme\n")
+    with pytest.raises(KeysUnusable, match="line 1: this key is no digest of a key") as refused:
+        Keys.read(path)
+    assert "0000" not in refused.value.message and "gggg" not in refused.value.message
+
+
+@pytest.mark.parametrize("digest", [f"sha256:{hashlib.sha256(b'').hexdigest()}", written_digest("")])
+async def test_the_digest_of_nothing_lets_no_client_in(tmp_path: Path, digest: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"{digest} acme\n")
+    guard = Guard(let_in, lambda: Keys.read(path))
+    assert await answered(guard, "http", "/version") == 401
+    assert await answered(guard, "http", "/version", [("Authorization", "Bearer ")]) == 401

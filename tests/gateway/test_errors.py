@@ -7,7 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.gateway import errors as gateway
-from holdfast.gateway.errors import INTERNAL, TABLE, GatewayError, error_details, wire_error
+from holdfast.gateway.errors import (
+    INTERNAL,
+    TABLE,
+    GatewayError,
+    error_details,
+    messages_answer,
+    wire_error,
+)
 from holdfast.kvstore.errors import KVStoreError
 from holdfast.runtime import errors as runtime
 from holdfast.sdk.errors import FieldMissing, FrameError
@@ -78,3 +85,29 @@ def test_only_errors_that_end_a_session_close_sockets() -> None:
 
 def test_every_gateway_error_is_in_its_plate() -> None:
     assert all(kind.__name__ in (gateway.__doc__ or "") for kind in leaves(GatewayError))
+
+
+def test_each_error_has_a_form_for_messages() -> None:
+    """Types and statuses are those of Anthropic's API."""
+    kinds = {
+        "invalid_request_error",
+        "authentication_error",
+        "permission_error",
+        "not_found_error",
+        "rate_limit_error",
+        "timeout_error",
+        "api_error",
+        "overloaded_error",
+    }
+    by_status = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+    by_status |= {429: "rate_limit_error", 529: "overloaded_error"}
+    for kind, row in TABLE.items():
+        body, status, headers = messages_answer(blank(kind), "req_1")
+        error = body["error"]
+        assert isinstance(error, dict) and error["type"] in kinds and error["message"], kind
+        assert (body["type"], body["request_id"]) == ("error", "req_1")
+        assert error["details"]["error_code"] == row.code
+        assert error["type"] == by_status.get(status, error["type"])
+        assert (error["type"] == "api_error") == (row.type == "server_error"), kind
+        assert status == (529 if row.code == "engine_overloaded" else row.status)
+        assert ("Retry-After" in (headers or {})) == (status in (429, 503, 529))

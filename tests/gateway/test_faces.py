@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from holdfast.gateway.auth import TurnCaller
 from holdfast.gateway.live_session import LiveSession
 from holdfast.gateway.live_sessions import LiveSessions
 from holdfast.gateway.realtime.session import RealtimeFace
@@ -71,6 +72,8 @@ class PlainFace:
 
 class PlainConnection:
     """`SessionConnection`."""
+
+    caller = TurnCaller()
 
     def moved(self) -> None: ...
 

@@ -89,6 +89,8 @@ def test_operators_are_named_in_the_file_or_by_an_option(tmp_path: Path) -> None
     found = written(tmp_path, '[operators]\nkeys = ["root", "alpha"]\n' + TWO).keys
     assert found is not None and found.tenant("root") is None and found.tenant("alpha") == "acme"
     assert [found.is_operator(key) for key in ("root", "alpha", "beta")] == [True, True, False]
+    both = Tenants.of(GatewaySettings(keys=tmp_path / "tenants.toml", operator_key="ops")).keys
+    assert both is not None and both.is_operator("root") and both.is_operator("ops")
     lines = tmp_path / "keys"
     lines.write_text("alpha acme\n")
     found = Tenants.of(GatewaySettings(keys=lines, operator_key="root")).keys

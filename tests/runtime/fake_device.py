@@ -14,13 +14,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cache, lru_cache
 from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from holdfast.kernels import batch
 from holdfast.kernels.batch import PagedBatch
@@ -42,6 +43,8 @@ from holdfast.tests.runtime.fakes import MASK, SECRET, SPACE, FakeDisk, draw, mi
 GARBAGE = 0x5A
 CHUNKS = 4
 """A context goes through fp32 in pieces of 16 bits."""
+SPOILED = -1
+"""The position in a cell of KV that is not finite."""
 
 
 class FakeStream:
@@ -148,7 +151,7 @@ class FakeDevice:
         """What runs now is not put off, and may change what an inference made."""
         before, self.running = self.running, True
         try:
-            with torch.inference_mode():
+            with torch._C._DisableTorchDispatch(), torch.inference_mode():
                 return act()
         finally:
             self.running = before
@@ -164,8 +167,10 @@ class FakeDevice:
 
 
 def garbage(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-    tensor = torch.empty_strided(shape, stride, dtype=dtype)
-    return tensor.fill_(float("nan") if dtype.is_floating_point else GARBAGE)
+    """A tensor on the host or the device; it is filled at once."""
+    with torch._C._DisableTorchDispatch():
+        tensor = torch.empty_strided(shape, stride, dtype=dtype)
+        return tensor.fill_(float("nan") if dtype.is_floating_point else GARBAGE)
 
 
 class _PutOff(TorchDispatchMode):
@@ -175,41 +180,95 @@ class _PutOff(TorchDispatchMode):
         super().__init__()
         self._device = device
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and the guard against it costs as much as the operation."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         device = self._device
-        if device.running:
+        assert not device.running, "what runs is not put off"
+        kind = _kind(func)
+        if kind is _Kind.AT_ONCE:
             return func(*args, **kwargs)
-        with self:
-            whole = func.decompose(*args, **kwargs)
-        if whole is not NotImplemented:
-            return whole
-        returns = func._schema.returns
-        tensors = any(isinstance(one, Tensor) for one in torch.utils._pytree.tree_leaves((args, kwargs)))
-        if not tensors or (returns and returns[0].alias_info and not returns[0].alias_info.is_write):
-            return func(*args, **kwargs)
-        assert all(isinstance(one.type, torch.TensorType) for one in returns), f"{func} makes the host wait"
-        if returns[0].alias_info is not None:
+        if kind is _Kind.COMPOSITE:
+            with self:
+                return func.decompose(*args, **kwargs)
+        if kind is _Kind.WRITE:
             device.main.enqueue(lambda: func(*args, **kwargs))
             return kwargs.get("out", args[0])
-        like = func(*_meta(args), **_meta(kwargs))
-        made = tree_map_only(Tensor, lambda one: garbage(one.shape, one.stride(), one.dtype), like)
+        layouts = _returned(
+            func, *_layouts(args), **dict(zip(kwargs, _layouts(kwargs.values()), strict=True))
+        )
+        made = [garbage(one.shape, one.stride, one.dtype) for one in layouts]
 
         def act() -> None:
             found = func(*args, **kwargs)
-            pairs = [(made, found)] if isinstance(made, Tensor) else zip(made, found, strict=True)
-            for target, source in pairs:
+            for target, source in zip(made, [found] if isinstance(found, Tensor) else found, strict=True):
                 target.copy_(source)
 
         device.main.enqueue(act)
-        return made
+        return made[0] if len(func._schema.returns) == 1 else tuple(made)
 
 
-def _meta(values: Any) -> Any:
-    def bare(one: Tensor) -> Tensor:
-        return torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta")
+class _Kind(Enum):
+    """What becomes of an operation: run now, made of others, enqueued for what it writes or for its results."""
 
-    return tree_map_only(torch.device, lambda one: torch.device("meta"), tree_map_only(Tensor, bare, values))
+    AT_ONCE = auto()
+    COMPOSITE = auto()
+    WRITE = auto()
+    PURE = auto()
+
+
+@cache
+def _kind(func: Any) -> _Kind:
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    if composite in func.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite):
+        return _Kind.COMPOSITE
+    returns = func._schema.returns
+    alias = returns[0].alias_info if returns else None
+    takes_tensors = any("Tensor" in str(one.type) for one in func._schema.arguments)
+    if not takes_tensors or (alias is not None and not alias.is_write):
+        return _Kind.AT_ONCE
+    assert all(isinstance(one.type, torch.TensorType) for one in returns), f"{func} makes the host wait"
+    return _Kind.PURE if alias is None else _Kind.WRITE
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A tensor without its content."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _layouts(values: Iterable[Any]) -> tuple[Any, ...]:
+    """The values, with layouts in the place of tensors and tuples in that of lists."""
+    return tuple(
+        _Layout(tuple(one.shape), one.stride(), one.dtype)
+        if isinstance(one, Tensor)
+        else _layouts(one)
+        if isinstance(one, list | tuple)
+        else one
+        for one in values
+    )
+
+
+@lru_cache(maxsize=1 << 14, typed=True)
+def _returned(func: Any, *args: Any, **kwargs: Any) -> tuple[_Layout, ...]:
+    """The layouts of what an operation returns for arguments of such layouts."""
+    found = func(*map(_bare, args), **{name: _bare(one) for name, one in kwargs.items()})
+    return _layouts([found] if isinstance(found, Tensor) else found)
+
+
+def _bare(value: Any) -> Any:
+    if isinstance(value, _Layout):
+        return torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="meta")
+    if isinstance(value, tuple):
+        return [_bare(one) for one in value]
+    return torch.device("meta") if isinstance(value, torch.device) else value
 
 
 # --- what computes on it --------------------------------------------------------------------------------------
@@ -218,7 +277,7 @@ def _meta(values: Any) -> Any:
 class DigestDecoder:
     """A decoder with the KV and the tokens of `fakes.FakeRunner`; its own kernels, too.
 
-    ``poison``: tokens that make the logits of their row NaN.
+    ``poison``: tokens that make their KV NaN, and that of all tokens behind them: so are the logits.
     """
 
     device = torch.device("cpu")
@@ -254,11 +313,12 @@ class DigestDecoder:
                 context = 0
                 for at, (position, digest) in enumerate(kept[:, :first].T.tolist()):
                     context = (context + ((digest & MASK) ^ mix(position & MASK)) * weigh(at)) & MASK
-                sound = self._poison.isdisjoint(tokens)
-                for position, token in enumerate(tokens if sound else (), first):
+                sound = SPOILED not in kept[0, :first]
+                for position, token in enumerate(tokens, first):
+                    sound = sound and token not in self._poison
                     digest, context = take_in(context, position, token)
                     cell = cells[table[position // size], 0, :, 0, position % size, 0]
-                    cell[0] = position
+                    cell[0] = position if sound else SPOILED
                     cell[1] = digest - (digest >> 63 << 64)  # the same bits, signed
                 last = out[starts[row + 1] - 1]
                 last[:CHUNKS] = torch.tensor([context >> 16 * at & 0xFFFF for at in range(CHUNKS)])

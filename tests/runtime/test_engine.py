@@ -19,6 +19,7 @@ from holdfast.runtime.link.messages import (
     VerbReply,
 )
 from holdfast.runtime.plan import Handle, Plan
+from holdfast.tests.runtime.fake_device import device_engine
 from holdfast.tests.runtime.fakes import fake_engine, fake_memory
 from holdfast.tests.runtime.worlds import LATE_BOMB, LAUNCH_BOMB, POISON, world
 
@@ -60,6 +61,21 @@ def test_an_idle_sequence_that_fails_meets_its_error_in_its_turn(token: int) -> 
     here.generate(1, 3)
     here.run()
     assert here.ended[1].finish is Finish.ERROR
+
+
+@pytest.mark.parametrize("make", [fake_engine, device_engine])
+def test_poison_in_a_chunk_that_samples_nothing_ends_the_turn(make) -> None:
+    here = world(max_step_tokens=4, max_sequences=1, make=make)
+    here.open(0, [*STORY[:2], POISON, *STORY[3:8]])
+    here.generate(0, 3)
+    here.run()
+    assert here.ended[0].finish is Finish.ERROR
+    here.open(1, [*STORY[:2], POISON, *STORY[3:8]])  # the first block is found by its key
+    here.generate(1, 3)
+    here.run()
+    assert here.ended[1].finish is Finish.ERROR
+    here.truncate(0, 2)
+    here.reply(0, 3)  # what stands before the poison is sound
 
 
 def test_several_culprits_in_one_step() -> None:

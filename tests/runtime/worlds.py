@@ -6,6 +6,7 @@ have ended. Used by the state machine and by tests that tell one story.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -23,7 +24,9 @@ from holdfast.runtime.link.messages import (
     Fork,
     Generate,
     Grant,
+    KVTier,
     Lease,
+    Locate,
     Open,
     Opening,
     Receipt,
@@ -82,8 +85,17 @@ class Being:
         return any(token >= DRAWN for token in self.shadow.tokens)
 
 
-def world(*, late: bool = False, slots: int | None = None, **numbers: Any) -> World:
-    """A small world in overlapped steps, unless said otherwise; with a host tier of ``slots`` slots."""
+def world(
+    *,
+    late: bool = False,
+    slots: int | None = None,
+    make: Callable[..., tuple[Engine, Any]] = fake_engine,
+    **numbers: Any,
+) -> World:
+    """A small world in overlapped steps, unless said otherwise; with a host tier of ``slots`` slots.
+
+    ``make``: as in `World`.
+    """
     usual = {
         "blocks": 16,
         "max_context": 48,
@@ -94,14 +106,15 @@ def world(*, late: bool = False, slots: int | None = None, **numbers: Any) -> Wo
     }
     settings = SchedulerSettings(vocab_size=VOCAB, **{**usual, **numbers})
     memory = None if slots is None else fake_memory(slots, settings.block_tokens)
-    return World(settings, late=late, memory=memory)
+    return World(settings, late=late, memory=memory, make=make)
 
 
 @dataclass
 class World:
     """Engine, device (``chance``, ``late``: as in `FakeRunner`), model. ``ended``: last rows by sequence.
 
-    ``make``: `fakes.fake_engine`, or another that takes the same.
+    ``make``: `fakes.fake_engine`, or another that takes the same. ``tenants``: so many salts its verbs name at
+    most, for the bound of a policy that shares between tenants.
     """
 
     settings: SchedulerSettings
@@ -118,6 +131,7 @@ class World:
     time: float = 0.0
     ledger: dict[bytes, int] = field(default_factory=dict)
     make: Callable[..., tuple[Engine, Any]] = fake_engine
+    tenants: int = 3
 
     def __post_init__(self) -> None:
         self.restart()
@@ -128,6 +142,10 @@ class World:
         self.turns.clear()
         self._first: int | None = None
         self.policy = policy_named(self.settings.policy, self.settings.patience)  # asked for its bound alone
+        # By tenant with turns: tenures of the first place that each other tenant began since it had one itself.
+        self._passed: dict[int, Counter[int]] = {}
+        self._others = self._most_of_others()
+        self._led: object = None  # the turn that had the first place last
         self._planned = 0  # steps planned when the order of turns was looked at last
         self.numbers: set[int] = set()
         self.gave: set[int] = set()  # sequences that gave blocks in this step, and may have found them again
@@ -279,6 +297,26 @@ class World:
         if self._apply(Settle(self._next(), seq, disk, wait), refusal, wait=wait) and not wait:
             self._check_state(seq)
 
+    def locate(self, seq: int) -> None:
+        """Every block is in one run; those with computed tokens are on the device; asking changes nothing."""
+        being = self.beings.get(seq)
+        before = self.engine.statistics()
+        answer = self.engine.apply(Locate(self._next(), seq))
+        assert self.engine.statistics() == before
+        if being is None:
+            assert isinstance(answer, Refusal) and answer.code == "sequence_unknown"
+            return
+        assert isinstance(answer, VerbReply) and answer.blocks is not None
+        size, computed = self.settings.block_tokens, self.scheduler.state(seq).computed
+        blocks = [(run.tier, run.shared) for run in answer.blocks.runs for _ in range(run.count)]
+        assert len(blocks) == -(-len(being.shadow.tokens) // size)
+        assert all(tier is KVTier.DEVICE for tier, _ in blocks[: -(-computed // size)])
+        others = [other.shadow.tokens for number, other in self.beings.items() if number != seq]
+        for at, (_, shared) in enumerate(blocks):
+            beginning = being.shadow.tokens[: (at + 1) * size]
+            if shared and len(beginning) == (at + 1) * size and at + 1 < len(blocks):
+                assert any(tokens[: len(beginning)] == beginning for tokens in others)
+
     def stop(self, seq: int, keep: int | None = None) -> None:
         being = self.beings.get(seq)
         refusal = "sequence_unknown" if being is None else "length_invalid" if (keep or 0) < 0 else None
@@ -316,8 +354,8 @@ class World:
         self.scheduler.evict(seq)
         being = self.beings[seq]
         if being.turn is not None and seq in self.turns:
-            again = self.settings.most_steps(len(being.shadow.tokens), 0)
-            for other in self.turns[self.turns.index(seq) :]:
+            again = self._own(len(being.shadow.tokens), 0)
+            for other in self.turns if self.policy.by_tenant else self.turns[self.turns.index(seq) :]:
                 turn = self.beings[other].turn
                 assert turn is not None
                 turn.deadline += again
@@ -330,8 +368,9 @@ class World:
 
     def step(self) -> Step | None:
         """One step, everything about it checked."""
-        oldest = self.turns[0] if self.turns else None
+        oldest = self._leader() if self.policy.by_tenant else self.turns[0] if self.turns else None
         before = self._progress(oldest)
+        waiting_tenants = {self._queues[seq].tenant for seq in self.turns}
         waited = [
             seq for seq, being in self.beings.items() if being.turn is not None and seq not in self.turns
         ]
@@ -344,6 +383,7 @@ class World:
             if being.leased_until <= self._now:
                 being.priority = 0
         self._let_in(waited)
+        self._check_rotation(waiting_tenants)
         self._reorder()
         self._hear_answers()
         if step is None:
@@ -364,7 +404,8 @@ class World:
             self._check_row(row)
         admitted = before[0] or not waited  # else one of higher priority may have come from disk, and gone
         admitted = admitted and (before[0] or self.policy.bound(0, 0) == 0)  # else others may have gone first
-        if oldest is not None and oldest in self.turns[:1] and admitted and not isolated:
+        stays = self._leader() == oldest if self.policy.by_tenant else oldest in self.turns[:1]
+        if oldest is not None and stays and admitted and not isolated:
             assert self._progress(oldest) >= before, "the turn that is first lost ground"
         if not isolated:
             self._check_leases(idle)
@@ -404,14 +445,52 @@ class World:
 
     def _deadline(self, seq: int, prompt: int, max_tokens: int) -> int:
         """The step by which a turn that begins now has ended, as the policy promises."""
-        bound = self.policy.bound(self._ahead(seq) - self.steps, self.settings.most_steps(prompt, max_tokens))
+        older, own = self._ahead(seq) - self.steps, self._own(prompt, max_tokens)
+        bound = self.policy.bound(older, own, self._others)
         assert bound is not None
         return self.steps + bound
+
+    def _own(self, prompt: int, max_tokens: int) -> int:
+        """Steps that a turn needs once it runs first."""
+        return self.settings.most_steps(prompt, max_tokens, self.tenants if self.policy.by_tenant else 1)
+
+    def _most_of_others(self) -> int:
+        """Steps that one turn of each other tenant needs at most; however many turns those have."""
+        if not self.policy.by_tenant:
+            return 0
+        most = self.settings.max_context
+        return (self.tenants - 1) * max(self._own(prompt, most) for prompt in range(1, most))
+
+    def _leader(self) -> int | None:
+        """The sequence of the turn that runs first, until it ends."""
+        leader = self._queues._leader
+        return None if self._queues.leaderless else leader.id
+
+    def _check_rotation(self, tenants: set[int]) -> None:
+        """The first place goes round: no tenant has it twice while another that has turns waits for it.
+
+        ``tenants``: those with turns before the step.
+        """
+        for gone in self._passed.keys() - tenants:
+            del self._passed[gone]
+        led, leads = self._led, self._queues._leads
+        if not self.policy.by_tenant or led is leads:
+            return
+        self._led = leads
+        leader = self._queues._leader.tenant
+        for tenant in tenants - {leader}:
+            passed = self._passed.setdefault(tenant, Counter())
+            passed[leader] += 1
+            assert passed[leader] == 1, "a tenant had the first place twice while another waited for it"
+        self._passed.pop(leader, None)
 
     def _ahead(self, seq: int) -> int:
         """The step by which all turns before this one have ended."""
         order = self._order()
         before = order[: order.index(seq)] if seq in order else order
+        if self.policy.by_tenant:
+            own = self._queues[seq].tenant
+            before = [other for other in before if self._queues[other].tenant == own]
         ends = [turn.deadline for other in before if (turn := self.beings[other].turn)]
         return max([self.steps, *ends])
 
@@ -427,9 +506,9 @@ class World:
             theirs = self.beings[other].turn
             assert theirs is not None
             if being.alone:
-                theirs.deadline += self.settings.most_steps(being.turn.prompt, 1)
+                theirs.deadline += self._own(being.turn.prompt, 1)
             elif self.beings[other].alone:
-                being.turn.deadline += self.settings.most_steps(theirs.prompt, 1)
+                being.turn.deadline += self._own(theirs.prompt, 1)
         self.turns.append(seq)
         if seq in self._order():
             self._first = next(iter(self._queues.running), None)
@@ -438,12 +517,15 @@ class World:
     def _reorder(self) -> None:
         """A turn is overtaken by one of lower place, and else only while the policy's bound allows it.
 
-        The first that runs is never overtaken.
+        The first that runs is never overtaken. Under a policy by tenant a turn is overtaken by turns of its own
+        tenant only, and the others count in its bound.
         """
         since = self._planned - (self.policy.bound(0, 0) or 0)
         self._planned = self.scheduler.counters.steps
         order = [seq for seq in self._order() if seq in self.turns]
         assert sorted(order) == sorted(seq for seq in self.turns if seq in order)
+        leader = self._leader() if self.policy.by_tenant else None
+        assert leader in (None, *order[:1]), "the first that runs was overtaken"
         if order == self.turns:
             return
         where = {seq: at for at, seq in enumerate(self.turns)}
@@ -453,12 +535,18 @@ class World:
             for other in order[:at]:
                 theirs = self.beings[other].turn
                 assert theirs is not None
-                if where[other] > where[seq]:
+                if where[other] > where[seq] and self._behind(seq, other):
                     young = turn.place.step > since
                     assert theirs.place < turn.place or young, "overtaken by a turn of higher place"
-                    assert seq != self._first, "the first that runs was overtaken"
-                    turn.deadline += self.settings.most_steps(theirs.prompt, theirs.limits.max_tokens)
+                    assert seq != (leader if self.policy.by_tenant else self._first), (
+                        "the first that runs was overtaken"
+                    )
+                    turn.deadline += self._own(theirs.prompt, theirs.limits.max_tokens) + self._others
         self.turns = [*order, *(seq for seq in self.turns if seq not in order)]
+
+    def _behind(self, seq: int, other: int) -> bool:
+        """Whether one turn may have to wait for the end of another."""
+        return not self.policy.by_tenant or self._queues[seq].tenant == self._queues[other].tenant
 
     def _hear_answers(self) -> None:
         for reply in self.engine.answers():

@@ -111,6 +111,14 @@ class Script:
                 yield from self.respond()
             case client.ResponseCancel():
                 yield from self.cancel(event)
+            case client.SessionBlocks():
+                yield server.SessionBlocksListed(
+                    event_id=self.id(),
+                    blocks=server.BlockCounts(device=2, host=0, disk=0, shared=0, none=0, total=2),
+                    runs=[server.BlockRun(tier="device", shared=False, count=2)],
+                    tokens=20,
+                    block_tokens=16,
+                )
             case client.SessionLease():
                 yield server.SessionLeased(
                     event_id=self.id(),

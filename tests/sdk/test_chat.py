@@ -33,6 +33,17 @@ async def test_text_comes_in_pieces() -> None:
     assert script.closed
 
 
+async def test_where_blocks_lie_may_be_asked_while_a_turn_is_read() -> None:
+    script = Script(["Hel|lo"])
+    async with chatting(script) as chat:
+        pieces = []
+        async for piece in chat.say("Hi"):
+            pieces.append(piece)
+            assert (await chat.blocks()).runs == [server.BlockRun(tier="device", shared=False, count=2)]
+        assert pieces == ["Hel", "lo"]
+    assert script.kinds() == ["response.create", "session.blocks", "session.blocks"]
+
+
 async def test_nothing_is_sent_before_the_first_piece_is_wanted() -> None:
     script = Script(["Hi"])
     async with chatting(script) as chat:

@@ -23,15 +23,18 @@ from holdfast.runtime.errors import (
 from holdfast.runtime.link.crash_report import EngineDeath
 from holdfast.runtime.link.generation import Generation
 from holdfast.runtime.link.messages import (
+    BlockMap,
     Finish,
     Grant,
     Hello,
+    KVTier,
     Moved,
     Opening,
     Receipt,
     Row,
     Sampling,
     SequenceState,
+    TierRun,
     TokenLimits,
     TokenLogprob,
     VerbReply,
@@ -286,6 +289,13 @@ class ScriptedLink:
     async def settle(self, seq: int, disk: bool = False) -> Moved:
         await self._verb("settle", seq, disk)
         return Moved(0, 0, self._idle(seq).computed, 0, 0.0)
+
+    async def locate(self, seq: int | None, tokens: Sequence[int] = (), salt: bytes = b"") -> BlockMap:
+        """Of a sequence on the device, of other tokens nowhere; each in a block of its own."""
+        await self._verb("locate", seq, list(tokens), salt)
+        length = len(tokens) if seq is None else len(self._known(seq).tokens)
+        tier = KVTier.NONE if seq is None else KVTier.DEVICE
+        return BlockMap(length, 1, [TierRun(tier, False, length)] if length else [])
 
     # --- the step ---
 

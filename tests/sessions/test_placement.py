@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.runtime.errors import EngineDied
-from holdfast.runtime.link.messages import Grant
+from holdfast.runtime.link.messages import Grant, KVTier, TierRun
 from holdfast.sessions.errors import ConversationBusy, EngineUnavailable, SequencePoisoned
 from holdfast.sessions.poison import MAX_KILLS
 from holdfast.sessions.session import Session
@@ -120,6 +120,58 @@ async def test_numbers_of_any_size_cross_the_link() -> None:
     await ask(session, "Hi")
     await session.placement.lease(10**40, 1e300, float("nan"))
     assert verbs(link, "lease") == [("lease", 1, 10**9, 1e9, 0.0)]
+
+
+@run
+async def test_the_map_of_blocks_is_of_the_sequence_that_is_there_also_while_a_reply_writes() -> None:
+    link = reciting("Hello, you there!")
+    session = session_on(link)
+    assert (await session.placement.locate()).runs == []
+    say(session, "Hi")
+    reply = aiter(session.respond(TurnRequest.checked()))
+    await anext(reply)
+    await anext(reply)
+    assert (await session.placement.locate()).tokens == len(link.held[1].tokens)
+    async for _ in reply:
+        pass
+    assert verbs(link, "locate") == [("locate", None, [], b""), ("locate", 1, [], b"")]
+
+
+@run
+async def test_the_map_of_a_session_that_the_engine_does_not_hold_opens_nothing() -> None:
+    link = reciting("Hello!", "Again!")
+    session = session_on(link)
+    await ask(session, "Hi")
+    held = link.held[1].tokens
+    link.die(outside=True)
+    link.restart()
+    link.log.clear()
+    located = await session.placement.locate()
+    assert located.runs == [TierRun(KVTier.NONE, False, len(held))]
+    assert link.log == [("locate", None, held, b"")] and not link.held
+
+
+@run
+async def test_a_sequence_that_is_closed_while_it_is_asked_for_is_asked_for_by_its_tokens() -> None:
+    link = reciting("Hello!")
+    session = session_on(link)
+    await ask(session, "Hi")
+    link.held.clear()
+    assert (await session.placement.locate()).runs[0].tier is KVTier.NONE
+    assert [entry[1] for entry in verbs(link, "locate")] == [1, None]
+
+
+@run
+async def test_the_map_of_blocks_waits_for_the_engine_that_is_started_again() -> None:
+    link = reciting("Hello!")
+    session = session_on(link)
+    await ask(session, "Hi")
+    link.die(outside=True)
+    asked = asyncio.create_task(session.placement.locate())
+    await link.waiting.wait()
+    assert not asked.done()
+    link.restart()
+    assert (await asked).tokens > 0
 
 
 PLACING = {

@@ -39,7 +39,7 @@ async def test_a_stop_string_cuts_the_text_and_keeps_the_token_that_completes_it
     session = session_on(link)
     say(session, "Count")
     events, done = await read(session, TurnRequest.checked(stop=["ee fo", "zzz"]))
-    assert (done.status, done.reason) == (ReplyStatus.COMPLETED, EndReason.STOP)
+    assert (done.status, done.reason, done.stopped_by) == (ReplyStatus.COMPLETED, EndReason.STOP, "ee fo")
     assert text_of(events) == done.items[0].text == "one two thr"
     kept = session.history.head.reply.ids.tolist()
     assert kept == toks(said)[: len(kept)]
@@ -56,8 +56,8 @@ async def test_a_stop_string_cuts_the_text_and_keeps_the_token_that_completes_it
 async def test_held_back_text_is_delivered_when_no_stop_comes() -> None:
     session = session_on(reciting("one two ST"))
     say(session, "Hi")
-    events, _ = await read(session, TurnRequest.checked(stop=["STOP"]))
-    assert text_of(events) == "one two ST"
+    events, done = await read(session, TurnRequest.checked(stop=["STOP"]))
+    assert text_of(events) == "one two ST" and done.stopped_by is None
 
 
 @run

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from holdfast.benchmarks.toys import make_toy, teach
 from holdfast.gateway.cli import doctor
 from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.link.messages import SamplingDefaults
 from holdfast.runtime.settings import EngineSettings
+from holdfast.sessions.errors import TemplateFailed
+
+from ...sessions.text.published_templates import (
+    AS_USER,
+    FOLDED,
+    NOT_SHOWN,
+    PUBLISHED,
+    UNKNOWN,
+    UNWRITTEN,
+    tokenizer_of,
+)
 
 POCKET = EngineSettings(model="pocket", device="cpu", dtype="float32", kv_bytes=8 << 20)
 
@@ -36,6 +51,31 @@ def test_its_arithmetic_is_the_engines() -> None:
     assert "weights 13.51 MiB + KV 8 MiB" in facts["memory"]
     assert facts["sampling"] == "greedy"
     assert doctor._sampling(hello.defaults) == facts["sampling"]
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3", "mistral-small-3.2", "gpt-oss", "glm-4.5", "gemma-2", "granite-3.0"]
+)
+def test_it_tells_of_a_template_what_the_table_of_templates_has(name: str, tmp_path: Path) -> None:
+    found = PUBLISHED[name]
+    tokenizer_of(name).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(found.named))
+    (tmp_path / "chat_template.jinja").write_text(found.template)
+    facts = dict(doctor._language(tmp_path))
+    told, results = facts["chat template"], found.results
+    assert ("shows no tools" in told) == (results["tools"] == NOT_SHOWN)
+    assert ("first user message" in told) == (results["system"] == FOLDED)
+    assert ("outputs are user messages" in told) == (results["second_turn"] == AS_USER)
+    form = "unknown" if results["calls"] in (UNKNOWN, NOT_SHOWN) else results["calls"]
+    if form != UNWRITTEN:  # then only signs in the template show a form
+        assert facts["calls, reasoning"].startswith(form)
+
+
+def test_it_refuses_a_template_that_needs_what_nothing_gives(tmp_path: Path) -> None:
+    tokenizer_of("firefunction-v2").save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text(PUBLISHED["firefunction-v2"].template)
+    with pytest.raises(TemplateFailed, match=r"chat_template\.jinja: .* 'functions' is undefined"):
+        dict(doctor._language(tmp_path))
 
 
 def test_the_makers_sampling_is_told() -> None:
@@ -66,6 +106,18 @@ def test_a_folder_that_is_none_is_one_line_and_2(tmp_path: Path, capsys: pytest.
     assert doctor.run(EngineSettings(model=str(tmp_path))) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "config.json" in line
+
+
+def test_it_tells_what_an_operator_should_know(tmp_path: Path) -> None:
+    """A head beside tied embeddings counts, and is told."""
+    folder = teach(make_toy("tiny", tmp_path))
+    plain = dict(doctor.model(EngineSettings(model=str(folder), device="cpu", kv_bytes=1 << 20)))
+    assert "note" not in plain
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "lm_head.weight": torch.ones(256, 64)}, folder / "model.safetensors")
+    told = dict(doctor.model(EngineSettings(model=str(folder), device="cpu", kv_bytes=1 << 20)))
+    assert told["note"].startswith("lm_head.weight is not the embedding")
+    assert number(told["weights"]) - number(plain["weights"]) == 256 * 64 * 4
 
 
 def test_all_of_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,14 +7,16 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from typer.testing import CliRunner
 
 from holdfast.gateway.cli import main
+from holdfast.gateway.cli.options import AUTO, CallChoice, ReasoningChoice
 from holdfast.gateway.settings import DEFAULT_PORT, GatewaySettings, Network
 from holdfast.runtime.settings import EngineSettings
+from holdfast.sessions.tools.formats import CallForm, ReasoningForm
 
 HEAVY = ("torch", "transformers", "starlette", "uvicorn", "tokenizers", "numpy")
 
@@ -96,6 +98,12 @@ def test_options_become_settings(served: list[Any]) -> None:
         max_step_tokens=64,
         max_sequences=8,
     )
+
+
+def test_the_pages_are_served_unless_they_are_switched_off(served: list[Any]) -> None:
+    for words, page in (([], True), (["--page"], True), (["--no-page"], False)):
+        assert invoke("serve", "pocket", "--no-store", *words)[0] == 0
+        assert served.pop()[0].page is page
 
 
 def test_options_of_the_network_become_settings(served: list[Any]) -> None:
@@ -213,3 +221,8 @@ def test_an_action_on_a_folder_that_is_no_store_is_refused_in_a_line(tmp_path: P
     ):
         code, told = invoke("store", *words)
         assert code == 2 and cause in told and len(told.splitlines()) == 1
+
+
+def test_the_forms_of_calls_and_reasoning_can_be_named() -> None:
+    assert get_args(CallChoice) == (AUTO, *CallForm)
+    assert get_args(ReasoningChoice) == (AUTO, *ReasoningForm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from io import StringIO
 
 import pytest
@@ -25,28 +26,29 @@ BEATS = (
 def told(console: Console) -> str:
     assert isinstance(console.file, StringIO)
     with Loading(console) as loading:
-        loading.begun("holdfast: starting it")
         for beat in BEATS:
             loading.heard(beat)
-        loading.loaded("holdfast: it at http://there")
+        loading.loaded()
         loading.heard(Heartbeat(Phase.COMPILING, 9.0))  # its first step
     return console.file.getvalue()
 
 
-def test_a_file_gets_a_line_for_each_phase_and_few_more() -> None:
-    assert told(Console(file=StringIO(), force_terminal=False)).splitlines() == [
-        "holdfast: starting it",
-        "holdfast: starting",
-        "holdfast: loading layers.0.weight (10%)",
-        "holdfast: loading layers.7.weight (80%)",
-        "holdfast: compiling linear",
-        "holdfast: it at http://there",
+def test_a_file_gets_a_line_for_each_phase_and_few_more(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert not told(Console(file=StringIO(), force_terminal=False)), "the log has it"
+    assert caplog.messages == [
+        "starting",
+        "loading layers.0.weight (10%)",
+        "loading layers.7.weight (80%)",
+        "compiling linear",
     ]
 
 
-def test_a_terminal_gets_a_bar_that_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_bar_that_is_taken_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     monkeypatch.setenv("TERM", "xterm")
     shown = told(Console(file=StringIO(), force_terminal=True, width=200))
-    assert "holdfast: starting it" in shown and "holdfast: it at http://there" in shown
-    assert "holdfast: loading" not in shown and "holdfast: compiling" not in shown
+    assert "10%" in shown and not caplog.messages
     assert "\x1b[" in shown, "what is drawn anew goes over what was drawn"

@@ -88,3 +88,19 @@ def test_a_line_that_is_different_each_time_is_not_remembered_for_ever(
         log.warning(f"kind {number}")
     assert len(kept.lines) == 10 * MOST_KINDS
     assert len(kept.filters[0]._seen) <= MOST_KINDS
+
+
+def test_lines_below_a_warning_have_a_limit_of_their_own(log: logging.Logger) -> None:
+    writer = logging.getLogger("tests.usual")
+    writer.setLevel(logging.INFO)
+    kept = Kept(most=2)
+    kept.filters = [RepeatFilter(2, 60.0, lambda: 0.0, lambda seconds, act: None, usual=5)]
+    writer.addHandler(kept)
+    try:
+        for number in range(9):
+            writer.info("response %d", number)
+            writer.warning("refused %d", number)
+    finally:
+        writer.removeHandler(kept)
+    assert sum("response" in line for line in kept.lines) == 5
+    assert sum("refused" in line for line in kept.lines) == 2

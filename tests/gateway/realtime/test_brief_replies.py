@@ -136,7 +136,7 @@ def test_items_of_a_response_create_are_shown_unless_in_brief() -> None:
     [
         ([said("One"), answered("nobody")], {}, "invalid_tool_call_id"),
         ([{**said("One"), "id": "x"}, {**said("Two"), "id": "x"}], {}, "item_already_exists"),
-        ([said("One")], {"conversation": "none"}, "invalid_value"),
+        ([answered("nobody")], {"conversation": "none"}, "invalid_tool_call_id"),
         ([said("One")], {"tool_choice": {"type": "function", "name": "none"}}, "invalid_value"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from holdfast.gateway.realtime.conversation import Conversation
 from holdfast.gateway.realtime.effects import CancelResponse, Effect, Send, StartResponse
 from holdfast.runtime.link.messages import Sampling
+from holdfast.sdk.errors import FieldUnsupported
 from holdfast.sdk.frames import codec, server
 from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.sampling import SamplingFields
@@ -79,6 +80,7 @@ class Stage:
             ids=lambda prefix: f"{prefix}_{next(numbers)}",
             parallel_responses=3,
             bounds=bounds,
+            names=frozenset({"pocket", "gpt-realtime"}),
         )
         self.grammar = Grammar()
         self.grammar.feed_all(self.conversation.greet())
@@ -457,12 +459,74 @@ def test_session_update_changes_what_is_there_and_clears_with_null() -> None:
     )
     session = stage.conversation.session
     assert (session.instructions, session.max_output_tokens, session.temperature) == ("Be kind.", 50, 0.7)
-    assert session.audio == {"input": None}
+    assert not hasattr(session, "audio")
     assert [known.name for known in stage.history.preamble.tools] == ["weather"]
     stage.sends("session.update", session={"tools": [], "instructions": "", "max_output_tokens": None})
     session = stage.conversation.session
     assert (session.tools, session.instructions, session.max_output_tokens) == ([], "", "inf")
     assert stage.history.preamble.tools == ()
+
+
+def test_what_is_not_served_is_listed_and_the_rest_is_applied() -> None:
+    stage = Stage()
+    tool = {"type": "function", "name": "weather"}
+    asked = {
+        "type": "realtime",
+        "tools": [tool],
+        "output_modalities": ["audio"],
+        "audio": {"output": {"voice": "ash"}, "input": {"turn_detection": {"type": "semantic_vad"}}},
+        "tracing": "auto",
+        "include": None,
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": "low"},
+    }
+    (updated,) = stage.sends("session.update", session=asked)
+    assert isinstance(updated, server.SessionUpdated)
+    assert updated.session.unserved == ["audio", "output_modalities", "reasoning", "tracing"]
+    shown = msgspec.to_builtins(updated.session)
+    assert [known["name"] for known in shown["tools"]] == ["weather"]
+    assert shown["output_modalities"] == ["text"], "what is in force"
+    assert not {"audio", "tracing", "reasoning", "parallel_tool_calls"} & shown.keys(), "no echo"
+    (updated,) = stage.sends("session.update", session={"instructions": "Be kind."})
+    assert isinstance(updated, server.SessionUpdated)
+    assert "unserved" not in msgspec.to_builtins(updated.session), "it names fields of this update alone"
+    for changed in (
+        {"prompt": {"id": "p"}},
+        {"type": "transcription"},
+        {"tools": [{"type": "mcp", "server_label": "s"}]},
+        {"tool_choice": {"type": "mcp", "server_label": "s"}},
+        {"model": "another"},
+    ):
+        event = {"type": "session.update", "session": {**changed, "instructions": "Not this."}}
+        try:
+            (effect,) = stage.does(event)
+        except FieldUnsupported:
+            continue
+        assert isinstance(effect, Send) and isinstance(effect.event, server.ErrorEvent), changed
+    assert stage.conversation.session.instructions == "Be kind."
+
+
+def test_a_response_lists_what_of_it_is_not_served() -> None:
+    stage = Stage()
+    start = stage.starts(output_modalities=["audio"], audio={"output": {}}, parallel_tool_calls=False)
+    note = stage.conversation.note(start.response_id)
+    created, *_, ended = stage.tells(start.response_id, ReplyStarted(10), done())
+    assert isinstance(created, server.ResponseCreated) and isinstance(ended, server.ResponseDone)
+    assert created.response.unserved == ["audio", "output_modalities", "parallel_tool_calls"]
+    assert ended.response.output_modalities == ["text"] and ended.response.unserved is msgspec.UNSET
+    stage.conversation.revive("resp_again", None, note)
+    created = stage.conversation.reply("resp_again", ReplyStarted(10))[0]
+    assert isinstance(created, server.ResponseCreated)
+    assert created.response.unserved == ["audio", "output_modalities", "parallel_tool_calls"]
+
+
+def test_a_session_may_take_another_name_of_its_model() -> None:
+    stage = Stage()
+    (updated,) = stage.sends("session.update", session={"model": "gpt-realtime"})
+    assert isinstance(updated, server.SessionUpdated) and updated.session.model == "gpt-realtime"
+    error = stage.refused("session.update", session={"model": "another"})
+    assert error.code == "invalid_value" and "'gpt-realtime'" in error.message and "'pocket'" in error.message
+    assert stage.conversation.session.model == "gpt-realtime"
 
 
 def test_session_update_is_all_or_nothing() -> None:

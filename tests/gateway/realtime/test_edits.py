@@ -130,7 +130,6 @@ async def test_audio_time_becomes_characters_by_the_clients_timing(client: Clien
         item = chat.last.response.output[0].id
         timing = [Heard(ms=100, text_end=3), Heard(ms=200, text_end=5), Heard(ms=900, text_end=9)]
         for event, code in (
-            (ItemTruncate(item_id=item, audio_end_ms=300), "unsupported_field"),
             (ItemTruncate(item_id=item), "missing_required_parameter"),
             (ItemTruncate(item_id=item, text_end=1, content_index=1), "invalid_value"),
             (ItemTruncate(item_id=item, text_end=len(said) + 1), "invalid_value"),
@@ -144,6 +143,22 @@ async def test_audio_time_becomes_characters_by_the_clients_timing(client: Clien
         cut = await chat._connection.answer(sent, lambda event: isinstance(event, ItemTruncated))
         assert (cut.text_end, cut.audio_end_ms) == (5, 300)
         assert (await chat.retrieve(item)).text == said[:5]
+
+
+async def test_audio_time_alone_ends_a_reply_where_it_is(client: Client) -> None:
+    """A text has no times: nothing of it is cut."""
+    async with client.session() as chat:
+        said = await chat.say("begin", min_output_tokens=6).text()
+        item = chat.last.response.output[0].id
+        sent = await chat.send(ItemTruncate(item_id=item, audio_end_ms=300))
+        cut = await chat._connection.answer(sent, lambda event: isinstance(event, ItemTruncated))
+        assert (cut.text_end, cut.audio_end_ms) == (len(said), 300)
+        assert (await chat.retrieve(item)).text == said
+        for wrong, code in (("item_none", "item_not_found"), (chat.last.response.id, "item_not_found")):
+            sent = await chat.send(ItemTruncate(item_id=wrong, audio_end_ms=300))
+            with pytest.raises(ServerError) as refused:
+                await chat._connection.answer(sent, lambda event: False)
+            assert refused.value.code == code
 
 
 async def test_a_frame_too_large_is_refused_and_nothing_waits_for_it(

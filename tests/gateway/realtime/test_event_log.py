@@ -14,7 +14,7 @@ from holdfast.gateway.settings import ClientLimits
 from holdfast.sdk.frames import server
 from holdfast.sdk.frames.response import Response
 from holdfast.sdk.frames.session import SessionResource
-from holdfast.sessions.errors import EventsExpired
+from holdfast.sessions.errors import EventsExpired, StorageUnavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -90,6 +90,19 @@ async def test_acknowledgements_wait_for_the_journal_and_deltas_do_not() -> None
     await asyncio.sleep(0)
     assert (await reader.read())[3:] == ["a", "b"] and not feed.holding
     assert len({event["event_id"] for event in reader.events}) == 5
+
+
+async def test_what_the_journal_never_got_is_not_acknowledged() -> None:
+    feed = EventLog(ClientLimits())
+    reader, kept = Reader(feed, resumes=False), ticket()
+    feed.post([answer("a")], ticket=kept)
+    feed.post([answer("b")])
+    kept.set_exception(StorageUnavailable("the disk is gone"))
+    kept.exception()
+    await asyncio.sleep(0)
+    feed.post([answer("c")])
+    said(feed, "1")
+    assert await reader.read() == ["1"]
 
 
 async def test_events_after_the_last_event_are_sent_once() -> None:
@@ -290,3 +303,32 @@ async def test_a_reply_that_waits_for_a_reader_that_left_goes_on_with_the_next()
     assert not waiting.done()
     feed.detach()
     await waiting
+
+
+async def test_answers_leave_in_the_order_of_their_places() -> None:
+    feed = EventLog(ClientLimits())
+    reader, kept = Reader(feed, resumes=False), ticket()
+    feed.begin_reply()
+    feed.post([answer("first")], ticket=kept)
+    place = feed.keep_place(WRITER)
+    feed.post([answer("last")])
+    said(feed, "of an earlier reply")
+    feed.post([delta("created")], WRITER, place=place)
+    said(feed, "and on")
+    assert await reader.read() == ["of an earlier reply"], "what answers nothing does not wait"
+    kept.set_result(None)
+    await asyncio.sleep(0)
+    assert (await reader.read())[1:] == ["first", "created", "and on", "last"]
+    assert not feed.holding
+
+
+async def test_a_place_that_is_given_up_holds_nothing_up() -> None:
+    feed = EventLog(ClientLimits())
+    reader = Reader(feed, resumes=False)
+    place, other = feed.keep_place(), feed.keep_place()
+    feed.post([answer("last")])
+    feed.post([answer("second")], other.lane, place=other)
+    assert await reader.read() == []
+    feed.give_up(place)
+    assert await reader.read() == ["second", "last"]
+    assert not feed.holding

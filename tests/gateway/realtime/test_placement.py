@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import ClientLimits, GatewaySettings
-from holdfast.runtime.link.messages import Moved
+from holdfast.runtime.link.messages import BlockMap, KVTier, Moved, TierRun
 from holdfast.sdk.frames.client import SessionStage
-from holdfast.sdk.frames.server import ErrorEvent, SessionStaged
+from holdfast.sdk.frames.server import BlockCounts, BlockRun, ErrorEvent, SessionStaged
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
@@ -53,4 +54,30 @@ async def test_leases_and_stages_beyond_the_limit_are_refused_at_once() -> None:
         assert all([isinstance(await anext(events), SessionStaged) for _ in range(MOST)])
         assert (await chat.stage()).source == "device", "there is room again"
         assert await chat.say("go on").text()
+    await service.close()
+
+
+class Spread(Scripted):
+    """Has a sequence's blocks in every tier."""
+
+    async def locate(self, seq: int | None, tokens: Sequence[int] = (), salt: bytes = b"") -> BlockMap:
+        runs = [
+            TierRun(KVTier.DEVICE, True, 3),
+            TierRun(KVTier.HOST, True, 1),
+            TierRun(KVTier.HOST, False, 2),
+            TierRun(KVTier.DISK, False, 4),
+            TierRun(KVTier.NONE, False, 5),
+        ]
+        return BlockMap(15 * 16, 16, runs)
+
+
+async def test_a_map_of_blocks_counts_each_block_once() -> None:
+    link = Spread(spoken, END, ahead=1)
+    service = Service(GatewaySettings(), "scripted", link)
+    service.open(SessionRegistry(link, Language.of(ours("chatml"))))
+    async with in_memory(service).session() as chat:
+        listed = await chat.blocks()
+    assert listed.blocks == BlockCounts(device=3, host=3, disk=4, shared=4, none=5, total=15)
+    assert listed.runs[2] == BlockRun(tier="host", shared=False, count=2) and len(listed.runs) == 5
+    assert (listed.tokens, listed.block_tokens) == (240, 16)
     await service.close()

@@ -60,6 +60,7 @@ def test_rows_without_tokens_and_shapes_that_do_not_fit() -> None:
         (80, 80, True, True),
         (96, 24, True, False),
         (64, 32, False, False),
+        (64, 2, False, False),
     ],
 )
 def test_rotate_and_store(dim: int, turning: int, norm: bool, whole: bool, dtype: torch.dtype) -> None:

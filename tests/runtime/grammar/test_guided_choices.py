@@ -22,7 +22,7 @@ NOTHING = np.zeros(0, dtype=np.int32)
 
 @pytest.fixture(scope="module")
 def compiler() -> Compiler:
-    return Compiler(FILE, VOCAB, (END,))
+    return Compiler(FILE.parent, VOCAB, (END,))
 
 
 def choice(*choices: str) -> Grammar:

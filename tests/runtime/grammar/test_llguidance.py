@@ -52,7 +52,7 @@ NOTHING = np.zeros(0, dtype=np.int32)
 
 
 def test_compiling_keeps_off_the_core_that_the_engines_thread_is_bound_to(bound_beside: set[int]) -> None:
-    compiler = Compiler(find_model("pocket") / "tokenizer.json", END, (0,))
+    compiler = Compiler(find_model("pocket"), END, (0,))
     assert compiler._workers.submit(os.sched_getaffinity, 0).result(60) == bound_beside
 
 
@@ -124,18 +124,40 @@ def check_schema(talker: Talker, schema: dict[str, Any], seed: int) -> None:
     jsonschema.validate(json.loads(text), schema)
 
 
-def check_arguments(talker: Talker, schema: dict[str, Any], seed: int) -> None:
+def check_arguments(
+    talker: Talker, schema: dict[str, Any], seed: int, form: CallForm = CallForm.HERMES
+) -> None:
     """As a session forces them: in the call's own syntax, read by the parser of calls."""
-    writer = CallWriter(SYNTAXES[CallForm.HERMES], ChatTokenizer(talker.text, ""))
-    forced = writer.forced([Tool(name="act", parameters=schema, strict=True)], one=True)
-    text, end = talker.follow(forced, temperature=1.0, seed=seed)
+    writer = CallWriter(SYNTAXES[form], ChatTokenizer(talker.text, ""))
+    tools = [Tool(name="act", parameters=schema, strict=True)]
+    text, end = talker.follow(writer.forced(tools, one=True), temperature=1.0, seed=seed)
     assert end.finish is Finish.STOP, (schema, text, end.error)
-    parser = Forms().call_parser()
+    parser = Forms(form).call_parser(tools)
     pieces = [*parser.feed(text), *parser.finish(cut=False)]
     assert pieces[0] == CallOpened("act") and pieces[-1] == CallClosed(complete=True)
     assert not any(isinstance(piece, PlainText) for piece in pieces)
     arguments = "".join(piece.delta for piece in pieces if isinstance(piece, CallArguments))
     jsonschema.validate(json.loads(arguments), schema)
+
+
+EVERY_KIND = {
+    "type": "object",
+    "properties": {
+        "count": {"type": "integer", "minimum": 0, "maximum": 999},
+        "part": {"type": "number", "minimum": 0, "maximum": 1},
+        "kind": {"type": "string", "enum": ["big", "small"]},
+        "sure": {"type": "boolean"},
+        "none": {"type": "null"},
+        "places": {"type": "array", "items": {"enum": ["here", {"at": 1}]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["count", "kind", "places"],
+}
+
+
+@pytest.mark.parametrize("form", SYNTAXES)
+def test_what_a_form_forces_its_parser_reads(talker: Talker, form: CallForm) -> None:
+    for seed in range(4):
+        check_arguments(talker, EVERY_KIND, seed, form)
 
 
 @settings(FEW, max_examples=15)
@@ -147,7 +169,7 @@ def test_a_reply_begun_again_at_any_token_has_the_same_words_follow(
     sampling = Sampling(grammar=json_of(schema), temperature=1.0, seed=seed)
     ((said, _),) = talker.say((sampling, TokenLimits(400, (END,))))
     words = said[:-1] if said[-1:] == [END] else said
-    compiler = Compiler(folder / "tokenizer.json", 1536, (END,))
+    compiler = Compiler(folder, 1536, (END,))
     for cut in range(len(words) + 1):
         again = compiler.compile(json_of(schema), (END,), np.array(words[:cut], dtype=np.int32)).result()
         forced = again.go_on(400)
@@ -334,7 +356,7 @@ def test_an_engine_without_the_library_starts_and_says_what_to_install(
 
 def test_compiled_grammars_are_kept_up_to_a_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llguidance, "KEPT", 3)
-    compiler = Compiler(folder / "tokenizer.json", 1536, (END,))
+    compiler = Compiler(folder, 1536, (END,))
     for number in (1, 2, 3, 1, 4, 1, 2):
         compiler.compile(Grammar(GrammarKind.REGEX, f"a{{{number}}}"), (END,), NOTHING).result()
     told = compiler.statistics()
@@ -345,6 +367,6 @@ def test_compiled_grammars_are_kept_up_to_a_bound(folder: Path, monkeypatch: pyt
 
 
 def test_a_tokenizer_that_is_not_there_is_told(tmp_path: Path) -> None:
-    compiler = Compiler(tmp_path / "tokenizer.json", 1536, (END,))
+    compiler = Compiler(tmp_path, 1536, (END,))
     with pytest.raises(GrammarInvalid, match=r"tokenizer\.json"):
         compiler.compile(WALK, (END,), NOTHING).result()

@@ -118,6 +118,23 @@ def test_generating_again_from_a_truncation_computes_one_token() -> None:
     assert here.reply(0, 6) == first
 
 
+def test_running_turns_hold_their_blocks_once() -> None:
+    here = world(blocks=40)
+    here.open(0, [*ONE, *TWO, 7])
+    here.reply(0, 2)
+    held = here.engine.statistics()["pool_held"]
+    assert held > 2 and here.engine.statistics()["running_blocks"] == 0, "an idle sequence holds the rest"
+    here.fork(0, [1])
+    for seq in (0, 1):
+        here.extend(seq, [70 + seq])
+        here.generate(seq, 9)
+    here.step()
+    statistics = here.engine.statistics()
+    assert statistics["running"] == 2 and statistics["running_blocks"] == statistics["pool_held"]
+    here.run()
+    assert here.engine.statistics()["running_blocks"] == 0
+
+
 def test_forks_share_blocks_and_part_ways() -> None:
     here = world(blocks=40)
     here.open(0, [*ONE, *TWO, 7])

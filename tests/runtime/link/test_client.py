@@ -9,10 +9,20 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.runtime.errors import EngineDied, LinkClosed, SequenceUnknown
+from holdfast.runtime.errors import EngineDied, FrameInvalid, LinkClosed, SequenceUnknown
 from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.gateway_end import FIRST_HEARTBEAT
-from holdfast.runtime.link.messages import Heartbeat, Open, Phase, SequenceState, VerbReply
+from holdfast.runtime.link.messages import (
+    BlockMap,
+    Heartbeat,
+    KVTier,
+    Locate,
+    Open,
+    Phase,
+    SequenceState,
+    TierRun,
+    VerbReply,
+)
 from holdfast.tests.runtime.link.memory import Bench, extended, settle
 from holdfast.tests.runtime.link.scripted import HELLO
 
@@ -103,6 +113,29 @@ async def test_the_next_engine_knows_no_sequence_of_the_last() -> None:
             await call
     assert not second.sent()
     assert await opened(link, second) > old
+
+
+async def test_a_map_of_blocks_is_asked_by_sequence_or_by_tokens() -> None:
+    link = EngineLink()
+    bench = loaded(link)
+    seq = await opened(link, bench)
+    blocks = BlockMap(2, 16, [TierRun(KVTier.DEVICE, True, 1)])
+    for ask, of in (
+        (link.locate(seq), (seq, [], b"")),
+        (link.locate(None, [3], b"salt"), (None, [3], b"salt")),
+    ):
+        asked = asyncio.create_task(ask)
+        await settle()
+        (verb,) = bench.sent()
+        assert isinstance(verb, Locate) and (verb.seq, verb.tokens, verb.salt) == of
+        bench.up(VerbReply(verb.request, blocks=blocks))
+        assert await asked == blocks
+    asked = asyncio.create_task(link.locate(seq))
+    await settle()
+    (verb,) = bench.sent()
+    bench.up(VerbReply(verb.request))
+    with pytest.raises(FrameInvalid):
+        await asked
 
 
 async def test_a_dead_engine_that_restarts_is_not_a_hang() -> None:

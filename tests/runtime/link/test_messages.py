@@ -18,6 +18,7 @@ from holdfast.runtime.link.messages import (
     Finish,
     Fork,
     Generate,
+    Locate,
     Open,
     Row,
     Sampling,
@@ -45,6 +46,7 @@ verbs = st.one_of(
     st.builds(Stop, ids, ids),
     st.builds(Fork, ids, ids, tokens, st.none() | ids),
     st.builds(Close, ids, ids, st.booleans()),
+    st.builds(Locate, ids, st.none() | ids, st.binary(max_size=20), tokens),
     st.builds(Statistics, ids),
 )
 rows = st.builds(

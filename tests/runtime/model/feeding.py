@@ -1,7 +1,9 @@
-"""Feeds pieces of prompts to a model, and the same to transformers."""
+"""Feeds pieces of prompts to a model, and the same to transformers; says where both differ."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from holdfast.runtime.model.load import LoadedModel
+from holdfast.runtime.errors import RuntimeFault
+from holdfast.runtime.model.load import LoadedModel, load_model
 
 BLOCKS, BLOCK = 96, 16
 
@@ -83,3 +86,63 @@ class Fed:
         """Within 1e-4 of transformers, each prompt in one forward."""
         for row, prompt in enumerate(self.prompts):
             torch.testing.assert_close(self.logits(row), theirs(reference, prompt), rtol=0, atol=1e-4)
+
+    def go_on(self, new: int) -> Fed:
+        """Decode ``new`` greedy tokens after the first prompt."""
+        for _ in range(new):
+            said = self.parts[0][-1][-1].argmax(-1, keepdim=True)
+            self.prompts[0] = torch.cat((self.prompts[0], said))
+            self.step({0: 1})
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A model beside transformers. ``kind``: equal, different, refused, or broken (transformers fails).
+
+    ``said``: why it is refused, the notes at start, or how far the logits are apart.
+    """
+
+    kind: str
+    said: str = ""
+
+
+def outcome(
+    folder: Path,
+    length: int = 40,
+    new: int = 12,
+    max_context: int | None = None,
+    reference: Callable[[Path], Any] = transformers_model,
+) -> Outcome:
+    """Serve a prompt in chunks and greedy tokens after it, and compare logits and tokens with transformers:
+    with its cached generation, and with one forward of all tokens.
+    """
+    try:
+        ours = load_model(folder, "cpu", "float32", max_context=max_context)
+    except RuntimeFault as error:
+        return Outcome("refused", error.message)
+    (prompt,) = prompts(length)
+    prompt %= ours.config.vocab_size
+    fed = Fed(ours, [prompt]).in_chunks(17).go_on(new)
+    try:
+        model = reference(folder)
+        whole = theirs(model, fed.prompts[0])
+        told = model.generate(
+            prompt[None],
+            attention_mask=torch.ones_like(prompt[None]),
+            max_new_tokens=new,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    except Exception as error:
+        return Outcome("broken", " ".join(f"{type(error).__name__}: {error}".split())[:200])
+    cached = torch.cat((whole[: length - 1], torch.cat(told.logits)))
+    apart = max(float((fed.logits()[: len(one)] - one).abs().max()) for one in (whole, cached))
+    notes = " | ".join(ours.config.notes)
+    same_tokens = torch.equal(told.sequences[0], fed.prompts[0])
+    if apart < 1e-4 + 2e-5 * float(whole.abs().max()) and same_tokens:
+        return Outcome("equal", notes)
+    return Outcome("different", f"{apart:.2g} apart, tokens {'equal' if same_tokens else 'differ'}; {notes}")

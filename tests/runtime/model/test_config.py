@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import CONFIG_MAPPING, Qwen3Config
 from holdfast.runtime.errors import ConfigInvalid, ModelUnreadable, SettingsInvalid, UnsupportedArchitecture
 from holdfast.runtime.model.config import Biases, LayerKind, ModelConfig, Scales, read_config
 from holdfast.runtime.model.families import FAMILIES, NEUTRAL, Family
+from holdfast.runtime.model.load import load_model
 from holdfast.runtime.model.rope import RopeConfig, make_rope
 
 LLAMA, PHI3, GEMMA3, GRANITE, MISTRAL = (
@@ -38,6 +40,15 @@ PLAIN = {
 
 (QWEN3,) = (family for family in FAMILIES if family.model_type == "qwen3")
 OTHERS = [family for family in FAMILIES if family is not QWEN3]
+
+
+TEXT_OF_GEMMA3 = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+TEXT_OF_GEMMA3 |= {"text_config": PLAIN}
+
+
+def read_values(folder: Path, **values) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(values))
+    return read_config(folder)
 
 
 def read(folder: Path, generation: dict | None = None, **changes) -> ModelConfig:
@@ -150,6 +161,13 @@ def test_end_tokens_must_be_in_the_vocabulary(value: object, tmp_path: Path) -> 
         ({"rope_scaling": {**YARN, "beta_slow": 1e-320}}, r"rope_scaling\.beta_slow: .* above 1e-06"),
         ({"rope_theta": 10**400}, "rope_theta: a finite number"),
         ({"head_dim": 0}, "head_dim: a whole number"),
+        (
+            {**GEMMA3, "rope_parameters": {"full_attention": {"rope_theta": 1e6}}, "rope_scaling": YARN},
+            "rope_scaling: contradicts rope_parameters",
+        ),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]}, "no_rope_layers: a list of num_"),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 2]}, "no_rope_layers: a list of"),
+        ({"architectures": ["InternLM3ForCausalLM"], "bias": True, "mlp_bias": False}, "bias: contradicts"),
         ({**LLAMA, "hidden_size": 30}, "head_dim: missing, and 4 heads do not divide hidden_size 30"),
         ({"layer_types": ["full_attention"]}, "layer_types: a list of num_hidden_layers = 2"),
         (
@@ -174,15 +192,11 @@ def test_fields_out_of_bounds(changes: dict, words: str, tmp_path: Path) -> None
     ("changes", "words"),
     [
         ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM is not served .*LlamaForCausalLM"),
-        (
-            {"architectures": ["Gemma3ForConditionalGeneration"]},
-            "Gemma3ForConditionalGeneration is not served",
-        ),
+        ({"architectures": ["Gemma3nForConditionalGeneration"]}, "Gemma3nForConditionalGeneration is not"),
         ({"architectures": ["Qwen3ForCausalLM", "X"]}, "Qwen3ForCausalLM, X is not served"),
         ({"architectures": ..., "model_type": "bert"}, "bert is not served"),
         ({"architectures": 3}, "3 is not served"),
         ({"architectures": ...}, "None is not served"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config: not served"),
         ({"hidden_act": "gelu"}, "hidden_act: gelu"),
         ({"hidden_act": "relu2"}, "hidden_act: relu2"),
         ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types: chunked_attention"),
@@ -207,6 +221,112 @@ def test_what_the_decoder_does_not_compute_is_refused_by_name(
         read(tmp_path, **changes)
     assert str(tmp_path / "config.json") in caught.value.message
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("given", "method"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "bitsandbytes"),
+        ({"quantization_config": {"load_in_4bit": True}}, "bitsandbytes"),
+        ({"compression_config": {"format": "pack-quantized"}}, "compressed-tensors"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "mlx"),
+        ({"quantization_config": {"bits": 4}}, "an unnamed method"),
+        ({"quantization_config": "int\n8"}, "int 8"),
+        ({**TEXT_OF_GEMMA3, "quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        (
+            {**TEXT_OF_GEMMA3, "text_config": {**PLAIN, "quantization_config": {"quant_method": "awq"}}},
+            "awq",
+        ),
+    ],
+)
+def test_quantised_weights_are_refused_by_the_name_of_their_method(
+    given: dict, method: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        UnsupportedArchitecture, match=rf"config\.json: .*: quantised with {method}, which is not"
+    ):
+        read(tmp_path, **given)
+    with pytest.raises(UnsupportedArchitecture):  # with no weights in the folder
+        load_model(tmp_path, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "method"),
+    [
+        ("quantize_config.json", {"bits": 4}, "gptq"),
+        ("quant_config.json", {"w_bit": 4}, "awq"),
+        ("quant_config.json", {"quant_method": "hqq"}, "hqq"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
+    ],
+)
+def test_quantised_weights_are_refused_by_a_file_beside(
+    file: str, values: dict, method: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text(json.dumps(values))
+    with pytest.raises(UnsupportedArchitecture, match=rf"{file}: .* quantised with {method}, which"):
+        read(tmp_path)
+
+
+def test_a_quantisation_that_is_null_is_none(tmp_path: Path) -> None:
+    assert read(tmp_path, quantization_config=None) == read(tmp_path)
+
+
+def test_auto_map_is_said_to_be_ignored(tmp_path: Path) -> None:
+    assert read(tmp_path).notes == ()
+    (note,) = read(
+        tmp_path, auto_map={"AutoModelForCausalLM": "modeling_internlm3.InternLM3ForCausalLM"}
+    ).notes
+    assert note == f"{tmp_path / 'config.json'}: auto_map is ignored: code in a checkpoint is not run"
+
+
+def test_the_text_part_of_a_published_gemma3(tmp_path: Path) -> None:
+    """As google/gemma-3-4b-it has it: most fields are left out."""
+    config = read_values(
+        tmp_path,
+        architectures=["Gemma3ForConditionalGeneration"],
+        model_type="gemma3",
+        eos_token_id=[1, 106],
+        torch_dtype="bfloat16",
+        vision_config={"model_type": "siglip_vision_model"},
+        text_config={
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+    )
+    assert (config.architecture, config.family.model_type) == (
+        "Gemma3ForConditionalGeneration",
+        "gemma3_text",
+    )
+    assert (config.layers, config.query_heads, config.kv_heads, config.head_dim) == (34, 8, 4, 256)
+    assert (config.vocab_size, config.tied_head, config.dtype) == (262208, True, "bfloat16")
+    assert config.eos_ids == (1, 106)
+    assert [(kind.window, kind.rope.kind, kind.rope.theta) for kind in config.kinds] == [
+        (1024, "default", 1e4),
+        (None, "linear", 1e6),
+    ]
+    (note,) = config.notes
+    assert (
+        note == "Gemma3ForConditionalGeneration: the text part is served; its vision weights are not loaded"
+    )
+
+
+def test_a_text_part_of_another_family_is_refused(tmp_path: Path) -> None:
+    mistral3 = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
+    with pytest.raises(UnsupportedArchitecture, match=r"text_config\.model_type: mixtral is not served"):
+        read_values(tmp_path, **mistral3, text_config={**PLAIN, "model_type": "mixtral"})
+    with pytest.raises(ConfigInvalid, match=r"config\.json: text_config\.hidden_size: missing"):
+        read_values(tmp_path, **mistral3, text_config={"model_type": "mistral", "vocab_size": 9})
+    with pytest.raises(ConfigInvalid, match=r"config\.json: text_config: an object"):
+        read_values(tmp_path, **mistral3, text_config=[1])
 
 
 def test_the_model_type_serves_where_no_architecture_is_named(tmp_path: Path) -> None:
@@ -251,7 +371,7 @@ def test_a_family_reads_as_transformers_saves_it(family: Family, tmp_path: Path)
     ours = read_config(tmp_path)
     assert ours.family is family
     assert (ours.layers, ours.query_heads, ours.kv_heads, ours.mlp_size) == (2, 4, 2, 48)
-    assert ours.head_dim == getattr(theirs, "head_dim", 8)
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 8)
     assert ours.norm_eps == theirs.rms_norm_eps
     assert ours.max_context == theirs.max_position_embeddings
     assert ours.tied_head is theirs.tie_word_embeddings
@@ -268,7 +388,7 @@ def test_fields_left_out_take_each_familys_defaults(family: Family, tmp_path: Pa
         num_attention_heads=32,
         **dict.fromkeys(left, ...),
     )
-    derived = {"layer_types", "sliding_window"}
+    derived = {"layer_types", "sliding_window", "no_rope_layers", "rope_parameters"}
     same = {
         name: value
         for name, value in family.defaults.items()
@@ -300,7 +420,10 @@ def test_a_field_that_a_family_does_not_read_changes_nothing(tmp_path: Path) -> 
         "attn_logit_softcapping": 9.0,
         "layer_types": [1],
     }
-    assert read(tmp_path, **LLAMA, **strange) == plain
+    changed = read(tmp_path, **LLAMA, **strange)
+    assert replace(changed, notes=()) == plain
+    (note,) = changed.notes  # of the one that changes what transformers says
+    assert "sliding_window is no setting of LlamaForCausalLM" in note
 
 
 def test_layers_slide_by_their_pattern(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gemma2", {"attn_logit_softcapping": 2.0, "final_logit_softcapping": None, "attention_bias": True}),
     ("gemma2", {"layer_types": ALTERNATING * 2, "attn_logit_softcapping": None}),
     ("gemma3_text", {"layer_types": ALTERNATING * 2, "final_logit_softcapping": None}),
-    ("gemma3_text", {"num_hidden_layers": 3, "sliding_window": 1, "tie_word_embeddings": False}),
+    ("gemma3_text", {"num_hidden_layers": 3, "sliding_window": 2, "tie_word_embeddings": False}),
     ("olmo2", {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": False}),
     ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}),
 ]

@@ -38,7 +38,7 @@ def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(
 
 def test_a_file_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
-    with pytest.raises(ModelUnreadable, match="a model is a folder"):
+    with pytest.raises(ModelUnreadable, match="empty, not a GGUF file"):
         find_model(str(tmp_path / "model.gguf"))
 
 

@@ -58,11 +58,30 @@ def test_a_tied_head_is_the_embedding(tiny: Path, sharded: Path) -> None:
 
 def test_the_copy_of_a_tied_head_is_ignored_and_an_untied_one_needed(folder: Path) -> None:
     tensors = load_file(folder / SINGLE)
-    save_file({**tensors, "lm_head.weight": torch.zeros(256, 64)}, folder / SINGLE)
-    assert load_model(folder, "cpu").decoder.weights.head.any()
+    copy = tensors["model.embed_tokens.weight"].clone()
+    save_file({**tensors, "lm_head.weight": copy}, folder / SINGLE)
+    tied = load_model(folder, "cpu")
+    assert tied.decoder.weights.head is tied.decoder.weights.embedding
+    assert (tied.config.tied_head, tied.config.notes) == (True, ())
     save_file(tensors, folder / SINGLE)
     edit(folder, tie_word_embeddings=False)
     with pytest.raises(TensorInvalid, match=r"model\.safetensors: lm_head\.weight: missing"):
+        load_model(folder, "cpu")
+
+
+def test_a_stored_head_that_is_not_the_embedding_is_served_whatever_the_file_says(folder: Path) -> None:
+    """As in transformers, which unties them. They are compared in the type that is served."""
+    tensors = load_file(folder / SINGLE)
+    embedding = tensors["model.embed_tokens.weight"].bfloat16().float()
+    near = embedding * (1 + 2**-20)
+    save_file({**tensors, "model.embed_tokens.weight": embedding, "lm_head.weight": near}, folder / SINGLE)
+    own, tied = load_model(folder, "cpu", "float32"), load_model(folder, "cpu", "bfloat16")
+    assert torch.equal(own.decoder.weights.head, near)
+    assert own.config.notes == ("lm_head.weight is not the embedding: it is served, not tie_word_embeddings",)
+    assert own.parameters == tied.parameters + 256 * 64
+    assert tied.decoder.weights.head is tied.decoder.weights.embedding
+    save_file({**tensors, "lm_head.weight": torch.zeros(256, 32)}, folder / SINGLE)
+    with pytest.raises(TensorInvalid, match=r"lm_head\.weight: shape \[256, 32\], config\.json asks for"):
         load_model(folder, "cpu")
 
 
@@ -155,3 +174,13 @@ def test_the_kv_group_is_the_models(tiny: Path) -> None:
     (group,) = load_model(tiny, "cpu", "bfloat16").kv_groups(8)
     assert group.block_shape == (2, 2, 2, 8, 16)
     assert group.dtype == "bfloat16"
+
+
+def test_cuda_on_a_torch_built_without_it_says_what_to_install(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    with pytest.raises(
+        SettingsInvalid, match="built without CUDA: install a build of torch for your CUDA, or"
+    ):
+        load_model(tiny, "cuda")

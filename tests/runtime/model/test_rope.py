@@ -22,10 +22,12 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "low_freq_factor": 1.0, "hig
 KINDS = {
     "default": {"rope_type": "default", "rope_theta": 1e6},
     "linear": {"rope_type": "linear", "factor": 2.5, "rope_theta": 1e4},
+    "linear, partial": {"rope_type": "linear", "factor": 2.5, "partial_rotary_factor": 0.25},
     "dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
     "llama3": {**LLAMA3, "factor": 8.0, "original_max_position_embeddings": 128},
     "llama3, stated": {**LLAMA3, "factor": 32.0},
     "yarn": YARN,
+    "yarn, partial": {**YARN, "partial_rotary_factor": 0.75},
     "yarn, ramp": {**YARN, "beta_fast": 24, "beta_slow": 2, "truncate": False},
     "yarn, gain": {**YARN, "attention_factor": 1.5},
     "yarn, mscale": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5},
@@ -60,7 +62,7 @@ def test_angles_are_made_on_the_device_without_a_copy_from_the_host(kind: str, t
     positions = torch.zeros(3, dtype=torch.int64, device=device)
     with OnOneDevice():
         cos, _ = rope.angles(positions, torch.bfloat16)
-    assert cos.shape == (3, 64)
+    assert cos.shape == (3, int(64 * KINDS[kind].get("partial_rotary_factor", 1)))
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

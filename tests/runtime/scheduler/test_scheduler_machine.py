@@ -35,6 +35,7 @@ POLICIES = [os.environ["HOLDFAST_POLICY"]] if "HOLDFAST_POLICY" in os.environ el
 
 FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
 
+SALTS = (b"", b"tenant", b"other")
 SEQS = st.integers(0, 5)
 NUMBERS = st.integers(0, 1 << 16)
 
@@ -60,8 +61,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare=st.sampled_from((0, 1, 5, 40)),
         cursed=st.booleans(),
         slots=st.sampled_from((None, 0.0, 0.1, 0.5, 1.0, 4.0, 4.0)),
+        tenants=st.integers(1, 3),
     )
-    def begin(self, seed, block_tokens, longest, slack, max_sequences, spare, cursed, slots) -> None:
+    def begin(self, seed, block_tokens, longest, slack, max_sequences, spare, cursed, slots, tenants) -> None:
         blocks = int(-(-longest // block_tokens) * slack)
         self.damaged = False
         self.world = World(
@@ -83,7 +85,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             disk=FakeDisk(Random(seed + 1), near=seed % 4 == 1) if slots and seed % 2 else None,
             late=self.LATE and seed % 3 == 0,
             make=self.MAKE,
+            tenants=tenants,
         )
+        self.tenants = tenants
         self.random = Random(seed)
         self.longest = longest
         self.cursed = cursed
@@ -99,10 +103,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             tokens.append(random.choice((POISON, LAUNCH_BOMB, LATE_BOMB)))
         return tokens
 
+    def _salt(self, number: int) -> bytes:
+        """One of the tenants of this example."""
+        return SALTS[number // 8 % self.tenants]
+
     @rule(seq=SEQS, number=NUMBERS)
     def open(self, seq, number) -> None:
-        salt = b"tenant" if number % 7 == 0 else b""
-        self.world.open(seq, self._tokens(self.longest, number), salt, alone=number % 11 == 0)
+        self.world.open(seq, self._tokens(self.longest, number), self._salt(number), alone=number % 11 == 0)
 
     @rule(seq=SEQS, number=NUMBERS)
     def extend(self, seq, number) -> None:
@@ -131,9 +138,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def begin_turn(self, seq, most, parent, number) -> None:
         being = self.world.beings.get(parent)
         at = 0 if parent is None else number % (len(being.shadow.tokens) + 2 if being else 1)
-        salt, alone = (
-            (b"", False) if parent is not None else (b"tenant" * (number % 7 == 0), number % 11 == 0)
-        )
+        salt, alone = (b"", False) if parent is not None else (self._salt(number), number % 11 == 0)
         self.world.generate(
             seq,
             most,
@@ -168,6 +173,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(seq=SEQS, disk=st.booleans(), wait=st.booleans())
     def settle(self, seq, disk, wait) -> None:
         self.world.settle(seq, disk=disk, wait=wait)
+
+    @rule(seq=SEQS)
+    def locate(self, seq) -> None:
+        self.world.locate(seq)
 
     @rule(seq=SEQS, keep=st.booleans())
     def close(self, seq, keep) -> None:

@@ -13,6 +13,7 @@ from holdfast.runtime.link.messages import (
     Extend,
     Fork,
     Generate,
+    Locate,
     Open,
     Opening,
     Refusal,
@@ -93,6 +94,9 @@ def refused(verb: AnyVerb) -> str:
         (Fork(9, 0, [6], 10), "length_invalid"),
         (Fork(9, 0, [6], -1), "length_invalid"),
         (Close(9, 5), "sequence_unknown"),
+        (Locate(9, 5), "sequence_unknown"),
+        (Locate(9, None, b"", [VOCAB]), "length_invalid"),
+        (Locate(9, None, b"", [1] * 21), "context_exceeded"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
 )

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import example, given, settings
@@ -33,11 +34,13 @@ from holdfast.sessions.journal.store import JournalStore, StoredSession
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
 from holdfast.sessions.text.text_buffer import TextBuffer
-from holdfast.sessions.turn.events import ReplyStatus, ReplyTextDelta
-from holdfast.sessions.turn.request import TurnRequest
+from holdfast.sessions.tools.formats import CallForm, Forms
+from holdfast.sessions.turn.events import EndReason, ReplyCallDone, ReplyStatus, ReplyTextDelta
+from holdfast.sessions.turn.request import RequestBounds, TurnRequest
 
 from ..scripted_link import ScriptedLink
 from ..session_stage import END, ask, prompts, read, reciting, run, say, toks
+from . import journal_stage
 from .journal_stage import MODEL, SMALL, folder, record_of, registry_in
 
 
@@ -186,7 +189,43 @@ async def test_a_journal_that_cannot_write_still_closes() -> None:
         log.append(EventReceived(event="e"))
         ticket = log.sync()
         await journal.aclose()
-        assert not ticket.done()
+        with pytest.raises(StorageUnavailable):
+            ticket.result()
+
+
+@run
+async def test_a_journal_that_closes_on_a_failing_disk_fails_what_waits_for_it() -> None:
+    with folder() as path, pytest.MonkeyPatch.context() as patch:
+        journal = await Journal.open(path, MODEL, SMALL)
+        log = JournaledLog.begin(journal, record_of(next(journal.numbers)))
+        await log.sync()
+        alarm = asyncio.Event()
+        journal.watchers.add(lambda fault: alarm.set())
+        Failing(patch)
+        log.append(EventReceived(event="first"))
+        early = log.sync()
+        await alarm.wait()
+        log.append(EventReceived(event="second"))
+        late = log.sync()
+        await journal.aclose()
+        log.append(EventReceived(event="third"))
+        for ticket in (early, late, log.sync()):
+            with pytest.raises(StorageUnavailable):
+                await asyncio.wait_for(ticket, 5)
+        with pytest.raises(StorageUnavailable):
+            await asyncio.wait_for(journal.read(lambda store: store.statistics()), 5)
+
+
+@run
+async def test_what_was_durable_before_a_journal_closed_stays_so() -> None:
+    with folder() as path:
+        journal = await Journal.open(path, MODEL, SMALL)
+        log = JournaledLog.begin(journal, record_of(next(journal.numbers)))
+        log.append(EventReceived(event="first"))
+        ticket = log.sync()
+        await journal.aclose()
+        await ticket
+        await log.sync()
 
 
 @run
@@ -334,6 +373,49 @@ async def test_a_reply_that_was_interrupted_goes_on_where_it_was() -> None:
                 event for event in events if isinstance(event, ReplyTextDelta)
             ]
             assert retold[-1] == events[-1]
+
+
+@run
+async def test_the_journal_keeps_which_stop_string_ended_a_reply() -> None:
+    with folder() as path:
+        async with registry_in(path, reciting(toks("One two three."))) as registry:
+            session = registry.create()
+            say(session, "Count.")
+            _, done = await read(session, TurnRequest.checked(stop=["zzz", "thr"]))
+            assert done.stopped_by == "thr"
+            handle = await left(session)
+        async with registry_in(path, reciting()) as registry:
+            found = await resumed(registry, handle)
+            assert found.session.retold(found.replayed.last)[-1] == done
+
+
+@pytest.mark.parametrize("deltas", [1, 20, 45])
+@run
+async def test_a_reply_that_goes_round_ends_at_the_same_token_after_an_interruption(deltas: int) -> None:
+    cycle = toks(" one two three")
+    whole, most = cycle * 40, 48
+    request = TurnRequest.checked(seed=5, bounds=RequestBounds(cycle_tokens=most))
+    with folder() as path:
+        async with registry_in(path, reciting(whole)) as registry:
+            session = registry.create()
+            say(session, "Count.")
+            response = session.respond(request, "resp_1", b"note")
+            while deltas:
+                deltas -= isinstance(await anext(response), ReplyTextDelta)
+            handle = await left(session)
+            session.log.close()  # the server dies here
+        link = ScriptedLink(lambda tokens: [*whole, END][continued(tokens, whole)], END)
+        async with registry_in(path, link) as registry:
+            found = await resumed(registry, handle)
+            past = found.replayed.last
+            assert past.ended is None and past.request.cycle_tokens == most
+            events = [event async for event in found.session.go_on(past)]
+            assert (events[-1].status, events[-1].reason) == (ReplyStatus.INCOMPLETE, EndReason.REPETITION)
+            assert events[-1].usage.output_tokens == len(cycle) + most
+            handle = await left(found.session)
+        async with registry_in(path, ScriptedLink(link.model, END)) as registry:
+            found = await resumed(registry, handle)
+            assert found.session.retold(found.replayed.last)[-1] == events[-1]
 
 
 def continued(tokens: list[int], whole: list[int]) -> int:
@@ -595,6 +677,25 @@ async def test_log_probabilities_are_told_again_as_they_were() -> None:
             found = await resumed(registry, handle)
             retold = found.session.retold(found.replayed.last)
             assert [event for event in retold if isinstance(event, ReplyTextDelta)] == scored
+
+
+@run
+async def test_arguments_are_told_again_in_the_types_of_the_turns_tools() -> None:
+    """A parameter with tags has no type of its own: the schema says that 7 is a number."""
+    tool = Tool(name="add", parameters={"type": "object", "properties": {"a": {"type": "integer"}}})
+    said = "<tool_call>\n<function=add>\n<parameter=a>\n7\n</parameter>\n</function>\n</tool_call>"
+    language = replace(journal_stage.LANGUAGE, forms=Forms(CallForm.QWEN3_CODER))
+    with folder() as path, patch.object(journal_stage, "LANGUAGE", language):
+        async with registry_in(path, reciting(said)) as registry:
+            session = registry.create()
+            say(session, "Add.")
+            events, _ = await read(session, TurnRequest.checked(tools=[tool]))
+            handle = await left(session)
+        (done,) = [event for event in events if isinstance(event, ReplyCallDone)]
+        assert done.arguments == '{"a": 7}'
+        async with registry_in(path, reciting()) as registry:
+            found = await resumed(registry, handle)
+            assert done in found.session.retold(found.replayed.last)
 
 
 @run

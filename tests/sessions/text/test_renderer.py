@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.sessions.errors import TemplateFailed
+from holdfast.sessions.errors import PromptTooLong, TemplateFailed
 from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool, new_id
 from holdfast.sessions.text.chat_template import ChatTemplate
@@ -251,6 +251,20 @@ def test_non_canonical_ids_are_spliced_as_they_are() -> None:
     tokens = renderer.draft(turn.script).tokens().tolist()
     assert tokens[: len(first)] != first
     assert any(tokens[at : at + len(letters)] == letters for at in range(len(tokens)))
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_prompt_of_one_token_more_than_fit_is_refused(ended: bool) -> None:
+    name = "chatml"
+    renderer, history = renderer_of(name), History()
+    history.insert(user("Hi"))
+    take_turn(history, renderer, replied(name, "Hello", ended=ended))
+    history.insert(user("Again"))
+    script = history.script()
+    size = len(renderer.draft(script).tokens())
+    assert len(renderer.draft(script, size).tokens()) == size
+    with pytest.raises(PromptTooLong):
+        renderer.draft(script, size - 1)
 
 
 def test_the_date_is_frozen() -> None:

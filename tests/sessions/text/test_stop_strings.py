@@ -13,10 +13,12 @@ few = st.text("ab", max_size=30)
 stops = st.lists(st.text("abc", min_size=1, max_size=4), max_size=3)
 
 
-def whole(text: str, stops: list[str]) -> tuple[str, bool]:
-    """The reference: the match that ends first, and of those the one that begins first."""
+def whole(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """The reference: the match that ends first, and of those the one that begins first. The text before it, and
+    the stop string."""
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
-    return (text[: min(ends)[1]], True) if ends else (text, False)
+    end, begin = min(ends, default=(0, len(text)))
+    return text[:begin], text[begin:end] if ends else None
 
 
 def pieces_of(text: str, cuts: list[int]) -> list[str]:
@@ -29,7 +31,8 @@ def pieces_of(text: str, cuts: list[int]) -> list[str]:
 def test_any_split_equals_search_in_the_whole(text: str, stops: list[str], cuts: list[int]) -> None:
     matcher = StopMatcher(stops)
     told = "".join(matcher.feed(piece) for piece in pieces_of(text, cuts))
-    assert (told + matcher.flush(), matcher.matched) == whole(text, stops)
+    assert (told + matcher.flush(), matcher.found) == whole(text, stops)
+    assert matcher.matched == (matcher.found is not None)
 
 
 @settings(max_examples=300, deadline=None)

@@ -34,7 +34,7 @@ def test_kind(name: str, kind: TemplateClass) -> None:
     assert report.kind is kind
     assert report.closing == end_id(name)
     assert report.tools == (name not in ("llama3", "qwen3")), "these two are without their part for tools"
-    assert report.rules.outputs
+    assert report.rules.outputs == report.tools, "a role that only passes through is not a tool's"
 
 
 def test_a_template_that_refuses_outputs_is_reported_not_refused() -> None:

@@ -128,6 +128,7 @@ SLOW += "{% endfor %}"
 
 def test_a_trial_names_the_limit_that_a_template_breaks() -> None:
     assert "MiB" in broken_limit(LISTS, {})
+    assert "MiB" in broken_limit("{% if messages[1].tool_calls %}" + LISTS + "{% endif %}", {})
     assert "1 s of processor time" in broken_limit("{{ messages }}" + SLOW, {}, seconds=1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from holdfast.sessions.tools.scanner import CallArguments, CallParser, Piece, PlainText
+from holdfast.sessions.tools.scanner import CallArguments, CallParser, Piece, PlainText, ReasoningText
 
 
 def read_all(parser: CallParser, pieces: list[str], *, cut: bool = False) -> list[Piece]:
@@ -16,6 +16,8 @@ def read_all(parser: CallParser, pieces: list[str], *, cut: bool = False) -> lis
         match (joined[-1] if joined else None), event:
             case (PlainText(before), PlainText(after)):
                 joined[-1] = PlainText(before + after)
+            case (ReasoningText(before), ReasoningText(after)):
+                joined[-1] = ReasoningText(before + after)
             case (CallArguments(before), CallArguments(after)):
                 joined[-1] = CallArguments(before + after)
             case _:

@@ -35,7 +35,7 @@ PLAIN = CallSyntax("[TOOL_CALLS]", '{"name": ', ', "arguments": ', "}", "", "")
 
 @pytest.fixture(scope="module")
 def compiler() -> Compiler:
-    return Compiler(FOLDER / "tokenizer.json", VOCAB, (END,))
+    return Compiler(FOLDER, VOCAB, (END,))
 
 
 class Reading:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from keyword import iskeyword
 from typing import Any
 
@@ -13,7 +13,8 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.sessions.tools.formats import CallForm, Forms, ReasoningForm, find_forms
+from holdfast.sessions.items import Tool
+from holdfast.sessions.tools.formats import REASONING, CallForm, Forms, ReasoningForm, find_forms
 from holdfast.sessions.tools.reasoning import ReasoningSplitter
 from holdfast.sessions.tools.scanner import (
     CallArguments,
@@ -28,6 +29,7 @@ from holdfast.sessions.tools.scanner import (
 from .call_pieces import read_all, split
 
 FORMS = list(CallForm)
+NUMBERED = [Tool(name="f", parameters={"type": "object", "properties": {"n": {"type": "number"}}})]
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=6),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
@@ -45,6 +47,12 @@ fragments = st.sampled_from(
         *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "[CALL_ID]", "<tool"),
         *('{"name": "f", "arguments": ', '{"name": "f", "parameters": {', '{"type": "function", "name": "g"'),
         *('{"a": "}"}', "{}", "}", "{", "[", "]", '"', "\\", "f(", 'f(a="x")', "g(b=1, ", ")", ",", ";", "a="),
+        *("<|tool_call|>", "<|/tool_call|>", "functools", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+        *("<｜tool▁sep｜>", "function<｜tool▁sep｜>f\n```json\n{", "<｜tool▁call▁end｜>", "Action:", "```json"),
+        *("<|START_ACTION|>", "<|END_ACTION|>", '{"tool_name": "f", "parameters": {', "<function=f>"),
+        *("<function=", "</function>", "<parameter=a>", "<parameter=n>", "</parameter>", "<seed:tool_call>"),
+        *("<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|start|>assistant", "<|constrain|>json"),
+        *("analysis", "commentary", "final", " to=functions.f", "<|channel|>commentary to=functions.f"),
         *(" ", "\n", "x", "é", "f", "1", "null", "'", "-", "(1)", "[TOOL"),
     ]
 )  # fmt: skip
@@ -85,6 +93,61 @@ def pythonic(made: list[tuple[str, dict[str, Any]]]) -> str:
     return f"[{', '.join(written)}]"
 
 
+def listed(opening: str, closing: str = "") -> Callable[[list[tuple[str, dict[str, Any]]]], str]:
+    def write(made: list[tuple[str, dict[str, Any]]]) -> str:
+        return opening + json.dumps([{"name": name, "arguments": given} for name, given in made]) + closing
+
+    return write
+
+
+def deepseek_v3(made: list[tuple[str, dict[str, Any]]]) -> str:
+    written = (
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json.dumps(given)}\n```<｜tool▁call▁end｜>"
+        for name, given in made
+    )
+    return "<｜tool▁calls▁begin｜>" + "\n".join(written) + "<｜tool▁calls▁end｜>"
+
+
+def deepseek_v31(made: list[tuple[str, dict[str, Any]]]) -> str:
+    written = (
+        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json.dumps(given)}<｜tool▁call▁end｜>"
+        for name, given in made
+    )
+    return "<｜tool▁calls▁begin｜>" + "".join(written) + "<｜tool▁calls▁end｜>"
+
+
+def command_r(made: list[tuple[str, dict[str, Any]]]) -> str:
+    calls = [{"tool_name": name, "parameters": given} for name, given in made]
+    return f"Action: ```json\n{json.dumps(calls, indent=4)}\n```"
+
+
+def command_r7b(made: list[tuple[str, dict[str, Any]]]) -> str:
+    calls = [
+        {"tool_call_id": str(at), "tool_name": name, "parameters": given}
+        for at, (name, given) in enumerate(made)
+    ]
+    return f"<|START_ACTION|>{json.dumps(calls, indent=4)}<|END_ACTION|>"
+
+
+def qwen3_coder(made: list[tuple[str, dict[str, Any]]]) -> str:
+    def parameter(key: str, value: Any) -> str:
+        return f"<parameter={key}>\n{json.dumps(value)}\n</parameter>\n"
+
+    return "\n".join(
+        f"<tool_call>\n<function={name}>\n"
+        + "".join(parameter(key, value) for key, value in given.items())
+        + "</function>\n</tool_call>"
+        for name, given in made
+    )
+
+
+def harmony(made: list[tuple[str, dict[str, Any]]]) -> str:
+    return "<|start|>assistant".join(
+        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{json.dumps(given)}<|call|>"
+        for name, given in made
+    )
+
+
 WRITERS: list[tuple[CallForm, Callable[[list[tuple[str, dict[str, Any]]]], str]]] = [
     (CallForm.HERMES, hermes),
     (CallForm.HERMES, hermes_list),
@@ -93,11 +156,32 @@ WRITERS: list[tuple[CallForm, Callable[[list[tuple[str, dict[str, Any]]]], str]]
     (CallForm.MISTRAL, mistral),
     (CallForm.MISTRAL, mistral_named),
     (CallForm.PYTHONIC, pythonic),
+    (CallForm.GRANITE, listed("<|tool_call|>")),
+    (CallForm.GRANITE, listed("<tool_call>")),
+    (CallForm.PHI4_MINI, listed("<|tool_call|>", "<|/tool_call|>")),
+    (CallForm.FUNCTOOLS, listed("functools")),
+    (CallForm.DEEPSEEK_V3, deepseek_v3),
+    (CallForm.DEEPSEEK_V31, deepseek_v31),
+    (CallForm.COMMAND_R, command_r),
+    (CallForm.COMMAND_R7B, command_r7b),
+    (CallForm.QWEN3_CODER, qwen3_coder),
+    (CallForm.SEED_OSS, lambda made: qwen3_coder(made).replace("tool_call>", "seed:tool_call>")),
+    (CallForm.HARMONY, harmony),
 ]
 
 
-def parse(form: CallForm, pieces: list[str], *, cut: bool = False) -> list[Piece]:
-    return read_all(Forms(form).call_parser(), pieces, cut=cut)
+def parse(form: CallForm, pieces: list[str], *, cut: bool = False, tools: Sequence[Tool] = ()) -> list[Piece]:
+    parser = Forms(form).call_parser(tools)
+    return read_all(parser, pieces, cut=cut)
+
+
+def any_typed(made: list[tuple[str, dict[str, Any]]]) -> list[Tool]:
+    """Tools with arguments of any JSON type, so that a parser that asks the schema reads them as JSON."""
+    anything = {"type": ["object", "array"]}
+    return [
+        Tool(name=name, parameters={"type": "object", "properties": dict.fromkeys(given, anything)})
+        for name, given in made
+    ]
 
 
 @settings(max_examples=600, deadline=None)
@@ -108,16 +192,30 @@ def parse(form: CallForm, pieces: list[str], *, cut: bool = False) -> list[Piece
     st.booleans(),
 )
 def test_any_split_of_any_text_equals_one_shot(form: CallForm, text: str, cuts: list[int], cut: bool) -> None:
-    whole = parse(form, [text], cut=cut)
-    assert parse(form, split(text, cuts), cut=cut) == whole
-    assert parse(form, list(text), cut=cut) == whole
+    whole = parse(form, [text], cut=cut, tools=NUMBERED)
+    assert parse(form, split(text, cuts), cut=cut, tools=NUMBERED) == whole
+    assert parse(form, list(text), cut=cut, tools=NUMBERED) == whole
+    opened, given = False, ""
+    for piece in whole:
+        match piece:
+            case CallOpened():
+                assert not opened
+                opened, given = True, ""
+            case CallArguments(delta):
+                given += delta
+            case CallClosed(complete):
+                assert opened and (not complete or isinstance(json.loads(given), dict))
+                opened = False
+    assert not opened
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(WRITERS), calls, st.lists(st.integers(0, 500), max_size=12))
 def test_calls_are_read_as_they_were_meant(written: Any, made: list[Any], cuts: list[int]) -> None:
     form, writer = written
-    read = parse(form, split(writer(made), cuts))
+    if form in (CallForm.QWEN3_CODER, CallForm.SEED_OSS):  # one tool has one schema
+        made = list({name: (name, given) for name, given in made}.values())
+    read = parse(form, split(writer(made), cuts), tools=any_typed(made))
     assert [event.name for event in read if isinstance(event, CallOpened)] == [name for name, _ in made]
     given_ = [json.loads(event.delta) for event in read if isinstance(event, CallArguments)]
     assert given_ == [arguments for _, arguments in made]
@@ -139,7 +237,8 @@ def test_a_call_is_told_with_the_character_that_closes_it(form: CallForm, writer
         events = list(parser.feed(character))
         closing += [character for event in events if isinstance(event, CallClosed)]
         assert [event.complete for event in events if isinstance(event, CallClosed)] in ([], [True])
-    assert closing == (["}", "}"] if form is not CallForm.PYTHONIC else [")", ")"])
+    last = {CallForm.PYTHONIC: ")", CallForm.QWEN3_CODER: ">", CallForm.SEED_OSS: ">"}.get(form, "}")
+    assert closing == [last, last]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +250,20 @@ def test_a_call_is_told_with_the_character_that_closes_it(form: CallForm, writer
         (CallForm.MISTRAL, "[TOOL_CALLS] none, really", "[TOOL_CALLS] none, really"),
         (CallForm.MISTRAL, "See \n[TOOL_CALLS] [1]", "See \n[TOOL_CALLS] [1]"),
         (CallForm.MISTRAL, "See [TOOL] and [1]", "See [TOOL] and [1]"),
+        (CallForm.GRANITE, "<|tool_call|> no list", "<|tool_call|> no list"),
+        (CallForm.PHI4_MINI, "So <|tool_call|>x<|/tool_call|> so", "So <|tool_call|>x<|/tool_call|> so"),
+        (CallForm.FUNCTOOLS, "import functools\n", "import functools\n"),
+        (CallForm.FUNCTOOLS, "functools[] This is just text", "functools[] This is just text"),
+        (CallForm.FUNCTOOLS, 'functools[{"name": "f"}]', 'functools[{"name": "f"}]'),
+        (CallForm.DEEPSEEK_V3, "<｜tool▁calls▁begin｜>, they say", "<｜tool▁calls▁begin｜>, they say"),
+        (CallForm.COMMAND_R, "Action: ```json\n[1]```", "Action: ```json\n[1]```"),
+        (CallForm.COMMAND_R, "Action: none", "Action: none"),
+        (CallForm.COMMAND_R7B, "<|START_ACTION|>[]<|END_ACTION|>", "<|START_ACTION|>[]<|END_ACTION|>"),
+        (CallForm.QWEN3_CODER, "<tool_call>{}</tool_call> so", "<tool_call>{}</tool_call> so"),
+        (CallForm.QWEN3_CODER, "<function= f", "<function= f"),
+        (CallForm.HARMONY, "No header.", "No header."),
+        (CallForm.HARMONY, "assistant", "assistant"),
+        (CallForm.HARMONY, "<|channel|>final no message<|end|>", "final no message"),
         (CallForm.PYTHONIC, "[1, 2, 3]", "[1, 2, 3]"),
         (CallForm.PYTHONIC, "[f(open('x').read())]", "[f(open('x').read())]"),
         (CallForm.PYTHONIC, "[f(1)]", "[f(1)]"),
@@ -163,14 +276,14 @@ def test_what_only_looks_like_a_call_is_delivered_as_text(form: CallForm, text: 
 
 def test_another_form_is_another_table() -> None:
     head = re.compile(r'\{"tool": (?P<name>"[^"]*"), "with": \{')
-    tagged = CallFormat(head=head, opening="<fn>", closing="</fn>")
+    tagged = CallFormat(head=head, openings=("<fn>",), closing="</fn>")
     text = 'Well <fn>{"tool": "f", "with": {"a": 1}}</fn> so <fn>{"tool": "g"}</fn>'
     for pieces in ([text], list(text)):
         assert read_all(CallScanner(tagged), pieces) == [
             *(PlainText("Well"), CallOpened("f"), CallArguments('{"a": 1}'), CallClosed(True)),
             PlainText('so <fn>{"tool": "g"}</fn>'),
         ]
-    bare = CallFormat(head=head, opening="@", named=regex.compile(r"(?P<name>[a-z]+)\s*\{"))
+    bare = CallFormat(head=head, openings=("@",), named=regex.compile(r"(?P<name>[a-z]+)\s*\{"))
     for pieces in (['@f {"a": 1}@g{}'], list('@f {"a": 1}@g{}')):
         assert [
             piece.name for piece in read_all(CallScanner(bare), pieces) if isinstance(piece, CallOpened)
@@ -216,17 +329,27 @@ def test_what_is_thought_and_what_is_said() -> None:
     assert reasoned(["<think>cut"]) == ("cut", "")
 
 
-def test_forms_are_named_by_their_flags() -> None:
-    assert {form.value for form in CallForm} == {"hermes", "llama3-json", "mistral", "pythonic"}
-    assert Forms(reasoning=ReasoningForm.NONE).splitter() is None
-
-
 TEMPLATES = {
     "hermes": "{{ '<tool_call>' }}",
     "mistral": "{{ '[TOOL_CALLS]' }}",
     "llama3-json": '{"name": function name, "parameters": dictionary of argument name and its value}',
     "pythonic": "[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
+    "granite": "respond only with <|tool_call|> followed by a JSON list of tools used.",
+    "phi4-mini": "{{- '<|tool_call|>' + (call['function'] | tojson) + '<|/tool_call|>' -}}",
+    "functools": 'formatted as functools[{"name": [function name], "arguments": [function arguments]}, ...]',
+    "deepseek-v3": "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>'}}",
+    "deepseek-v3.1": "{{'<｜tool▁call▁begin｜>' + tool['function']['name'] + '<｜tool▁sep｜>'}}",
+    "command-r": """[{"tool_name": title of the tool in the specification, "parameters": a dict of …}]```""",
+    "command-r7b": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "{{ name }}"}]<|END_ACTION|>',
+    "qwen3-coder": "<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>\\nvalue_1",
+    "seed-oss": "<seed:tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>value_1",
+    "harmony": "{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}",
 }
+
+
+def test_forms_are_named_by_their_flags() -> None:
+    assert {form.value for form in CallForm} == {*TEMPLATES}
+    assert Forms(reasoning=ReasoningForm.NONE).splitter() is None
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -236,8 +359,13 @@ def test_the_form_is_found_in_the_chat_template(form: CallForm) -> None:
 
 
 def test_a_form_that_no_template_shows_is_assumed_and_said_to_be_unknown() -> None:
-    found = find_forms("{{ messages }}", "")
-    assert found.calls is CallForm.HERMES and not found.known
+    glm = "<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>\\n<arg_value>{arg-value-1}</arg_value>"
+    functionary = (
+        '<function=example_function_name>{{"example_name": "example_value"}}</function> <|python_tag|>'
+    )
+    for template in ("{{ messages }}", glm, functionary):
+        found = find_forms(template, "")
+        assert found.calls is CallForm.HERMES and not found.known
 
 
 @pytest.mark.parametrize(
@@ -246,12 +374,21 @@ def test_a_form_that_no_template_shows_is_assumed_and_said_to_be_unknown() -> No
         ({"open": "<tool_call>"}, CallForm.HERMES),
         ({"open_pattern": r"\[TOOL_CALLS\]\s*"}, CallForm.MISTRAL),
         ({"open": ["<|python_tag|>"]}, CallForm.LLAMA3_JSON),
+        ({"open": "<|START_ACTION|>"}, CallForm.COMMAND_R7B),
+        ({"open_pattern": r"<tool_call>\s*<function=(?P<name>\w+)>"}, CallForm.QWEN3_CODER),
+        ({"open_pattern": r"<\|channel\|>commentary to=functions\.(?P<name>\w+)"}, CallForm.HARMONY),
     ],
 )
 def test_what_a_response_template_says_counts_before_the_chat_template(field: Any, form: CallForm) -> None:
     told = {"fields": {"tool_calls": {**field, "content": "json"}}}
-    other = TEMPLATES["mistral" if form is not CallForm.MISTRAL else "hermes"]
+    other = TEMPLATES["pythonic"]
     assert find_forms(other, "", told).calls is form
+
+
+def test_forms_are_told_in_words() -> None:
+    assert str(Forms(CallForm.GRANITE, ReasoningForm.THINK)) == "granite; think"
+    assert str(Forms(CallForm.HARMONY)) == "harmony; in channels"
+    assert str(Forms(known=False)) == "unknown, read as hermes; none"
 
 
 def test_reasoning_is_found_too() -> None:
@@ -260,3 +397,11 @@ def test_reasoning_is_found_too() -> None:
     assert find_forms("{{ '</think>' }}", "<|assistant|><think>\n").reasoning is ReasoningForm.OPENED
     told = {"fields": {"thinking": {"open": "<think>", "close": "</think>"}}}
     assert find_forms("", "", told).reasoning is ReasoningForm.THINK
+    for form, begin in (
+        (ReasoningForm.COMMAND, "<|START_THINKING|>"),
+        (ReasoningForm.MISTRAL, "[THINK]"),
+        (ReasoningForm.SEED, "<seed:think>"),
+    ):
+        end = REASONING[form].end
+        assert find_forms(f"{{{{ '{end}' }}}}", "<|assistant|>") == Forms(reasoning=form, known=False)
+        assert find_forms("", f"<|assistant|>{begin}\n") == Forms(reasoning=form, known=False, opened=True)

@@ -232,3 +232,19 @@ def test_calls_are_the_same_when_what_comes_at_once_is_read_at_once(
 def test_a_stop_string_is_looked_for_piece_by_piece() -> None:
     with pytest.raises(AssertionError):
         reader(["}"], together=True)
+
+
+@given(st.lists(st.integers(0, 200), max_size=8), st.booleans())
+def test_a_reply_cycles_at_the_same_token_however_its_rows_are_cut(cuts: list[int], together: bool) -> None:
+    tokens = [*ids(NAME, "one two three four"), *ids(NAME, "five six") * 60]
+    whole = reader(cycle_tokens=40)
+    for token in tokens:
+        whole.feed([token])
+    cut = reader(cycle_tokens=40, together=together)
+    told(cut, rows_of(tokens, cuts), cut=True)
+    assert cut.cycles and cut.ids == whole.ids == tokens[: len(cut.ids)]
+    assert len(cut.ids) == len(ids(NAME, "one two three four")) + len(ids(NAME, "five six")) + 40
+    again = reader(cycle_tokens=40)
+    again.feed(whole.ids)
+    assert again.cycles and again.ids == whole.ids, "a reply that is told again ends there, too"
+    assert shape(cut) == [("".join(item.text for item in cut.items()), False)]

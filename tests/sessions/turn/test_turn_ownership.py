@@ -78,12 +78,11 @@ BEFORE_A_TURN = {
 }
 
 
-@pytest.mark.parametrize("form", [CallForm.MISTRAL, CallForm.PYTHONIC])
 @pytest.mark.parametrize("strict", [False, True])
 @run
-async def test_a_refused_tool_choice_leaves_the_session_free(form: CallForm, strict: bool) -> None:
-    """Calls in these forms can be neither forced nor strict."""
-    language = Language.of(ours(NAME), calls=form)
+async def test_a_refused_tool_choice_leaves_the_session_free(strict: bool) -> None:
+    """Calls in the pythonic form can be neither forced nor strict."""
+    language = Language.of(ours(NAME), calls=CallForm.PYTHONIC)
     session = Session("s", reciting("Hello"), language)
     tool = Tool(name="look", parameters=LOOK.parameters, strict=strict)
     session.history.preamble = Preamble(tools=(tool,))

@@ -1,0 +1,1 @@
+"""Load generators of others, unmodified, against a real server."""

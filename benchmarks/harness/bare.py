@@ -1,0 +1,102 @@
+"""What a gateway is compared with: a server that only sends frames, and a client that only decodes them.
+
+``python -m`` this is the server, of the same libraries as the gateway (uvicorn, websockets) and with nothing
+above them. A client's message says how many frames to send and holds that frame; all connections get theirs in
+steps, when `lockstep` asks for one. A connection without an answer left waits for the next message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+Message = dict[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _BareAnswer:
+    """Frames that a connection still gets: ``left`` times ``frame``."""
+
+    send: Send
+    frame: str
+    left: int
+
+
+class BareSender:
+    """An ASGI application. A number at the socket ``pace`` asks for a step: once so many connections have an
+    answer, each of them gets a frame."""
+
+    def __init__(self, pace: socket.socket) -> None:
+        self._pace = pace
+        self._answers: dict[int, _BareAnswer] = {}
+        self._more = asyncio.Event()
+
+    async def __call__(self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Send) -> None:
+        """Serve one WebSocket."""
+        assert scope["type"] == "websocket"
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            asked = json.loads(message["text"])
+            self._answers[id(send)] = _BareAnswer(send, asked["frame"], asked["frames"])
+            self._more.set()
+        self._answers.pop(id(send), None)
+
+    async def tick(self) -> None:
+        """Send the steps, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            wanted = int(await loop.sock_recv(self._pace, 16))
+            while len(self._answers) < wanted:
+                self._more.clear()
+                await self._more.wait()
+            for place, answer in list(self._answers.items()):
+                answer.left -= 1
+                if not answer.left:
+                    del self._answers[place]
+                await answer.send({"type": "websocket.send", "text": answer.frame})
+
+
+async def serve(pace: socket.socket) -> None:
+    """Serve until SIGTERM; the address goes to stderr."""
+    sender = BareSender(pace)
+    config = uvicorn.Config(
+        sender,
+        http="h11",
+        ws="websockets-sansio",
+        ws_per_message_deflate=False,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+    )
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        ticking = asyncio.create_task(sender.tick())
+        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        print(f"sending at http://127.0.0.1:{sock.getsockname()[1]}", file=sys.stderr, flush=True)
+        asyncio.get_running_loop().add_signal_handler(
+            signal.SIGTERM, server.handle_exit, signal.SIGTERM, None
+        )
+        await serving
+        ticking.cancel()
+        await asyncio.wait([ticking])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pace", required=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound, contextlib.suppress(KeyboardInterrupt):
+        bound.bind(parser.parse_args().pace)
+        bound.setblocking(False)
+        asyncio.run(serve(bound))

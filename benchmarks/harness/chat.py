@@ -1,0 +1,131 @@
+"""Our engine through Chat Completions, as a worker: HTTP, gateway process, engine process; ``python -m`` this.
+
+The client sends the whole conversation with each turn. Besides the peers' requests it answers `restart` (the
+server ends and another begins with its store) and `crowd` (other conversations, one turn each). Each turn's
+receipt is checked: the turn prefills its new tokens and no other.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import time
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import urlsplit
+
+from ..peers.worker import answer_all
+from ..toys import ASSISTANT, USER, ids_of, text_of
+from .ours import KV_BYTES
+from .rounds import prompt
+from .servers import Server, server
+
+Json = dict[str, Any]
+PATH = "/v1/chat/completions"
+SECONDS = 60.0
+
+
+class ThroughChat:
+    """`peers.worker.PeerEngine` over a server's Chat Completions."""
+
+    def __init__(self) -> None:
+        self._running = ExitStack()
+        self._folder = TemporaryDirectory()
+        self._words: tuple[str, ...] = ()
+        self._model: tuple[str, int] = ("", 0)
+        self._server: Server
+        self._client: http.client.HTTPConnection
+        self._messages: list[Json] = []
+
+    def load(self, folder: Path, dtype: str, threads: int) -> Json:
+        """Start the server with its defaults, except for the memory for KV and a store of its own."""
+        kept = ("--kv-bytes", str(KV_BYTES), "--store", self._folder.name)
+        self._words = ("--device", "cpu", "--dtype", dtype, *kept)
+        self._model = str(folder), threads
+        self._start()
+        versions = {name: version(name) for name in ("holdfast", "torch", "uvicorn")}
+        return {"versions": versions, "precision": {"weights": dtype, "kv": dtype}}
+
+    def begin(self) -> None:
+        """Begin another conversation."""
+        self._messages = []
+
+    def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
+        """Send all messages, the last with the text between the marks that the template writes itself."""
+        first, said = self._say(self._messages, tokens, out)
+        return first, said
+
+    def decode(self, prompts: list[list[int]], out: int) -> int:
+        """Run a conversation per prompt, one after the other."""
+        return sum(len(self._say([], tokens, out)[1]) for tokens in prompts)
+
+    def restart(self, request: Json) -> Json:
+        """End the server and start another one with the same store."""
+        self._running.close()
+        self._start()
+        return {}
+
+    def crowd(self, request: Json) -> Json:
+        """Run ``count`` other conversations of one turn each, with prompts of ``new`` tokens."""
+        rng = random.Random(request["seed"])
+        for _ in range(request["count"]):
+            self._say([], prompt(rng, request["new"], request["vocabulary"]), request["out"])
+        return {}
+
+    def close(self) -> None:
+        self._running.close()
+        self._folder.cleanup()
+
+    def _start(self) -> None:
+        self._server = self._running.enter_context(server(*self._model, *self._words))
+        address = urlsplit(self._server.url)
+        self._client = http.client.HTTPConnection(address.netloc, timeout=SECONDS)
+        self._running.callback(self._client.close)
+
+    def _say(self, messages: list[Json], tokens: list[int], out: int) -> tuple[float, list[int]]:
+        """One turn of the conversation ``messages``, which gets the user's message and the reply."""
+        assert tokens[0] == USER and tokens[-1] == ASSISTANT, "a turn as the toys' template writes it"
+        wanted = len(tokens) + bool(messages)  # and the pending token
+        messages.append({"role": "user", "content": text_of(tokens[1:-1])})
+        body = {
+            "messages": messages,
+            "temperature": 0,
+            "max_tokens": out,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        began = time.perf_counter()
+        self._client.request("POST", PATH, json.dumps(body), {"content-type": "application/json"})
+        answer = self._client.getresponse()
+        if answer.status != 200:
+            raise RuntimeError(answer.read().decode())
+        first, pieces, receipt = 0.0, list[str](), dict[str, int]()
+        while (line := answer.readline().strip()) != b"data: [DONE]":
+            if not line:
+                continue
+            chunk = json.loads(line.removeprefix(b"data: "))
+            if "error" in chunk:
+                raise RuntimeError(chunk["error"])
+            for choice in chunk["choices"]:
+                if choice["delta"].get("content"):
+                    first = first or time.perf_counter() - began
+                    pieces.append(choice["delta"]["content"])
+            receipt = chunk.get("kv", receipt)
+        answer.read()
+        said = "".join(pieces)
+        messages.append({"role": "assistant", "content": said})
+        if (receipt["new"], receipt["prefilled"], receipt["recomputed"]) != (wanted, wanted, 0):
+            raise RuntimeError(f"the turn has {wanted} new tokens; its receipt is {receipt}")
+        return first, ids_of(said)
+
+
+if __name__ == "__main__":
+    through = ThroughChat()
+    try:
+        answer_all(through, {"restart": through.restart, "crowd": through.crowd})
+    finally:
+        through.close()

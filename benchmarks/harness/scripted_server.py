@@ -1,0 +1,45 @@
+"""A real server with `scripted_engine` in place of its engine; ``python -m``, ended by SIGTERM.
+
+The gateway is the one of ``holdfast serve``, with the journal in the folder ``--store`` and the same thresholds
+of the garbage collector.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import signal
+import sys
+from pathlib import Path
+
+from holdfast.gateway.cli.serve import COLLECT
+from holdfast.gateway.server import serving
+from holdfast.gateway.settings import GatewaySettings
+from holdfast.runtime.link.process import ChildEngine
+from holdfast.runtime.settings import EngineSettings
+
+MODEL = "pocket"
+
+
+async def run(pace: Path, store: Path) -> None:
+    """Serve until SIGTERM; the address goes to stderr, as in ``holdfast serve``."""
+    left = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, left.set)
+    settings = EngineSettings(model=MODEL, device="cpu", host_bytes=0)
+    program = (sys.executable, "-m", f"{__package__}.scripted_engine", "--pace", str(pace))
+    engine = ChildEngine(settings, program=program)
+    async with serving(GatewaySettings(port=0, store=store), settings, engine=engine) as running:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*COLLECT)
+        print(f"serving at {running.url}", file=sys.stderr, flush=True)
+        await left.wait()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pace", type=Path, required=True, help="the engine's socket for `lockstep`")
+    parser.add_argument("--store", type=Path, required=True)
+    chosen = parser.parse_args()
+    asyncio.run(run(chosen.pace, chosen.store))

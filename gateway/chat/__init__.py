@@ -1,0 +1,1 @@
+"""The Chat Completions face: transport only, over `gateway.transcripts`. Also the older Completions."""

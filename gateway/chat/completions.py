@@ -1,0 +1,296 @@
+"""The older Completions: prompts without a chat template, as text or as token ids. Also bodies of tokenizing.
+
+Frames, translation and replies. Nothing is kept of a reply; a prompt's KV is found by its blocks' keys.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from ...sdk.errors import FieldInvalid, FieldUnsupported
+from ...sdk.frames.sampling import TokenId
+from ...sessions.items import Preamble
+from ...sessions.text.tokenizer import ChatTokenizer
+from ...sessions.turn.events import ReplyDone, ReplyEvent, ReplyTextDelta, TokenScore
+from ...sessions.turn.request import RequestBounds, TurnRequest
+from ..live_sessions import Transcript
+from ..transcripts import Ask
+from .frames import ChatMessage, ChatTool, CompletionUsage, FinishReason, PromptTokensDetails, SamplingBody
+from .reply import finish_reason
+from .translate import sampling_of, structured_of
+
+MAX_PROMPTS = 256
+MAX_LOGPROBS = 20
+DEFAULT_TOKENS = 16
+"""The standard's limit of a reply's tokens where the body has none."""
+
+
+class CompletionRequest(SamplingBody, kw_only=True, frozen=True):
+    """The body of ``POST /v1/completions``.
+
+    ``echo``: the prompt's text comes before the reply's. ``logprobs``: each token's log probability, and those
+    of so many alternatives. ``user`` has no effect.
+    """
+
+    prompt: str | list[Any]
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: Annotated[int, Meta(ge=1)] | None = None
+    add_special_tokens: bool = True
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """The body of ``POST /tokenize``: a text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    tools: list[ChatTool] | None = None
+    add_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("Either `prompt` or `messages` must be given")
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """The body of ``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class Tokenized(msgspec.Struct, kw_only=True, frozen=True):
+    """The answer of ``/tokenize``: ``count`` tokens, of at most ``max_model_len``."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class Detokenized(msgspec.Struct, kw_only=True, frozen=True):
+    """The answer of ``/detokenize``."""
+
+    prompt: str
+
+
+REQUEST = msgspec.json.Decoder(CompletionRequest)
+TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
+DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
+
+
+def is_unserved(path: str, value: Any) -> bool:
+    """Whether the standard has this field, and this server refuses it."""
+    return re.sub(r"\[\d+\]", "[]", path) in {"suffix", "prompt_embeds"}
+
+
+# --- the request --------------------------------------------------------------------------------------------
+
+
+def ask_of(
+    body: CompletionRequest, tokenizer: ChatTokenizer, bounds: RequestBounds, sampling: Mapping[str, Any]
+) -> tuple[Ask, list[str]]:
+    """The turns that a body asks for, and the text of each prompt. ``sampling``: the model's defaults.
+
+    Raises ``FieldInvalid``, ``FieldUnsupported``, and what `TurnRequest.checked` raises.
+    """
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise FieldUnsupported("`best_of` is served only as the same number as `n`", "best_of")
+    if body.echo and body.logprobs is not None:
+        raise FieldUnsupported("`logprobs` of the prompt, with `echo`, are not served", "logprobs")
+    prompts = prompts_of(body, tokenizer)
+    most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    request = TurnRequest.checked(
+        bounds=bounds,
+        out_of_band=True,
+        prompt=prompts[0],
+        format=structured_of(body),
+        max_output_tokens=most,
+        top_logprobs=body.logprobs,
+        **sampling_of(body, sampling, most),
+    )
+    for prompt in prompts[1:]:
+        TurnRequest.checked(bounds=bounds, out_of_band=True, prompt=prompt)
+    texts = [tokenizer.backend.decode(list(prompt)) for prompt in prompts] if body.echo else []
+    return Ask(Transcript(Preamble(), ()), request, body.n or 1, prompts=tuple(prompts)), texts
+
+
+def prompts_of(body: CompletionRequest, tokenizer: ChatTokenizer) -> list[tuple[int, ...]]:
+    """The token ids of each prompt. Raises ``FieldInvalid``."""
+    given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    if given and all(_is_id(one) for one in given):
+        given = [given]
+    if not 1 <= len(given) <= MAX_PROMPTS or not all(map(_is_prompt, given)):
+        told = f"`prompt` must be a text, 1 to {MAX_PROMPTS} texts, token ids, or lists of token ids"
+        raise FieldInvalid(told, "prompt")
+    special = body.add_special_tokens
+    found = [encoded(tokenizer, one, special=special) if isinstance(one, str) else one for one in given]
+    if not all(found):
+        raise FieldInvalid("A prompt has no tokens", "prompt")
+    return [tuple(ids) for ids in found]
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_prompt(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(map(_is_id, value)))
+
+
+def encoded(tokenizer: ChatTokenizer, text: str, *, special: bool) -> list[int]:
+    """The token ids of a text. ``special``: with the tokens that the tokenizer puts around a text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise FieldInvalid("The text holds a lone surrogate, which is no character", "prompt") from None
+    ids: list[int] = tokenizer.backend.encode(text, add_special_tokens=special).ids
+    return ids
+
+
+# --- the answer ---------------------------------------------------------------------------------------------
+
+
+class CompletionLogprobs(msgspec.Struct, kw_only=True, frozen=True):
+    """The log probabilities of a reply's tokens. ``text_offset``: where each token begins in the text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True, frozen=True):
+    """One reply, or what is new of it. ``index``: its prompt's place × ``n`` + its number."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason | None = None
+    logprobs: CompletionLogprobs | None = None
+
+
+class Completion(msgspec.Struct, kw_only=True, frozen=True):
+    """The answer, or one event of a stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: CompletionUsage | UnsetType = UNSET
+    object: str = "text_completion"
+    system_fingerprint: str | None = None
+
+
+@dataclass(slots=True)
+class _CompletionSoFar:
+    text: list[str] = field(default_factory=list)
+    scores: list[TokenScore] = field(default_factory=list)
+    length: int = 0  # characters so far
+    done: ReplyDone | None = None
+
+
+class CompletionReply:
+    """The replies to one request. ``prompts``: the text of each prompt, if it is to be echoed."""
+
+    def __init__(
+        self, reply_id: str, model: str, body: CompletionRequest, prompts: Sequence[str] = ()
+    ) -> None:
+        self.id = reply_id
+        self._model = model
+        self._choices = body.n or 1
+        self._logprobs = body.logprobs is not None
+        self._prompts = prompts
+        self._created = int(time.time())
+        self._replies: dict[int, _CompletionSoFar] = {}
+
+    def chunks(self, number: int, event: ReplyEvent) -> Iterator[Completion]:
+        """The chunks for one event of reply ``number``. Raises ``TurnFailed`` for a turn that failed."""
+        reply = self._reply(number)
+        echoed = "".join(reply.text)  # only before the first chunk
+        reply.text.clear()
+        match event:
+            case ReplyTextDelta(text=text, scores=scores):
+                logprobs = self._scored(scores, reply.length)
+                reply.length += len(text)
+                yield self._part(CompletionChoice(index=number, text=echoed + text, logprobs=logprobs))
+            case ReplyDone():
+                reply.done = event
+                reason = finish_reason(event, called=False)
+                yield self._part(CompletionChoice(index=number, text=echoed, finish_reason=reason))
+            case _ if echoed:
+                yield self._part(CompletionChoice(index=number, text=echoed))
+
+    def usage_chunk(self) -> Completion:
+        """The last chunk of a stream, if the client asked for the usage."""
+        return self._part(usage=self._usage())
+
+    def add(self, number: int, event: ReplyEvent) -> None:
+        """Collect one event of reply ``number`` for `whole`."""
+        reply = self._reply(number)
+        match event:
+            case ReplyTextDelta(text=text, scores=scores):
+                reply.text.append(text)
+                reply.scores += scores
+            case ReplyDone():
+                reply.done = event
+
+    def whole(self) -> Completion:
+        """The answer, after all replies have ended. Raises ``TurnFailed`` if one failed."""
+        choices = []
+        for number, reply in sorted(self._replies.items()):
+            assert reply.done is not None, "all replies have ended"
+            choices.append(
+                CompletionChoice(
+                    index=number,
+                    text="".join(reply.text),
+                    finish_reason=finish_reason(reply.done, called=False),
+                    logprobs=self._scored(reply.scores, 0),
+                )
+            )
+        return self._part(*choices, usage=self._usage())
+
+    def _reply(self, number: int) -> _CompletionSoFar:
+        if number not in self._replies:
+            echoed = [self._prompts[number // self._choices]] if self._prompts else []
+            self._replies[number] = _CompletionSoFar(text=echoed, length=sum(map(len, echoed)))
+        return self._replies[number]
+
+    def _part(self, *choices: CompletionChoice, usage: CompletionUsage | UnsetType = UNSET) -> Completion:
+        return Completion(
+            id=self.id, created=self._created, model=self._model, choices=list(choices), usage=usage
+        )
+
+    def _scored(self, scores: Sequence[TokenScore], offset: int) -> CompletionLogprobs | None:
+        if not self._logprobs:
+            return None
+        offsets = []
+        for score in scores:
+            offsets.append(offset)
+            offset += len(score.text)
+        return CompletionLogprobs(
+            tokens=[score.text for score in scores],
+            token_logprobs=[score.logprob for score in scores],
+            top_logprobs=[{other.text: other.logprob for other in (*score.top, score)} for score in scores],
+            text_offset=offsets,
+        )
+
+    def _usage(self) -> CompletionUsage:
+        """The prompts of all replies count once each."""
+        done = {number: reply.done.usage for number, reply in self._replies.items() if reply.done is not None}
+        firsts = [usage for number, usage in done.items() if number % self._choices == 0]
+        read = sum(usage.input_tokens for usage in firsts)
+        written = sum(usage.output_tokens for usage in done.values())
+        cached = sum(usage.cached_tokens for usage in firsts)
+        return CompletionUsage(
+            prompt_tokens=read,
+            completion_tokens=written,
+            total_tokens=read + written,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+        )

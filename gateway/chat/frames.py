@@ -1,0 +1,411 @@
+"""Bodies of Chat Completions as msgspec structs: requests, answers and chunks.
+
+The field names are those of the `openai` package. Fields of vLLM's server that have a meaning here are served,
+too. `IGNORED` fields are accepted and have no effect; `REFUSED` ones would change what the model reads or
+writes, so they are refused by name. Unknown fields are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from ...sdk.frames.formats import MAX_TOOLS, ResponseFormat, too_deep, too_wide
+from ...sdk.frames.response import KVReceipt
+from ...sdk.frames.sampling import MAX_STOPS, BadWords, LogitBias, Penalty, StopTokenIds
+
+MAX_CHOICES = 16
+"""The most replies to one request (``n``)."""
+MAX_TOP_LOGPROBS = 20
+
+REFUSED = frozenset(
+    {
+        "audio",
+        "function_call",
+        "functions",
+        "messages[].audio",
+        "messages[].content[].file",
+        "messages[].content[].image_url",
+        "messages[].content[].input_audio",
+        "messages[].function_call",
+        "prediction",
+        "web_search_options",
+    }
+)
+"""Fields of the standard that are refused, by their path; ``[]`` stands for any index."""
+REFUSED_VALUES = {
+    "messages[].content[].type": frozenset({"image_url", "input_audio", "file", "video_url", "audio_url"}),
+    "messages[].role": frozenset({"function"}),
+    "messages[].tool_calls[].type": frozenset({"custom"}),
+    "tools[].type": frozenset({"custom"}),
+    "tool_choice.type": frozenset({"custom", "allowed_tools"}),
+    "modalities[]": frozenset({"audio"}),
+}
+
+
+class _Body(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of the parts of a request."""
+
+
+# --- messages -----------------------------------------------------------------------------------------------
+
+
+class ChatTextPart(_Body, tag_field="type", tag="text", kw_only=True, frozen=True):
+    """A piece of a message's text."""
+
+    text: str
+
+
+class RefusalPart(_Body, tag_field="type", tag="refusal", kw_only=True, frozen=True):
+    """A model's refusal, as its message's text."""
+
+    refusal: str
+
+
+Parts: TypeAlias = str | list[ChatTextPart | RefusalPart]
+
+
+class FunctionOfCall(_Body, kw_only=True, frozen=True):
+    """The function that a call names, and its arguments: JSON text."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    arguments: str
+
+
+class ToolCall(_Body, kw_only=True, frozen=True):
+    """A model's tool call. ``index``: its place, which some clients send back from a chunk."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=64)]
+    function: FunctionOfCall
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class _Message(_Body, tag_field="role", kw_only=True, frozen=True):
+    """Base of the messages. ``name`` has no effect: chat templates do not know it."""
+
+    name: str | None = None
+
+
+class SystemMessage(_Message, tag="system", kw_only=True, frozen=True):
+    """Instructions. Before the first other message they are the session's instructions."""
+
+    content: Parts
+
+
+class DeveloperMessage(_Message, tag="developer", kw_only=True, frozen=True):
+    """The same as a system message."""
+
+    content: Parts
+
+
+class UserMessage(_Message, tag="user", kw_only=True, frozen=True):
+    """A user's message."""
+
+    content: Parts
+
+
+class AssistantMessage(_Message, tag="assistant", kw_only=True, frozen=True):
+    """A message of the model, with its tool calls. Reasoning that a client sends back has no effect: templates
+    leave out that of earlier turns."""
+
+    content: Parts | None = None
+    tool_calls: list[ToolCall] | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    annotations: Any = None
+    audio: None = None
+    function_call: None = None
+
+
+class ToolMessage(_Message, tag="tool", kw_only=True, frozen=True):
+    """A tool's output for the call ``tool_call_id``."""
+
+    tool_call_id: Annotated[str, Meta(min_length=1, max_length=64)]
+    content: Parts
+
+
+ChatMessage: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+
+# --- tools and formats --------------------------------------------------------------------------------------
+
+
+class FunctionDefinition(_Body, kw_only=True, frozen=True):
+    """A function that the model may call; ``parameters`` is JSON Schema. ``strict``: calls always match it."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}\Z")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def __post_init__(self) -> None:
+        if too_deep(self.parameters):
+            raise ValueError("Parameters nest too deep")
+        if too_wide(self.parameters):
+            raise ValueError("Parameters hold an integer of more than 64 bits")
+
+
+class ChatTool(_Body, tag_field="type", tag="function", kw_only=True, frozen=True):
+    """A tool."""
+
+    function: FunctionDefinition
+
+
+class FunctionName(_Body, kw_only=True, frozen=True):
+    """A function by its name."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class ChosenFunction(_Body, tag_field="type", tag="function", kw_only=True, frozen=True):
+    """The one function that must be called."""
+
+    function: FunctionName
+
+
+ChatToolChoice: TypeAlias = Literal["auto", "none", "required"] | ChosenFunction
+
+
+class StreamOptions(_Body, kw_only=True, frozen=True):
+    """``include_usage``: the last chunk tells the usage. The others have no effect."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class StructuredOutputs(_Body, kw_only=True, frozen=True):
+    """vLLM's grammars; at most one. ``json``: a JSON Schema, as an object or as text."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+# --- requests -----------------------------------------------------------------------------------------------
+
+
+class SamplingBody(_Body, kw_only=True, frozen=True):
+    """The sampling fields that Chat Completions and Completions share.
+
+    ``ignore_eos``: the reply has as many tokens as its limit, or as fit into the context.
+    """
+
+    model: str | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
+    bad_words: BadWords | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: StopTokenIds | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    ignore_eos: bool | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+
+class ChatRequest(SamplingBody, kw_only=True, frozen=True):
+    """The body of ``POST /v1/chat/completions``.
+
+    Without effect: ``metadata``, ``user``, ``store``, ``service_tier``, ``safety_identifier``,
+    ``prompt_cache_key`` and ``prompt_cache_retention`` (the session is found without), ``reasoning_effort``,
+    ``verbosity``.
+    """
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=20_000)]
+    tools: Annotated[list[ChatTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ChatToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    modalities: list[Literal["text"]] | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: Any = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    moderation: Any = None
+
+
+# --- answers ------------------------------------------------------------------------------------------------
+
+
+class _Told(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """Base of the answers' parts. Fields that are unset or at their default are left out."""
+
+
+class ToldFunction(_Told, kw_only=True, frozen=True):
+    """A call's function in an answer; in chunks only what is new."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToldCall(_Told, omit_defaults=False, kw_only=True, frozen=True):
+    """A tool call in an answer."""
+
+    id: str
+    function: ToldFunction
+    type: str = "function"
+
+
+class CallDelta(_Told, kw_only=True, frozen=True):
+    """What is new of a tool call."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: ToldFunction
+
+
+class ToldMessage(_Told, omit_defaults=False, kw_only=True, frozen=True):
+    """The whole reply. ``content`` is null if the reply is only calls."""
+
+    content: str | None
+    role: str = "assistant"
+    refusal: None = None
+    tool_calls: list[ToldCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+
+
+class Delta(_Told, kw_only=True, frozen=True):
+    """What is new of a reply."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+
+
+class AlternativeToken(msgspec.Struct, kw_only=True, frozen=True):
+    """A possible token, with its bytes in UTF-8 if it is whole characters."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ScoredToken(AlternativeToken, frozen=True, kw_only=True):
+    """A sampled token and the most likely ones in its place."""
+
+    top_logprobs: list[AlternativeToken]
+
+
+class ChoiceLogprobs(msgspec.Struct, kw_only=True, frozen=True):
+    """The log probabilities of a reply's tokens."""
+
+    content: list[ScoredToken] | None = None
+    refusal: None = None
+
+
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]
+
+
+class Choice(msgspec.Struct, kw_only=True, frozen=True):
+    """One reply."""
+
+    index: int
+    message: ToldMessage
+    finish_reason: FinishReason
+    logprobs: ChoiceLogprobs | None = None
+
+
+class ChunkChoice(msgspec.Struct, kw_only=True, frozen=True):
+    """What is new of one reply."""
+
+    index: int
+    delta: Delta
+    finish_reason: FinishReason | None = None
+    logprobs: ChoiceLogprobs | None = None
+
+
+class PromptTokensDetails(msgspec.Struct, kw_only=True, frozen=True):
+    """``cached_tokens``: prompt tokens with KV from an earlier turn, on any tier."""
+
+    cached_tokens: int = 0
+    audio_tokens: int = 0
+
+
+class CompletionTokensDetails(msgspec.Struct, kw_only=True, frozen=True):
+    """Parts of the output that are not served here."""
+
+    reasoning_tokens: int = 0
+    audio_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class CompletionUsage(msgspec.Struct, kw_only=True, frozen=True):
+    """What a request cost, in tokens; the output of all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
+    completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
+
+
+class ChatCompletion(_Told, omit_defaults=False, kw_only=True, frozen=True):
+    """The answer to a request that does not stream. ``kv``: where the prompt's KV came from (ours)."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: CompletionUsage
+    object: str = "chat.completion"
+    system_fingerprint: str | None = None
+    kv: KVReceipt | UnsetType = UNSET
+
+
+class ChatChunk(_Told, omit_defaults=False, kw_only=True, frozen=True):
+    """One event of a stream. The chunk with the usage, if that was asked for, comes last and has no choices."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: CompletionUsage | UnsetType | None = UNSET
+    object: str = "chat.completion.chunk"
+    system_fingerprint: str | None = None
+    kv: KVReceipt | UnsetType = UNSET
+
+
+REQUEST = msgspec.json.Decoder(ChatRequest)
+"""Decodes the body of a request."""
+
+
+def is_unserved(path: str, value: Any) -> bool:
+    """Whether the standard has this field with this value, and this server refuses it. ``path``: where it is
+    in the body, such as ``messages[0].content[1].type``."""
+    pattern = re.sub(r"\[\d+\]", "[]", path)
+    kind = value.get("type") if isinstance(value, dict) else value
+    return pattern in REFUSED or (isinstance(kind, str) and kind in REFUSED_VALUES.get(pattern, ()))

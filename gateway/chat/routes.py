@@ -1,0 +1,183 @@
+"""The routes of Chat Completions and of Completions, and of tokenizing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ...sessions.items import new_id
+from ...sessions.turn.events import ReplyDone
+from ...sessions.turn.request import token_ids
+from ..auth import refusing
+from ..documents.rows import RouteRow
+from ..errors import http_answer
+from ..live_session import log_refusal
+from ..net.bodies import DONE, EventStream, json_answer, read_json, sent_event
+from ..service import Service
+from ..transcripts import AskedTurn, requester_of
+from . import completions, frames
+from .reply import ChatReply
+from .translate import ask_of, tools_of, transcript_of
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+
+
+ROWS = (
+    RouteRow(
+        "POST",
+        CHAT,
+        "Reply to a conversation.",
+        request=frames.ChatRequest,
+        response=frames.ChatCompletion,
+        streamed=frames.ChatChunk,
+        group="Chat Completions",
+    ),
+    RouteRow(
+        "POST",
+        COMPLETIONS,
+        "Continue prompts without a chat template.",
+        request=completions.CompletionRequest,
+        response=completions.Completion,
+        streamed=completions.Completion,
+        group="Chat Completions",
+    ),
+    RouteRow(
+        "POST",
+        TOKENIZE,
+        "The token ids of a text, or of a conversation's prompt.",
+        request=completions.TokenizeRequest,
+        response=completions.Tokenized,
+        group="Tokens",
+    ),
+    RouteRow(
+        "POST",
+        DETOKENIZE,
+        "The text of token ids, special tokens included.",
+        request=completions.DetokenizeRequest,
+        response=completions.Detokenized,
+        group="Tokens",
+    ),
+)
+"""The routes, for the OpenAPI document."""
+
+
+def chat_routes(service: Service) -> list[Route]:
+    """The routes of the face."""
+    face = _ChatFace(service)
+    served = (
+        (CHAT, face.chat),
+        (COMPLETIONS, face.complete),
+        (TOKENIZE, face.tokenize),
+        (DETOKENIZE, face.detokenize),
+    )
+    return [Route(path, refusing(serve), methods=["POST"]) for path, serve in served]
+
+
+class _ChatFace:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._limits = service.settings.limits
+
+    async def chat(self, request: Request) -> Response:
+        """``POST /v1/chat/completions``."""
+        body = await read_json(request, self._limits, frames.REQUEST, frames.is_unserved)
+        transcripts = self._service.transcripts(body.model)
+        ask = ask_of(body, transcripts.bounds, transcripts.sampling, transcripts.default_max_tokens)
+        model = body.model or self._service.model
+        async with AsyncExitStack() as stack:
+            turn = await stack.enter_async_context(transcripts.turn(requester_of(request), ask))
+            reply = ChatReply(
+                new_id("chatcmpl").replace("_", "-"), model, choices=ask.choices, logprobs=bool(body.logprobs)
+            )
+            if not body.stream:
+                await turn.whole(reply.add)
+                await turn.durable()
+                return json_answer(reply.whole(), headers={"x-request-id": reply.id})
+            usage = bool(body.stream_options and body.stream_options.include_usage)
+            kept = stack.pop_all()
+            events = _streamed(kept, turn, reply, usage=usage)
+            ended = partial(self._service.spawn_end, kept)
+            return EventStream(events, self._limits, {"x-request-id": reply.id}, ended)
+        raise AssertionError("the block above returns")
+
+    async def complete(self, request: Request) -> Response:
+        """``POST /v1/completions``."""
+        body = await read_json(request, self._limits, completions.REQUEST, completions.is_unserved)
+        transcripts = self._service.transcripts(body.model)
+        ask, prompts = completions.ask_of(
+            body,
+            transcripts.tokenizer,
+            transcripts.bounds,
+            transcripts.sampling,
+        )
+        model = body.model or self._service.model
+        reply = completions.CompletionReply(new_id("cmpl").replace("_", "-"), model, body, prompts)
+        async with AsyncExitStack() as stack:
+            turn = await stack.enter_async_context(transcripts.turn(requester_of(request), ask))
+            if not body.stream:
+                await turn.whole(reply.add)
+                await turn.durable()
+                return json_answer(reply.whole(), headers={"x-request-id": reply.id})
+            usage = bool(body.stream_options and body.stream_options.include_usage)
+            kept = stack.pop_all()
+            events = _streamed(kept, turn, reply, usage=usage)
+            ended = partial(self._service.spawn_end, kept)
+            return EventStream(events, self._limits, {"x-request-id": reply.id}, ended)
+        raise AssertionError("the block above returns")
+
+    async def tokenize(self, request: Request) -> Response:
+        """``POST /tokenize``: the token ids of a text, or of a conversation's prompt."""
+        body = await read_json(request, self._limits, completions.TOKENIZE)
+        transcripts = self._service.transcripts(body.model)
+        if body.messages is None:
+            ids = completions.encoded(
+                transcripts.tokenizer, body.prompt or "", special=body.add_special_tokens
+            )
+        else:
+            transcript = transcript_of(body.messages, tools_of(body.tools or ()))
+            ids = await transcripts.prompt_tokens(requester_of(request), transcript)
+        return json_answer(
+            completions.Tokenized(count=len(ids), max_model_len=transcripts.context, tokens=ids)
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        """``POST /detokenize``: the text of token ids, special tokens included."""
+        body = await read_json(request, self._limits, completions.DETOKENIZE)
+        transcripts = self._service.transcripts(body.model)
+        ids = token_ids("tokens", body.tokens, transcripts.bounds.vocab_size)
+        text: str = transcripts.tokenizer.backend.decode(list(ids), skip_special_tokens=False)
+        return json_answer(completions.Detokenized(prompt=text))
+
+
+async def _streamed(
+    stack: AsyncExitStack,
+    turn: AskedTurn,
+    reply: ChatReply | completions.CompletionReply,
+    *,
+    usage: bool,
+) -> AsyncIterator[bytes]:
+    """The events of a stream. ``stack`` ends the turn. ``usage``: the last chunk tells it. An error ends the
+    stream with an event that holds the error object."""
+    async with stack:
+        try:
+            async for batch in turn.events():
+                if any(isinstance(event, ReplyDone) for _, event in batch):
+                    await turn.durable()
+                chunks = [
+                    sent_event(chunk) for number, event in batch for chunk in reply.chunks(number, event)
+                ]
+                if chunks:
+                    yield b"".join(chunks)
+        except Exception as error:
+            log_refusal(turn.live.id, error)
+            body, _, _ = http_answer(error)
+            yield sent_event(body)
+            return
+        yield (sent_event(reply.usage_chunk()) if usage else b"") + DONE

@@ -1,0 +1,196 @@
+"""Where the settings of ``holdfast serve`` come from: the command line, the environment, a file, the default.
+
+The first of them that names a setting counts. The file (``--config``) is TOML, with the names of the options
+without the dashes in front: ``max-context = 4096`` or ``max_context = 4096``. The variable of an option is
+``HOLDFAST_`` and its name. `ServeCommand` is the command that reads them; `printed` writes the result.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+import typer
+from typer.core import TyperCommand
+
+from . import options
+from .vllm_names import hint
+
+PREFIX = "HOLDFAST"
+MOST_FILE_BYTES = 1 << 20
+SECRETS = frozenset({"api_key", "operator_key", "ssl_keyfile_password"})
+"""Settings that are secret: their values are not printed."""
+NO_SETTINGS = frozenset({"config", "print_config", "help"})
+"""Options that a file cannot set."""
+
+
+class ServeCommand(TyperCommand):
+    """A command that says what to do instead of an option of vLLM's, and in one line where a wrong value that
+    is not of the command line comes from."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        params: list[Any] = self.params
+        for param in params:  # the help says once what the variables are called
+            param.show_envvar = False
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read argv, the environment and the file. Refuses, with exit code 2, what cannot be used."""
+        known = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
+        for word in args[: args.index("--") if "--" in args else None]:
+            name = word.partition("=")[0]
+            if name not in known and (instead := hint(name)) is not None:
+                options.refuse(f"{name}: {instead}")
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            source = None if error.param is None else origin(ctx, error.param.name or "")
+            if source is None:
+                raise
+            options.refuse(f"{source}: {' '.join(error.message.split())}")
+
+
+def origin(context: typer.Context, name: str) -> str | None:
+    """Where the value of a setting was written, if that is the file or the environment: ``FILE: KEY`` or the
+    variable's name; None for the command line and defaults."""
+    source = context.get_parameter_source(name)
+    kind = "" if source is None else source.name
+    if kind == "DEFAULT_MAP":
+        return f"{context.params.get('config') or ''}: {name}"
+    return f"{PREFIX}_{name.upper()}" if kind == "ENVIRONMENT" else None
+
+
+def with_origins(context: typer.Context, cause: str) -> str:
+    """An error with the places of the settings that it names, as far as these are in the file or the
+    environment."""
+    named = [
+        place
+        for param in context.command.params
+        if (place := origin(context, param.name or "")) is not None and _names(cause, param)
+    ]
+    return f"{cause} ({', '.join(named)})" if named else cause
+
+
+def _names(cause: str, param: Any) -> bool:
+    """Whether an error is about this setting: it begins with its name, or has one of its options in it."""
+    words = [re.escape(name) for name in (*param.opts, *param.secondary_opts) if name.startswith("--")]
+    return cause.startswith((f"{param.name} ", f"{param.name}: ")) or bool(
+        words and re.search(rf"(?<![\w-])({'|'.join(words)})(?![\w-])", cause)
+    )
+
+
+# --- the file -----------------------------------------------------------------------------------------------
+
+
+def read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """The callback of ``--config``: make the file's values the defaults of all other options.
+
+    Refuses, with exit code 2 and one line, a file that cannot be read, and a key or a value of it that is no
+    setting.
+    """
+    if path is not None:
+        context.default_map = _checked(context, path, _table(path))
+    return path
+
+
+def _table(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.stat().st_size > MOST_FILE_BYTES:
+            options.refuse(f"{path} has more than {MOST_FILE_BYTES} bytes")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else str(error)
+        options.refuse(f"{path}: {cause}")
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        options.refuse(f"{path}: {' '.join(str(error).split())}")
+
+
+def _checked(context: typer.Context, path: Path, table: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a file by the names of the settings."""
+    params = {
+        name.lstrip("-").replace("-", "_"): param.name or ""
+        for param in context.command.params
+        if param.name not in NO_SETTINGS
+        for name in (*param.opts, param.name or "")
+    }
+    callback = context.command.callback
+    assert callback is not None, "the command is a function"
+    hints = get_type_hints(inspect.unwrap(callback))
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name = params.get(key.replace("-", "_"))
+        if name is None:
+            options.refuse(f"{path}: {_unknown(key, list(params))}")
+        if name in found:
+            options.refuse(f"{path}: {key}: this setting is there twice")
+        try:
+            found[name] = _value(value, hints[name])
+        except msgspec.ValidationError as error:
+            options.refuse(f"{path}: {key}: {error}")
+    return found
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    instead = hint(f"--{key.replace('_', '-')}")
+    close = get_close_matches(key.replace("-", "_"), known, 1)
+    why = instead or (f"do you mean {close[0]}?" if close else "holdfast serve --help lists the options")
+    return f"{key} is no setting: {why}"
+
+
+def _value(value: Any, kind: Any) -> Any:
+    """A value of the file as an option takes it. One text may stand for a list of one, and a number for a size.
+    Raises ``msgspec.ValidationError``."""
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    plain = next(one for one in kinds if one is not type(None))
+    if plain is Path:
+        plain = str
+    if get_origin(plain) is list and isinstance(value, str):
+        value = [value]
+    if plain is str and isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if get_origin(plain) is Literal and not isinstance(value, str):
+        plain = str
+    return msgspec.convert(value, plain)
+
+
+# --- the result ---------------------------------------------------------------------------------------------
+
+
+def printed(context: typer.Context, **resolved: Any) -> Iterator[str]:
+    """All settings, each with its source, as lines of a file that ``--config`` takes.
+
+    ``resolved``: values that follow from others. A setting without a value, and a secret, is a comment.
+    """
+    for param in context.command.params:
+        name = param.name or ""
+        if name in NO_SETTINGS:
+            continue
+        value = resolved.get(name, context.params[name])
+        yield f"{_line(name, value)}  # {_source(context, name)}"
+
+
+def _line(name: str, value: Any) -> str:
+    if value is None or value == [] or value == ():
+        return f"# {name} is not set"
+    if name in SECRETS:
+        return f"# {name} is set, and not shown"
+    if isinstance(value, tuple):
+        value = list(value)
+    return f"{name} = {json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)}"
+
+
+def _source(context: typer.Context, name: str) -> str:
+    """Where a setting's value comes from."""
+    place = origin(context, name)
+    if place is not None:
+        return place.removesuffix(f": {name}")
+    source = context.get_parameter_source(name)
+    return "command line" if source is not None and source.name == "COMMANDLINE" else "default"

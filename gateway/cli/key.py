@@ -1,0 +1,47 @@
+"""``holdfast key``: makes API keys, and the digests of keys for the keys file."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+
+from ..auth import NAME, written_digest
+
+PREFIX = "sk-hf-"
+RANDOM_BYTES = 32
+REFUSED = 2
+
+
+def new(tenant: str) -> int:
+    """Print a fresh key, and then the line for the keys file. Nothing keeps the key. Returns the exit code."""
+    if not _is_name(tenant):
+        return REFUSED
+    key = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
+    print(key)
+    _print_line(key, tenant)
+    print("The first line is the key, which is shown only now.", file=sys.stderr)
+    return 0
+
+
+def digest(tenant: str) -> int:
+    """Print the line for the keys file for each key on a line of stdin. Returns the exit code."""
+    if not _is_name(tenant):
+        return REFUSED
+    for line in sys.stdin:
+        if key := line.strip():
+            _print_line(key, tenant)
+    return 0
+
+
+def _is_name(tenant: str) -> bool:
+    """Whether this can be a tenant's name; if not, stderr says so."""
+    if NAME.fullmatch(tenant):
+        return True
+    print(f"holdfast: {tenant!r} is no name of a tenant: letters, digits, . _ -", file=sys.stderr)
+    return False
+
+
+def _print_line(key: str, tenant: str) -> None:
+    hashed = written_digest(key)
+    print(f"{hashed} {tenant}")
+    print(f'In a TOML file: keys = ["{hashed}"] below [tenants.{tenant}]', file=sys.stderr)

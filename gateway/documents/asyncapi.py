@@ -1,0 +1,71 @@
+"""The AsyncAPI document of the WebSockets. https://www.asyncapi.com/docs/reference/specification/v3.0.0"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .rows import SocketRow
+from .schemas import members_of, parameters_of, schemas_of, summary_of, tag_of
+
+
+def asyncapi(rows: Sequence[SocketRow], version: str) -> dict[str, Any]:
+    """The document of these WebSockets. ``version``: of this package."""
+    channels: dict[str, Any] = {}
+    operations: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
+    events = [(row, part) for row in rows for part in (row.receives, row.sends)]
+    schemas, components = schemas_of([one for _, union in events for one in members_of(union)])
+    left = iter(schemas)
+    for row in rows:
+        name = row.path.strip("/").replace("/", "_")
+        channel = channels[name] = {
+            "address": row.path,
+            "title": row.summary,
+            "description": row.description,
+            "messages": {},
+            "bindings": {"ws": {"method": "GET", "query": _query(row)}},
+        }
+        for action, union in (("receive", row.receives), ("send", row.sends)):
+            named = []
+            for event in members_of(union):
+                key = f"{name}.{action}.{tag_of(event)}"
+                messages[key] = {
+                    "name": tag_of(event),
+                    "summary": summary_of(event),
+                    "contentType": "application/json",
+                    "payload": next(left),
+                }
+                if row.own is not None and issubclass(event, row.own):
+                    messages[key]["tags"] = [{"name": "ours"}]
+                channel["messages"][key] = {"$ref": f"#/components/messages/{key}"}
+                named.append({"$ref": f"#/channels/{name}/messages/{key}"})
+            operations[f"{name}_{action}"] = {
+                "action": action,
+                "channel": {"$ref": f"#/channels/{name}"},
+                "messages": named,
+            }
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "Holdfast",
+            "version": version,
+            "description": "The WebSockets of a Holdfast server: what it receives and sends.",
+        },
+        "defaultContentType": "application/json",
+        "channels": channels,
+        "operations": operations,
+        "components": {"messages": messages, "schemas": components},
+    }
+
+
+def _query(row: SocketRow) -> dict[str, Any]:
+    """The parameters of the URL as one schema, as the WebSocket binding has them."""
+    parameters = parameters_of(row.query)
+    return {
+        "type": "object",
+        "properties": {
+            name: {**schema, "description": text} if text else schema for name, _, schema, text in parameters
+        },
+        "required": [name for name, required, _, _ in parameters if required],
+    }

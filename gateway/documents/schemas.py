@@ -1,0 +1,59 @@
+"""JSON Schemas of types, as both documents use them: one component for each struct, with its docstring."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any, get_args
+
+import msgspec
+from msgspec.inspect import StructType, type_info
+
+REFERENCE = "#/components/schemas/{name}"
+
+
+def schemas_of(types: Iterable[Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The schema of each type, and the components that they refer to, by name.
+
+    https://json-schema.org/draft/2020-12, which OpenAPI 3.1 and AsyncAPI 3.0 both read.
+    """
+    schemas, components = msgspec.json.schema_components(list(types), ref_template=REFERENCE)
+    for component in components.values():
+        if "description" in component:
+            component["description"] = inspect.cleandoc(component["description"])
+    return list(schemas), dict(sorted(components.items()))
+
+
+def members_of(union: Any) -> tuple[type, ...]:
+    """The structs of a union, by their tag."""
+    return tuple(sorted(get_args(union) or (union,), key=tag_of))
+
+
+def tag_of(struct: Any) -> str:
+    """The value of a struct's field ``type``."""
+    return str(struct.__struct_config__.tag or struct.__name__)
+
+
+def text_of(documented: Any) -> str:
+    """The docstring of a type."""
+    return inspect.cleandoc(documented.__doc__ or "")
+
+
+def summary_of(documented: Any) -> str:
+    """The first sentence of a docstring, in one line."""
+    return " ".join(text_of(documented).split("\n\n")[0].split())
+
+
+def parameters_of(query: type | None) -> list[tuple[str, bool, dict[str, Any], str]]:
+    """The fields of a query struct: name, whether it is required, schema, description."""
+    if query is None:
+        return []
+    info = type_info(query)
+    assert isinstance(info, StructType), "parameters are the fields of a struct"
+    properties = msgspec.json.schema(query)["$defs"][query.__name__]["properties"]
+    found = []
+    for field in info.fields:
+        schema = dict(properties[field.encode_name])
+        text = schema.pop("description", "")
+        found.append((field.encode_name, field.required, schema, text))
+    return found

@@ -1,0 +1,1 @@
+"""Anthropic Messages, a face for clients that send the whole conversation with each request."""

@@ -1,0 +1,472 @@
+"""Bodies of Anthropic's Messages as msgspec structs: requests, answers and the events of a stream.
+
+The field names are those of the `anthropic` package; `temperature`, `top_p` and `top_k` are those of its
+releases before 2. Fields that have no effect here are accepted. `REFUSED` ones would change what the model
+reads or writes, so they are refused by name. Unknown fields are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from ...sdk.frames.formats import MAX_DEPTH, too_deep, too_wide
+from ...sdk.frames.response import KVReceipt
+
+MAX_MESSAGES = 100_000
+MAX_TOOLS = 1_000
+LEAST_BUDGET = 1_024
+"""The least ``budget_tokens`` of thinking."""
+
+REFUSED = frozenset(
+    {
+        "compaction",
+        "container",
+        "mcp_servers",
+        "output_config.task_budget",
+        "thread",
+    }
+)
+"""Fields of the standard that are refused, by their path; ``[]`` stands for any index."""
+TOOLS = re.compile(
+    r"(advisor|bash|browser|code_execution|computer|mcp|memory|text_editor|tool_search|web_fetch|web_search)_\w+"
+)
+"""The types of tools that Anthropic's server runs, or for which it writes the definition."""
+BLOCKS = frozenset(
+    {
+        "image",
+        "document",
+        "search_result",
+        "server_tool_use",
+        "web_search_tool_result",
+        "web_fetch_tool_result",
+        "code_execution_tool_result",
+        "bash_code_execution_tool_result",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "tool_reference",
+        "browser_state",
+        "container_upload",
+        "mcp_tool_use",
+        "mcp_tool_result",
+        "advisor_tool_result",
+        "compaction",
+        "fallback",
+        "tool_addition",
+        "tool_removal",
+    }
+)
+"""The types of blocks that are refused."""
+
+
+class _MessagesBody(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Base of the parts of a request."""
+
+
+CacheControl: TypeAlias = dict[str, Any] | None
+"""Has no effect: KV is kept without it."""
+
+# --- messages -----------------------------------------------------------------------------------------------
+
+
+class TextBlock(_MessagesBody, tag_field="type", tag="text", kw_only=True, frozen=True):
+    """A piece of a message's text. ``citations`` that are sent back have no effect."""
+
+    text: str
+    citations: Any = None
+    cache_control: CacheControl = None
+
+
+class ThinkingBlock(_MessagesBody, tag_field="type", tag="thinking", kw_only=True, frozen=True):
+    """Reasoning that is sent back. It has no effect: templates leave out that of earlier turns."""
+
+    thinking: str
+    signature: str = ""
+
+
+class RedactedThinkingBlock(
+    _MessagesBody, tag_field="type", tag="redacted_thinking", kw_only=True, frozen=True
+):
+    """Encrypted reasoning that is sent back. It has no effect."""
+
+    data: str
+
+
+class ToolUseBlock(_MessagesBody, tag_field="type", tag="tool_use", kw_only=True, frozen=True):
+    """A model's tool call. ``input``: a JSON object; its text stays as the client wrote it."""
+
+    id: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    input: msgspec.Raw
+    caller: Any = None
+    toolset_name: None = None
+    cache_control: CacheControl = None
+
+
+class ToolResultBlock(_MessagesBody, tag_field="type", tag="tool_result", kw_only=True, frozen=True):
+    """A tool's output for the call ``tool_use_id``. ``is_error``: the tool failed, and says why."""
+
+    tool_use_id: Annotated[str, Meta(min_length=1, max_length=64)]
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+    toolset_name: None = None
+    cache_control: CacheControl = None
+
+
+Block: TypeAlias = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+Text: TypeAlias = str | list[TextBlock]
+
+
+class FromSystem(_MessagesBody, tag_field="role", tag="system", kw_only=True, frozen=True):
+    """Instructions from here on."""
+
+    content: Text
+
+
+class FromUser(_MessagesBody, tag_field="role", tag="user", kw_only=True, frozen=True):
+    """A user's message, and outputs of tools."""
+
+    content: str | list[Block]
+
+
+class FromAssistant(_MessagesBody, tag_field="role", tag="assistant", kw_only=True, frozen=True):
+    """A message of the model, with its tool calls."""
+
+    content: str | list[Block]
+
+
+AnyMessage: TypeAlias = FromSystem | FromUser | FromAssistant
+
+# --- tools, thinking and formats ----------------------------------------------------------------------------
+
+
+class CustomTool(_MessagesBody, kw_only=True, frozen=True):
+    """A tool that the client runs; ``input_schema`` is JSON Schema. ``strict``: calls always match it.
+
+    Without effect: ``cache_control``, ``defer_loading`` and ``eager_input_streaming`` (a call's input is always
+    streamed as it comes), ``input_examples``.
+    """
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}\Z")]
+    input_schema: dict[str, Any]
+    type: Literal["custom"] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    cache_control: CacheControl = None
+    defer_loading: bool | None = None
+    eager_input_streaming: bool | None = None
+    input_examples: list[dict[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        _check_schema(self.input_schema)
+
+
+class AutoChoice(_MessagesBody, tag_field="type", tag="auto", kw_only=True, frozen=True):
+    """The model may call tools."""
+
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyChoice(_MessagesBody, tag_field="type", tag="any", kw_only=True, frozen=True):
+    """The model must call a tool."""
+
+    disable_parallel_tool_use: bool | None = None
+
+
+class NamedChoice(_MessagesBody, tag_field="type", tag="tool", kw_only=True, frozen=True):
+    """The model must call the tool ``name``, once."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoChoice(_MessagesBody, tag_field="type", tag="none", kw_only=True, frozen=True):
+    """The model may call no tool."""
+
+
+ToolChoice: TypeAlias = AutoChoice | AnyChoice | NamedChoice | NoChoice
+
+Display: TypeAlias = Literal["summarized", "omitted"] | None
+"""``omitted``: thinking blocks have no text. Nothing is summarized: the other answers tell all of it."""
+
+
+class ThinkingEnabled(_MessagesBody, tag_field="type", tag="enabled", kw_only=True, frozen=True):
+    """The model reasons, if it can. ``budget_tokens`` has no effect."""
+
+    budget_tokens: Annotated[int, Meta(ge=LEAST_BUDGET)]
+    display: Display = None
+
+
+class ThinkingAdaptive(_MessagesBody, tag_field="type", tag="adaptive", kw_only=True, frozen=True):
+    """The model reasons as it likes."""
+
+    display: Display = None
+
+
+class ThinkingBetweenTools(_MessagesBody, tag_field="type", tag="between_tools", kw_only=True, frozen=True):
+    """The same as adaptive."""
+
+
+class ThinkingDisabled(_MessagesBody, tag_field="type", tag="disabled", kw_only=True, frozen=True):
+    """The answer has no thinking blocks."""
+
+
+Thinking: TypeAlias = ThinkingEnabled | ThinkingAdaptive | ThinkingBetweenTools | ThinkingDisabled
+
+
+class JsonFormat(_MessagesBody, tag_field="type", tag="json_schema", kw_only=True, frozen=True):
+    """The reply's text is JSON that fits ``schema``."""
+
+    schema: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        _check_schema(self.schema)
+
+
+class OutputConfig(_MessagesBody, kw_only=True, frozen=True):
+    """``effort`` has no effect."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonFormat | None = None
+    task_budget: None = None
+
+
+class Metadata(_MessagesBody, kw_only=True, frozen=True):
+    """Has no effect."""
+
+    user_id: str | None = None
+
+
+def _check_schema(schema: dict[str, Any]) -> None:
+    if too_deep(schema):
+        raise ValueError(f"The schema nests deeper than {MAX_DEPTH} levels")
+    if too_wide(schema):
+        raise ValueError("The schema holds an integer of more than 64 bits")
+
+
+# --- requests -----------------------------------------------------------------------------------------------
+
+
+class MessagesConversation(_MessagesBody, kw_only=True, frozen=True):
+    """What both requests have."""
+
+    model: str
+    messages: Annotated[list[AnyMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    system: Text | None = None
+    tools: Annotated[list[CustomTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None
+    cache_control: CacheControl = None
+    context_management: dict[str, Any] | None = None
+    speed: Literal["standard", "fast"] | None = None
+    mcp_servers: Annotated[list[Any], Meta(max_length=0)] | None = None
+    compaction: None = None
+
+
+class CountRequest(MessagesConversation, kw_only=True, frozen=True):
+    """The body of ``POST /v1/messages/count_tokens``. Only the conversation and the tools count."""
+
+
+class MessagesRequest(MessagesConversation, kw_only=True, frozen=True):
+    """The body of ``POST /v1/messages``.
+
+    Without effect: ``cache_control``, ``context_management`` (the answer says that no edit was applied),
+    ``diagnostics``, ``fallbacks``, ``inference_geo``, ``metadata``, ``service_tier``, ``speed``.
+    """
+
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    diagnostics: dict[str, Any] | None = None
+    fallbacks: Any = None
+    inference_geo: str | None = None
+    container: None = None
+    thread: None = None
+
+
+# --- answers ------------------------------------------------------------------------------------------------
+
+
+class _Answered(msgspec.Struct, kw_only=True, frozen=True):
+    """Base of the answers' parts."""
+
+
+class ToldTextBlock(_Answered, tag_field="type", tag="text", kw_only=True, frozen=True):
+    """A message of the model."""
+
+    text: str
+    citations: None = None
+
+
+class ToldThinking(_Answered, tag_field="type", tag="thinking", kw_only=True, frozen=True):
+    """Reasoning. ``signature``: a digest of it."""
+
+    thinking: str
+    signature: str
+
+
+class ToldToolUse(_Answered, tag_field="type", tag="tool_use", kw_only=True, frozen=True):
+    """A tool call. ``input``: a JSON object."""
+
+    id: str
+    name: str
+    input: msgspec.Raw
+
+
+ToldBlock: TypeAlias = ToldTextBlock | ToldThinking | ToldToolUse
+
+StopReason: TypeAlias = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
+
+
+class MessageUsage(_Answered, kw_only=True, frozen=True):
+    """What a request cost, in tokens. The prompt is ``input_tokens`` and ``cache_read_input_tokens``: those
+    without and with KV from earlier turns. ``kv``: where the KV came from (ours)."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int | UnsetType = UNSET
+    cache_creation_input_tokens: int | UnsetType = UNSET
+    service_tier: str | UnsetType = UNSET
+    kv: KVReceipt | UnsetType = UNSET
+
+
+class EditsApplied(_Answered, kw_only=True, frozen=True):
+    """The edits of the context that were applied: none."""
+
+    applied_edits: list[None] = []
+
+
+class MessageAnswer(_Answered, kw_only=True, frozen=True, tag_field="type", tag="message"):
+    """The answer. At the beginning of a stream it has no content and no reason."""
+
+    id: str
+    model: str
+    content: list[ToldBlock]
+    usage: MessageUsage
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    role: str = "assistant"
+    context_management: EditsApplied | UnsetType = UNSET
+
+
+class TokenCount(_Answered, kw_only=True, frozen=True):
+    """The answer of ``count_tokens``."""
+
+    input_tokens: int
+
+
+# --- the events of a stream ---------------------------------------------------------------------------------
+
+
+class MessageStreamEvent(_Answered, kw_only=True, frozen=True, tag_field="type"):
+    """Base of the events. The type is also the name of the server-sent event."""
+
+    @property
+    def name(self) -> str:
+        """The event's type."""
+        return str(self.__struct_config__.tag)
+
+
+class MessageStart(MessageStreamEvent, tag="message_start", kw_only=True, frozen=True):
+    """The first event."""
+
+    message: MessageAnswer
+
+
+class Ping(MessageStreamEvent, tag="ping", kw_only=True, frozen=True):
+    """Means nothing."""
+
+
+class BlockStart(MessageStreamEvent, tag="content_block_start", kw_only=True, frozen=True):
+    """A block begins, empty."""
+
+    index: int
+    content_block: ToldBlock
+
+
+class BlockText(_Answered, tag_field="type", tag="text_delta", kw_only=True, frozen=True):
+    """More text."""
+
+    text: str
+
+
+class BlockThinking(_Answered, tag_field="type", tag="thinking_delta", kw_only=True, frozen=True):
+    """More reasoning."""
+
+    thinking: str
+
+
+class BlockSignature(_Answered, tag_field="type", tag="signature_delta", kw_only=True, frozen=True):
+    """The signature of the reasoning."""
+
+    signature: str
+
+
+class BlockInput(_Answered, tag_field="type", tag="input_json_delta", kw_only=True, frozen=True):
+    """More of a call's input, as JSON text."""
+
+    partial_json: str
+
+
+class BlockDelta(MessageStreamEvent, tag="content_block_delta", kw_only=True, frozen=True):
+    """More of the open block."""
+
+    index: int
+    delta: BlockText | BlockThinking | BlockSignature | BlockInput
+
+
+class BlockStop(MessageStreamEvent, tag="content_block_stop", kw_only=True, frozen=True):
+    """The open block ends."""
+
+    index: int
+
+
+class Ending(_Answered, kw_only=True, frozen=True):
+    """Why the reply ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(MessageStreamEvent, tag="message_delta", kw_only=True, frozen=True):
+    """The reply's end. ``usage`` replaces that of the first event."""
+
+    delta: Ending
+    usage: MessageUsage
+    context_management: EditsApplied | UnsetType = UNSET
+
+
+class MessageStop(MessageStreamEvent, tag="message_stop", kw_only=True, frozen=True):
+    """The last event."""
+
+
+REQUEST = msgspec.json.Decoder(MessagesRequest)
+"""Decodes the body of a request."""
+COUNT = msgspec.json.Decoder(CountRequest)
+"""Decodes the body of a request to count tokens."""
+
+
+def is_unserved(path: str, value: Any) -> bool:
+    """Whether the standard has this field with this value, and this server refuses it. ``path``: where it is
+    in the body, such as ``messages[0].content[1].type``."""
+    pattern = re.sub(r"\[\d+\]", "[]", path)
+    if pattern in REFUSED:
+        return True
+    if not isinstance(value, str):
+        return False
+    if pattern.startswith("tools[]"):
+        return pattern == "tools[].type" and bool(TOOLS.fullmatch(value))
+    return pattern.endswith(".type") and value in BLOCKS

@@ -1,0 +1,91 @@
+"""The served models as Anthropic's client lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+from starlette.datastructures import QueryParams
+from starlette.responses import Response
+
+from ...runtime.errors import EngineGone
+from ...sdk.errors import FieldInvalid
+from ..errors import Draining
+from ..net.bodies import json_answer
+from ..service import Service
+
+MOST_LISTED = 1_000
+
+
+class ModelInfo(msgspec.Struct, kw_only=True, frozen=True, tag_field="type", tag="model"):
+    """One name of the model. ``max_input_tokens``, ``max_tokens``: the model's context, which the prompt and
+    the reply share; None while it loads."""
+
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int | None
+    max_tokens: int | None
+    lifecycle: str = "active"
+
+
+class ModelPage(msgspec.Struct, kw_only=True, frozen=True):
+    """Some of the names. ``has_more``: others follow."""
+
+    data: list[ModelInfo]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+def models_page(service: Service, query: QueryParams) -> Response:
+    """The answer of ``GET /v1/models``: the names behind ``after_id`` or before ``before_id``, at most
+    ``limit``. Raises ``FieldInvalid``."""
+    limit, names = _limit(query.get("limit", "20")), list(service.names)
+    wanted = [*query.getlist("lifecycle"), *query.getlist("lifecycle[]")]
+    if wanted and "active" not in wanted:
+        names = []
+    if (after := query.get("after_id")) is not None:
+        names = names[_place(names, after, "after_id") + 1 :]
+        chosen = names[:limit]
+    elif (before := query.get("before_id")) is not None:
+        names = names[: _place(names, before, "before_id")]
+        chosen = names[-limit:]
+    else:
+        chosen = names[:limit]
+    page = ModelPage(
+        data=[_info(service, name) for name in chosen],
+        has_more=len(chosen) < len(names),
+        first_id=chosen[0] if chosen else None,
+        last_id=chosen[-1] if chosen else None,
+    )
+    return json_answer(page)
+
+
+def model_info(service: Service, name: str) -> Response:
+    """The answer of ``GET /v1/models/{name}``."""
+    return json_answer(_info(service, name))
+
+
+def _info(service: Service, name: str) -> ModelInfo:
+    created = datetime.fromtimestamp(service.started, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    try:
+        context = service.transcripts(None).context
+    except (Draining, EngineGone):
+        context = None
+    return ModelInfo(
+        id=name, display_name=name, created_at=created, max_input_tokens=context, max_tokens=context
+    )
+
+
+def _limit(given: str) -> int:
+    if not (given.isdecimal() and len(given) <= 4 and 1 <= int(given) <= MOST_LISTED):
+        raise FieldInvalid(f"`limit` must be an integer from 1 to {MOST_LISTED}", "limit")
+    return int(given)
+
+
+def _place(names: Sequence[str], name: str, param: str) -> int:
+    if name not in names:
+        raise FieldInvalid(f"`{param}` is no model of this server", param)
+    return names.index(name)

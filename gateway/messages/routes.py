@@ -1,0 +1,137 @@
+"""The routes of Messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ...sdk.errors import FieldUnsupported
+from ...sessions.items import new_id
+from ...sessions.turn.events import ReplyDone
+from ..auth import MESSAGES, refusing
+from ..documents.rows import RouteRow
+from ..errors import ThreadsNotServed, messages_answer
+from ..live_session import log_refusal
+from ..net.bodies import EventStream, json_answer, read_json, sent_event
+from ..service import Service
+from ..transcripts import AskedTurn, Requester, Transcripts, requester_of
+from . import frames
+from .reply import MessageReply
+from .translate import ask_of, begun, transcript_of
+
+_T = TypeVar("_T", bound=frames.MessagesConversation)
+PING = sent_event(frames.Ping(), "ping")
+
+
+COUNT = f"{MESSAGES}/count_tokens"
+ROWS = (
+    RouteRow(
+        "POST",
+        MESSAGES,
+        "Reply to a conversation.",
+        request=frames.MessagesRequest,
+        response=frames.MessageAnswer,
+        streamed=frames.MessageStreamEvent,
+        group="Anthropic Messages",
+    ),
+    RouteRow(
+        "POST",
+        COUNT,
+        "Count the tokens of a conversation's prompt.",
+        request=frames.CountRequest,
+        response=frames.TokenCount,
+        group="Anthropic Messages",
+    ),
+)
+"""The routes, for the OpenAPI document."""
+
+
+def messages_routes(service: Service) -> list[Route]:
+    """The routes of the face."""
+    face = _MessagesFace(service)
+    served = ((MESSAGES, face.create), (COUNT, face.count))
+    return [Route(path, refusing(serve), methods=["POST"]) for path, serve in served]
+
+
+class _MessagesFace:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._limits = service.settings.limits
+
+    async def create(self, request: Request) -> Response:
+        """``POST /v1/messages``."""
+        body = await self._read(request, frames.REQUEST)
+        transcripts = self._service.transcripts(body.model)
+        client, prompt = requester_of(request), None
+        if begun(body):
+            prompt = tuple(await self._begun_prompt(transcripts, client, body))
+        ask = ask_of(body, transcripts.bounds, transcripts.sampling, prompt)
+        reply, request_id = MessageReply(body.model, body), new_id("req")
+        headers = {"request-id": request_id}
+        async with AsyncExitStack() as stack:
+            turn = await stack.enter_async_context(transcripts.turn(client, ask))
+            if body.stream:
+                kept = stack.pop_all()
+                events = _streamed(kept, turn, reply, request_id, self._limits.ping_seconds)
+                ended = partial(self._service.spawn_end, kept)
+                return EventStream(events, self._limits, headers, ended)
+            await turn.whole(reply.add)
+            await turn.durable()
+            return json_answer(reply.whole(), headers=headers)
+        raise AssertionError("the block above returns")
+
+    async def count(self, request: Request) -> Response:
+        """``POST /v1/messages/count_tokens``: the number of tokens of a conversation's prompt."""
+        body = await self._read(request, frames.COUNT)
+        transcripts = self._service.transcripts(body.model)
+        ids = await self._begun_prompt(transcripts, requester_of(request), body)
+        return json_answer(frames.TokenCount(input_tokens=len(ids)), headers={"request-id": new_id("req")})
+
+    async def _begun_prompt(
+        self, transcripts: Transcripts, client: Requester, body: frames.MessagesRequest | frames.CountRequest
+    ) -> list[int]:
+        """The token ids of the prompt, with the text that the reply continues. Raises ``FieldUnsupported`` if
+        the model's replies do not begin with their text."""
+        text = begun(body)
+        if text and not transcripts.opens_plainly:
+            told = (
+                "This model reasons before it answers: a reply cannot continue the assistant's last message"
+            )
+            raise FieldUnsupported(told, f"messages[{len(body.messages) - 1}].role")
+        return await transcripts.prompt_tokens(client, transcript_of(body), text)
+
+    async def _read(self, request: Request, decoder: msgspec.json.Decoder[_T]) -> _T:
+        try:
+            return await read_json(request, self._limits, decoder, frames.is_unserved)
+        except FieldUnsupported as error:
+            if error.param == "thread":
+                raise ThreadsNotServed("`thread` is not served: send the whole conversation") from None
+            raise
+
+
+async def _streamed(
+    stack: AsyncExitStack, turn: AskedTurn, reply: MessageReply, request_id: str, quiet: float
+) -> AsyncIterator[bytes]:
+    """The events of a stream. ``stack`` ends the turn. ``quiet``: seconds between pings while the prompt is
+    computed. An error ends the stream with an ``error`` event."""
+    async with stack:
+        try:
+            async for batch in turn.events(quiet):
+                told = [] if batch else [PING]
+                for _, event in batch:
+                    if isinstance(event, ReplyDone):
+                        await turn.durable()
+                    told += [sent_event(one, one.name) for one in reply.events(event)]
+                if told:
+                    yield b"".join(told)
+        except Exception as error:
+            log_refusal(turn.live.id, error)
+            body, _, _ = messages_answer(error, request_id)
+            yield sent_event(body, "error")

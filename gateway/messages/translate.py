@@ -1,0 +1,205 @@
+"""Translates bodies of Messages into transcripts and requests. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ...runtime.link.messages import Grammar
+from ...sdk.errors import FieldInvalid, FieldUnsupported
+from ...sdk.frames.formats import MAX_DEPTH, too_deep
+from ...sessions.errors import GrammarInvalid
+from ...sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Role, Tool, new_id
+from ...sessions.tools.grammar import json_format
+from ...sessions.turn.request import RequestBounds, TurnRequest
+from ..live_sessions import Transcript
+from ..transcripts import Ask
+from . import frames
+
+_CHOICES = {frames.AutoChoice: "auto", frames.NoChoice: "none"}
+"""The core's words for the choices of tools; for all others a call is required."""
+
+
+def ask_of(
+    body: frames.MessagesRequest,
+    bounds: RequestBounds,
+    sampling: Mapping[str, Any],
+    prompt: tuple[int, ...] | None = None,
+) -> Ask:
+    """The turn that a body asks for. ``sampling``: the model's defaults, for fields that the body leaves out.
+    ``prompt``: the whole prompt's token ids, if the reply continues the last message; no session keeps it.
+
+    Raises ``FieldInvalid``, and what `TurnRequest.checked` raises.
+    """
+    transcript = transcript_of(body)
+    choice = body.tool_choice
+    if choice is not None and not transcript.preamble.tools and not isinstance(choice, frames.NoChoice):
+        raise FieldInvalid("`tool_choice` is only allowed with `tools`", "tool_choice")
+    request = TurnRequest.checked(
+        bounds=bounds,
+        offered=transcript.preamble.tools,
+        tool_choice="auto" if choice is None else _CHOICES.get(type(choice), "required"),
+        tool=choice.name if isinstance(choice, frames.NamedChoice) else None,
+        format=format_of(body),
+        max_output_tokens=body.max_tokens,
+        out_of_band=prompt is not None,
+        prompt=prompt,
+        stop=body.stop_sequences or (),
+        **sampling_of(body, sampling),
+    )
+    one_call = bool(getattr(choice, "disable_parallel_tool_use", False))
+    prompts = () if prompt is None else (prompt,)
+    return Ask(transcript, request, whole_calls=not body.stream, one_call=one_call, prompts=prompts)
+
+
+def sampling_of(body: frames.MessagesRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling parameters of a body, by the names of `TurnRequest.checked`. ``defaults``: the model's."""
+    names = ("temperature", "top_p", "top_k")
+    given = {name: value for name in names if (value := getattr(body, name)) is not None}
+    return {**defaults, **given}
+
+
+def format_of(body: frames.MessagesRequest) -> Grammar | None:
+    """The grammar of the reply's text; None: any text. Raises ``GrammarInvalid``."""
+    config = body.output_config
+    found = None if config is None else config.format
+    if found is not None and body.output_format is not None:
+        raise GrammarInvalid(
+            "`output_format` and `output_config.format` are the same: give one", param="output_format"
+        )
+    if found is not None:
+        return json_format(found.schema, strict=True, param="output_config.format.schema")
+    if body.output_format is not None:
+        return json_format(body.output_format.schema, strict=True, param="output_format.schema")
+    return None
+
+
+def transcript_of(body: frames.MessagesRequest | frames.CountRequest) -> Transcript:
+    """The conversation of a body, without a last message of the assistant, which the reply continues (`begun`).
+    Raises ``FieldInvalid`` for a message without content, a block where it may not be, or an output without a
+    call."""
+    items: list[Item] = []
+    open_calls: set[str] = set()
+    last = len(body.messages) - isinstance(body.messages[-1], frames.FromAssistant)
+    for at, message in enumerate(body.messages[:last]):
+        items += _items(message, f"messages[{at}].content", open_calls)
+    instructions = "" if body.system is None else text_of(body.system)
+    preamble = Preamble(instructions=instructions, tools=tools_of(body.tools or ()))
+    return Transcript(preamble, tuple(items))
+
+
+def begun(body: frames.MessagesRequest | frames.CountRequest) -> str:
+    """The text of a last message of the assistant, which the reply continues; empty if there is none.
+
+    Raises ``FieldInvalid`` if it ends with white space or calls tools, ``FieldUnsupported`` beside tools or a
+    format: a reply that begins in its middle is read as text alone.
+    """
+    at, message = len(body.messages) - 1, body.messages[-1]
+    if not isinstance(message, frames.FromAssistant):
+        return ""
+    items = list(_items(message, f"messages[{at}].content", set()))
+    text = "".join(item.text for item in items if isinstance(item, Message))
+    if not all(isinstance(item, Message) for item in items):
+        raise FieldInvalid("The last message calls tools, and no output follows", f"messages[{at}].content")
+    if text != text.rstrip():
+        told = "The assistant's last message, which the reply continues, may not end with white space"
+        raise FieldInvalid(told, f"messages[{at}].content")
+    formed = body.output_format is not None or (body.output_config and body.output_config.format)
+    if text and (formed or (body.tools and not isinstance(body.tool_choice, frames.NoChoice))):
+        told = "A reply that continues the assistant's last message is not served with tools or a format"
+        raise FieldUnsupported(told, f"messages[{at}].role")
+    return text
+
+
+def _items(message: frames.AnyMessage, path: str, open_calls: set[str]) -> Iterator[Item]:
+    """The items of one message: one for each run of text, call and output. ``path``: of its content, for
+    errors. ``open_calls``: the calls before it that wait for an output; they are changed."""
+    content = message.content
+    if not content and not isinstance(message, frames.FromAssistant):
+        raise FieldInvalid("A message must have content", path)
+    if isinstance(content, str):
+        if content:
+            yield _message(_role(message), content)
+        return
+    text: list[str] = []
+    for at, block in enumerate(content):
+        if isinstance(block, frames.TextBlock):
+            text.append(block.text)
+            continue
+        if isinstance(block, frames.ThinkingBlock | frames.RedactedThinkingBlock):
+            if not isinstance(message, frames.FromAssistant):
+                raise FieldInvalid("Only messages of the assistant have thinking", f"{path}[{at}].type")
+            continue
+        if any(text):
+            yield _message(_role(message), "".join(text))
+        text.clear()
+        if isinstance(block, frames.ToolUseBlock):
+            if not isinstance(message, frames.FromAssistant):
+                raise FieldInvalid("Only messages of the assistant have tool calls", f"{path}[{at}].type")
+            open_calls.add(block.id)
+            arguments = _arguments(block.input, f"{path}[{at}].input")
+            yield FunctionCall(id=new_id("item"), call_id=block.id, name=block.name, arguments=arguments)
+        else:
+            if not isinstance(message, frames.FromUser):
+                raise FieldInvalid("Only messages of the user have outputs of tools", f"{path}[{at}].type")
+            if block.tool_use_id not in open_calls:
+                told = f"No call {block.tool_use_id!r} before this message waits for an output"
+                raise FieldInvalid(told, f"{path}[{at}].tool_use_id")
+            open_calls.discard(block.tool_use_id)
+            yield FunctionCallOutput(id=new_id("item"), call_id=block.tool_use_id, output=output_of(block))
+    if any(text):
+        yield _message(_role(message), "".join(text))
+
+
+def _role(message: frames.AnyMessage) -> Role:
+    match message:
+        case frames.FromUser():
+            return "user"
+        case frames.FromAssistant():
+            return "assistant"
+        case frames.FromSystem():
+            return "system"
+
+
+def _arguments(given: msgspec.Raw, path: str) -> str:
+    """A call's arguments: JSON text. Raises ``FieldInvalid`` unless it is an object of a bounded depth."""
+    text = bytes(given)
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise FieldInvalid("A call's input must be an object", path)
+    if too_deep(value):
+        raise FieldInvalid(f"A call's input nests deeper than {MAX_DEPTH} levels", path)
+    return text.decode()
+
+
+def _message(role: Role, text: str) -> Message:
+    return Message(id=new_id("item"), role=role, text=text)
+
+
+def text_of(content: frames.Text) -> str:
+    """The text of a message; its blocks are joined without a separator."""
+    return content if isinstance(content, str) else "".join(block.text for block in content)
+
+
+def output_of(block: frames.ToolResultBlock) -> str:
+    """A tool's output as the model reads it. That of a tool that failed begins with ``Error:``."""
+    text = "" if block.content is None else text_of(block.content)
+    return f"Error: {text}" if block.is_error else text
+
+
+def tools_of(tools: Sequence[frames.CustomTool]) -> tuple[Tool, ...]:
+    """The session's tools."""
+    return tuple(
+        Tool(
+            name=tool.name,
+            description=tool.description or "",
+            parameters=tool.input_schema,
+            strict=bool(tool.strict),
+        )
+        for tool in tools
+    )

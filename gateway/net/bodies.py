@@ -1,0 +1,111 @@
+"""Bodies of HTTP requests and answers: limited reads, JSON, and streams of server-sent events.
+
+https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from ...sdk.errors import FrameMalformed, FrameTooLarge
+from ...sdk.frames.codec import decode_body
+from ..errors import SlowReader
+from ..settings import ClientLimits
+
+T = TypeVar("T")
+
+_ENCODER = msgspec.json.Encoder()
+DONE = b"data: [DONE]\n\n"
+"""The last line of a stream of Chat Completions."""
+
+
+async def read_body(request: Request, limits: ClientLimits) -> bytes:
+    """The body. Raises ``FrameTooLarge`` for one of more than ``body_bytes``, before it is read if its head
+    says so; ``FrameMalformed`` if it does not end within ``body_seconds``; Starlette's ``ClientDisconnect``."""
+    told = request.headers.get("content-length", "")
+    if told.isdecimal() and int(told) > limits.body_bytes:
+        raise _too_large(limits)
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > limits.body_bytes:
+                    raise _too_large(limits)
+                pieces.append(piece)
+    except TimeoutError:
+        raise FrameMalformed(f"The body did not end within {limits.body_seconds:g} s") from None
+    return b"".join(pieces)
+
+
+async def read_json(
+    request: Request,
+    limits: ClientLimits,
+    decoder: msgspec.json.Decoder[T],
+    unserved: Callable[[str, Any], bool] = lambda path, value: False,
+) -> T:
+    """The body as the decoder's type. ``unserved``: as in `codec.decode_body`. Raises what `read_body` raises,
+    and a `FrameError` that names the field."""
+    return decode_body(await read_body(request, limits), decoder, unserved)
+
+
+def _too_large(limits: ClientLimits) -> FrameTooLarge:
+    return FrameTooLarge(f"The body has more than {limits.body_bytes} bytes")
+
+
+def json_answer(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """An answer with a struct, or anything that msgspec encodes, as JSON."""
+    return Response(_ENCODER.encode(body), status, headers, "application/json")
+
+
+def sent_event(body: object, name: str | None = None) -> bytes:
+    """One server-sent event with ``body`` as JSON. ``name``: its type, if the standard gives it one."""
+    data = b"data: " + _ENCODER.encode(body) + b"\n\n"
+    return data if name is None else b"event: " + name.encode() + b"\n" + data
+
+
+class EventStream(StreamingResponse):
+    """An answer that streams events. Each piece of ``events`` is one or more whole events.
+
+    If the client leaves, ``events`` is cancelled where it waits. A client that takes nothing for
+    ``stall_seconds`` is dropped. ``ended`` is called when nothing more is sent, also if nothing ever was.
+    """
+
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        limits: ClientLimits,
+        headers: dict[str, str] | None = None,
+        ended: Callable[[], object] = lambda: None,
+    ) -> None:
+        unbuffered = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(events, 200, {**unbuffered, **(headers or {})}, "text/event-stream")
+        self._stall_seconds = limits.stall_seconds
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer to its end, or until the client leaves."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._ended()
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the head, then each piece."""
+
+        async def send_in_time(message: Any) -> None:
+            try:
+                async with asyncio.timeout(self._stall_seconds):
+                    await send(message)
+            except TimeoutError:
+                raise SlowReader(f"the client took nothing for {self._stall_seconds:g} s") from None
+
+        await super().stream_response(send_in_time)

@@ -1,0 +1,128 @@
+"""The pages that a browser gets: the playground at ``/``, the documents at ``/docs``, and the files of both.
+
+The files are package data in ``gateway/page/``. They are the same for all clients, hold nothing secret and load
+nothing from elsewhere; the playground opens the Realtime WebSocket, with a key if the server asks for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from pathlib import Path
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from .auth import PAGE_FILES
+from .documents.asyncapi import asyncapi
+from .documents.openapi import openapi
+from .documents.rows import RouteRow, SocketRow
+
+FOLDER = Path(__file__).parent / "page"
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'self'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",  # asked again with its tag, so that another version of the server is seen
+}
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".json": "application/json",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """One file as it is sent. ``tag``: its ETag."""
+
+    body: bytes
+    kind: str
+    tag: str
+
+    @classmethod
+    def of(cls, body: bytes, ending: str) -> PageFile:
+        """A file with this content and the kind of this ``ending``."""
+        return cls(body, KINDS[ending], f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"')
+
+    def answer(self, request: Request) -> Response:
+        """The file, or 304 where the browser has it."""
+        headers = {**HEADERS, "etag": self.tag}
+        known = {
+            tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")
+        }
+        if self.tag in known:
+            return Response(status_code=304, headers=headers)
+        return Response(self.body, media_type=self.kind, headers=headers)
+
+
+def page_routes(root_path: str) -> list[BaseRoute]:
+    """The routes of the playground and the documents' page. ``root_path``: the prefix below which they are."""
+    files = {
+        path.name: PageFile.of(path.read_bytes(), path.suffix) for path in _files() if path.suffix != ".html"
+    }
+    playground, documents = (_placed(FOLDER / name, root_path) for name in ("index.html", "docs.html"))
+    return [
+        _route("/", playground),
+        _route("/docs", documents),
+        *(_route(f"{PAGE_FILES}{name}", file) for name, file in sorted(files.items())),
+    ]
+
+
+def document_routes(rows: Sequence[RouteRow], sockets: Sequence[SocketRow], version: str) -> list[BaseRoute]:
+    """The routes of the two documents, which are made when the first of them is asked for."""
+
+    @cache
+    def made() -> dict[str, PageFile]:
+        documents = {"/openapi.json": openapi(rows, version), "/asyncapi.json": asyncapi(sockets, version)}
+        return {
+            path: PageFile.of(msgspec.json.format(msgspec.json.encode(document)), ".json")
+            for path, document in documents.items()
+        }
+
+    def route(path: str) -> Route:
+        async def serve(request: Request) -> Response:
+            return (await asyncio.to_thread(made))[path].answer(request)
+
+        return Route(path, serve)
+
+    return [route("/openapi.json"), route("/asyncapi.json")]
+
+
+def _files() -> list[Path]:
+    return [path for path in FOLDER.iterdir() if path.suffix in KINDS]
+
+
+def _placed(path: Path, root_path: str) -> PageFile:
+    """An HTML file; behind a prefix its links begin there, also where the URL ends without a slash."""
+    text = path.read_text()
+    if root_path:
+        text = text.replace('<base href="./" />', f'<base href="{escape(root_path)}/" />', 1)
+    return PageFile.of(text.encode(), ".html")
+
+
+def _route(path: str, file: PageFile) -> Route:
+    async def serve(request: Request) -> Response:
+        return file.answer(request)
+
+    return Route(path, serve)

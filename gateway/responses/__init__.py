@@ -1,0 +1,1 @@
+"""The Responses face: transport only, over `gateway.transcripts`. Also Conversations."""

@@ -1,0 +1,465 @@
+"""The face behind its routes and its socket: begins responses, stores them, and finds what is stored."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from ...sdk.errors import FieldInvalid
+from ...sessions.errors import ConversationBusy, ItemUnknown
+from ...sessions.items import new_id
+from ...sessions.stored import StoredObject
+from ..errors import ConversationUnknown, PreviousResponseUnknown, ResponseUnknown
+from ..service import Service
+from ..transcripts import Requester
+from . import frames, notes
+from .events import CompactionResult, CountedInput, ResponseFault, ResponseObject, ToldConversation
+from .items import GivenItem, GivenReference, KeptCompaction, KeptItem
+from .notes import ConversationNote, ItemsNote, KeptResponse, RemovedNote
+from .reply import ResponseReply, item_id, outcome, response_named, usage_of
+from .running import RunningResponse
+from .translate import (
+    ask_of,
+    check_create,
+    compaction_of,
+    kept_items,
+    prefill_of,
+    response_of,
+    summary_ask,
+    tools_of,
+    transcript_of,
+)
+
+LOCAL = 64
+"""The most responses that a connection remembers without storing them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """What a request continues: its items, and the stored object that has them; None if they are stored
+    nowhere."""
+
+    items: list[KeptItem]
+    parent: StoredObject | None = None
+
+    @property
+    def unstored(self) -> list[KeptItem]:
+        """The items that no stored object has."""
+        return self.items if self.parent is None else []
+
+
+class LocalResponses:
+    """The responses that a connection remembers, although they are not stored: the latest `LOCAL`."""
+
+    def __init__(self) -> None:
+        self._items: OrderedDict[str, list[KeptItem]] = OrderedDict()
+
+    def keep(self, response_id: str, items: list[KeptItem]) -> None:
+        """Remember a response by all items up to its end."""
+        self._items[response_id] = items
+        while len(self._items) > LOCAL:
+            self._items.popitem(last=False)
+
+    def find(self, response_id: str) -> list[KeptItem] | None:
+        """All items up to the end of a response; None for an unknown one."""
+        return self._items.get(response_id)
+
+    def evict(self, response_id: str | None) -> None:
+        """Forget a response, because its continuation failed."""
+        self._items.pop(response_id or "", None)
+
+
+class ResponsesFace:
+    """All responses and conversations of one service."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.limits = service.settings.limits
+        self._running: dict[tuple[bytes, str], RunningResponse] = {}
+        self._busy: set[tuple[bytes, str]] = set()  # conversations with a response that runs
+
+    # --- creating -------------------------------------------------------------------------------------------
+
+    async def begin(
+        self,
+        client: Requester,
+        body: frames.CreateBody,
+        *,
+        streamed: bool,
+        generate: bool = True,
+        local: LocalResponses | None = None,
+        steers: Sequence[GivenItem] = (),
+    ) -> RunningResponse:
+        """Begin a response; it runs to its end by itself. ``streamed``: its events are read while it runs.
+        ``generate`` false: prefill its prompt and write nothing. ``local``: what the connection remembers.
+        ``steers``: items that go before its input.
+
+        Raises ``FieldInvalid``, ``PreviousResponseUnknown``, ``ConversationUnknown``, ``ConversationBusy`` and
+        what `Transcripts.turn` raises: before anything was computed.
+        """
+        check_create(body)
+        transcripts = self.service.transcripts(body.model)
+        if body.stored:
+            self.service.stored.check(client.salt)
+        response_id = new_id("resp")
+        past = await self._past(client, body.previous_response_id, body.conversation_id, local)
+        given = await self._given(client, body.input, response_id, past.items, steers)
+        transcript = transcript_of(
+            body.instructions, tools_of(body.tools), [*past.items, *given], len(past.items) + len(steers)
+        )
+        ask = ask_of(
+            body,
+            transcript,
+            transcripts.bounds,
+            transcripts.sampling,
+            transcripts.default_max_tokens,
+            streamed=streamed,
+        )
+        model = body.model or self.service.model
+        begun = response_of(body, response_id, model, int(time.time()), ask.request)
+        if not generate:
+            ask = prefill_of(ask)
+        if body.conversation_id is not None:
+            self._hold(client, body.conversation_id)
+        finishing = _Finishing(self, client, body, past, local)
+        try:
+            async with AsyncExitStack() as stack:
+                turn = await stack.enter_async_context(transcripts.turn(client, ask))
+                running = RunningResponse(
+                    ResponseReply(begun, len(given), silent=not generate),
+                    turn,
+                    stack.pop_all(),
+                    given,
+                    finishing.finish,
+                    streamed=streamed,
+                    waits=streamed and not body.background,
+                )
+            if body.background:
+                await finishing.store_begun(running)
+        except BaseException:
+            self.release(client, body.conversation_id)
+            raise
+        self._running[client.salt, response_id] = running
+        self.service.spawn(running.run())
+        return running
+
+    def _hold(self, client: Requester, conversation_id: str) -> None:
+        """Let no other response of a conversation begin. Raises ``ConversationBusy``."""
+        key = (client.salt, conversation_id)
+        if key in self._busy:
+            told = "Another response of this conversation is running: retry when it has ended"
+            raise ConversationBusy(told, param="conversation")
+        self._busy.add(key)
+
+    def release(self, client: Requester, conversation_id: str | None) -> None:
+        """A response of a conversation has ended."""
+        self._busy.discard((client.salt, conversation_id or ""))
+
+    async def _past(
+        self,
+        client: Requester,
+        previous: str | None,
+        conversation: str | None,
+        local: LocalResponses | None = None,
+    ) -> Continued:
+        if conversation is not None:
+            stored = await self.conversation(client, conversation)
+            return Continued(notes.items_of(stored.notes), stored)
+        if previous is None:
+            return Continued([])
+        if local is not None and (known := local.find(previous)) is not None:
+            return Continued(known)
+        if (client.salt, previous) in self._running:
+            told = "The previous response is still running: continue when it has ended"
+            raise FieldInvalid(told, "previous_response_id")
+        found = await self.service.stored.find(client.salt, previous)
+        if found is None or notes.response_in(found) is None:
+            raise PreviousResponseUnknown(previous)
+        return Continued(notes.items_of(found.notes), found)
+
+    async def _given(
+        self,
+        client: Requester,
+        given: str | Sequence[GivenItem] | None,
+        owner_id: str,
+        known: Sequence[KeptItem] = (),
+        steers: Sequence[GivenItem] = (),
+        first: int = 0,
+        param: str = "input",
+    ) -> list[KeptItem]:
+        """The items that a client gives, as they are stored. ``owner_id``: of the object that they belong to;
+        ``first``: the number of its first item that has no name yet."""
+        referred = await self._referred(client, given, known)
+        numbers = itertools.count(first)
+
+        def name(prefix: str) -> str:
+            return item_id(prefix, owner_id, next(numbers))
+
+        return [*kept_items(steers, name, {}), *kept_items(given, name, referred, param)]
+
+    async def _referred(
+        self, client: Requester, given: str | Sequence[GivenItem] | None, known: Iterable[KeptItem]
+    ) -> dict[str, KeptItem]:
+        """The stored items that the references among ``given`` name, by id."""
+        names = {item.id for item in given or () if isinstance(item, GivenReference)}
+        if not names:
+            return {}
+        found = {item.id: item for item in known if item.id in names}
+        for name in names - found.keys():
+            suffix = response_named(name)
+            for owner_id in (f"resp_{suffix}", f"conv_{suffix}"):
+                stored = None if suffix is None else await self.service.stored.find(client.salt, owner_id)
+                items = [] if stored is None else notes.items_of(stored.notes)
+                found.update((item.id, item) for item in items if item.id == name)
+        return found
+
+    def ended(self, client: Requester, response_id: str) -> None:
+        """A response runs no more."""
+        self._running.pop((client.salt, response_id), None)
+
+    # --- stored responses -----------------------------------------------------------------------------------
+
+    def running(self, client: Requester, response_id: str) -> RunningResponse | None:
+        """The running response with this id; None if none runs."""
+        return self._running.get((client.salt, response_id))
+
+    async def stored(self, client: Requester, response_id: str) -> tuple[StoredObject, KeptResponse]:
+        """A stored response. Raises ``ResponseUnknown``."""
+        found = await self.service.stored.find(client.salt, response_id)
+        note = None if found is None else notes.response_in(found)
+        if found is None or note is None:
+            raise ResponseUnknown(f"Response with id {response_id[:128]!r} not found")
+        if note.response.status in ("queued", "in_progress"):  # the server ended before it did
+            note = _lost(note)
+        return found, note
+
+    async def retrieve(self, client: Requester, response_id: str) -> ResponseObject:
+        """A response, stored or running. Raises ``ResponseUnknown``."""
+        running = self.running(client, response_id)
+        if running is not None and running.response.store:
+            return running.response
+        return (await self.stored(client, response_id))[1].response
+
+    async def delete(self, client: Requester, response_id: str) -> None:
+        """Forget a stored response; one that runs is cancelled first. Raises ``ResponseUnknown``."""
+        running = self.running(client, response_id)
+        if running is not None and running.response.store:
+            await running.cancel()
+        stored, _ = await self.stored(client, response_id)
+        self.service.stored.drop(stored)
+        await self.service.stored.durable()
+
+    async def input_items(self, client: Requester, response_id: str) -> list[KeptItem]:
+        """All items from which a stored response was written, in order. Raises ``ResponseUnknown``."""
+        running = self.running(client, response_id)
+        if running is not None and running.response.store:
+            await running.ended()
+        stored, note = await self.stored(client, response_id)
+        before = notes.items_of(stored.notes[: -stored.own])
+        return [*before, *note.before, *note.input]
+
+    # --- without a response ---------------------------------------------------------------------------------
+
+    async def count(self, client: Requester, body: frames.CountBody) -> CountedInput:
+        """The number of tokens of a request's prompt. Raises what `begin` raises for its items."""
+        transcripts = self.service.transcripts(body.model)
+        past = await self._past(client, body.previous_response_id, body.conversation_id)
+        given = await self._given(client, body.input, new_id("resp"), past.items)
+        items = [*past.items, *given]
+        transcript = transcript_of(body.instructions, tools_of(body.tools), items, len(past.items))
+        return CountedInput(input_tokens=len(await transcripts.prompt_tokens(client, transcript)))
+
+    async def compact(self, client: Requester, body: frames.CompactBody) -> CompactionResult:
+        """Shorten a conversation: the model summarises it. The result's items stand for it in a new chain.
+        Raises what `begin` raises, and the error of a summary that failed."""
+        transcripts = self.service.transcripts(body.model)
+        past = await self._past(client, body.previous_response_id, None)
+        result_id = new_id("resp")
+        given = await self._given(client, body.input, result_id, past.items)
+        items = [*past.items, *given]
+        if not items:
+            raise FieldInvalid("There is nothing to shorten: give `input` or `previous_response_id`", "input")
+        transcript = transcript_of(body.instructions, (), items, len(past.items))
+        ask = summary_ask(transcript, transcripts.bounds, transcripts.sampling)
+        reply = ResponseReply(ResponseObject(id=result_id, created_at=int(time.time()), model=body.model), 0)
+        async with transcripts.turn(client, ask) as turn:
+            await turn.whole(lambda _, event: reply.take(event))
+        done = turn.done[0]
+        if (failed := outcome(done)[2]) is not None:
+            raise failed
+        reply.end(done)
+        summary = "".join(getattr(item, "text", "") for item in reply.response.output)
+        compaction = KeptCompaction(
+            id=item_id("cmp", result_id, len(given)), encrypted_content=compaction_of(summary)
+        )
+        return CompactionResult(
+            id=result_id,
+            created_at=reply.response.created_at,
+            output=[compaction],
+            usage=usage_of(done.usage),
+        )
+
+    # --- conversations --------------------------------------------------------------------------------------
+
+    async def conversation(self, client: Requester, conversation_id: str) -> StoredObject:
+        """A stored conversation, its latest version. Raises ``ConversationUnknown``."""
+        found = await self.service.stored.find(client.salt, conversation_id)
+        if found is None or notes.conversation_in(found) is None:
+            raise ConversationUnknown(f"Conversation with id {conversation_id[:128]!r} not found")
+        return found
+
+    async def make_conversation(self, client: Requester, body: frames.ConversationBody) -> ToldConversation:
+        """Make a conversation. Raises ``FieldInvalid``, ``StorageUnavailable``."""
+        stored = self.service.stored
+        stored.check(client.salt)
+        made = ToldConversation(id=new_id("conv"), created_at=int(time.time()), metadata=body.metadata or {})
+        given = await self._given(client, body.items, made.id, param="items")
+        note = notes.encoded(ConversationNote(conversation=made))
+        kept = stored.add(made.id, client.salt, note, owner=client.owner)
+        if given:
+            stored.append(kept, notes.encoded(ItemsNote(items=given)))
+        await stored.durable()
+        return made
+
+    async def change_conversation(
+        self, client: Requester, conversation_id: str, body: frames.ConversationChange
+    ) -> ToldConversation:
+        """Replace a conversation's metadata. Raises ``ConversationUnknown``, ``StorageUnavailable``."""
+        self.service.stored.check(client.salt)
+        kept = await self.conversation(client, conversation_id)
+        before = notes.conversation_in(kept)
+        assert before is not None, "it is a conversation"
+        changed = ToldConversation(id=before.id, created_at=before.created_at, metadata=body.metadata or {})
+        self.service.stored.append(kept, notes.encoded(ConversationNote(conversation=changed)))
+        await self.service.stored.durable()
+        return changed
+
+    async def delete_conversation(self, client: Requester, conversation_id: str) -> None:
+        """Forget a conversation. Its responses stay. Raises ``ConversationUnknown``."""
+        self.service.stored.drop(await self.conversation(client, conversation_id))
+        await self.service.stored.durable()
+
+    async def add_items(
+        self, client: Requester, conversation_id: str, items: Sequence[GivenItem]
+    ) -> list[KeptItem]:
+        """Add items to a conversation. Returns them as they are stored. Raises ``ConversationUnknown``,
+        ``FieldInvalid``, ``StorageUnavailable``."""
+        self.service.stored.check(client.salt)
+        kept = await self.conversation(client, conversation_id)
+        first = notes.made_items(kept)
+        given = await self._given(
+            client, items, conversation_id, notes.items_of(kept.notes), first=first, param="items"
+        )
+        kept = await self.conversation(
+            client, conversation_id
+        )  # it may have grown while references were read
+        self.service.stored.append(kept, notes.encoded(ItemsNote(items=given)))
+        await self.service.stored.durable()
+        return given
+
+    async def remove_item(self, client: Requester, conversation_id: str, item: str) -> ToldConversation:
+        """Remove an item from a conversation. Raises ``ConversationUnknown``, ``ItemUnknown``."""
+        kept = await self.conversation(client, conversation_id)
+        item_in(notes.items_of(kept.notes), item)
+        self.service.stored.append(kept, notes.encoded(RemovedNote(item=item)))
+        await self.service.stored.durable()
+        told = notes.conversation_in(kept)
+        assert told is not None, "it is a conversation"
+        return told
+
+
+class _Finishing:
+    """Stores one response."""
+
+    def __init__(
+        self,
+        face: ResponsesFace,
+        client: Requester,
+        body: frames.CreateBody,
+        past: Continued,
+        local: LocalResponses | None,
+    ) -> None:
+        self._face = face
+        self._client = client
+        self._body = body
+        self._past = past
+        self._local = local
+        self._begun: StoredObject | None = None
+
+    async def store_begun(self, running: RunningResponse) -> None:
+        """Store a response that runs in the background, before its client knows its id."""
+        self._begun = self._add(running)
+        await self._face.service.stored.durable()
+
+    async def finish(self, running: RunningResponse) -> None:
+        """Store a response that has ended, and wait until the journal has it."""
+        response, stored = running.response, self._face.service.stored
+        try:
+            if response.store:
+                if self._begun is None:
+                    self._add(running)
+                else:
+                    stored.append(self._begun, self._note(running))
+            elif self._local is not None and response.status != "failed":
+                items = [*self._past.items, *running.given, *response.output]
+                self._local.keep(response.id, items)
+            if await self._join_conversation(running) or response.store:
+                await stored.durable()
+            if self._local is not None and response.status == "failed":
+                self._local.evict(response.previous_response_id)
+        finally:
+            self._face.release(self._client, self._body.conversation_id)
+            self._face.ended(self._client, response.id)
+
+    def _add(self, running: RunningResponse) -> StoredObject:
+        return self._face.service.stored.add(
+            running.response.id,
+            self._client.salt,
+            self._note(running),
+            owner=self._client.owner,
+            parent=self._past.parent,
+        )
+
+    def _note(self, running: RunningResponse) -> bytes:
+        note = KeptResponse(
+            response=running.response,
+            input=running.given,
+            before=self._past.unstored,
+            cuts=running.reply.cuts,
+        )
+        return notes.encoded(note)
+
+    async def _join_conversation(self, running: RunningResponse) -> bool:
+        """Add a response's items to its conversation, unless that was deleted or the response failed. Returns
+        whether that was done."""
+        response, conversation = running.response, self._body.conversation_id
+        if conversation is None or response.status == "failed":
+            return False
+        stored = self._face.service.stored
+        kept = await stored.find(self._client.salt, conversation)
+        if kept is None:
+            return False
+        items = ItemsNote(items=[*running.given, *response.output])
+        stored.append(kept, notes.encoded(items))
+        return True
+
+
+def item_in(items: Sequence[KeptItem], name: str) -> KeptItem:
+    """The item with this id. Raises ``ItemUnknown``."""
+    found = next((item for item in items if item.id == name), None)
+    if found is None:
+        raise ItemUnknown(f"Item with id {name[:128]!r} not found", param="item_id")
+    return found
+
+
+def _lost(note: KeptResponse) -> KeptResponse:
+    """A response that ran when an earlier server ended."""
+    fault = ResponseFault(code="server_error", message="The server ended before the response did")
+    lost = replace(note.response, status="failed", error=fault)
+    return replace(note, response=lost)

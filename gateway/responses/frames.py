@@ -1,0 +1,300 @@
+"""Requests of the Responses face as msgspec structs, over HTTP and over its WebSocket.
+
+The field names are those of the `openai` package. Sampling fields that the standard lacks are ours, with the
+names that the Realtime face has. Some fields are accepted and have no effect; those in `UNSERVED` would change
+what the model reads or writes, so they are refused by name. Unknown fields are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from ...sdk.frames.codec import decode_prepared
+from ...sdk.frames.formats import AnyText, JsonObject, JsonSchema, ToolChoice, too_deep, too_wide
+from ...sdk.frames.response import Metadata
+from ...sdk.frames.sampling import SamplingFields
+from .items import UNSERVED_ITEMS, UNSERVED_PARTS, GivenItem, GivenItems, Id, tag_items
+
+T = TypeVar("T")
+MAX_TOOLS = 128
+
+UNSERVED = frozenset(
+    {
+        "access_programs",
+        "background_options",
+        "context_management",
+        "image",
+        "moderation",
+        "personality",
+        "prompt",
+        "tools[].async",
+        "tools[].defer_loading",
+        "prompt_cache_options.comparison_response_id",
+    }
+)
+"""Fields of the standard that are refused, by their path; ``[]`` stands for any index."""
+UNSERVED_TOOLS = frozenset(
+    {
+        "apply_patch",
+        "code_interpreter",
+        "computer",
+        "computer_use",
+        "computer_use_preview",
+        "custom",
+        "file_search",
+        "image_generation",
+        "local_shell",
+        "mcp",
+        "namespace",
+        "programmatic_tool_calling",
+        "shell",
+        "tool_search",
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+    }
+)
+UNSERVED_VALUES = {
+    "input[].type": UNSERVED_ITEMS,
+    "items[].type": UNSERVED_ITEMS,
+    "input[].content[].type": UNSERVED_PARTS,
+    "items[].content[].type": UNSERVED_PARTS,
+    "input[].output[].type": UNSERVED_PARTS,
+    "items[].output[].type": UNSERVED_PARTS,
+    "tools[].type": UNSERVED_TOOLS,
+    "tool_choice.type": UNSERVED_TOOLS | {"allowed_tools"},
+}
+
+Include: TypeAlias = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+LOGPROBS = "message.output_text.logprobs"
+
+
+class _RequestPart(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Base of the parts of a request."""
+
+
+class OfferedFunction(_RequestPart, tag_field="type", tag="function", kw_only=True, frozen=True):
+    """A function that the model may call; ``parameters`` is JSON Schema. ``strict``: calls always match it.
+
+    The other fields have no effect. Raises ValueError if ``parameters`` nests too deep or holds an integer of
+    more than 64 bits.
+    """
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}\Z")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    allowed_callers: Any = None
+    output_schema: Any = None
+
+    def __post_init__(self) -> None:
+        for schema in (self.parameters, self.output_schema, self.allowed_callers):
+            if too_deep(schema):
+                raise ValueError("Parameters nest too deep")
+            if too_wide(schema):
+                raise ValueError("Parameters hold an integer of more than 64 bits")
+
+
+class ReplyText(_RequestPart, kw_only=True, frozen=True):
+    """The field ``text``: the format of the reply's text. ``verbosity`` has no effect."""
+
+    format: AnyText | JsonObject | JsonSchema | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.format, JsonSchema) and too_wide(self.format.schema):
+            raise ValueError("The schema holds an integer of more than 64 bits")
+
+
+class ConversationName(_RequestPart, kw_only=True, frozen=True):
+    """A conversation by its id."""
+
+    id: Id
+
+
+class StreamChoice(_RequestPart, kw_only=True, frozen=True):
+    """The field ``stream_options``. It has no effect: nothing is obfuscated here."""
+
+    include_obfuscation: bool | None = None
+
+
+class PromptCaching(_RequestPart, kw_only=True, frozen=True):
+    """The field ``prompt_cache_options``. ``prewarm``: prefill the prompt and write nothing. The others have no
+    effect: every prompt is cached."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
+    prewarm: bool | None = None
+
+
+class CreateBody(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """The body of ``POST /v1/responses``.
+
+    Without effect: ``user``, ``service_tier``, ``safety_identifier``, ``prompt_cache_key`` and
+    ``prompt_cache_retention`` (the session is found without), ``reasoning``, ``max_tool_calls`` (it bounds
+    built-in tools).
+    """
+
+    model: str | None = None
+    input: str | GivenItems | None = None
+    instructions: str | None = None
+    previous_response_id: Id | None = None
+    conversation: str | ConversationName | None = None
+    tools: Annotated[list[OfferedFunction], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: ReplyText | None = None
+    include: list[Include] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamChoice | None = None
+    prompt_cache_options: PromptCaching | None = None
+    reasoning: Any = None
+    max_tool_calls: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of the conversation, if there is one."""
+        named = self.conversation
+        return named.id if isinstance(named, ConversationName) else named
+
+    @property
+    def stored(self) -> bool:
+        """Whether the response is stored."""
+        return self.store is not False
+
+
+class CompactBody(_RequestPart, kw_only=True, frozen=True):
+    """The body of ``POST /v1/responses/compact``."""
+
+    model: str
+    input: str | GivenItems | None = None
+    instructions: str | None = None
+    previous_response_id: Id | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: PromptCaching | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: str | None = None
+
+
+class CountBody(_RequestPart, kw_only=True, frozen=True):
+    """The body of ``POST /v1/responses/input_tokens``. Fields that write nothing into the prompt have no
+    effect."""
+
+    model: str | None = None
+    input: str | GivenItems | None = None
+    instructions: str | None = None
+    previous_response_id: Id | None = None
+    conversation: str | ConversationName | None = None
+    tools: Annotated[list[OfferedFunction], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Any = None
+    text: ReplyText | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of the conversation, if there is one."""
+        named = self.conversation
+        return named.id if isinstance(named, ConversationName) else named
+
+
+# --- conversations ------------------------------------------------------------------------------------------
+
+
+class ConversationBody(_RequestPart, kw_only=True, frozen=True):
+    """The body of ``POST /v1/conversations``."""
+
+    items: Annotated[list[GivenItem], Meta(max_length=20)] | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationChange(_RequestPart, kw_only=True, frozen=True):
+    """The body of ``POST /v1/conversations/{id}``. Null removes all metadata."""
+
+    metadata: Metadata | None
+
+
+class ConversationItems(_RequestPart, kw_only=True, frozen=True):
+    """The body of ``POST /v1/conversations/{id}/items``."""
+
+    items: Annotated[list[GivenItem], Meta(min_length=1, max_length=20)]
+
+
+# --- the WebSocket ------------------------------------------------------------------------------------------
+
+LaneName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class LaneCreate(CreateBody, kw_only=True, frozen=True, tag_field="type", tag="response.create"):
+    """``response.create`` on a socket. ``stream_id``: its lane. ``generate`` false: prefill the prompt and
+    write nothing."""
+
+    stream_id: LaneName | None = None
+    generate: bool | None = None
+
+
+class LaneSteer(_RequestPart, kw_only=True, frozen=True, tag_field="type", tag="response.steer"):
+    """``response.steer``: input for a response that runs on this socket."""
+
+    previous_response_id: Id
+    input: str | Annotated[list[GivenItem], Meta(min_length=1, max_length=64)]
+
+
+class LaneCancel(_RequestPart, kw_only=True, frozen=True, tag_field="type", tag="response.cancel"):
+    """``response.cancel``: end a response that runs on this socket; without an id, the only one."""
+
+    response_id: Id | None = None
+    stream_id: LaneName | None = None
+
+
+LaneEvent: TypeAlias = LaneCreate | LaneSteer | LaneCancel
+
+
+def decoded(data: bytes | str, form: type[T]) -> T:
+    """The body, or the frame, as ``form``. Raises a `FrameError` that names the field."""
+    return decode_prepared(data, form, _prepare, is_unserved)
+
+
+def decoded_event(data: bytes | str) -> LaneEvent:
+    """The event of a client on a socket. Raises a `FrameError` that names the field."""
+    form: Any = LaneEvent
+    event: LaneEvent = decoded(data, form)
+    return event
+
+
+def _prepare(whole: Any) -> None:
+    if isinstance(whole, dict):
+        tag_items(whole.get("input"))
+        tag_items(whole.get("items"))
+
+
+def is_unserved(path: str, value: Any) -> bool:
+    """Whether the standard has this field with this value, and this server refuses it. ``path``: where it is
+    in the body, such as ``input[0].content[1].type``."""
+    pattern = re.sub(r"\[\d+\]", "[]", path)
+    kind = value.get("type") if isinstance(value, dict) else value
+    return pattern in UNSERVED or (isinstance(kind, str) and kind in UNSERVED_VALUES.get(pattern, ()))

@@ -1,0 +1,255 @@
+"""Items of the Responses standard as msgspec structs: what clients send, and what is told and stored.
+
+`Given…` items come from clients, with the fields of the `openai` package; `Kept…` items are what the server
+tells and stores. Fields that hold nothing for a model of text are accepted and dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+Phase: TypeAlias = Literal["commentary", "final_answer"]
+Id: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
+CallId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
+MAX_INPUT = 20_000
+"""The most items of one request."""
+
+
+class _Given(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Base of what clients send."""
+
+
+# --- from clients -------------------------------------------------------------------------------------------
+
+
+class GivenInputText(_Given, tag_field="type", tag="input_text", kw_only=True, frozen=True):
+    """A piece of a user's or a developer's text. A cache breakpoint has no effect: all of it is cached."""
+
+    text: str
+    prompt_cache_breakpoint: Any = None
+
+
+class GivenOutputText(_Given, tag_field="type", tag="output_text", kw_only=True, frozen=True):
+    """A piece of the model's text. Its annotations and log probabilities are dropped."""
+
+    text: str
+    annotations: Any = None
+    logprobs: Any = None
+
+
+class GivenPlainText(_Given, tag_field="type", tag="text", kw_only=True, frozen=True):
+    """A piece of text, as Conversations name it."""
+
+    text: str
+
+
+class GivenRefusal(_Given, tag_field="type", tag="refusal", kw_only=True, frozen=True):
+    """A model's refusal, as its message's text."""
+
+    refusal: str
+
+
+GivenPart: TypeAlias = GivenInputText | GivenOutputText | GivenPlainText | GivenRefusal
+GivenParts: TypeAlias = str | list[GivenPart]
+
+
+class GivenMessage(_Given, tag_field="type", tag="message", kw_only=True, frozen=True):
+    """A message. Its parts are joined without a separator."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: GivenParts
+    id: Id | None = None
+    status: ItemStatus | None = None
+    phase: Phase | None = None
+
+
+class GivenCall(_Given, tag_field="type", tag="function_call", kw_only=True, frozen=True):
+    """A model's tool call."""
+
+    call_id: CallId
+    name: CallId
+    arguments: str
+    id: Id | None = None
+    status: ItemStatus | None = None
+    namespace: None = None
+    caller: Any = None
+    created_by: str | None = None
+
+
+class GivenOutput(_Given, tag_field="type", tag="function_call_output", kw_only=True, frozen=True):
+    """A tool's output for the call ``call_id``."""
+
+    call_id: CallId
+    output: GivenParts
+    id: Id | None = None
+    status: ItemStatus | None = None
+    name: str | None = None
+    namespace: None = None
+    caller: Any = None
+    created_by: str | None = None
+
+
+class GivenReasoning(_Given, tag_field="type", tag="reasoning", kw_only=True, frozen=True):
+    """A model's reasoning. It has no effect: templates leave out that of earlier turns."""
+
+    id: Id | None = None
+    summary: Any = None
+    content: Any = None
+    encrypted_content: str | None = None
+    status: ItemStatus | None = None
+
+
+class GivenReference(_Given, tag_field="type", tag="item_reference", kw_only=True, frozen=True):
+    """An item that is stored already."""
+
+    id: Id
+
+
+class GivenCompaction(_Given, tag_field="type", tag="compaction", kw_only=True, frozen=True):
+    """A shortened conversation, as ``/v1/responses/compact`` told it."""
+
+    encrypted_content: str
+    id: Id | None = None
+    created_by: str | None = None
+
+
+GivenItem: TypeAlias = (
+    GivenMessage | GivenCall | GivenOutput | GivenReasoning | GivenReference | GivenCompaction
+)
+GivenItems: TypeAlias = Annotated[list[GivenItem], Meta(max_length=MAX_INPUT)]
+
+UNSERVED_ITEMS = frozenset(
+    {
+        "additional_tools",
+        "apply_patch_call",
+        "apply_patch_call_output",
+        "code_interpreter_call",
+        "compaction_trigger",
+        "computer_call",
+        "computer_call_output",
+        "configuration_update",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "file_search_call",
+        "image_generation_call",
+        "local_shell_call",
+        "local_shell_call_output",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "mcp_list_tools",
+        "program",
+        "program_output",
+        "shell_call",
+        "shell_call_output",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
+    }
+)
+"""Items of the standard that belong to tools which are not served."""
+UNSERVED_PARTS = frozenset({"computer_screenshot", "input_audio", "input_file", "input_image", "input_video"})
+
+
+def tag_items(items: Any) -> None:
+    """Write the type into items of decoded JSON that leave it out: a message, or a reference."""
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict) and item.get("type") is None:
+            item["type"] = "message" if "role" in item or "content" in item else "item_reference"
+
+
+# --- told and stored ----------------------------------------------------------------------------------------
+
+
+class ScoredAlternative(msgspec.Struct, kw_only=True, frozen=True):
+    """A possible token, with its bytes in UTF-8; none if it is a part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ScoredOutput(ScoredAlternative, kw_only=True, frozen=True):
+    """A sampled token and the most likely ones in its place."""
+
+    top_logprobs: list[ScoredAlternative]
+
+
+class KeptInputText(msgspec.Struct, tag_field="type", tag="input_text", kw_only=True, frozen=True):
+    """The text of a message that is not the model's."""
+
+    text: str
+
+
+class KeptOutputText(msgspec.Struct, tag_field="type", tag="output_text", kw_only=True, frozen=True):
+    """The text of a model's message. ``logprobs``: empty unless they were asked for."""
+
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[ScoredOutput] = []
+
+
+class KeptReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text", kw_only=True, frozen=True):
+    """The text of a model's reasoning."""
+
+    text: str
+
+
+KeptPart: TypeAlias = KeptInputText | KeptOutputText | KeptReasoningText
+
+
+class KeptMessage(msgspec.Struct, tag_field="type", tag="message", kw_only=True, frozen=True):
+    """A message."""
+
+    id: str
+    role: Literal["user", "assistant", "system", "developer"]
+    content: list[KeptInputText | KeptOutputText]
+    status: ItemStatus = "completed"
+    phase: Phase | UnsetType = UNSET
+
+    @property
+    def text(self) -> str:
+        """Its whole text."""
+        return "".join(part.text for part in self.content)
+
+
+class KeptCall(msgspec.Struct, tag_field="type", tag="function_call", kw_only=True, frozen=True):
+    """A tool call."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus = "completed"
+
+
+class KeptOutput(msgspec.Struct, tag_field="type", tag="function_call_output", kw_only=True, frozen=True):
+    """A tool's output."""
+
+    id: str
+    call_id: str
+    output: str
+    status: ItemStatus = "completed"
+
+
+class KeptReasoning(msgspec.Struct, tag_field="type", tag="reasoning", kw_only=True, frozen=True):
+    """A model's reasoning. Those that clients send back are kept without their text."""
+
+    id: str
+    summary: list[Any] = []
+    content: list[KeptReasoningText] = []
+    status: ItemStatus = "completed"
+
+
+class KeptCompaction(msgspec.Struct, tag_field="type", tag="compaction", kw_only=True, frozen=True):
+    """A shortened conversation; `translate.summary_of` reads its content."""
+
+    id: str
+    encrypted_content: str
+
+
+KeptItem: TypeAlias = KeptMessage | KeptCall | KeptOutput | KeptReasoning | KeptCompaction

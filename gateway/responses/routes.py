@@ -1,0 +1,345 @@
+"""The HTTP routes of Responses and of Conversations."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from ...sdk.errors import FieldInvalid
+from ...sessions.errors import TurnFailed
+from ..auth import Endpoint, refusal, refusing
+from ..documents.rows import RouteRow, SocketRow
+from ..net.bodies import DONE, EventStream, json_answer, read_body
+from ..net.channel import SocketChannel
+from ..realtime.socket import ClientIdentity
+from ..service import Service
+from ..transcripts import requester_of
+from . import frames, notes
+from .events import (
+    CallArgumentsDelta,
+    CallArgumentsDone,
+    CompactionResult,
+    ContentPartEvent,
+    CountedInput,
+    DeletionResult,
+    FailureEvent,
+    ItemPage,
+    OutputItemEvent,
+    OutputTextDelta,
+    OutputTextDone,
+    ReasoningTextDelta,
+    ReasoningTextDone,
+    ResponseChanged,
+    ResponseObject,
+    ResponseStreamEvent,
+    ToldConversation,
+)
+from .face import ResponsesFace, item_in
+from .items import KeptItem
+from .reply import ResponseReply
+from .running import LoggedEvent, RunningResponse
+from .socket import ResponsesSocket
+
+RESPONSES = "/v1/responses"
+CONVERSATIONS = "/v1/conversations"
+T = TypeVar("T")
+PAGE, MOST = 20, 100
+"""Items of one page, unless the client asks for another number; and at most."""
+
+
+_ONE, _KEPT = f"{RESPONSES}/{{response_id}}", f"{CONVERSATIONS}/{{conversation_id}}"
+
+
+def _row(method: str, path: str, summary: str, request: Any = None, response: Any = None) -> RouteRow:
+    group = "Conversations" if path.startswith(CONVERSATIONS) else "Responses"
+    return RouteRow(method, path, summary, request, response, group=group)
+
+
+ROWS = (
+    RouteRow(
+        "POST",
+        RESPONSES,
+        "Reply to an input, or continue a stored response or a conversation.",
+        request=frames.CreateBody,
+        response=ResponseObject,
+        streamed=ResponseStreamEvent,
+        group="Responses",
+    ),
+    _row(
+        "POST",
+        f"{RESPONSES}/compact",
+        "Shorten a context by a summary.",
+        frames.CompactBody,
+        CompactionResult,
+    ),
+    _row("POST", f"{RESPONSES}/input_tokens", "Count a prompt's tokens.", frames.CountBody, CountedInput),
+    _row("GET", _ONE, "A stored response; also as a stream.", response=ResponseObject),
+    _row("DELETE", _ONE, "Forget a stored response.", response=DeletionResult),
+    _row("POST", f"{_ONE}/cancel", "End a response that runs.", response=ResponseObject),
+    _row("GET", f"{_ONE}/input_items", "The items that a response was written from.", response=ItemPage),
+    _row("POST", CONVERSATIONS, "Begin a conversation.", frames.ConversationBody, ToldConversation),
+    _row("GET", _KEPT, "A conversation.", response=ToldConversation),
+    _row("POST", _KEPT, "Change a conversation's metadata.", frames.ConversationChange, ToldConversation),
+    _row("DELETE", _KEPT, "Forget a conversation.", response=DeletionResult),
+    _row("GET", f"{_KEPT}/items", "A conversation's items.", response=ItemPage),
+    _row("POST", f"{_KEPT}/items", "Add items to a conversation.", frames.ConversationItems, ItemPage),
+    _row("GET", f"{_KEPT}/items/{{item_id}}", "One item of a conversation.", response=KeptItem),
+    _row(
+        "DELETE", f"{_KEPT}/items/{{item_id}}", "Take an item out of a conversation.", None, ToldConversation
+    ),
+)
+"""The HTTP routes, for the OpenAPI document; `responses_routes` serves them in this order."""
+SOCKET = SocketRow(
+    RESPONSES,
+    "Responses in lanes",
+    receives=frames.LaneEvent,
+    sends=ResponseChanged
+    | OutputItemEvent
+    | ContentPartEvent
+    | OutputTextDelta
+    | OutputTextDone
+    | ReasoningTextDelta
+    | ReasoningTextDone
+    | CallArgumentsDelta
+    | CallArgumentsDone
+    | FailureEvent,
+    description="The events are those of a stream, each with the `stream_id` of its lane, if that has a name.",
+)
+"""The WebSocket, for the AsyncAPI document."""
+
+
+def responses_routes(service: Service) -> list[BaseRoute]:
+    """The routes of the face."""
+    face = ResponsesFace(service)
+    responses, conversations = _Responses(face), _Conversations(face)
+    served: Sequence[Endpoint] = (
+        responses.create,
+        responses.compact,
+        responses.count,
+        responses.retrieve,
+        responses.delete,
+        responses.cancel,
+        responses.input_items,
+        conversations.create,
+        conversations.retrieve,
+        conversations.change,
+        conversations.delete,
+        conversations.items,
+        conversations.add,
+        conversations.item,
+        conversations.remove,
+    )
+    routes = [
+        Route(row.path, refusing(serve), methods=[row.method])
+        for row, serve in zip(ROWS, served, strict=True)
+    ]
+    return [WebSocketRoute(RESPONSES, responses.socket), *routes]
+
+
+class _Responses:
+    def __init__(self, face: ResponsesFace) -> None:
+        self._face = face
+
+    async def create(self, request: Request) -> Response:
+        """``POST /v1/responses``."""
+        face = self._face
+        body = await _body(face, request, frames.CreateBody)
+        streamed = bool(body.stream)
+        caching = body.prompt_cache_options
+        generate = not (caching is not None and caching.prewarm)
+        running = await face.begin(
+            requester_of(request), body, streamed=streamed or bool(body.background), generate=generate
+        )
+        headers = {"x-request-id": running.response.id}
+        if streamed:
+            events = _sent(running.events(asker=True))
+            left = partial(self._left, running, background=bool(body.background))
+            return EventStream(events, face.limits, headers, left)
+        if body.background:
+            return json_answer(running.response, headers=headers)
+        try:
+            await running.ended()
+        except BaseException:  # the client has left
+            face.service.spawn(running.cancel())
+            raise
+        if running.response.status == "failed":
+            raise running.error or TurnFailed("The turn failed")
+        return json_answer(running.response, headers=headers)
+
+    async def socket(self, socket: WebSocket) -> None:
+        """The same over a WebSocket. A client that is refused gets an HTTP answer."""
+        face, scope = self._face, socket.scope
+        try:
+            face.service.admit(None)
+        except Exception as error:
+            await socket.send_denial_response(refusal(error, scope))
+            return
+        await socket.accept()
+        client = requester_of(socket)
+        address = "" if socket.client is None else socket.client.host
+        identity = ClientIdentity(client.owner, client.salt, client.key, client.trace, address)
+        channel = SocketChannel(socket)
+        await face.service.serve(ResponsesSocket(channel, face, client, identity), channel)
+
+    def _left(self, running: RunningResponse, *, background: bool) -> None:
+        """The client that asked for the response reads no more. It is cancelled, unless it runs in the
+        background."""
+        running.forsake()
+        if not running.over and not background:
+            self._face.service.spawn(running.cancel())
+
+    async def retrieve(self, request: Request) -> Response:
+        """``GET /v1/responses/{id}``, also as a stream, from an event on."""
+        face, client = self._face, requester_of(request)
+        response_id = request.path_params["response_id"]
+        if not _flag(request.query_params, "stream"):
+            _number(request.query_params, "starting_after", -1, -1, 2**31)
+            return json_answer(await face.retrieve(client, response_id))
+        begin = 1 + _number(request.query_params, "starting_after", -1, -1, 2**31)
+        running = face.running(client, response_id)
+        if running is not None and running.response.store:
+            return EventStream(_sent(running.events(begin)), face.limits)
+        _, note = await face.stored(client, response_id)
+        told = ResponseReply.retold(note.response, len(note.input), note.cuts)
+        return EventStream(_sent(_batch([LoggedEvent.of(one) for one in told[begin:]])), face.limits)
+
+    async def delete(self, request: Request) -> Response:
+        """``DELETE /v1/responses/{id}``."""
+        response_id = request.path_params["response_id"]
+        await self._face.delete(requester_of(request), response_id)
+        return json_answer(DeletionResult(id=response_id, object="response"))
+
+    async def cancel(self, request: Request) -> Response:
+        """``POST /v1/responses/{id}/cancel``. Nothing more is written when it is answered. A response that has
+        ended stays as it is."""
+        face, client = self._face, requester_of(request)
+        response_id = request.path_params["response_id"]
+        running = face.running(client, response_id)
+        if running is not None and running.response.store:
+            await running.cancel()
+        return json_answer(await face.retrieve(client, response_id))
+
+    async def input_items(self, request: Request) -> Response:
+        """``GET /v1/responses/{id}/input_items``: the items from which the response was written."""
+        items = await self._face.input_items(requester_of(request), request.path_params["response_id"])
+        return json_answer(page_of(items, request.query_params))
+
+    async def compact(self, request: Request) -> Response:
+        """``POST /v1/responses/compact``."""
+        body = await _body(self._face, request, frames.CompactBody)
+        return json_answer(await self._face.compact(requester_of(request), body))
+
+    async def count(self, request: Request) -> Response:
+        """``POST /v1/responses/input_tokens``."""
+        body = await _body(self._face, request, frames.CountBody)
+        return json_answer(await self._face.count(requester_of(request), body))
+
+
+class _Conversations:
+    def __init__(self, face: ResponsesFace) -> None:
+        self._face = face
+
+    async def create(self, request: Request) -> Response:
+        """``POST /v1/conversations``."""
+        body = await _body(self._face, request, frames.ConversationBody)
+        return json_answer(await self._face.make_conversation(requester_of(request), body))
+
+    async def retrieve(self, request: Request) -> Response:
+        """``GET /v1/conversations/{id}``."""
+        kept = await self._face.conversation(requester_of(request), request.path_params["conversation_id"])
+        return json_answer(notes.conversation_in(kept))
+
+    async def change(self, request: Request) -> Response:
+        """``POST /v1/conversations/{id}``: other metadata."""
+        body = await _body(self._face, request, frames.ConversationChange)
+        name = request.path_params["conversation_id"]
+        return json_answer(await self._face.change_conversation(requester_of(request), name, body))
+
+    async def delete(self, request: Request) -> Response:
+        """``DELETE /v1/conversations/{id}``."""
+        name = request.path_params["conversation_id"]
+        await self._face.delete_conversation(requester_of(request), name)
+        return json_answer(DeletionResult(id=name, object="conversation.deleted"))
+
+    async def items(self, request: Request) -> Response:
+        """``GET /v1/conversations/{id}/items``."""
+        kept = await self._face.conversation(requester_of(request), request.path_params["conversation_id"])
+        return json_answer(page_of(notes.items_of(kept.notes), request.query_params))
+
+    async def add(self, request: Request) -> Response:
+        """``POST /v1/conversations/{id}/items``."""
+        body = await _body(self._face, request, frames.ConversationItems)
+        name = request.path_params["conversation_id"]
+        added = await self._face.add_items(requester_of(request), name, body.items)
+        return json_answer(ItemPage(data=added, first_id=added[0].id, last_id=added[-1].id, has_more=False))
+
+    async def item(self, request: Request) -> Response:
+        """``GET /v1/conversations/{id}/items/{item_id}``."""
+        kept = await self._face.conversation(requester_of(request), request.path_params["conversation_id"])
+        return json_answer(item_in(notes.items_of(kept.notes), request.path_params["item_id"]))
+
+    async def remove(self, request: Request) -> Response:
+        """``DELETE /v1/conversations/{id}/items/{item_id}``."""
+        path = request.path_params
+        client = requester_of(request)
+        return json_answer(await self._face.remove_item(client, path["conversation_id"], path["item_id"]))
+
+
+async def _body(face: ResponsesFace, request: Request, form: type[T]) -> T:
+    return frames.decoded(await read_body(request, face.limits) or b"{}", form)
+
+
+async def _sent(batches: AsyncIterator[list[LoggedEvent]]) -> AsyncIterator[bytes]:
+    """Batches of events as server-sent events, and the end of the stream."""
+    async for batch in batches:
+        yield b"".join(b"event: %s\ndata: %s\n\n" % (one.kind.encode(), one.data) for one in batch)
+    yield DONE
+
+
+async def _batch(events: list[LoggedEvent]) -> AsyncIterator[list[LoggedEvent]]:
+    yield events
+
+
+def page_of(items: Sequence[KeptItem], query: Mapping[str, str]) -> ItemPage:
+    """The page of ``items`` that the query asks for: ``limit``, ``order`` (``desc`` unless it is ``asc``), and
+    ``after`` an item's id. Raises ``FieldInvalid``."""
+    limit = _number(query, "limit", PAGE, 1, MOST)
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise FieldInvalid("`order` must be asc or desc", "order")
+    listed = list(items) if order == "asc" else list(reversed(items))
+    after = query.get("after")
+    if after is not None:
+        at = next((at for at, item in enumerate(listed) if item.id == after), None)
+        if at is None:
+            raise FieldInvalid(f"`after`: no item has the id {after[:128]!r}", "after")
+        listed = listed[at + 1 :]
+    shown = listed[:limit]
+    first, last = (shown[0].id, shown[-1].id) if shown else ("", "")
+    return ItemPage(data=shown, first_id=first, last_id=last, has_more=len(listed) > limit)
+
+
+def _number(query: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    text = query.get(name)
+    if text is None:
+        return default
+    try:
+        number = int(text) if len(text) < 20 else most + 1
+    except ValueError:
+        raise FieldInvalid(f"`{name}` must be an integer", name) from None
+    if not least <= number <= most:
+        raise FieldInvalid(f"`{name}` must be from {least} to {most}", name)
+    return number
+
+
+def _flag(query: Mapping[str, str], name: str) -> bool:
+    text = query.get(name, "false").lower()
+    if text not in ("true", "false", "1", "0"):
+        raise FieldInvalid(f"`{name}` must be true or false", name)
+    return text in ("true", "1")

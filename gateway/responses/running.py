@@ -1,0 +1,182 @@
+"""A response that runs: a task reads its turn, and any number of clients read the events of its stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import msgspec
+
+from ...sessions.turn.events import EndReason, ReplyDone
+from ..errors import INTERNAL, wire_error
+from ..live_session import report
+from ..transcripts import QUEUED, AskedTurn
+from .events import ResponseObject, ResponseStreamEvent
+from .items import KeptItem
+from .reply import ResponseReply, outcome
+
+_ENCODER = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEvent:
+    """An event of a stream, encoded as JSON."""
+
+    kind: str
+    data: bytes
+
+    @classmethod
+    def of(cls, event: ResponseStreamEvent) -> LoggedEvent:
+        """Encode an event."""
+        return cls(event.type, _ENCODER.encode(event))
+
+
+class RunningResponse:
+    """A response from its first event to its last.
+
+    ``stack``: ends the turn. ``finish``: called with this response when the turn is over; when it returns, the
+    last event may be told. ``streamed``: keep the events for readers. ``waits``: do not run more than `QUEUED`
+    events ahead of the client that asked for it.
+    """
+
+    def __init__(
+        self,
+        reply: ResponseReply,
+        turn: AskedTurn,
+        stack: AsyncExitStack,
+        given: list[KeptItem],
+        finish: Callable[[RunningResponse], Awaitable[None]],
+        *,
+        streamed: bool,
+        waits: bool,
+    ) -> None:
+        self.reply = reply
+        self.given = given
+        self.turn = turn
+        self.error: Exception | None = None
+        """Why it failed, if it did."""
+        self.over = False
+        self.steered = False
+        self._stack = stack
+        self._finish = finish
+        self._streamed = streamed
+        self._waits = waits
+        self._log: list[LoggedEvent] = []
+        self._taken = 0
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    @property
+    def response(self) -> ResponseObject:
+        """The response as it is now."""
+        return self.reply.response
+
+    async def run(self) -> None:
+        """Read the turn to its end. Every outcome ends the stream with its last event."""
+        self._append(self.reply.begin())
+        done: ReplyDone | None = None
+        try:
+            try:
+                async for batch in self.turn.events():
+                    for _, event in batch:
+                        self._append(self.reply.events(event))
+                    await self._wait_for_reader()
+                done = self.turn.done.get(0)
+            except Exception as error:
+                self.error = error
+                if wire_error(error) is INTERNAL:  # a turn's own errors were logged
+                    report(self.turn.live.id, self.response.id, error)
+            await self._close(done)
+        except BaseException:  # the server ends
+            self._abort(done)
+            await self._stack.aclose()
+            raise
+
+    async def _close(self, done: ReplyDone | None) -> None:
+        """Store the response, release its session, then tell its end."""
+        try:
+            if self.response.store:
+                await self.turn.durable()
+            await self._stack.aclose()  # the next request may go on in this session as soon as it is told
+        except Exception as error:
+            self.error = self.error or error
+        if self.error is None:
+            self.error = outcome(done)[2]
+        self._append(self.reply.close())
+        last = self.reply.end(done, self.error if done is None else None)
+        try:
+            await self._finish(self)
+        except Exception as error:
+            self.error = error
+            report(self.turn.live.id, self.response.id, error)
+            last = self.reply.end(None, error)
+        self._append([last])
+        self._end()
+
+    def _abort(self, done: ReplyDone | None) -> None:
+        if not self.over:
+            self._append([*self.reply.close(), self.reply.end(done)])
+            self.error = self.error or outcome(done)[2]
+            self._end()
+
+    def _end(self) -> None:
+        self.over = True
+        self._ended.set()
+        self._news.set()
+
+    def _append(self, events: Iterable[ResponseStreamEvent]) -> None:
+        if not self._streamed:
+            for _ in events:  # what is told is what the reply knows
+                pass
+            return
+        before = len(self._log)
+        self._log += map(LoggedEvent.of, events)
+        if len(self._log) > before:
+            self._news.set()
+
+    async def _wait_for_reader(self) -> None:
+        while self._waits and len(self._log) - self._taken > QUEUED:
+            self._room.clear()
+            await self._room.wait()
+
+    # --- readers --------------------------------------------------------------------------------------------
+
+    async def events(self, begin: int = 0, *, asker: bool = False) -> AsyncIterator[list[LoggedEvent]]:
+        """The events from number ``begin`` on, in batches, to the last. ``asker``: the reader is the client
+        that asked for the response, for which it waits."""
+        if not self._streamed:
+            await self.ended()
+            told = ResponseReply.retold(self.response, len(self.given), self.reply.cuts)
+            yield [LoggedEvent.of(event) for event in told][begin:]
+            return
+        while True:
+            if begin < len(self._log):
+                batch, begin = self._log[begin:], len(self._log)
+                yield batch
+                if asker:
+                    self._taken = begin
+                    self._room.set()
+            elif self.over:
+                return
+            else:
+                if self._news.is_set() and not self.over:
+                    self._news = asyncio.Event()
+                await self._news.wait()
+
+    async def ended(self) -> None:
+        """Wait until the response is over and stored."""
+        await self._ended.wait()
+
+    async def cancel(self, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
+        """End it as soon as possible, and wait for its end. What it said so far stays."""
+        self.forsake()
+        await self.turn.cancel(reason)
+        await self.ended()
+
+    def forsake(self) -> None:
+        """The client that asked for it reads no more: do not wait for it."""
+        self._waits = False
+        self._room.set()

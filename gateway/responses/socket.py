@@ -1,0 +1,376 @@
+"""The Responses face over a WebSocket: requests in lanes, their events out.
+
+A request names its lane by ``stream_id``. The requests of a lane are served one after the other, those of
+different lanes at once; requests without a lane share one. A response that is not stored is remembered for the
+connection. A slow reader makes its own responses wait, and is dropped when it takes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from ...sdk.errors import FieldInvalid, FrameError, FrameTooLarge
+from ...sessions.items import new_id
+from ...sessions.turn.events import EndReason
+from ..errors import (
+    Draining,
+    NothingToCancel,
+    SlowReader,
+    TooManyInvalid,
+    TooManyLanes,
+    TooManyRequests,
+    WireError,
+    http_answer,
+    wire_error,
+)
+from ..live_session import log_refusal, spawn
+from ..net.channel import Channel, ChannelClosed
+from ..net.outbox import Outbox
+from ..net.rates import TokenBucket
+from ..realtime.socket import ClientIdentity
+from ..transcripts import Requester
+from .face import LocalResponses, ResponsesFace
+from .frames import LaneCancel, LaneCreate, LaneEvent, LaneSteer, decoded_event
+from .items import GivenItem, GivenMessage, KeptCall
+from .running import RunningResponse
+
+log = logging.getLogger(__name__)
+
+IN_FLIGHT = 16
+"""The most requests of one socket that run or wait in a lane."""
+LANES = 32
+"""The most lanes with a name of one socket."""
+MAX_STEERS = 16
+"""The most steers that wait for one response."""
+REMEMBERED = 256
+"""So many ended responses of a socket are known to have ended, when a client steers one too late."""
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class _SocketEnd(Exception):
+    """The server ends the connection."""
+
+    def __init__(self, wire: WireError) -> None:
+        self.wire = wire
+
+
+@dataclass(slots=True)
+class _Steer:
+    """Input that waits for the end of a response."""
+
+    id: str
+    items: Sequence[GivenItem]
+    given: str | list[GivenItem]
+
+
+@dataclass(slots=True)
+class _Served:
+    """A response that runs on this socket, its request, and the steers that wait for its end."""
+
+    running: RunningResponse
+    request: LaneCreate
+    steers: list[_Steer] = field(default_factory=list)
+
+
+class ResponsesSocket:
+    """Runs one socket, until either side ends it."""
+
+    def __init__(
+        self, channel: Channel, face: ResponsesFace, asker: Requester, client: ClientIdentity
+    ) -> None:
+        self.outbox = Outbox(face.limits)
+        self.client = client
+        self._channel = channel
+        self._face = face
+        self._asker = asker
+        self._limits = face.limits
+        self._local = LocalResponses()
+        self._lanes: dict[str | None, deque[LaneCreate]] = {}  # what waits, by lane
+        self._works: dict[str | None, asyncio.Task[None]] = {}  # what serves each lane
+        self._others: set[asyncio.Task[None]] = set()
+        self._in_flight = 0
+        self._served: dict[str, _Served] = {}
+        self._ended: deque[str] = deque(maxlen=REMEMBERED)
+        self._owed: dict[str, list[_Steer]] = {}  # steers that wait for tools' outputs, by response
+        self._steer_events = 0
+        self._invalid = TokenBucket(face.limits.invalid_events, time.monotonic)
+        self._leaving: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
+
+    def leave(self, why: Exception | None = None) -> None:
+        """Close the connection, and say why: by default because the server goes away."""
+        if not self._leaving.done():
+            self._leaving.set_result(wire_error(why or Draining()))
+
+    async def run(self) -> None:
+        """Serve the client until it has left or the server has said goodbye. Its responses are cancelled then.
+
+        Raises ``SlowReader`` when the connection must be dropped.
+        """
+        slow: list[SlowReader] = []
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._write())
+                tasks.create_task(self._depart())
+                await self._read()
+        except* ChannelClosed:
+            log.debug("a client left")
+        except* _SocketEnd as goodbye:
+            await self._part(goodbye.exceptions[0])
+        except* SlowReader as dropped:
+            slow += [one for one in dropped.exceptions if isinstance(one, SlowReader)]
+        finally:
+            for task in (*self._works.values(), *self._others):
+                task.cancel()
+            for served in self._served.values():
+                served.running.forsake()
+                self._face.service.spawn(served.running.cancel())
+        if slow:
+            raise slow[0]
+
+    async def _depart(self) -> None:
+        raise _SocketEnd(await self._leaving)
+
+    async def _part(self, goodbye: BaseException) -> None:
+        assert isinstance(goodbye, _SocketEnd), "the group holds no groups"
+        try:
+            async with asyncio.timeout(self._limits.close_seconds):
+                await self._channel.close(goodbye.wire.close or 1000, goodbye.wire.code)
+        except TimeoutError:
+            self._channel.drop()
+
+    async def _write(self) -> None:
+        while True:
+            frames = await self.outbox.take()
+            try:
+                async with asyncio.timeout(self._limits.stall_seconds):
+                    taken = await self._channel.send_some(frames)
+            except TimeoutError:
+                raise SlowReader(f"the client took nothing for {self._limits.stall_seconds:g} s") from None
+            self.outbox.left(taken)
+
+    # --- in -------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        """Take frames in order. One that is no event is refused; too many of these end the socket."""
+        while True:
+            frame = await self._channel.receive()
+            try:
+                if len(frame) > self._limits.frame_bytes:
+                    raise FrameTooLarge(f"A frame has at most {self._limits.frame_bytes} bytes")
+                event = decoded_event(frame)
+            except FrameError as error:
+                await self._refuse_frame(frame, error)
+            else:
+                self._take(event)
+            await self.outbox.room()
+
+    async def _refuse_frame(self, frame: bytes | str, error: FrameError) -> None:
+        try:
+            found = msgspec.json.decode(frame) if len(frame) <= self._limits.frame_bytes else None
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            found = None
+        names = found if isinstance(found, dict) else {}
+        previous, lane = names.get("previous_response_id"), names.get("stream_id")
+        self._local.evict(previous if isinstance(previous, str) else None)
+        self._tell_error(error, lane if isinstance(lane, str) and len(lane) <= 128 else None)
+        if not self._invalid.spend():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.close_seconds):
+                    await self.outbox.emptied()
+            raise _SocketEnd(wire_error(TooManyInvalid())) from None
+
+    def _take(self, event: LaneEvent) -> None:
+        match event:
+            case LaneCreate():
+                self._enqueue(event)
+            case LaneSteer():
+                self._steer(event)
+            case LaneCancel():
+                self._cancel(event)
+
+    def _enqueue(self, request: LaneCreate) -> None:
+        lane = request.stream_id
+        try:
+            if self._in_flight >= IN_FLIGHT:
+                raise TooManyRequests(f"This socket has {IN_FLIGHT} requests in flight; it may have no more")
+            if lane is not None and lane not in self._lanes:
+                named = len(self._lanes) - (None in self._lanes)
+                if named >= LANES:
+                    raise TooManyLanes(f"This socket has {LANES} streams; it may have no more")
+        except (TooManyRequests, TooManyLanes) as error:
+            self._tell_error(error, lane)
+            return
+        self._in_flight += 1
+        self._lanes.setdefault(lane, deque()).append(request)
+        if lane not in self._works:
+            self._works[lane] = asyncio.create_task(self._serve_lane(lane))
+
+    def _cancel(self, event: LaneCancel) -> None:
+        if event.response_id is not None:
+            found = [served for name, served in self._served.items() if name == event.response_id]
+        else:
+            found = [one for one in self._served.values() if one.request.stream_id == event.stream_id]
+        if not found:
+            self._tell_error(NothingToCancel("There is no such response to cancel"), event.stream_id)
+        for served in found:
+            spawn(served.running.cancel(), self._others)
+
+    # --- lanes ----------------------------------------------------------------------------------------------
+
+    async def _serve_lane(self, lane: str | None) -> None:
+        """Serve what waits in a lane, one request after the other."""
+        waiting = self._lanes[lane]
+        try:
+            while waiting:
+                request = waiting.popleft()
+                try:
+                    await self._serve(request)
+                finally:
+                    self._in_flight -= 1
+        finally:
+            del self._works[lane]
+
+    async def _serve(self, request: LaneCreate) -> None:
+        """Serve one request, and the successors that steers make of its response."""
+        steers = self._owed.pop(request.previous_response_id or "", [])
+        try:
+            if request.background:
+                raise FieldInvalid("`background` is not served over a WebSocket", "background")
+            running = await self._begin(request, steers)
+        except Exception as error:
+            self._local.evict(request.previous_response_id)
+            log_refusal("", error)
+            self._tell_error(error, request.stream_id)
+            self._fail_steers(steers, request.previous_response_id or "", request.stream_id, error)
+            return
+        while True:
+            served = await self._tell(running, request)
+            response = running.response
+            if not served.steers:
+                return
+            calls = [item for item in response.output if isinstance(item, KeptCall)]
+            owed = [call for call in calls if call.status == "completed"]
+            if owed:
+                self._owed[response.id] = served.steers
+                self._tell_pending(served, owed)
+                return
+            request = replace(request, input=None, previous_response_id=response.id)
+            try:
+                running = await self._begin(request, served.steers)
+            except Exception as error:
+                log_refusal("", error)
+                self._fail_steers(served.steers, response.id, request.stream_id, error)
+                return
+
+    async def _begin(self, request: LaneCreate, steers: Sequence[_Steer]) -> RunningResponse:
+        caching = request.prompt_cache_options
+        silent = request.generate is False or (caching is not None and bool(caching.prewarm))
+        items = [item for steer in steers for item in steer.items]
+        return await self._face.begin(
+            self._asker, request, streamed=True, generate=not silent, local=self._local, steers=items
+        )
+
+    async def _tell(self, running: RunningResponse, request: LaneCreate) -> _Served:
+        """Send a response's events to its last. Returns what was known of it while it ran."""
+        name = running.response.id
+        served = self._served[name] = _Served(running, request)
+        try:
+            async for batch in running.events(asker=True):
+                if running.over:
+                    self._served.pop(name, None)  # from now on it is too late to steer it
+                    self._ended.append(name)
+                self._post([event.data for event in batch], request.stream_id)
+                await self.outbox.room()
+        finally:
+            if running.over:
+                self._served.pop(name, None)
+        return served
+
+    # --- steering -------------------------------------------------------------------------------------------
+
+    def _steer(self, event: LaneSteer) -> None:
+        """Give a running response more input: it ends, and its successor answers."""
+        name = event.previous_response_id
+        served = self._served.get(name)
+        lane = None if served is None else served.request.stream_id
+        given = event.input
+        items = [GivenMessage(role="user", content=given)] if isinstance(given, str) else given
+        steer = _Steer(new_id("steer"), items, given)
+        users = all(isinstance(item, GivenMessage) and item.role == "user" for item in items)
+        if served is None:
+            ended = name in self._ended
+            code = "response_already_completed" if ended else "response_not_found"
+            told = "The response has ended" if ended else "No such response runs on this connection"
+            self._tell_steer_failed(steer, name, None, code, told, accepted=False)
+        elif served.request.conversation is not None or served.request.generate is False:
+            told = "A response of a conversation, or one without output, cannot be steered"
+            self._tell_steer_failed(steer, name, lane, "steering_not_supported", told, accepted=False)
+        elif not users:
+            told = "Only messages of the user can steer"
+            self._tell_steer_failed(steer, name, lane, "invalid_input", told, accepted=False)
+        elif len(served.steers) >= MAX_STEERS:
+            told = f"{MAX_STEERS} steers wait for this response"
+            self._tell_steer_failed(steer, name, lane, "too_many_pending_steers", told, accepted=False)
+        else:
+            served.steers.append(steer)
+            accepted = {"id": steer.id, "previous_response_id": name}
+            self._tell_steer("accepted", {"steer": accepted}, lane)
+            if len(served.steers) == 1:
+                spawn(served.running.cancel(EndReason.STEERED), self._others)
+
+    def _tell_pending(self, served: _Served, owed: Sequence[KeptCall]) -> None:
+        """The successor needs the outputs of these calls, which the client owes."""
+        required = [
+            {"type": "function_call_output", "call_id": call.call_id, "name": call.name} for call in owed
+        ]
+        for steer in served.steers:
+            told = {
+                "steer": {"id": steer.id, "previous_response_id": served.running.response.id},
+                "reason": "waiting_for_required_input",
+                "required_input": required,
+            }
+            self._tell_steer("pending", told, served.request.stream_id)
+
+    def _fail_steers(self, steers: Sequence[_Steer], name: str, lane: str | None, error: Exception) -> None:
+        told = http_answer(error)[0]["error"]
+        message = told["message"] if isinstance(told, dict) else str(error)
+        for steer in steers:
+            self._tell_steer_failed(steer, name, lane, "successor_creation_failed", message, accepted=True)
+
+    def _tell_steer_failed(
+        self, steer: _Steer, name: str, lane: str | None, code: str, message: str, *, accepted: bool
+    ) -> None:
+        told = {"previous_response_id": name, "input": steer.given}
+        failed = {"type": "invalid_request_error", "code": code, "message": message}
+        self._tell_steer(
+            "failed", {"steer": {**told, **({"id": steer.id} if accepted else {})}, "error": failed}, lane
+        )
+
+    def _tell_steer(self, kind: str, told: dict[str, Any], lane: str | None) -> None:
+        event = {"type": f"response.steer.{kind}", "sequence_number": self._steer_events, **told}
+        self._steer_events += 1
+        self._post([_ENCODER.encode(event)], lane)
+
+    # --- out ------------------------------------------------------------------------------------------------
+
+    def _tell_error(self, error: Exception, lane: str | None) -> None:
+        body, status, _ = http_answer(error)
+        self._post([_ENCODER.encode({"type": "error", "status": status, **body})], lane)
+
+    def _post(self, frames: Sequence[bytes], lane: str | None) -> None:
+        """Send these frames, with the name of their lane in them."""
+        if lane is not None:
+            name = b'{"stream_id":' + _ENCODER.encode(lane) + b","
+            frames = [name + frame[1:] for frame in frames]
+        self.outbox.post(frames)

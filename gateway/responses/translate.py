@@ -1,0 +1,302 @@
+"""Translates bodies and items of Responses into transcripts and requests, and back. Pure functions."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from ...runtime.link.messages import Grammar
+from ...sdk.errors import FieldInvalid, FieldMissing
+from ...sdk.frames.formats import AnyText, JsonObject, JsonSchema, NamedFunction
+from ...sdk.frames.sampling import SamplingFields
+from ...sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Role, Tool, new_id
+from ...sessions.tools.grammar import json_format
+from ...sessions.turn.request import RequestBounds, Truncation, TurnRequest
+from ..live_sessions import Transcript
+from ..transcripts import Ask
+from . import frames
+from .events import ConversationRef, ReplyTextSettings, ResponseObject
+from .items import (
+    GivenCall,
+    GivenCompaction,
+    GivenItem,
+    GivenMessage,
+    GivenOutput,
+    GivenParts,
+    GivenReasoning,
+    GivenReference,
+    GivenRefusal,
+    KeptCall,
+    KeptCompaction,
+    KeptInputText,
+    KeptItem,
+    KeptMessage,
+    KeptOutput,
+    KeptOutputText,
+    KeptReasoning,
+)
+
+SUMMARY_HEADING = "Summary of the conversation so far:\n"
+"""What stands before the summary of a shortened conversation, in the user's message that holds both."""
+SUMMARY_REQUEST = (
+    "Summarise this conversation so far, for yourself: you will go on from your summary. "
+    "Keep names, numbers, decisions, open questions and results of tools. Write only the summary."
+)
+SUMMARY_TOKENS = 512
+_COMPACTION = "holdfast-summary-1:"
+
+
+# --- items --------------------------------------------------------------------------------------------------
+
+
+def kept_items(
+    given: str | Sequence[GivenItem] | None,
+    name: Callable[[str], str],
+    referred: Mapping[str, KeptItem],
+    param: str = "input",
+) -> list[KeptItem]:
+    """The items that a client gives, one for each, as they are stored. ``name``: makes an id with a prefix, for
+    an item that has none. ``referred``: the stored items by id that references name. Raises ``FieldInvalid``
+    for another reference, or a compaction that is not this server's."""
+    if given is None:
+        return []
+    if isinstance(given, str):
+        return [KeptMessage(id=name("msg"), role="user", content=[KeptInputText(text=given)])]
+    return [_kept(item, name, referred, f"{param}[{at}]") for at, item in enumerate(given)]
+
+
+def _kept(
+    item: GivenItem, name: Callable[[str], str], referred: Mapping[str, KeptItem], param: str
+) -> KeptItem:
+    match item:
+        case GivenMessage(role="assistant", content=content):
+            said = KeptOutputText(text=text_of(content))
+            phase = item.phase or UNSET
+            status = item.status or "completed"
+            return KeptMessage(
+                id=item.id or name("msg"), role="assistant", content=[said], status=status, phase=phase
+            )
+        case GivenMessage(role=role, content=content):
+            text = KeptInputText(text=text_of(content))
+            return KeptMessage(id=item.id or name("msg"), role=role, content=[text])
+        case GivenCall(call_id=call_id, name=called, arguments=arguments):
+            return KeptCall(id=item.id or name("fc"), call_id=call_id, name=called, arguments=arguments)
+        case GivenOutput(call_id=call_id, output=output):
+            return KeptOutput(id=item.id or name("fco"), call_id=call_id, output=text_of(output))
+        case GivenReasoning():
+            return KeptReasoning(id=item.id or name("rs"))
+        case GivenCompaction(encrypted_content=content):
+            if summary_of(content) is None:
+                raise FieldInvalid(
+                    "This compaction was not made by this server", f"{param}.encrypted_content"
+                )
+            return KeptCompaction(id=item.id or name("cmp"), encrypted_content=content)
+        case GivenReference(id=item_id):
+            if item_id not in referred:
+                raise FieldInvalid(f"Item with id {item_id!r} not found", f"{param}.id")
+            return referred[item_id]
+
+
+def text_of(content: GivenParts) -> str:
+    """The text of a message or an output; its parts are joined without a separator."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.refusal if isinstance(part, GivenRefusal) else part.text for part in content)
+
+
+def compaction_of(summary: str) -> str:
+    """A summary as the opaque content of a compaction item."""
+    return base64.b64encode((_COMPACTION + summary).encode()).decode()
+
+
+def summary_of(content: str) -> str | None:
+    """The summary in a compaction item's content; None if this server did not write it."""
+    try:
+        text = base64.b64decode(content, validate=True).decode()
+    except (binascii.Error, ValueError):
+        return None
+    return text.removeprefix(_COMPACTION) if text.startswith(_COMPACTION) else None
+
+
+def transcript_of(
+    instructions: str | None, tools: tuple[Tool, ...], items: Sequence[KeptItem], given: int | None = None
+) -> Transcript:
+    """The conversation of these items. Without ``instructions``, a first message of the system or the developer
+    gives them. ``given``: the index of the first item that this request brings, for errors; None: of all.
+
+    Raises ``FieldInvalid`` for a tool's output without a call.
+    """
+    first, begin = items[0] if items else None, 0
+    if not instructions and isinstance(first, KeptMessage) and first.role in ("system", "developer"):
+        instructions, begin = first.text, 1
+    told: list[Item] = []
+    open_calls: set[str] = set()
+    for at, item in enumerate(items[begin:], begin - (given or 0)):
+        match item:
+            case KeptMessage(role=role):
+                plain: Role = "system" if role == "developer" else role
+                told.append(Message(id=new_id("item"), role=plain, text=item.text))
+            case KeptCall(call_id=call_id, name=name, arguments=arguments):
+                open_calls.add(call_id)
+                told.append(FunctionCall(id=new_id("item"), call_id=call_id, name=name, arguments=arguments))
+            case KeptOutput(call_id=call_id, output=output):
+                if call_id not in open_calls:
+                    text = f"No tool call found for function call output with call_id {call_id!r}"
+                    raise FieldInvalid(text, f"input[{at}].call_id")
+                open_calls.discard(call_id)
+                told.append(FunctionCallOutput(id=new_id("item"), call_id=call_id, output=output))
+            case KeptCompaction(encrypted_content=content):
+                text = SUMMARY_HEADING + (summary_of(content) or "")
+                told.append(Message(id=new_id("item"), role="user", text=text))
+            case KeptReasoning():
+                continue
+    return Transcript(Preamble(instructions=instructions or "", tools=tools), tuple(told))
+
+
+def open_calls(items: Sequence[KeptItem]) -> list[KeptCall]:
+    """The calls among these items that no output among them answers."""
+    answered = {item.call_id for item in items if isinstance(item, KeptOutput)}
+    return [item for item in items if isinstance(item, KeptCall) and item.call_id not in answered]
+
+
+def tools_of(tools: Sequence[frames.OfferedFunction] | None) -> tuple[Tool, ...]:
+    """The session's tools."""
+    return tuple(
+        Tool(
+            name=tool.name,
+            description=tool.description or "",
+            parameters=tool.parameters or {},
+            strict=bool(tool.strict),
+        )
+        for tool in tools or ()
+    )
+
+
+# --- requests -----------------------------------------------------------------------------------------------
+
+
+def check_create(body: frames.CreateBody) -> None:
+    """Check fields against each other. Raises ``FieldInvalid``, ``FieldMissing``."""
+    if body.previous_response_id is not None and body.conversation is not None:
+        told = "Mutually exclusive parameters: 'previous_response_id' and 'conversation'"
+        raise FieldInvalid(told, "previous_response_id")
+    if body.background and not body.stored:
+        raise FieldInvalid("`background` needs `store`", "background")
+    if not body.input and body.previous_response_id is None and body.conversation is None:
+        raise FieldMissing("Missing required parameter: 'input'", "input")
+    if body.conversation_id == "":
+        raise FieldInvalid("An empty conversation id", "conversation")
+
+
+def ask_of(
+    body: frames.CreateBody,
+    transcript: Transcript,
+    bounds: RequestBounds,
+    defaults: Mapping[str, Any],
+    default_tokens: int | None,
+    *,
+    streamed: bool,
+) -> Ask:
+    """The turn that a body asks for. ``defaults``: the model's sampling defaults; ``default_tokens``: the most
+    tokens of a reply without a limit; None: as many as the context holds. ``streamed``: tell a call's arguments
+    while they come.
+
+    Raises ``FieldInvalid``, and what `TurnRequest.checked` raises.
+    """
+    choice = body.tool_choice or "auto"
+    tools = transcript.preamble.tools
+    if isinstance(choice, NamedFunction) and all(tool.name != choice.name for tool in tools):
+        raise FieldInvalid(f"Tool choice {choice.name!r} not found in 'tools'", "tool_choice")
+    values = ((name, getattr(body, name)) for name in SamplingFields.__struct_fields__)
+    sampling = {name: value for name, value in values if value not in (None, UNSET, "inf")}
+    sampling.setdefault("max_output_tokens", default_tokens)
+    if frames.LOGPROBS in (body.include or ()):
+        sampling.setdefault("top_logprobs", 0)
+    else:
+        sampling.pop("top_logprobs", None)
+    request = TurnRequest.checked(
+        **{**defaults, **sampling},
+        bounds=bounds,
+        offered=tools,
+        tool_choice=choice if isinstance(choice, str) else "required",
+        tool=choice.name if isinstance(choice, NamedFunction) else None,
+        format=grammar_of(body.text),
+        truncation=Truncation() if body.truncation == "auto" else None,
+    )
+    return Ask(transcript, request, whole_calls=not streamed, one_call=body.parallel_tool_calls is False)
+
+
+def grammar_of(text: frames.ReplyText | None) -> Grammar | None:
+    """The grammar of the reply's text; None: any text. Raises ``GrammarInvalid``."""
+    match None if text is None else text.format:
+        case JsonObject():
+            return json_format({"type": "object"}, strict=True, param="text.format")
+        case JsonSchema(schema=schema, strict=strict):
+            return json_format(schema, strict=strict is not False, param="text.format.schema")
+    return None
+
+
+def prefill_of(ask: Ask) -> Ask:
+    """The same prompt, with nothing to write: one token, which does not join the conversation."""
+    request = msgspec.structs.replace(
+        ask.request, out_of_band=True, max_output_tokens=1, min_output_tokens=0, format=None, tool=None
+    )
+    request = msgspec.structs.replace(request, tool_choice="none", parse_calls=False)
+    return Ask(ask.transcript, request, whole_calls=True)
+
+
+def summary_ask(transcript: Transcript, bounds: RequestBounds, defaults: Mapping[str, Any]) -> Ask:
+    """The turn, out of band, that summarises a conversation. Raises what `TurnRequest.checked` raises."""
+    wish = Message(id=new_id("item"), role="user", text=SUMMARY_REQUEST)
+    request = TurnRequest.checked(
+        **defaults,
+        bounds=bounds,
+        offered=transcript.preamble.tools,
+        tool_choice="none",
+        max_output_tokens=SUMMARY_TOKENS,
+        out_of_band=True,
+        more=[wish],
+    )
+    return Ask(transcript, request, whole_calls=True)
+
+
+def response_of(
+    body: frames.CreateBody, response_id: str, model: str, created_at: int, request: TurnRequest
+) -> ResponseObject:
+    """The response to a body, as it is when it begins. ``request``: its turn, with the values in force."""
+    conversation = body.conversation_id
+    top = body.top_logprobs
+    drawn = request.sampling
+    form = body.text.format if body.text is not None else None
+    limit = body.max_output_tokens
+    return ResponseObject(
+        id=response_id,
+        created_at=created_at,
+        model=model,
+        background=bool(body.background),
+        conversation=None if conversation is None else ConversationRef(id=conversation),
+        frequency_penalty=drawn.frequency_penalty,
+        instructions=body.instructions,
+        max_output_tokens=limit if isinstance(limit, int) else None,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        presence_penalty=drawn.presence_penalty,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        safety_identifier=body.safety_identifier,
+        store=body.stored,
+        temperature=drawn.temperature,
+        text=ReplyTextSettings(format=form or AnyText()),
+        tool_choice=body.tool_choice or "auto",
+        tools=list(body.tools or ()),
+        top_logprobs=top if isinstance(top, int) else 0,
+        top_p=drawn.top_p,
+        truncation=body.truncation or "disabled",
+        user=body.user,
+    )

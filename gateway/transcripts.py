@@ -1,0 +1,434 @@
+"""Turns for clients that send the whole conversation with each request: what all such faces share.
+
+Such a client holds no session. `LiveSessions.continue_` finds the one that its conversation continues,
+whatever face that one came by, so only new text is tokenized and only new tokens are prefilled. A face makes an
+`Ask` of each request and reads the events of its `AskedTurn`; it knows no session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.structs import replace
+from starlette.requests import HTTPConnection
+
+from ..runtime.link.client import EngineLink
+from ..sessions.errors import HandleUnknown, PromptTooLong, StorageUnavailable
+from ..sessions.items import FunctionCall, FunctionCallOutput, Item, Message, checked_preamble
+from ..sessions.registry import Reopened
+from ..sessions.session import Session
+from ..sessions.text.tokenizer import ChatTokenizer
+from ..sessions.tools.formats import CallForm, ReasoningForm
+from ..sessions.turn.events import EndReason, ReplyCallDone, ReplyDone, ReplyEvent, ReplyStarted
+from ..sessions.turn.request import RequestBounds, TurnRequest
+from ..sessions.turn.response import TurnResponse
+from .auth import TurnCaller, caller_of
+from .live_session import LiveSession
+from .live_sessions import LiveSessions, Transcript
+
+QUEUED = 256
+"""The most events of a turn that wait for a client. Then the turn waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requester:
+    """The client of a request. ``owner``: the digest of its authorization. ``salt``: its tenant's. ``key``: the
+    digest of its API key; empty if the server has no keys. ``trace``: the span that its turns are part of."""
+
+    owner: bytes = b""
+    salt: bytes = b""
+    key: bytes = b""
+    trace: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def caller(self) -> TurnCaller:
+        """The client for which its turns run."""
+        return TurnCaller(self.key, self.salt, self.trace)
+
+
+def requester_of(request: HTTPConnection) -> Requester:
+    """The client of an HTTP request or a WebSocket that the guard has let in."""
+    caller = caller_of(request.scope)
+    owner = hashlib.blake2b(caller.key, digest_size=16).digest()
+    return Requester(owner, caller.salt, caller.key, caller.trace)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request of a client that sends the whole conversation.
+
+    ``request``: the turn. ``choices``: the number of replies, each with a seed of its own; only the first joins
+    the conversation. ``whole_calls``: deliver a call's arguments in one piece. ``one_call``: a reply ends with
+    its first tool call. ``prompts``: if there are any, each of these lists of token ids is a prompt of its own
+    in place of the transcript, with ``choices`` replies, and nothing is kept of them.
+    """
+
+    transcript: Transcript
+    request: TurnRequest
+    choices: int = 1
+    whole_calls: bool = False
+    one_call: bool = False
+    prompts: tuple[tuple[int, ...], ...] = ()
+
+
+class Transcripts:
+    """Begins the turns of clients that send whole conversations. It is their `Face`."""
+
+    def __init__(self, sessions: LiveSessions, link: EngineLink, default_max_tokens: int | None) -> None:
+        self._sessions = sessions
+        self._link = link
+        self.default_max_tokens = default_max_tokens
+
+    @property
+    def bounds(self) -> RequestBounds:
+        """What the model allows in a request."""
+        return self._sessions.registry.bounds
+
+    @property
+    def context(self) -> int:
+        """The tokens that the model's context holds."""
+        return self._link.hello.max_context
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer."""
+        return self._sessions.registry.language.tokenizer
+
+    @property
+    def opens_plainly(self) -> bool:
+        """Whether a reply's text follows its opening: the template opens no reasoning and no channel."""
+        forms = self._sessions.registry.language.forms
+        opened = forms.opened or forms.reasoning is ReasoningForm.OPENED
+        return not opened and forms.calls is not CallForm.HARMONY
+
+    async def prompt_tokens(self, client: Requester, transcript: Transcript, begun: str = "") -> list[int]:
+        """The token ids of a conversation's prompt, with the opening of the reply. ``begun``: the text with
+        which the reply begins. Raises ``ToolInvalid``, ``TemplateFailed``, ``PromptTooLong``."""
+        registry = self._sessions.registry
+        preamble = checked_preamble(transcript.preamble)
+        ids = await registry.prompt_tokens(client.salt, preamble, transcript.items, begun)
+        found: list[int] = ids.tolist()
+        return found
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The model's own sampling defaults, by the names of `TurnRequest.checked`."""
+        defaults = self._link.hello.defaults
+        named = {name: getattr(defaults, name) for name in defaults.__struct_fields__}
+        return {name: value for name, value in named.items() if value is not None}
+
+    @asynccontextmanager
+    async def turn(self, client: Requester, ask: Ask) -> AsyncIterator[AskedTurn]:
+        """The turn of a request, for the block. If the block is left early, the turn is cancelled.
+
+        Raises ``SessionLimit``, ``TurnLimit``, ``StorageUnavailable``, ``ItemInvalid``, ``ToolInvalid``,
+        ``GrammarInvalid``, ``PromptTooLong``, ``TemplateFailed``, ``EngineUnavailable``: before anything was
+        computed.
+        """
+        checked_preamble(ask.transcript.preamble)
+        self._check_length(ask)
+        self._sessions.turns.admit(client.caller)
+        connection = _Connection(client.caller)
+        if ask.prompts:
+            live = self._sessions.open(self, connection, client.owner, client.salt, kept=False)
+        else:
+            live = await self._sessions.continue_(self, connection, ask.transcript, client.owner, client.salt)
+        turn = AskedTurn(live, ask)
+        try:
+            await turn.begin()
+            yield turn
+        finally:
+            await asyncio.shield(asyncio.ensure_future(self._end(turn, live, connection)))
+
+    async def _end(self, turn: AskedTurn, live: LiveSession, connection: _Connection) -> None:
+        await turn.aclose()
+        if live.session.history.head is None:
+            await self._sessions.drop(live, connection)
+        else:
+            self._sessions.left(live, connection)
+
+    def _check_length(self, ask: Ask) -> None:
+        """Refuse prompts that cannot fit into the context, before they reach the journal."""
+        context = self._link.hello.max_context
+        if longest := max(map(len, ask.prompts), default=0):
+            if longest >= context:
+                raise PromptTooLong.of(f"it has {longest} tokens", context, longest, param="prompt")
+            return
+        most = self._sessions.registry.most_characters
+        if most is None or ask.request.truncation is not None:
+            return
+        size = len(ask.transcript.preamble.instructions) + sum(map(_characters, ask.transcript.items))
+        if size > most:
+            raise PromptTooLong.of(f"it has {size} characters, of which {most} may fit", context)
+
+    # --- as `Face` ------------------------------------------------------------------------------------------
+
+    def config(self) -> bytes:
+        """Nothing: each request has its own configuration."""
+        return b""
+
+    def begin(self, session: Session, config: bytes) -> LiveSession:
+        """Make a live session of a new session."""
+        return _TranscriptSession(self, session).live
+
+    def owns(self, live: LiveSession) -> bool:
+        """Whether the session was made for a client that sends whole conversations."""
+        return isinstance(live.face, _TranscriptSession)
+
+    def reopen(self, reopened: Reopened) -> LiveSession:
+        """Raises ``HandleUnknown``: no client has a handle of such a session."""
+        raise HandleUnknown("No session can be resumed with this handle", param="handle")
+
+
+class _Connection:
+    """A request, as long as it uses a session. ``caller``: its client."""
+
+    def __init__(self, caller: TurnCaller) -> None:
+        self.caller = caller
+
+    def moved(self) -> None:
+        """Nothing: no other client can take the session while the request uses it."""
+
+
+class _TranscriptSession:
+    """The side of `Transcripts` of one session: it passes events to the readers of its turns."""
+
+    def __init__(self, face: Transcripts, session: Session) -> None:
+        self.live = LiveSession(session, self)
+        self.live.disposable = True
+        self._face = face
+        self._readers: dict[str, EventQueue] = {}
+
+    def read(self, response: TurnResponse) -> EventQueue:
+        """The queue that gets the turn's events from now on."""
+        self._readers[response.id] = queue = EventQueue()
+        return queue
+
+    async def tell(self, response: TurnResponse, event: ReplyEvent) -> None:
+        await self._readers[response.id].put(event)
+
+    def ended(self, response: TurnResponse, error: Exception | None) -> None:
+        self._readers.pop(response.id).end(error)
+
+    def detach(self) -> None:
+        """Nothing: the request ends its own turns."""
+
+    def alarm(self, fault: StorageUnavailable) -> None:
+        """Nothing: a turn that runs goes on."""
+
+    def recovered(self, lost_seconds: float) -> None:
+        """Nothing: the client sees a pause."""
+
+    def going_away(self, seconds: float) -> None:
+        """Nothing: the turn ends, or is cut."""
+
+    async def flushed(self) -> None:
+        """Nothing waits here once a turn has ended."""
+
+    def child_config(self) -> bytes:
+        return self._face.config()
+
+    def fork(self, session: Session, config: bytes) -> LiveSession:
+        return self._face.begin(session, config)
+
+
+class EventQueue:
+    """The events of one turn on their way to the task that sends them. One task puts, one takes."""
+
+    def __init__(self) -> None:
+        self._events: deque[ReplyEvent] = deque()
+        self._error: Exception | None = None
+        self._ended = False
+        self._open = True
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def put(self, event: ReplyEvent) -> None:
+        """Add an event. Waits while `QUEUED` events wait to be taken."""
+        await self._room.wait()
+        if self._open:
+            self._events.append(event)
+            self._news.set()
+            if len(self._events) >= QUEUED:
+                self._room.clear()
+
+    def end(self, error: Exception | None) -> None:
+        """No event follows. ``error``: raised by `take` behind the last event."""
+        self._ended, self._error = True, error
+        self._news.set()
+
+    async def comes_within(self, seconds: float) -> bool:
+        """Wait at most ``seconds`` for the next event or the end. Returns whether `take` would return now."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        return self._news.is_set()
+
+    async def take(self) -> list[ReplyEvent]:
+        """All events that wait; waits for the first. Empty at the end. Raises the turn's error there."""
+        await self._news.wait()
+        taken = list(self._events)
+        self._events.clear()
+        self._room.set()
+        if not self._ended:
+            self._news.clear()
+        elif not taken and self._error is not None:
+            raise self._error
+        return taken
+
+    def close(self) -> None:
+        """The reader has left: drop what comes."""
+        self._open = False
+        self._events.clear()
+        self._room.set()
+
+
+class AskedTurn:
+    """The replies to one `Ask`. Read `events`; ``done``: the last event of each choice that has ended."""
+
+    def __init__(self, live: LiveSession, ask: Ask) -> None:
+        self.live = live
+        self.done: dict[int, ReplyDone] = {}
+        self.input_tokens = 0
+        self._ask = ask
+        self._responses: list[TurnResponse] = []
+        self._queues: list[EventQueue] = []
+        self._first: list[ReplyEvent] = []
+        self._called: set[int] = set()  # choices that made their one call
+
+    @property
+    def id(self) -> str:
+        """The id of the first reply's response."""
+        return self._responses[0].id
+
+    async def begin(self) -> None:
+        """Begin the first reply, and wait until its prompt was accepted. Raises why it was not. With prompts of
+        tokens, begin all replies."""
+        ask = self._ask
+        for place, prompt in enumerate(ask.prompts):
+            for choice in range(ask.choices):
+                number = place * ask.choices + choice
+                self._start(replace(_choice(ask.request, number), prompt=prompt))
+        if ask.prompts:
+            return
+        self._start(ask.request)
+        self._first = await self._queues[0].take()
+        for event in self._first:
+            if isinstance(event, ReplyStarted):
+                self.input_tokens = event.input_tokens
+
+    def _start(self, request: TurnRequest) -> None:
+        side = self.live.face
+        assert isinstance(side, _TranscriptSession), "only `Transcripts` makes asked turns"
+        response = self.live.session.respond(request, whole_calls=self._ask.whole_calls)
+        self._queues.append(side.read(response))
+        self._responses.append(response)
+        self.live.run(response)
+
+    async def events(self, quiet: float | None = None) -> AsyncIterator[list[tuple[int, ReplyEvent]]]:
+        """The events of all choices, each with its choice's number, in batches. A choice's last event is its
+        `ReplyDone`. Further choices begin with the first output of choice 0: they share its prompt.
+
+        ``quiet``: an empty batch is told each time that a prompt has been computed for so many seconds; None:
+        no batch is empty. Raises the error that ended a reply without its `ReplyDone`.
+        """
+        taken, more = self._first, range(1, self._ask.choices)
+        while taken:
+            if _has_output(taken):
+                quiet = None
+            if more and _has_output(taken):
+                for number in more:
+                    self._start(_choice(self._ask.request, number))
+                more = range(0)
+            yield await self._noted([(0, event) for event in taken])
+            if 0 in self.done or len(self._queues) > 1:
+                break
+            while quiet is not None and not await self._queues[0].comes_within(quiet):
+                yield []
+            taken = await self._queues[0].take()
+        if len(self._queues) > 1 or self._ask.prompts:
+            async for batch in self._merged():
+                yield await self._noted(batch)
+
+    async def _merged(self) -> AsyncIterator[list[tuple[int, ReplyEvent]]]:
+        waiting: dict[asyncio.Task[list[ReplyEvent]], int] = {
+            asyncio.ensure_future(queue.take()): number
+            for number, queue in enumerate(self._queues)
+            if number not in self.done
+        }
+        try:
+            while waiting:
+                ready, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in ready:
+                    number, taken = waiting.pop(task), task.result()
+                    yield [(number, event) for event in taken]
+                    if taken and number not in self.done:
+                        waiting[asyncio.ensure_future(self._queues[number].take())] = number
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    async def _noted(self, batch: list[tuple[int, ReplyEvent]]) -> list[tuple[int, ReplyEvent]]:
+        """The events of a batch that the client gets. Replies that are to make one call end behind it."""
+        told: list[tuple[int, ReplyEvent]] = []
+        for number, event in batch:
+            if isinstance(event, ReplyDone):
+                self.done[number] = event
+            elif number in self._called:
+                continue
+            told.append((number, event))
+            if self._ask.one_call and isinstance(event, ReplyCallDone):
+                self._called.add(number)
+                await self.live.cancel(self._responses[number].id, EndReason.STOP)
+        return told
+
+    async def whole(self, each: Callable[[int, ReplyEvent], None]) -> None:
+        """Read all events; ``each`` gets every one with its choice's number. Raises what `events` does."""
+        async for batch in self.events():
+            for number, event in batch:
+                each(number, event)
+
+    async def durable(self) -> None:
+        """Wait until the journal has the turn. Returns at once without a journal."""
+        ticket = self.live.session.log.sync()
+        if ticket is not None:
+            await asyncio.shield(ticket)  # others wait for the same one
+
+    async def cancel(self, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
+        """End the replies as soon as possible; their last events still come."""
+        for response in self._responses:
+            await self.live.cancel(response.id, reason)
+
+    async def aclose(self) -> None:
+        """Cancel what still runs, and wait for its end."""
+        for queue in self._queues:
+            queue.close()
+        for response in self._responses:
+            with suppress(Exception):
+                await self.live.cancel(response.id)
+        for response in self._responses:
+            await self.live.wait_ended(response.id)
+
+
+def _has_output(events: list[ReplyEvent]) -> bool:
+    return any(not isinstance(event, ReplyStarted) for event in events)
+
+
+def _choice(request: TurnRequest, number: int) -> TurnRequest:
+    """The request for one more choice: out of band, with a seed of its own."""
+    sampling = request.sampling
+    seed = (sampling.seed + number) % (1 << 63)
+    return replace(request, sampling=replace(sampling, seed=seed), out_of_band=True)
+
+
+def _characters(item: Item) -> int:
+    match item:
+        case Message(text=text) | FunctionCallOutput(output=text) | FunctionCall(arguments=text):
+            return len(text)

@@ -1,0 +1,87 @@
+"""How long a new turn would wait for the engine, and whether that is too long. Pure, except for the clock.
+
+A turn waits from its begin to its first output. The queue learns how often turns start while at least two wait,
+so that a long prompt alone does not count, and multiplies: so many wait, one starts in so many seconds. Where
+the engine's policy shares it between tenants, only a tenant's own turns are before it, and each tenant that
+waits takes an equal part of the starts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+
+from .errors import QueueTooLong
+from .rate_limits import duration
+
+SAMPLES = 256
+"""Starts from which the next ones are predicted, at most."""
+LEAST_SAMPLES = 8
+"""With fewer starts nothing is predicted: they come in batches, as many in one step as there are places."""
+BACKLOG = 2
+"""With fewer turns that wait, the time of a start says nothing of the queue."""
+
+
+class TurnQueue:
+    """The turns that wait. ``most_seconds``: a turn that would wait longer is refused; None: none is.
+    ``shared``: the engine is shared between tenants. ``clock``: seconds, monotonic."""
+
+    def __init__(
+        self,
+        most_seconds: float | None = None,
+        *,
+        shared: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most_seconds = most_seconds
+        self._shared = shared
+        self._clock = clock
+        self._waiting: Counter[bytes] = Counter()
+        self._length = 0
+        self._since = 0.0  # the last start, or when the backlog began
+        self._seconds: deque[float] = deque(maxlen=SAMPLES)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def seconds_per_start(self) -> float:
+        """Seconds in which one of the waiting turns starts; 0.0 before that is known."""
+        known = len(self._seconds)
+        return sum(self._seconds) / known if known >= LEAST_SAMPLES else 0.0
+
+    def predicted(self, salt: bytes) -> float:
+        """Seconds that a new turn of the tenant ``salt`` would wait for those before it."""
+        if not self._shared:
+            return self._length * self.seconds_per_start
+        before = self._waiting[salt]
+        return before * len(self._waiting) * self.seconds_per_start if before else 0.0
+
+    def check(self, salt: bytes) -> None:
+        """Raises ``QueueTooLong`` if a new turn of this tenant would wait too long."""
+        wait = self.predicted(salt)
+        if self._most_seconds is not None and wait > self._most_seconds:
+            raise QueueTooLong(f"The engine has too much to do. Try again in {duration(wait)}", wait)
+
+    def enter(self, salt: bytes) -> None:
+        """A turn begins to wait."""
+        self._waiting[salt] += 1
+        self._length += 1
+        if self._length == BACKLOG:
+            self._since = self._clock()
+
+    def start(self, salt: bytes) -> None:
+        """A waiting turn has its first output."""
+        if self._length >= BACKLOG:
+            now = self._clock()
+            self._seconds.append(now - self._since)
+            self._since = now
+        self.leave(salt)
+
+    def leave(self, salt: bytes) -> None:
+        """A waiting turn has ended without output, which says nothing of the engine."""
+        self._length -= 1
+        self._waiting[salt] -= 1
+        if not self._waiting[salt]:
+            del self._waiting[salt]

@@ -1,0 +1,91 @@
+"""The files that describe a model: those of a Hugging Face folder, or the same made from a GGUF file. No torch.
+
+Configuration, tokenizer and chat template are read from a `ModelFiles`, so that they need not know the format.
+Weights are opened by `load.open_weights`.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from .gguf_file import GGUFFile
+
+
+class ModelFiles(Protocol):
+    """The describing files of one model. ``path``: the model's folder or GGUF file."""
+
+    path: Path
+
+    def where(self, name: str) -> Path:
+        """The path to name in an error about the file ``name``."""
+
+    def content(self, name: str) -> bytes | None:
+        """The content of the file ``name``, such as ``config.json``; None if the model has no such file.
+
+        Raises:
+            OSError: the file cannot be read.
+            ModelUnreadable: the file cannot be made from the GGUF file's metadata.
+        """
+
+
+class FolderFiles:
+    """A Hugging Face folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def where(self, name: str) -> Path:
+        """The path of the file in the folder."""
+        return self.path / name
+
+    def content(self, name: str) -> bytes | None:
+        """The bytes of the file in the folder; None if there is none."""
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+
+class GGUFFiles:
+    """A GGUF file. The files of a folder are made from its metadata."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def file(self) -> GGUFFile:
+        """The opened file. Raises ``ModelUnreadable``."""
+        from .gguf_file import GGUFFile  # it imports the library, which other models do not need
+
+        return GGUFFile(self.path)
+
+    def where(self, name: str) -> Path:
+        """The path of the GGUF file, for any ``name``."""
+        return self.path
+
+    def content(self, name: str) -> bytes | None:
+        """The bytes that the file would have in a folder; None if the metadata do not describe such a file."""
+        from . import gguf_config, gguf_tokenizer
+
+        made: Any
+        match name:
+            case "config.json":
+                made = gguf_config.config_of(self.file)
+            case "generation_config.json":
+                made = gguf_config.generation_of(self.file)
+            case "tokenizer.json":
+                made = gguf_tokenizer.tokenizer_of(self.file)
+            case "tokenizer_config.json":
+                made = gguf_tokenizer.tokenizer_config_of(self.file)
+            case _:
+                return None
+        return json.dumps(made, ensure_ascii=False).encode()
+
+
+def files_of(path: Path) -> ModelFiles:
+    """The files of the model in a folder, or in a GGUF file."""
+    return GGUFFiles(path) if path.is_file() else FolderFiles(path)

@@ -1,0 +1,219 @@
+"""A GGUF file: its metadata and its table of tensors, checked against the file's size. No torch.
+
+The header is read here, because the reader of the `gguf` package makes an array for each string (3 s for a
+vocabulary of 49,000 tokens) and does not check counts and lengths. Format: ggml's ``docs/gguf.md``. Errors are
+one line with the file, the key or tensor, and the cause. A file with more of anything than `MOST` is refused.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+from numpy.typing import NDArray
+
+from ..errors import ConfigInvalid, TensorInvalid
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+SERVED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+"""The served types of tensors, by their names in ggml."""
+MOST = {"keys": 1 << 16, "tensors": 1 << 17, "strings": 1 << 22, "dimensions": 4}
+_SCALARS = {
+    GGUFValueType.UINT8: "<B",
+    GGUFValueType.INT8: "<b",
+    GGUFValueType.UINT16: "<H",
+    GGUFValueType.INT16: "<h",
+    GGUFValueType.UINT32: "<I",
+    GGUFValueType.INT32: "<i",
+    GGUFValueType.FLOAT32: "<f",
+    GGUFValueType.BOOL: "<?",
+    GGUFValueType.UINT64: "<Q",
+    GGUFValueType.INT64: "<q",
+    GGUFValueType.FLOAT64: "<d",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTensor:
+    """A tensor as the file's table describes it. ``shape``: in torch's order, the reverse of GGUF's. ``kind``:
+    a name in `SERVED`. ``begin``, ``end``: the range of its bytes in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    begin: int
+    end: int
+
+
+class GGUFFile:
+    """An open GGUF file. ``metadata``: the values by key; an array of numbers is a numpy array. ``tensors``: by
+    name.
+
+    Raises:
+        ConfigInvalid: not a GGUF file, or its metadata is broken.
+        TensorInvalid: a tensor is there twice, of a type that is not served, or not inside the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._at = 0
+        try:
+            with path.open("rb") as file:
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:
+            raise ConfigInvalid(f"{path}: empty, not a GGUF file") from None
+        except OSError as error:
+            raise ConfigInvalid(f"{path}: {error.strerror or error}") from error
+        self._size = len(self._bytes)
+        tensors = self._begin()
+        self.metadata: dict[str, Any] = {}
+        for number in range(self._count("keys", "<Q", "the number of metadata keys")):
+            self._key(number)
+        self.tensors = self._table(tensors)
+
+    def array(self, tensor: PackedTensor) -> NDArray[np.uint8]:
+        """The bytes of a tensor, uint8 ``[bytes]``; a view of the memory-mapped file."""
+        return np.frombuffer(self._bytes, np.uint8, tensor.end - tensor.begin, tensor.begin)
+
+    def _begin(self) -> int:
+        """Check magic number and version. Returns the number of tensors."""
+        if self._bytes[:4] != MAGIC:
+            raise ConfigInvalid(f"{self.path}: not a GGUF file: it begins with {self._bytes[:4]!r}")
+        self._at = 4
+        version = self._number("<I", "the version")
+        if version not in VERSIONS:
+            turned = " (a file of a big-endian machine)" if version & 0xFFFF == 0 else ""
+            raise ConfigInvalid(
+                f"{self.path}: GGUF version {version}{turned} is not served (served: 2 and 3, little-endian)"
+            )
+        return self._count("tensors", "<Q", "the number of tensors")
+
+    def _key(self, number: int) -> None:
+        key = self._label(f"the name of metadata key {number}")
+        if key in self.metadata:
+            raise ConfigInvalid(f"{self.path}: {key}: doubled")
+        self.metadata[key] = self._value(key, self._type(key))
+
+    def _value(self, key: str, kind: GGUFValueType) -> Any:
+        if kind == GGUFValueType.STRING:
+            return self._string(key)
+        if kind != GGUFValueType.ARRAY:
+            return self._number(_SCALARS[kind], key)
+        inner = self._type(key)
+        if inner == GGUFValueType.ARRAY:
+            raise ConfigInvalid(f"{self.path}: {key}: an array of arrays is not served")
+        if inner == GGUFValueType.STRING:
+            return [self._string(key) for _ in range(self._count("strings", "<Q", key))]
+        count, letter = self._number("<Q", key), np.dtype(_SCALARS[inner])
+        begin = self._take(count * letter.itemsize, key)
+        return np.frombuffer(self._bytes, letter, count, begin)
+
+    def _type(self, key: str) -> GGUFValueType:
+        number = self._number("<I", key)
+        try:
+            return GGUFValueType(number)
+        except ValueError:
+            raise ConfigInvalid(f"{self.path}: {key}: a value of the unknown type {number}") from None
+
+    def _table(self, count: int) -> dict[str, PackedTensor]:
+        rows = [self._row(number) for number in range(count)]
+        alignment = self.metadata.get("general.alignment", 32)
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+            raise ConfigInvalid(f"{self.path}: general.alignment: {alignment!r} is not a power of two")
+        base = -(-self._at // alignment) * alignment
+        tensors: dict[str, PackedTensor] = {}
+        for name, shape, kind, offset in rows:
+            if name in tensors:
+                raise TensorInvalid(f"{self.path}: {name}: doubled")
+            begin = base + offset
+            end = begin + self._bytes_of(name, shape, kind)
+            if offset % alignment or end > self._size:
+                cause = (
+                    f"it ends at byte {end}, beyond the file's {self._size}: the file is cut short or wrong"
+                    if end > self._size
+                    else f"its offset {offset} is not a multiple of {alignment}"
+                )
+                raise TensorInvalid(f"{self.path}: {name}: {cause}")
+            tensors[name] = PackedTensor(name, shape, kind, begin, end)
+        self._check_apart(tensors)
+        return tensors
+
+    def _row(self, number: int) -> tuple[str, tuple[int, ...], str, int]:
+        name = self._label(f"the name of tensor {number}")
+        dimensions = self._count("dimensions", "<I", name)
+        shape = tuple(self._number("<Q", name) for _ in range(dimensions))[::-1]
+        code = self._number("<I", name)
+        offset = self._number("<Q", name)
+        try:
+            kind = GGMLQuantizationType(code).name
+        except ValueError:
+            kind = f"number {code}"
+        if kind not in SERVED:
+            raise TensorInvalid(
+                f"{self.path}: {name}: type {kind} is not served (served: {', '.join(SERVED)})"
+            )
+        return name, shape, kind, offset
+
+    def _bytes_of(self, name: str, shape: tuple[int, ...], kind: str) -> int:
+        items, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+        if not shape or min(shape) < 1:
+            raise TensorInvalid(f"{self.path}: {name}: shape {list(shape)} has no numbers")
+        if shape[-1] % items:
+            raise TensorInvalid(
+                f"{self.path}: {name}: rows of {shape[-1]} are not whole blocks of {items} ({kind})"
+            )
+        return prod(shape) // items * size
+
+    def _check_apart(self, tensors: dict[str, PackedTensor]) -> None:
+        """Raise ``TensorInvalid`` if two tensors share bytes."""
+        ordered = sorted(tensors.values(), key=lambda tensor: tensor.begin)
+        for one, other in pairwise(ordered):
+            if other.begin < one.end:
+                raise TensorInvalid(f"{self.path}: {other.name}: it overlaps {one.name}")
+
+    def _count(self, what: str, form: str, key: str) -> int:
+        count: int = self._number(form, key)
+        if count > MOST[what]:
+            raise ConfigInvalid(f"{self.path}: {key}: {count} {what} are more than {MOST[what]}")
+        return count
+
+    def _number(self, form: str, key: str) -> Any:
+        return struct.unpack_from(form, self._bytes, self._take(struct.calcsize(form), key))[0]
+
+    def _string(self, key: str) -> str:
+        length: int = struct.unpack_from("<Q", self._bytes, self._take(8, key))[0]
+        begin = self._take(length, key)
+        try:
+            return self._bytes[begin : self._at].decode()
+        except UnicodeDecodeError as error:
+            raise ConfigInvalid(f"{self.path}: {key}: not UTF-8: {error.reason}") from None
+
+    def _label(self, what: str) -> str:
+        """Read the next string of the header, one that appears in errors, such as the name of a key or
+        tensor. ``what``: names it in an error. Raises ``ConfigInvalid`` if it has characters that cannot be
+        printed."""
+        label = self._string(what)
+        if not label.isprintable():
+            raise ConfigInvalid(f"{self.path}: {what}: {label!r:.60} is not printable")
+        return label
+
+    def _take(self, count: int, key: str) -> int:
+        """Skip ``count`` bytes; returns where they begin. If the file is too short, the error names ``key``."""
+        begin = self._at
+        if count > self._size - begin:
+            self._cut(key)
+        self._at = begin + count
+        return begin
+
+    def _cut(self, key: str) -> NoReturn:
+        raise ConfigInvalid(
+            f"{self.path}: {key}: it goes beyond the file's {self._size} bytes: the file is cut short or wrong"
+        )

@@ -1,0 +1,288 @@
+"""The tokenizer in a GGUF file's metadata, as a ``tokenizer.json`` and a ``tokenizer_config.json``. No torch.
+
+A GGUF file stores the vocabulary and the merges, but of the pre-tokenizer, which cuts text into words before
+the merges, only a name. `PRE_TOKENIZERS` has the known names. Other names are refused, because a wrong cut
+gives wrong tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigInvalid, UnsupportedArchitecture
+from .gguf_file import GGUFFile
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""The kinds of tokens, as ``tokenizer.ggml.token_type`` numbers them."""
+
+_LETTERS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
+_CASED = r"[^\r\n\p{{L}}\p{{N}}]?{0}*{1}+|[^\r\n\p{{L}}\p{{N}}]?{0}+{1}*"
+_REST = r"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n{slash}]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = _WORDS + _REST.format(digits=r"\p{N}{1,3}", slash="")
+_QWEN2 = _WORDS + _REST.format(digits=r"\p{N}", slash="")
+_TEKKEN = _CASED.format(*_LETTERS) + _REST.format(digits=r"\p{N}", slash="/")
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """How text is cut into words before the merges.
+
+    ``pattern``: the regular expression of a word; None: GPT-2's. ``digits``: each digit is first cut off as a
+    word of its own. ``composed``: text is first brought to Unicode normalization form C. ``whole``: a word that
+    is in the vocabulary becomes one token without any merges (``ignore_merges`` in the tokenizers library).
+    """
+
+    pattern: str | None = None
+    digits: bool = False
+    composed: bool = False
+    whole: bool = False
+
+
+_GPT2, _DIGITS = PreTokenizer(), PreTokenizer(digits=True)
+_LLAMA = PreTokenizer(_LLAMA3, whole=True)
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    "gpt-2": _GPT2,
+    "smollm": _DIGITS,
+    "refact": _DIGITS,
+    "starcoder": _DIGITS,
+    "llama-bpe": _LLAMA,
+    "llama3": _LLAMA,
+    "llama-v3": _LLAMA,
+    "dbrx": PreTokenizer(_LLAMA3),
+    "qwen2": PreTokenizer(_QWEN2, composed=True),
+    "deepseek-r1-qwen": PreTokenizer(_QWEN2, composed=True),
+    "tekken": PreTokenizer(_TEKKEN, whole=True),
+}
+"""The pre-tokenizers by ``tokenizer.ggml.pre``. Patterns are from the ``tokenizer.json`` of these models."""
+
+_NAMED = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "sep_token": "seperator",  # so spelled in the format
+    "pad_token": "padding",
+    "mask_token": "mask",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens in the order of their ids, and the kind of each, such as `NORMAL` or `CONTROL`."""
+
+    file: GGUFFile
+    tokens: list[str]
+    kinds: list[int]
+
+    @classmethod
+    def read(cls, file: GGUFFile) -> Vocabulary:
+        """The file's vocabulary. Raises ``ConfigInvalid``: an array is missing, or its length or type wrong."""
+        tokens = _array(file, "tokens", str)
+        kinds = _array(file, "token_type", int) if _key("token_type") in file.metadata else None
+        if kinds is not None and len(kinds) != len(tokens):
+            raise _wrong(file, "token_type", f"{len(kinds)} numbers for {len(tokens)} tokens")
+        return cls(file, tokens, kinds or [NORMAL] * len(tokens))
+
+    def ids(self, *without: int) -> dict[str, int]:
+        """Ids by token, except the kinds ``without``. Raises ``ConfigInvalid`` if a token is there twice."""
+        ids: dict[str, int] = {}
+        for number, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True)):
+            if kind not in without and ids.setdefault(token, number) != number:
+                raise _wrong(
+                    self.file, "tokens", f"{token!r:.60} is doubled: tokens {ids[token]} and {number}"
+                )
+        return ids
+
+    def added(self) -> list[dict[str, Any]]:
+        """The ``added_tokens`` of ``tokenizer.json``: they are found in a text before it is cut into words."""
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        return [
+            {"id": number, "content": token, **flags, "special": kind != USER_DEFINED}
+            for number, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True))
+            if kind in (CONTROL, USER_DEFINED, UNKNOWN) and token
+        ]
+
+
+def tokenizer_of(file: GGUFFile) -> dict[str, Any]:
+    """The content of ``tokenizer.json``.
+
+    Raises ``ConfigInvalid`` naming the key, ``UnsupportedArchitecture`` for a kind that is not served.
+    """
+    kind = str(file.metadata.get(_key("model"), "missing"))
+    if kind not in _KINDS:
+        raise UnsupportedArchitecture(
+            f"{file.path}: {_key('model')}: {kind:.40} is not served (served: {', '.join(_KINDS)})"
+        )
+    vocabulary = Vocabulary.read(file)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": vocabulary.added(),
+        "post_processor": None,
+        **_KINDS[kind](vocabulary),
+    }
+
+
+def tokenizer_config_of(file: GGUFFile) -> dict[str, Any]:
+    """The fields of ``tokenizer_config.json``: the chat templates, and special tokens such as ``eos_token``.
+    Raises ``ConfigInvalid``, also if there is no chat template."""
+    tokens = _array(file, "tokens", str)
+    made: dict[str, Any] = {}
+    for name, key in _NAMED.items():
+        token = _named(file, f"{key}_token_id", tokens)
+        if token is not None:
+            made[name] = token
+    templates = {
+        key.removeprefix("tokenizer.chat_template"): text
+        for key, text in file.metadata.items()
+        if key == "tokenizer.chat_template" or key.startswith("tokenizer.chat_template.")
+    }
+    if not templates:
+        raise ConfigInvalid(f"{file.path}: tokenizer.chat_template: missing; a session needs one")
+    for name, text in templates.items():
+        if not isinstance(text, str):
+            raise ConfigInvalid(f"{file.path}: tokenizer.chat_template{name}: a string is expected")
+    made["chat_template"] = [
+        {"name": name.removeprefix(".") or "default", "template": text} for name, text in templates.items()
+    ]
+    return made
+
+
+def _named(file: GGUFFile, key: str, tokens: list[str]) -> str | None:
+    """The token with the id that ``key`` holds; None without the key. ``tokens``: all tokens by id."""
+    token = file.metadata.get(_key(key))
+    if token is None:
+        return None
+    if type(token) is not int or not 0 <= token < len(tokens):
+        raise _wrong(file, key, f"{token!r:.60} is not the number of a token")
+    return tokens[token]
+
+
+def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
+    """The parts of ``tokenizer.json`` for byte-level BPE, as in GPT-2. Raises ``UnsupportedArchitecture`` for
+    a pre-tokenizer that is not served."""
+    file = vocabulary.file
+    name = str(file.metadata.get(_key("pre"), "missing"))
+    if name not in PRE_TOKENIZERS:
+        raise UnsupportedArchitecture(
+            f"{file.path}: {_key('pre')}: the pre-tokenizer {name:.40} is not served"
+            f" (served: {', '.join(PRE_TOKENIZERS)})"
+        )
+    rule = PRE_TOKENIZERS[name]
+    vocab = vocabulary.ids(UNUSED)
+    merges = [_merge(file, line, number, vocab) for number, line in enumerate(_array(file, "merges", str))]
+    steps: list[dict[str, Any]] = []
+    if rule.digits:
+        steps.append({"type": "Digits", "individual_digits": True})
+    if rule.pattern is not None:
+        split = {"type": "Split", "pattern": {"Regex": rule.pattern}, "behavior": "Isolated"}
+        steps.append({**split, "invert": False})
+    bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    steps.append({**bytes_, "use_regex": rule.pattern is None})
+    return {
+        "normalizer": {"type": "NFC"} if rule.composed else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "decoder": {**bytes_, "use_regex": True},
+        "model": _bpe(vocab, merges, ignore_merges=rule.whole),
+    }
+
+
+def _merge(file: GGUFFile, line: str, number: int, vocab: Mapping[str, int]) -> tuple[str, str]:
+    left, _, right = line.partition(" ")
+    if not left or not right or not {left, right, left + right} <= vocab.keys():
+        raise _wrong(file, "merges", f"merge {number}, {line!r:.60}, is not of two tokens to a third")
+    return left, right
+
+
+def _sentence_piece(vocabulary: Vocabulary) -> dict[str, Any]:
+    """The parts of ``tokenizer.json`` for SentencePiece BPE, as in Llama 2 and Gemma: the best score is
+    merged first. Raises ``ConfigInvalid``, ``UnsupportedArchitecture``."""
+    file = vocabulary.file
+    scores = _array(file, "scores", float)
+    if len(scores) != len(vocabulary.tokens):
+        raise _wrong(file, "scores", f"{len(scores)} numbers for {len(vocabulary.tokens)} tokens")
+    for name in ("precompiled_charsmap", "remove_extra_whitespaces"):
+        value = file.metadata.get(_key(name))
+        if value is not None and value is not False and np.size(value):
+            raise UnsupportedArchitecture(f"{file.path}: {_key(name)}: rewriting text is not served")
+    if BYTE not in vocabulary.kinds:
+        raise _wrong(file, "token_type", "no token is a byte: a tokenizer without them is not served")
+    vocab = vocabulary.ids(UNUSED)
+    merges = _merges_by_score(vocabulary, scores)
+    unknown = _named(file, "unknown_token_id", vocabulary.tokens) or vocabulary.tokens[0]
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    prefixed = file.metadata.get(_key("add_space_prefix"), True)
+    if prefixed and USER_DEFINED in vocabulary.kinds:
+        raise UnsupportedArchitecture(  # implementations differ on whether text after such a token gets one
+            f"{file.path}: {_key('add_space_prefix')}: a space before text, together with user-defined tokens,"
+            " is not served"
+        )
+    steps = [{"type": "Prepend", "prepend": "▁"}, spaces] if prefixed else [spaces]
+    spoken = [{**spaces, "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}]
+    spoken.append({"type": "Fuse"})
+    if prefixed:
+        spoken.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": steps},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": spoken},
+        "model": _bpe(vocab, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown),
+    }
+
+
+def _merges_by_score(vocabulary: Vocabulary, scores: list[float]) -> list[tuple[str, str]]:
+    """The merges: each way to cut a normal token into two tokens, ordered by the score of the whole token, as
+    transformers makes merges from a SentencePiece model."""
+    mergeable = {
+        token: number
+        for number, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
+        if kind in (NORMAL, USER_DEFINED)
+    }
+    found: list[tuple[float, int, int, str, str]] = []
+    for token, number in mergeable.items():
+        if vocabulary.kinds[number] != NORMAL:
+            continue
+        for at in range(1, len(token)):
+            left, right = mergeable.get(token[:at]), mergeable.get(token[at:])
+            if left is not None and right is not None:
+                found.append((-scores[number], left, right, token[:at], token[at:]))
+    found.sort()
+    return [(left, right) for *_, left, right in found]
+
+
+def _bpe(vocab: Mapping[str, int], merges: list[tuple[str, str]], **changes: Any) -> dict[str, Any]:
+    usual = {"dropout": None, "unk_token": None, "continuing_subword_prefix": None}
+    flags = {"end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
+    return {"type": "BPE", **usual, **flags, **changes, "vocab": vocab, "merges": merges}
+
+
+_KINDS: Mapping[str, Callable[[Vocabulary], dict[str, Any]]] = {
+    "gpt2": _byte_level,
+    "llama": _sentence_piece,
+}
+"""What makes the ``tokenizer.json``, by ``tokenizer.ggml.model``."""
+
+
+def _key(name: str) -> str:
+    return f"tokenizer.ggml.{name}"
+
+
+def _array(file: GGUFFile, name: str, kind: type) -> list[Any]:
+    value = file.metadata.get(_key(name))
+    if value is None:
+        raise _wrong(file, name, "missing")
+    items = value if isinstance(value, list) else value.tolist() if hasattr(value, "tolist") else None
+    if items is None or (items and type(items[0]) is not kind):
+        raise _wrong(file, name, f"an array of {kind.__name__} is expected")
+    found: list[Any] = items
+    return found
+
+
+def _wrong(file: GGUFFile, name: str, cause: str) -> ConfigInvalid:
+    return ConfigInvalid(f"{file.path}: {_key(name)}: {cause}")

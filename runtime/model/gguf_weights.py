@@ -1,0 +1,133 @@
+"""Weights in a GGUF file, presented as a safetensors checkpoint of the same model has them.
+
+Tensors have the checkpoint's names, and their rows its order. The offset that ggml adds to norms is taken away.
+Quantised tensors are dequantised to float32, one at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from gguf import GGMLQuantizationType, get_tensor_name_map
+from gguf.constants import MODEL_ARCH_NAMES
+from gguf.quants import dequantize
+from torch import Tensor
+
+from ..errors import ModelUnreadable, TensorInvalid
+from .checkpoint import file_digest
+from .gguf_config import ROPE_FACTORS, architecture_of
+from .gguf_file import GGUFFile, PackedTensor
+from .weights import Piece
+
+_AS_STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_LAYER = re.compile(r"^model\.layers\.([0-9]+)\.")
+ROWS = 1024
+"""Rows that are dequantised at a time. The library needs memory of twice their float32 size."""
+_ROTATED = {"q_proj": "attention.head_count", "k_proj": "attention.head_count_kv"}
+
+
+class GGUFWeights:
+    """The tensors of an open GGUF file; a context manager. Opening it reads only the header.
+
+    Raises:
+        ModelUnreadable: the header is broken, or the architecture is not served.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = GGUFFile(path)
+        self._name, self._architecture = architecture_of(self._file)
+        kinds = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
+        self._names = get_tensor_name_map(kinds[self._name], 1)  # of one layer: all are alike
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="weights-digest")
+        self._digest: Future[bytes] | None = None
+
+    def __enter__(self) -> GGUFWeights:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._hashing.shutdown(cancel_futures=True)
+
+    def check(self, pieces: Iterable[Piece], ignorable: Callable[[str], bool]) -> None:
+        """Check that each piece is stored with its shape, and that the file holds no other tensor but
+        `ROPE_FACTORS`.
+
+        ``ignorable``: not used. It is for names in a checkpoint, see `Checkpoint.check`. Raises
+        ``TensorInvalid``.
+        """
+        unread = {name for name in self._file.tensors if name != ROPE_FACTORS}
+        for piece in pieces:
+            name = self._stored_name(piece.name)
+            stored = self._file.tensors.get(name)
+            if stored is None:
+                raise TensorInvalid(f"{self._file.path}: {name}: missing, the metadata ask for it")
+            if stored.shape != piece.shape:
+                raise TensorInvalid(
+                    f"{self._file.path}: {name}: shape {list(stored.shape)}, the metadata ask for"
+                    f" {list(piece.shape)}"
+                )
+            unread.discard(name)
+        for name in unread:
+            raise TensorInvalid(f"{self._file.path}: {name}: the metadata ask for no such tensor")
+
+    def read(self, name: str) -> Tensor:
+        """Read one tensor to the CPU by its name in a checkpoint: as stored, or float32 if it is quantised."""
+        value = self._unpacked(self._file.tensors[self._stored_name(name)])
+        heads = self._heads(name)
+        if heads:  # (0, 1), (2, 3), ... become 0, 2, ..., 1, 3, ...
+            pairs = value.view(heads, value.shape[0] // heads // 2, 2, *value.shape[1:])
+            value = pairs.transpose(1, 2).reshape(value.shape)
+        offset = self._architecture.norm_offset
+        return value.float() - offset if offset and name.endswith("norm.weight") else value
+
+    def start_digest(self) -> None:
+        """Start to hash the file in another thread."""
+        self._digest = self._hashing.submit(file_digest, self._file.path)
+
+    def digest(self) -> bytes:
+        """The digest of the file's content, 32 bytes. Waits for the hashing."""
+        assert self._digest is not None, "the hashing was started"
+        try:
+            return self._digest.result()
+        except OSError as error:
+            raise ModelUnreadable(f"{self._file.path}: {error.strerror or error}") from error
+
+    def _stored_name(self, name: str) -> str:
+        """The GGUF name of a checkpoint's tensor; ``name`` itself if the architecture has no such tensor."""
+        layer = _LAYER.match(name)
+        alike = _LAYER.sub("model.layers.0.", name)
+        found: str | None = self._names.get_name(alike, try_suffixes=(".weight", ".bias"))
+        if found is None:
+            return name
+        return found if layer is None else found.replace("blk.0.", f"blk.{layer[1]}.", 1)
+
+    def _heads(self, name: str) -> int:
+        """The number of heads of a q or k tensor with interleaved rows; 0 for any other tensor.
+
+        See `GGUFArchitecture` for what interleaved means.
+        """
+        key = _ROTATED.get(name.rpartition("self_attn.")[2].partition(".")[0])
+        if key is None or not self._architecture.interleaved:
+            return 0
+        metadata = self._file.metadata
+        heads: int = metadata.get(f"{self._name}.{key}") or metadata[f"{self._name}.attention.head_count"]
+        return heads
+
+    def _unpacked(self, stored: PackedTensor) -> Tensor:
+        packed = self._file.array(stored)
+        if stored.kind in _AS_STORED:
+            return torch.frombuffer(bytearray(packed), dtype=_AS_STORED[stored.kind]).view(stored.shape)
+        kind, numbers = GGMLQuantizationType[stored.kind], torch.empty(stored.shape)
+        rows, blocks = (
+            numbers.view(-1, stored.shape[-1]),
+            packed.reshape(-1, packed.size * stored.shape[-1] // numbers.numel()),
+        )
+        for begin in range(0, len(rows), ROWS):
+            rows[begin : begin + ROWS] = torch.from_numpy(dequantize(blocks[begin : begin + ROWS], kind))
+        return numbers

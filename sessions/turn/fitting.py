@@ -1,0 +1,307 @@
+"""Fits the prompt of a turn into the model's context. If it is too long, the oldest turns are left out.
+
+A turn here is a group of user messages with the replies, calls and outputs that belong to them. A call is never
+left out without its output. Instructions and tools always stay. Turns are left out in three steps:
+
+1. older turns, the oldest first;
+2. older turns with a call that still waits for its output;
+3. inside the turn that is to be answered: all rounds of calls but the last, then all messages but the last.
+
+A step begins only if the prompt is still too long after the step before. Each step leaves out as little as
+makes the prompt as short as `Truncation` asks. The code here only renders and tokenizes; it changes no history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from ..errors import PromptTooLong
+from ..items import FunctionCall, FunctionCallOutput, Item, Message
+from ..text.renderer import Renderer
+from ..token_ids import NONE, Ids
+from ..tree import Draft, Script, Segment, TurnNode, TurnReply
+from ..workers import Stopped
+from .request import Truncation
+
+Unit: TypeAlias = list[int]
+"""Indexes into a script's ``segments``. These segments are left out together or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class FittedPrompt:
+    """The result of trying one prompt: its draft, or the error that says why there is none.
+
+    ``tokens``: the length of the prompt, or a lower bound if there is no draft. ``ids``: the prompt's token
+    ids. ``fault``: the error, if the prompt is too long to tokenize. ``places``: indexes of the script's
+    segments that are left out. ``gone``: how many tokens that saves. ``instructions``: the number of tokens
+    before the first item; 0 if nothing is left out.
+    """
+
+    tokens: int
+    draft: Draft | None = None
+    ids: Ids = field(default_factory=lambda: NONE)
+    fault: PromptTooLong | None = None
+    places: tuple[int, ...] = ()
+    gone: int = 0
+    instructions: int = 0
+
+    def checked(self, max_context: int) -> Draft:
+        """The draft. Raises ``PromptTooLong`` if there is none, or if the context has no room for a token
+        behind it."""
+        if self.fault is not None:
+            raise self.fault
+        if self.draft is None or self.tokens >= max_context:
+            raise PromptTooLong.of(f"it has {self.tokens} tokens", max_context, self.tokens)
+        return self.draft
+
+
+class PromptFit:
+    """Fits one script into a context of ``max_context`` tokens.
+
+    It reserves room for the reply: ``max_output_tokens``, but at most a quarter of the context. A reply without
+    a limit gets a quarter. If ``truncation`` is None, nothing is left out.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        script: Script,
+        max_context: int,
+        max_output_tokens: int | None,
+        truncation: Truncation | None,
+    ) -> None:
+        self._renderer = renderer
+        self._script = script
+        self._max_context = max_context
+        quarter = max_context // 4
+        self._room = quarter if max_output_tokens is None else min(max_output_tokens, quarter)
+        self._truncation = truncation
+
+    def whole(self, stopped: Stopped = bool) -> FittedPrompt:
+        """The prompt with nothing left out. When ``stopped()`` becomes true, tokenizing stops and the prompt
+        may be incomplete. Raises ``TemplateFailed``."""
+        return self._tried(self._script, stopped)
+
+    def is_full(self, whole: FittedPrompt) -> bool:
+        """Whether turns have to be left out. ``whole``: the prompt with nothing left out."""
+        truncation = self._truncation
+        if truncation is None:
+            return False
+        if whole.tokens > self._max_context - self._room:
+            return True
+        return truncation.post_instructions is not None and whole.tokens > self._most(self._instructions())
+
+    def shortened(self, whole: FittedPrompt, stopped: Stopped = bool) -> FittedPrompt:
+        """The prompt after older turns were left out. ``whole``: the prompt with nothing left out; ``stopped``:
+        as in `whole`. Raises ``TemplateFailed``, and ``PromptTooLong`` if the rest, which must stay, does not
+        fit."""
+        assert self._truncation is not None, "it may leave something out"
+        instructions = self._instructions()
+        most = self._most(instructions)
+        wanted = instructions + int(max(0, most - instructions) * self._truncation.retained)
+        sizes = _Sizes(self._renderer, self._script, whole.draft, instructions, self._max_context)
+        left, places = whole, set[int]()
+        for step in steps_of(self._script.segments):
+            if left.tokens <= most or stopped():
+                break
+            if step:
+                left = self._step_taken(step, places, sizes, wanted, stopped)
+        if left.fault is not None or left.tokens >= self._max_context:
+            told = f"without all older turns it still has {left.tokens} tokens or more: delete its last item"
+            raise PromptTooLong.of(f"{told} or send a shorter one", self._max_context, left.tokens)
+        if not places:
+            return left
+        gone = whole.tokens - left.tokens
+        return replace(left, places=tuple(sorted(places)), gone=gone, instructions=instructions)
+
+    def _step_taken(
+        self, step: list[Unit], places: set[int], sizes: _Sizes, wanted: int, stopped: Stopped
+    ) -> FittedPrompt:
+        """Leave out units of one step, the first ones first, until the prompt has at most ``wanted`` tokens.
+
+        ``step``: the units of the step. ``places``: the segments left out so far; those of this step are added
+        to it. ``sizes``: the segments' sizes, for a first guess. Returns the prompt that is left. If even all
+        units are not enough, all are left out.
+        """
+        tried: dict[int, FittedPrompt] = {}
+
+        def without(count: int) -> FittedPrompt:
+            if count not in tried:
+                tried[count] = self._tried(self._script.without(places.union(*step[:count])), stopped)
+            return tried[count]
+
+        low, high = 0, len(step)  # leaving out `low` units is too few; `high` is enough, or all
+        probe, stride = sizes.first_guess(step, places, wanted), 1
+        while high - low > 1:
+            probe = min(max(probe, low + 1), high - 1)
+            if without(probe).tokens <= wanted:
+                high, probe = probe, probe - stride
+            else:
+                low, probe = probe, probe + stride
+            if not low < probe < high:
+                probe = (low + high) // 2
+            stride *= 2
+        places.update(*step[:high])
+        return without(high)
+
+    def _most(self, instructions: int) -> int:
+        """How many tokens a prompt may have before something is left out. ``instructions``: the tokens before
+        its first item."""
+        most, truncation = self._max_context - self._room, self._truncation
+        if truncation is None or truncation.post_instructions is None:
+            return most
+        return min(most, instructions + truncation.post_instructions)
+
+    def _instructions(self) -> int:
+        """The number of tokens of instructions and tools. Raises ``PromptTooLong`` if they alone fill the
+        context."""
+        instructions = self._renderer.heading(self._script.preamble, self._max_context)
+        if instructions >= self._max_context:
+            told = f"instructions and tools have {instructions} tokens or more: shorten them"
+            raise PromptTooLong.of(told, self._max_context, instructions)
+        return instructions
+
+    def _tried(self, script: Script, stopped: Stopped) -> FittedPrompt:
+        try:
+            draft = self._renderer.draft(script, self._max_context, stopped)
+        except PromptTooLong as fault:
+            return FittedPrompt(max(fault.tokens, self._max_context), fault=fault)
+        ids = draft.tokens()
+        return FittedPrompt(len(ids), draft, ids)
+
+
+class _Sizes:
+    """The number of tokens of each segment, by its index in the script: exact in turns that were tokenized
+    before, estimated in others."""
+
+    def __init__(
+        self, renderer: Renderer, script: Script, draft: Draft | None, instructions: int, max_context: int
+    ) -> None:
+        self._renderer, self._segments, self._most = renderer, script.segments, max_context
+        self._instructions = instructions
+        self._known: dict[int, int] = {}
+        turns: dict[int, TurnNode] = {}
+        node = script.base if draft is None else draft.parent
+        for known in () if node is None else node.ancestry():
+            turns[id(known.reply)] = known
+        begin = 0
+        for place, segment in enumerate(script.segments):
+            if (turn := turns.get(id(segment))) is not None:
+                before = instructions if turn.parent is None else turn.parent.length
+                asked = sum(self[at] for at in range(begin, place))
+                self._known[place] = max(0, turn.length - before - asked)
+            if isinstance(segment, TurnReply):
+                begin = place + 1
+
+    def __getitem__(self, place: int) -> int:
+        if place not in self._known:
+            self._known[place] = self._renderer.size(self._segments[place], self._most)
+        return self._known[place]
+
+    def first_guess(self, step: list[Unit], gone: set[int], wanted: int) -> int:
+        """An estimate of how many units of a step must be left out to reach ``wanted`` tokens: at least one,
+        none for an empty step.
+
+        It adds up the sizes of what stays, from the last unit of ``step`` back. So it never asks for the sizes
+        of the units before those. ``gone``: the segments that were left out before this step.
+        """
+        in_step = {place for unit in step for place in unit}
+        kept = (at for at in range(len(self._segments)) if at not in gone and at not in in_step)
+        total = self._instructions + sum(self[place] for place in kept)
+        for count in range(len(step), 0, -1):
+            total += sum(self[place] for place in step[count - 1])
+            if total > wanted:
+                return count
+        return min(1, len(step))
+
+
+# --- what goes together ------------------------------------------------------------------------------------
+
+
+def steps_of(segments: Sequence[Segment]) -> Iterator[list[Unit]]:
+    """For each of the three steps (see the module), the units that may be left out, the first to go first."""
+    *older, last = _units(segments, range(len(segments)), _begins_turn) or [[]]
+    waiting = [unit for unit in older if _waits(segments, unit)]
+    yield [unit for unit in older if unit not in waiting]
+    yield waiting
+    *inner, final = _units(segments, last, _begins_round) or [[]]
+    asked = [unit for unit in inner if _asks(segments[unit[0]])]
+    rounds = [unit for unit in inner if unit not in asked]
+    answered_last = bool(final) and not _asks(segments[final[-1]])
+    yield rounds + (asked[:-1] if answered_last else asked)
+
+
+def older_turns(segments: Sequence[Segment], keep: int) -> tuple[int, ...]:
+    """Indexes of the segments in all turns but the last ``keep`` ones. Turns with a call that waits for its
+    output are not among them."""
+    turns = _units(segments, range(len(segments)), _begins_turn)
+    older = turns[: max(0, len(turns) - keep)]
+    return tuple(sorted(place for unit in older if not _waits(segments, unit) for place in unit))
+
+
+def _units(
+    segments: Sequence[Segment], places: Sequence[int], begins: Callable[[Segment, Segment], bool]
+) -> list[Unit]:
+    """Group the segments at ``places`` into units. ``begins``, given a segment and the one before it, says
+    whether a unit begins there.
+
+    Units that hold a call and its output are joined. The units are in the order in which they end.
+    """
+    units: list[Unit] = []
+    made: dict[str, int] = {}  # the index of the unit that holds each call, by call id
+    joined: dict[int, int] = {}  # indexes of units that were joined with an earlier unit
+
+    def home(unit: int) -> int:
+        while unit in joined:
+            unit = joined[unit]
+        return unit
+
+    for at, place in enumerate(places):
+        segment = segments[place]
+        if at == 0 or begins(segments[places[at - 1]], segment):
+            units.append([])
+        own = len(units) - 1
+        units[own].append(place)
+        made.update((call.call_id, own) for call in _calls(segment))
+        if isinstance(segment, FunctionCallOutput) and segment.call_id in made:
+            caller = home(made[segment.call_id])
+            if caller != home(own):
+                first, second = sorted((caller, home(own)))
+                joined[second] = first
+    for unit in range(len(units)):
+        if home(unit) != unit:
+            units[home(unit)] += units[unit]
+    whole = [sorted(units[unit]) for unit in range(len(units)) if unit not in joined]
+    return sorted(whole, key=lambda unit: unit[-1])
+
+
+def _begins_turn(before: Segment, segment: Segment) -> bool:
+    return _asks(segment) and not _asks(before)
+
+
+def _begins_round(before: Segment, segment: Segment) -> bool:
+    if _asks(segment) or isinstance(segment, TurnReply):
+        return True
+    return not isinstance(segment, FunctionCallOutput) and (
+        _asks(before) or isinstance(before, FunctionCallOutput)
+    )
+
+
+def _asks(segment: Segment) -> bool:
+    """Whether the segment is a message that the model did not write."""
+    return isinstance(segment, Message) and segment.role != "assistant"
+
+
+def _calls(segment: Segment) -> list[FunctionCall]:
+    items: tuple[Item, ...] = segment.items if isinstance(segment, TurnReply) else (segment,)
+    return [item for item in items if isinstance(item, FunctionCall)]
+
+
+def _waits(segments: Sequence[Segment], unit: Unit) -> bool:
+    """Whether a complete call in the unit has no output in the same unit; outputs in other units do not
+    count."""
+    answered = {one.call_id for place in unit if isinstance(one := segments[place], FunctionCallOutput)}
+    calls = (call for place in unit for call in _calls(segments[place]))
+    return any(call.complete and call.call_id not in answered for call in calls)

@@ -1,0 +1,554 @@
+"""The playground in a real browser on a real server: what its buttons and keys do, and what it shows of it.
+
+Screenshots of the playground and of the documents, in light, dark and on a phone, are left in ``build/page/``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from websockets.asyncio.client import connect
+
+from holdfast.gateway.server import Serving, serving
+from holdfast.gateway.settings import GatewaySettings, Network
+from holdfast.runtime.settings import EngineSettings
+from holdfast.tests.gateway.chromium import Browser, Page, chromium
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+
+PICTURES = Path(__file__).resolve().parents[2] / "build" / "page"
+OPEN = "document.querySelector('#state').dataset.state === 'open'"
+IDLE = """(({ running, asked }) => running === null && asked === null)(window.playground.client.current)
+    && !document.body.classList.contains('running')"""
+"""No reply runs or was asked for, and that is shown: what is seen follows a frame later."""
+FORKED = """document.querySelectorAll('#tree [data-session]').length === 2
+    && document.querySelector('#talk-title').textContent === 'Fork 1'"""
+RUNNING = "document.body.classList.contains('running')"
+
+
+@pytest.fixture(scope="module")
+async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Browser]:
+    async with chromium(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+async def stored(
+    pocket: EngineSettings, tmp_path_factory: pytest.TempPathFactory, browser: Browser
+) -> AsyncIterator[Serving]:
+    """A server with all three tiers. After the browser, so that nothing loads where there is none."""
+    store = tmp_path_factory.mktemp("store")
+    settings = msgspec.structs.replace(pocket, store=str(store), disk_bytes=64 << 20, host_bytes=32 << 20)
+    async with serving(GatewaySettings(port=0, store=store), settings) as server:
+        yield server
+
+
+@pytest.fixture
+async def page(browser: Browser, stored: Serving) -> AsyncIterator[Page]:
+    """The playground on a new session, replies greedy. At the end nothing was complained of."""
+    page = await opened(browser, stored.url)
+    yield page
+    assert page.complaints == []
+    assert all(url.startswith((stored.url, "ws", "about:")) for url in page.requests), "from elsewhere"
+    await page.close()
+
+
+async def opened(browser: Browser, url: str) -> Page:
+    page = await browser.open(url)
+    await page.resize(1280, 860)
+    await page.until(OPEN)
+    return page
+
+
+async def say(page: Page, text: str) -> list[str]:
+    """Type a message and send it by key; the texts of all items after the reply."""
+    before = len(await texts(page))
+    await page.click("#message")
+    await page.type(text)
+    await page.until(f"document.querySelector('#message').value === {json.dumps(text)}")
+    await page.press("Enter")
+    await page.until(f"document.querySelectorAll('.item').length >= {before + 2} && {IDLE}")
+    return await texts(page)
+
+
+async def texts(page: Page) -> list[str]:
+    found = await page.evaluate("[...document.querySelectorAll('.item .said')].map((one) => one.textContent)")
+    return list(found)
+
+
+async def blocks(page: Page) -> dict[str, int]:
+    """The counts that the legend shows."""
+    counts = "[...document.querySelectorAll('#legend b')].map((one) => [one.dataset.count, +one.textContent])"
+    return dict(await page.evaluate(counts))
+
+
+async def all_in(page: Page, tier: str) -> int:
+    """Wait until the map shows every block in one tier; how many."""
+    cells = "[...document.querySelectorAll('#blocks i')]"
+    return int(
+        await page.until(
+            f"({cells}.length > 1 && {cells}.every((cell) => cell.dataset.tier === '{tier}')) && {cells}.length"
+        )
+    )
+
+
+async def kept(page: Page, selector: str) -> str:
+    """The text of the last item that ``selector`` finds, as the server has it."""
+    text = f"""(async () => {{
+        const {{ client }} = window.playground;
+        const item_id = [...document.querySelectorAll({json.dumps(selector)})].at(-1).dataset.id;
+        const event = {{ type: "conversation.item.retrieve", item_id }};
+        const answer = await client.request(client.current, event, "conversation.item.retrieved");
+        return answer.item.content[0].text;
+    }})()"""
+    return str(await page.evaluate(text))
+
+
+async def setting(page: Page, **fields: Any) -> None:
+    """Fill fields of the session's form, and apply them."""
+    await page.evaluate("document.querySelector('#session-card').open = true")
+    for name, value in fields.items():
+        await page.evaluate(
+            f"document.querySelector('#{name.replace('_', '-')}').value = {json.dumps(value)}"
+        )
+    await page.click("#session-form button[type=submit]")
+
+
+async def long_replies(page: Page) -> None:
+    await setting(page, least_tokens="600", temperature="0")
+    await page.until("document.querySelector('#least-tokens').value === '600'")
+
+
+async def test_a_turn_is_typed_ahead_and_answered(page: Page) -> None:
+    assert (await say(page, "My name is Marisol."))[-1]
+    said = await say(page, "What is my name?")
+    assert "Marisol" in said[-1]
+    receipt = await page.text(".receipt:last-child")
+    assert "first token after" in receipt and "on the device" in receipt
+    assert "tokens were computed while you typed" in await page.text("#typing")
+    assert await page.evaluate("document.querySelectorAll('#ttft-chart .streamed').length") == 2
+    await page.click("#streamed")
+    await say(page, "And who am I?")
+    assert await page.text("#typing") == ""
+    assert await page.evaluate("document.querySelectorAll('#ttft-chart .whole').length") == 1
+    assert "typed ahead" in await page.text("#ttft-figures") and "sent whole" in await page.text(
+        "#ttft-figures"
+    )
+
+
+async def test_text_that_is_changed_while_it_is_typed_arrives_as_it_stands(page: Page) -> None:
+    await page.click("#message")
+    await page.type("My name is Marlon")
+    for _ in "rlon":
+        await page.press("Backspace")
+    await page.type("risol.")
+    await page.press("Enter")
+    await page.until(f"document.querySelectorAll('.item').length === 2 && {IDLE}")
+    assert (await texts(page))[0] == "My name is Marisol."
+    assert "Marisol" in (await say(page, "What is my name?"))[-1]
+
+
+async def test_blocks_move_after_settle_and_stage(page: Page) -> None:
+    await say(page, "Count from 1 to 40.")
+    await all_in(page, "device")
+    counts = set()
+    for control, tier in (("#to-host", "host"), ("#to-disk", "disk"), ("#to-device", "device")):
+        await page.click(control)
+        await page.until("document.querySelector('#moved').textContent.includes(' ms')")
+        counts.add(await all_in(page, tier))
+        assert (await blocks(page))[tier] in counts and len(counts) == 1
+    await page.click("#to-disk")
+    await all_in(page, "disk")
+    await say(page, "What is my name?")
+    assert "from disk" in await page.text(".receipt:last-child")
+    await page.evaluate("document.querySelector('#measure-panel details').open = true")
+    await page.until("document.querySelector('#blocks-runs').textContent.includes('device')")
+
+
+async def test_a_fork_has_what_came_before_and_shares_its_blocks(page: Page) -> None:
+    await say(page, "My name is Marisol. " * 4)
+    await page.click("#fork")
+    await page.until(FORKED)
+    await page.until("+document.querySelector('[data-count=shared]').textContent >= 2")
+    assert len(await texts(page)) == 2
+    assert "Marisol" in (await say(page, "What is my name?"))[-1]
+    await page.until("document.querySelectorAll('#blocks .shared').length >= 2")
+    await page.until("document.querySelectorAll('#blocks i:not(.shared)').length > 0")
+    await page.press("Escape")  # out of the message box
+    await page.press("[")
+    await page.until("document.querySelectorAll('.item').length === 2")
+    assert "My name is Bella" in (await say(page, "My name is Bella."))[-2]
+    await page.click("#tree ul ul .branch, #tree ul .branch")
+    await page.until("document.querySelectorAll('.item').length === 4")
+    assert "Marisol" in (await texts(page))[-1]
+    await page.click("#tree ul [data-act=name]")
+    await page.type("with Marisol")
+    await page.press("Enter")
+    await page.until("document.querySelector('#talk-title').textContent === 'with Marisol'")
+    await page.click("#tree ul [data-act=prune]")
+    await page.until("document.querySelectorAll('#tree [data-session]').length === 1")
+    await page.until("document.querySelectorAll('.item').length === 4 && document.title === 'Holdfast'")
+
+
+async def test_a_fork_in_the_middle_of_a_reply_has_what_had_come(page: Page) -> None:
+    await long_replies(page)
+    await page.click("#message")
+    await page.type("Tell me the story of the fox.")
+    await page.press("Enter")
+    await page.until("document.querySelector('.item.assistant .said')?.textContent.length > 20")
+    await page.click("#fork")
+    await page.until(f"document.querySelector('#talk-title').textContent === 'Fork 1' && {IDLE}")
+    await page.until("document.querySelector('.item.assistant.incomplete')")
+    assert len((await texts(page))[1]) > 20
+    assert await kept(page, ".item.assistant") == (await texts(page))[1]
+    await page.click("#tree [data-act=open]")
+    await page.until(f"document.querySelector('#talk-title').textContent === 'Main' && {RUNNING}")
+    await page.click("#interrupt")
+    await page.until(IDLE)
+
+
+async def test_an_interrupted_reply_ends_where_it_was_shown(page: Page) -> None:
+    await long_replies(page)
+    await page.click("#message")
+    await page.type("Tell me the story of the fox.")
+    await page.press("Enter")
+    await page.until("document.querySelector('.item.assistant .said')?.textContent.length > 20")
+    await page.press("Escape")
+    await page.until(f"{IDLE} && document.querySelector('.receipt[data-status=cancelled]')")
+    assert "Interrupted here" in await page.text(".receipt")
+    cut = (await texts(page))[-1]
+    assert await kept(page, ".item.assistant") == cut and 20 <= len(cut) < 600
+    assert len(await texts(page)) == 2
+
+
+async def test_a_reply_is_steered(page: Page) -> None:
+    await say(page, "My name is Marisol.")
+    await long_replies(page)
+    await page.click("#message")
+    await page.type("Tell me the story of the fox.")
+    await page.press("Enter")
+    await page.until("document.querySelectorAll('.item.assistant')[1]?.textContent.length > 20")
+    assert await page.text("#send") == "Steer"
+    await page.type("What is my name?")
+    await page.press("Enter")
+    await page.until("document.querySelectorAll('.item.user').length === 3")
+    await page.until("document.querySelectorAll('.item.assistant').length === 3")
+    await page.click("#interrupt")
+    await page.until(IDLE)
+    assert "Steered here" in await page.text(".receipt[data-status=incomplete]")
+
+
+async def test_rewind_edit_and_try_again(page: Page) -> None:
+    await say(page, "My name is Marisol.")
+    await say(page, "My name is Bella.")
+    await page.click(".item.assistant .small button:nth-child(2)")  # rewind to the first reply
+    await page.until("document.querySelectorAll('.item').length === 2")
+    assert "Marisol" in (await say(page, "What is my name?"))[-1]
+    await page.click("#retry")
+    await page.until(f"window.playground.client.current.turns.length === 4 && {IDLE}")
+    assert len(await texts(page)) == 4
+    assert "Marisol" in (await texts(page))[-1]
+    await page.click(".item.user .small button:nth-child(3)")  # edit the first message
+    await page.until("document.querySelector('#message').value === 'My name is Marisol.'")
+    await page.until("!document.querySelector('.item')")
+    for _ in "Marisol.":
+        await page.press("Backspace")
+    await page.type("Bella.")
+    await page.press("Enter")
+    await page.until(f"document.querySelectorAll('.item').length === 2 && {IDLE}")
+    assert "Bella" in (await say(page, "What is my name?"))[-1]
+    await page.click("#clear")
+    await page.until("!document.querySelector('#empty').hidden")
+
+
+async def test_a_tool_answers_in_the_page_and_its_output_can_be_edited(page: Page) -> None:
+    await page.evaluate("document.querySelector('#tools-card').open = true")
+    await page.click("#tool-get_weather")
+    await page.until("document.querySelector('#tools-on').textContent === '1 on'")
+    await page.click("#message")
+    await page.type("What is the weather in Oslo?")
+    await page.press("Enter")
+    await page.until("document.querySelector('.answer textarea')?.value.includes('temperature')")
+    assert await page.text(".item.call code") == "get_weather"
+    edited = json.dumps({"temperature": 7, "sky": "cloudy"})
+    await page.evaluate(
+        f"""(() => {{
+            const box = document.querySelector('.answer textarea');
+            box.value = {json.dumps(edited)};
+            box.dispatchEvent(new Event('input', {{ bubbles: true }}));
+        }})()"""
+    )
+    await page.click(".answer .primary")
+    await page.until(f"document.querySelectorAll('.item').length === 4 && {IDLE}")
+    _, _, output, reply = await texts(page)
+    assert json.loads(output) == json.loads(edited) and "7" in reply
+    await page.click("#answer-at-once")
+    await page.click("#message")
+    await page.type("What is the weather in Rome?")
+    await page.press("Enter")
+    await page.until(f"document.querySelectorAll('.item').length === 8 && {IDLE}")
+
+
+async def test_the_calculator_computes_what_a_forced_call_asks(page: Page) -> None:
+    await page.evaluate("document.querySelector('#tools-card').open = true")
+    await page.click("#tool-calculator")
+    await page.until("document.querySelector('#tool-choice').options.length === 4")
+    await page.evaluate(
+        """(() => {
+            const box = document.querySelector('#tool-choice');
+            box.value = 'calculator';
+            box.dispatchEvent(new Event('change', { bubbles: true }));
+        })()"""
+    )
+    await page.click("#message")
+    await page.type("What is 12 plus 30?")
+    await page.press("Enter")
+    await page.until(f"document.querySelector('.answer textarea')?.value && {IDLE}")
+    assert await page.text(".item.call code") == "calculator"
+    assert set(json.loads(await page.evaluate("document.querySelector('.answer textarea').value"))) <= {
+        "result",
+        "error",
+    }
+    computed = await page.evaluate(
+        "import(new URL('page/tools.js', document.baseURI)).then(({ outputOf }) => ["
+        "outputOf('calculator', '{\"expression\": \"(12 + 30) * 2 - 2 ^ 3 / 4\"}'),"
+        "outputOf('calculator', '{\"expression\": \"alert(1)\"}'), outputOf('clock', '{\"zone\": \"UTC\"}')])"
+    )
+    assert json.loads(computed[0]) == {"result": 82}
+    assert "error" in json.loads(computed[1]) and json.loads(computed[2])["zone"] == "UTC"
+
+
+async def test_a_reply_fits_the_schema_in_the_box(page: Page) -> None:
+    await page.evaluate("document.querySelector('#format-card').open = true")
+    for wrong, schema in (
+        (True, "{"),
+        (
+            False,
+            '{"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"],'
+            ' "additionalProperties": false}',
+        ),
+    ):
+        await page.evaluate(
+            f"""(() => {{
+                const choice = document.querySelector('#format');
+                choice.value = 'json_schema';
+                choice.dispatchEvent(new Event('change', {{ bubbles: true }}));
+                const box = document.querySelector('#format-text');
+                box.value = {json.dumps(schema)};
+                box.dispatchEvent(new Event('input', {{ bubbles: true }}));
+            }})()"""
+        )
+        assert bool(await page.text("#format-error")) is wrong
+    assert json.loads((await say(page, "One or two?"))[-1])["n"] in (1, 2)
+
+
+async def test_a_reload_in_the_middle_of_a_reply_goes_on_where_it_was(page: Page) -> None:
+    await say(page, "My name is Marisol.")
+    await page.click("#fork")
+    await page.until(FORKED)
+    await long_replies(page)
+    await page.click("#message")
+    await page.type("Tell me the story of the fox.")
+    await page.press("Enter")
+    await page.until("document.querySelectorAll('.item.assistant .said')[1]?.textContent.length > 40")
+    await page.reload()
+    await page.until(OPEN)
+    await page.until("document.querySelectorAll('.item').length === 4")
+    assert (await texts(page))[0] == "My name is Marisol."
+    read = len((await texts(page))[3])
+    assert read > 40
+    await page.until(
+        f"document.querySelectorAll('.item.assistant .said')[1].textContent.length > {read + 40}"
+    )
+    await page.press("Escape")
+    await page.until(IDLE)
+    assert (await texts(page))[-1] == await kept(page, ".item.assistant"), "each character once"
+    assert await page.evaluate("document.querySelectorAll('#tree [data-session]').length") == 2
+
+
+async def test_a_cut_connection_comes_back_to_its_session(page: Page) -> None:
+    await say(page, "My name is Marisol.")
+    await page.click("#message")
+    await page.type("Wh")
+    await page.evaluate("(window.old = window.playground.client._socket).close(4900)")
+    await page.type("at is my ")
+    await page.until(f"window.playground.client._socket !== window.old && {OPEN}")
+    await page.type("name?")
+    await page.press("Enter")
+    await page.until(f"document.querySelectorAll('.item').length === 4 && {IDLE}")
+    assert (await texts(page))[2] == "What is my name?" and "Marisol" in (await texts(page))[3]
+    await page.evaluate("(window.old = window.playground.client._socket).close(4900)")
+    await page.until("document.querySelector('#state').dataset.state === 'waiting'")
+    await page.type("My name is Bella.")
+    await page.press("Enter")
+    await page.until(f"document.querySelectorAll('.item').length === 6 && {OPEN} && {IDLE}")
+    assert (await texts(page))[4] == "My name is Bella."
+    assert "Bella" in (await say(page, "What is my name?"))[-1]
+
+
+async def test_a_session_that_another_client_took_can_be_taken_back(page: Page, stored: Serving) -> None:
+    await say(page, "My name is Marisol.")
+    handle = await page.evaluate("window.playground.client.current.handle")
+    url = stored.url.replace("http", "ws", 1) + "/v1/realtime?resumable=true&resume=true"
+    async with connect(url, compression=None, proxy=None) as socket:
+        await socket.send(json.dumps({"type": "session.resume", "handle": handle}))
+        assert json.loads(await socket.recv())["type"] == "session.resumed"
+        await page.until("document.querySelector('#state').dataset.state === 'moved'")
+        await page.click(".toast button")
+        await page.until(OPEN)
+    assert "Marisol" in (await say(page, "What is my name?"))[-1]
+
+
+async def test_another_session_begins_empty(page: Page) -> None:
+    await say(page, "My name is Marisol.")
+    before = await page.evaluate("window.playground.client.current.id")
+    await page.click("#fresh")
+    await page.until(f"{OPEN} && window.playground.client.current?.id !== '{before}'")
+    assert await texts(page) == []
+    assert "Marisol" not in (await say(page, "What is my name?"))[-1]
+
+
+async def test_it_works_by_keyboard_alone(page: Page) -> None:
+    await page.press("/")
+    await page.type("My name is Marisol.")
+    await page.press("Enter")
+    await page.until(f"document.querySelectorAll('.item').length === 2 && {IDLE}")
+    await page.press("Escape")
+    await page.press("?")
+    await page.until("document.querySelector('#help').open")
+    await page.press("Escape")
+    await page.until("!document.querySelector('#help').open")
+    await page.press("f")
+    await page.until(FORKED)
+    await page.press("s")
+    assert await page.evaluate("document.querySelector('#streamed').checked") is False
+    await page.evaluate("document.activeElement.blur()")
+    seen = set()
+    for _ in range(60):
+        await page.press("Tab")
+        seen.add(await page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+    assert {"message", "streamed", "fork", "retry", "to-disk", "to-device", "theme", "Fork here"} <= seen
+    nameless = """[...document.querySelectorAll('button, input, textarea, select, a')].filter((one) =>
+        !one.textContent.trim() && !one.labels?.length && !one.ariaLabel && !one.hidden
+    ).map((one) => one.outerHTML)"""
+    assert await page.evaluate(nameless) == []
+
+
+async def test_the_theme_follows_the_system_and_the_switch(page: Page) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    await page.prefer("light")
+    light = await page.evaluate(ground)
+    await page.prefer("dark")
+    dark = await page.evaluate(ground)
+    assert light != dark
+    await page.click("#theme")
+    assert await page.evaluate(ground) == light, "light, whatever the system prefers"
+    await page.click("#theme")
+    await page.prefer("light")
+    assert await page.evaluate(ground) == dark
+    await page.reload()
+    assert await page.evaluate(ground) == dark, "kept"
+    await page.click("#theme")
+    assert await page.text("#theme .words") == "Theme: system"
+
+
+async def test_on_a_phone_every_part_fits_the_width(page: Page) -> None:
+    await page.resize(360, 740, phone=True)
+    await say(page, "My name is Marisol. " * 5 + "a" * 60)
+    for part in ("tree", "blocks", "setup", "talk"):
+        await page.click(f".tabs [data-tab={part}]")
+        await page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+        assert await page.overflow() <= 0, part
+        wide = """[...document.querySelectorAll('body *')].filter((one) => one.checkVisibility() &&
+            one.getBoundingClientRect().right > innerWidth + 1 && !one.closest('#wire, .hidden, .skip')
+        ).map((one) => one.id || one.className)"""
+        assert await page.evaluate(wide) == [], part
+    assert await page.evaluate("document.querySelector('#message').checkVisibility()")
+
+
+async def test_the_documents_show_every_route_and_event(browser: Browser, stored: Serving) -> None:
+    page = await browser.open(f"{stored.url}/docs#send.session.blocks.listed")
+    await page.until("document.querySelector('#send\\\\.session\\\\.blocks\\\\.listed table')")
+    assert "block_tokens" in await page.text("#send\\.session\\.blocks\\.listed")
+    listed = await page.evaluate(
+        "[...document.querySelectorAll('.entry .title')].map((one) => one.textContent)"
+    )
+    assert {"/v1/models", "/health", "session.fork", "response.done", "BlockRun"} <= set(listed)
+    await page.evaluate("for (const one of document.querySelectorAll('.entry')) one.open = true")
+    await page.until("[...document.querySelectorAll('.entry')].every((one) => one.querySelector('.body'))")
+    broken = """[...document.querySelectorAll('a[href^="docs#"]')]
+        .map((one) => decodeURIComponent(one.getAttribute('href').slice(5)))
+        .filter((id) => !document.getElementById(id))"""
+    assert await page.evaluate(broken) == []
+    await page.click("#filter")
+    await page.type("session fork")
+    shown = await page.until(
+        "(() => { const left = [...document.querySelectorAll('.entry:not([hidden]) .title')]"
+        ".map((one) => one.textContent); return left.length < 12 && left; })()"
+    )
+    assert "session.fork" in shown
+    await page.resize(360, 740, phone=True)
+    assert await page.overflow() <= 0
+    assert page.complaints == []
+    await page.close()
+
+
+async def test_a_server_with_keys_is_asked_with_the_key_that_the_user_gives(
+    browser: Browser, pocket: EngineSettings
+) -> None:
+    """Behind a prefix, as a proxy may have it."""
+    settings = GatewaySettings(port=0, api_key="sk-page-1", network=Network(root_path="/holdfast"))
+    async with serving(settings, pocket) as server:
+        page = await browser.open(f"{server.url}/holdfast")
+        await page.until("document.querySelector('#key-dialog').open")
+        for key, valid in (("sk-wrong", False), ("sk-page-1", True)):
+            await page.click("#key")
+            await page.type(key)
+            await page.press("Enter")
+            if not valid:
+                await page.until("document.querySelector('#key-error').textContent")
+        await page.until(OPEN)
+        assert await say(page, "Hello!")
+        assert not any("sk-page" in url for url in page.requests), "the key is in no address"
+        await page.reload()
+        await page.until(f"{OPEN} && document.querySelectorAll('.item').length === 2")
+        assert all("401" in complaint for complaint in page.complaints)
+        await page.go(f"{server.url}/holdfast/docs")
+        await page.until("document.querySelector('.entry')")
+        await page.close()
+
+
+async def test_pictures(page: Page) -> None:
+    """What an engineer looks at. It only has to be there."""
+    await say(page, "My name is Petra. " * 3)  # other sessions here begin otherwise, so it shares no block
+    await say(page, "What is 12 plus 30?")
+    await page.click("#to-disk")
+    await all_in(page, "disk")
+    await say(page, "Tell me the story of the fox.")
+    await page.click("#fork")
+    await page.until(FORKED)
+    await page.click("#streamed")
+    await say(page, "What is my name?")
+    await page.until("document.querySelectorAll('#blocks .shared').length >= 2")
+    for scheme in ("light", "dark"):
+        await page.prefer(scheme)
+        await page.screenshot(PICTURES / f"{scheme}.png")
+        await page.resize(360, 740, phone=True, scale=2)
+        for part in ("talk", "tree", "blocks", "setup"):
+            await page.click(f".tabs [data-tab={part}]")
+            await page.screenshot(PICTURES / f"phone-{scheme}-{part}.png")
+        await page.click(".tabs [data-tab=talk]")
+        await page.resize(1280, 860)
+    await page.go(await page.evaluate("new URL('docs#receive.session.fork', document.baseURI).href"))
+    await page.until("document.querySelector('.entry[open] .body')")
+    for scheme in ("light", "dark"):
+        await page.prefer(scheme)
+        await page.screenshot(PICTURES / f"docs-{scheme}.png")
+    await page.resize(360, 740, phone=True, scale=2)
+    await page.screenshot(PICTURES / "docs-phone.png")
+    assert len(list(PICTURES.glob("*.png"))) >= 13

@@ -1,0 +1,1 @@
+"""Chat Completions over a scripted engine."""

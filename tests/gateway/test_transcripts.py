@@ -1,0 +1,208 @@
+"""Clients that send whole conversations: which session goes on, and what one request does to another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.gateway.live_sessions import LiveSessions, Transcript
+from holdfast.gateway.settings import ClientLimits
+from holdfast.gateway.transcripts import Ask, AskedTurn, Requester, Transcripts
+from holdfast.sessions.errors import PromptTooLong, SessionLimit
+from holdfast.sessions.items import Item, Message, Preamble, new_id
+from holdfast.sessions.journal.journal import Journal
+from holdfast.sessions.registry import SessionRegistry
+from holdfast.sessions.settings import JournalSettings, SessionSettings
+from holdfast.sessions.text.language import Language
+from holdfast.sessions.turn.events import ReplyDone, ReplyStatus, ReplyTextDelta
+from holdfast.sessions.turn.request import TurnRequest
+from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
+from holdfast.tests.sessions.text.chat_languages import ours
+
+pytestmark = pytest.mark.anyio
+
+ALICE = Requester(b"alice", b"a")
+BOB = Requester(b"bob", b"b")
+
+
+def message(role: str, text: str) -> Message:
+    return Message(id=new_id("item"), role=role, text=text)  # type: ignore[arg-type]
+
+
+def asked(*items: Item, instructions: str = "", **more: object) -> Ask:
+    request = TurnRequest.checked(max_output_tokens=8, temperature=0)
+    return Ask(Transcript(Preamble(instructions=instructions), items), request, **more)  # type: ignore[arg-type]
+
+
+def again(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """The same conversation as another request carries it: with other ids."""
+    return tuple(message(item.role, item.text) for item in items if isinstance(item, Message))
+
+
+@asynccontextmanager
+async def stage(
+    store: Path | None = None, limits: ClientLimits | None = None, **settings: object
+) -> AsyncIterator[tuple[Transcripts, LiveSessions]]:
+    link = Scripted(spoken, END)
+    language = Language.of(ours("chatml"))
+    journal = None if store is None else await Journal.open(store, language.digest(), JournalSettings())
+    registry = SessionRegistry(link, language, SessionSettings(**settings), journal)  # type: ignore[arg-type]
+    sessions = LiveSessions(registry, limits or ClientLimits())
+    try:
+        yield Transcripts(sessions, link, None), sessions
+    finally:
+        await sessions.aclose()
+        await registry.aclose()
+        if journal is not None:
+            await journal.aclose()
+
+
+async def text_of(turn: AskedTurn) -> dict[int, str]:
+    texts: dict[int, str] = {}
+    async for batch in turn.events():
+        for number, event in batch:
+            if isinstance(event, ReplyTextDelta):
+                texts[number] = texts.get(number, "") + event.text
+    return texts
+
+
+async def told(transcripts: Transcripts, ask: Ask, client: Requester = ALICE) -> tuple[str, ReplyDone, str]:
+    """The reply, its last event, and the session that it came from."""
+    async with transcripts.turn(client, ask) as turn:
+        texts = await text_of(turn)
+        return texts.get(0, ""), turn.done[0], turn.live.id
+
+
+async def test_a_conversation_goes_on_in_its_session_and_prefills_what_is_new() -> None:
+    async with stage() as (transcripts, sessions):
+        items: tuple[Item, ...] = (message("user", "Hello!"),)
+        first, _, session = await told(transcripts, asked(*items))
+        for number in range(5):
+            items = (*again(items), message("assistant", first), message("user", f"And {number}?"))
+            first, done, same = await told(transcripts, asked(*items))
+            assert same == session and len(sessions) == 1
+            assert done.usage.new_tokens < 40 < done.usage.input_tokens
+
+
+async def test_white_space_around_a_reply_does_not_count() -> None:
+    async with stage() as (transcripts, _):
+        said, _, session = await told(transcripts, asked(message("user", "Hello!")))
+        items = (message("user", "Hello!"), message("assistant", f" {said} \n"), message("user", "More"))
+        assert (await told(transcripts, asked(*items)))[2] == session
+
+
+async def test_another_continuation_branches_off_and_leaves_the_first_one() -> None:
+    async with stage() as (transcripts, sessions):
+        said, _, session = await told(transcripts, asked(message("user", "Hello!")))
+        begun = (message("user", "Hello!"), message("assistant", said))
+        one = await told(transcripts, asked(*begun, message("user", "One")))
+        other = await told(transcripts, asked(*again(begun), message("user", "Two")))
+        assert one[2] == session != other[2] and len(sessions) == 2
+        assert other[1].usage.new_tokens < other[1].usage.input_tokens
+        once_more = await told(transcripts, asked(*again(begun), message("user", "One")))
+        assert once_more[0] == one[0], "the same prompt, the same greedy reply"
+        on = (*again(begun), message("user", "One"), message("assistant", one[0]), message("user", "On"))
+        assert (await told(transcripts, asked(*on)))[2] in {session, once_more[2]}
+
+
+async def test_two_requests_at_once_do_not_share_a_session() -> None:
+    async with stage() as (transcripts, _):
+        said, _, session = await told(transcripts, asked(message("user", "Hello!")))
+        begun = (message("user", "Hello!"), message("assistant", said))
+        asks = [asked(*again(begun), message("user", "The same")) for _ in range(4)]
+        found = await asyncio.gather(*(told(transcripts, ask) for ask in asks))
+        assert len({one[2] for one in found}) == 4 and session in {one[2] for one in found}
+        assert len({one[0] for one in found}) == 1
+
+
+async def test_other_instructions_and_other_tenants_begin_anew() -> None:
+    async with stage() as (transcripts, _):
+        said, _, session = await told(transcripts, asked(message("user", "Hello!")))
+        items = (message("user", "Hello!"), message("assistant", said), message("user", "More"))
+        assert (await told(transcripts, asked(*again(items), instructions="Be brief.")))[2] != session
+        _, done, other = await told(transcripts, asked(*again(items)), BOB)
+        assert other != session and done.usage.cached_tokens == 0
+
+
+async def test_a_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:
+    items: tuple[Item, ...] = (message("user", "Hello!"),)
+    async with stage(tmp_path) as (transcripts, _):
+        for text in ("One", "Two", "Three"):
+            said = (await told(transcripts, asked(*again(items))))[0]
+            items = (*again(items), message("assistant", said), message("user", text))
+    for _ in range(2):  # the second time from a branch of the first
+        async with stage(tmp_path) as (transcripts, sessions):
+            said, done, _ = await told(transcripts, asked(*again(items)))
+            assert done.usage.new_tokens < 40 < done.usage.input_tokens, done.usage
+            items = (*again(items), message("assistant", said), message("user", "Again"))
+            _, done, _ = await told(transcripts, asked(*again(items)), BOB)
+            assert done.usage.new_tokens == done.usage.input_tokens, "another tenant's"
+            assert len(sessions) == 2
+
+
+async def test_an_older_place_of_a_stored_conversation_is_found(tmp_path: Path) -> None:
+    items: tuple[Item, ...] = (message("user", "Hello!"),)
+    async with stage(tmp_path) as (transcripts, _):
+        for number in range(12):
+            said = (await told(transcripts, asked(*again(items))))[0]
+            items = (*again(items), message("assistant", said), message("user", f"Number {number}"))
+    async with stage(tmp_path) as (transcripts, _):
+        back = (*again(items[:10]), message("user", "Something else"))
+        _, done, _ = await told(transcripts, asked(*back))
+        assert done.usage.new_tokens < 40 < done.usage.input_tokens, done.usage
+
+
+async def test_further_choices_are_out_of_band() -> None:
+    async with stage() as (transcripts, sessions):
+        async with transcripts.turn(ALICE, asked(message("user", "Hello!"), choices=3)) as turn:
+            texts = await text_of(turn)
+        assert set(texts) == set(turn.done) == {0, 1, 2} and len(sessions) == 1
+        assert len(turn.live.session.history) == 2
+
+
+async def test_a_turn_that_is_left_is_cancelled_and_its_session_goes_on() -> None:
+    async with stage() as (transcripts, sessions):
+        async with transcripts.turn(ALICE, asked(message("user", "Hello!"))) as turn:
+            pass
+        assert sessions.responses == 0
+        (live,) = sessions.live() or [turn.live]
+        assert live.at_rest
+        _, done, _ = await told(transcripts, asked(message("user", "Hello!")))
+        assert done.status is not ReplyStatus.FAILED
+
+
+async def test_a_refused_turn_leaves_no_session(tmp_path: Path) -> None:
+    async with stage(tmp_path) as (transcripts, sessions):
+        with pytest.raises(PromptTooLong) as refused:
+            await told(transcripts, asked(message("user", "word " * 100_000)))
+        for words in ("this model's maximum context length is", "prompt is too long"):
+            assert words in str(refused.value).lower(), "clients tell this error by such words"
+        assert len(sessions) == 0
+        assert (await sessions.registry.journal.statistics())["journal_sessions"] == 0  # type: ignore[union-attr]
+
+
+async def test_idle_sessions_make_room_without_a_journal() -> None:
+    async with stage(max_sessions=3) as (transcripts, sessions):
+        for number in range(10):
+            await told(transcripts, asked(message("user", f"Number {number}")))
+        assert len(sessions) <= 3
+        async with AsyncExitStack() as stack:
+            for text in "abc":
+                await stack.enter_async_context(transcripts.turn(ALICE, asked(message("user", text))))
+            with pytest.raises(SessionLimit):
+                await told(transcripts, asked(message("user", "d")))
+
+
+async def test_prompts_of_tokens_are_replies_of_their_own_and_are_not_kept(tmp_path: Path) -> None:
+    async with stage(tmp_path) as (transcripts, sessions):
+        request = TurnRequest.checked(max_output_tokens=4, out_of_band=True, prompt=[5])
+        ask = Ask(Transcript(Preamble(), ()), request, choices=2, prompts=((5, 6), (7,)))
+        async with transcripts.turn(ALICE, ask) as turn:
+            await text_of(turn)
+        assert [turn.done[number].usage.input_tokens for number in range(4)] == [2, 2, 1, 1]
+        assert len(sessions) == 0
+        assert (await sessions.registry.journal.statistics())["journal_sessions"] == 0  # type: ignore[union-attr]

@@ -1,0 +1,214 @@
+"""Grammars of calls in every form, against the library that follows them and the parser that reads them.
+
+The tags of the forms are special tokens, as in the models' own tokenizers.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from holdfast.runtime.grammar.llguidance import Compiler
+from holdfast.runtime.link.messages import Grammar
+from holdfast.sessions.errors import GrammarInvalid
+from holdfast.sessions.items import Tool
+from holdfast.sessions.text.language import Language, classify_template
+from holdfast.sessions.text.stable_prefix import StablePrefixRule
+from holdfast.sessions.text.tokenizer import ChatTokenizer
+from holdfast.sessions.tools.formats import SYNTAXES, CallForm, Forms, ReasoningForm
+from holdfast.sessions.tools.grammar import json_format
+from holdfast.sessions.tools.scanner import CallArguments, CallOpened, PlainText
+from holdfast.sessions.turn.request import TurnRequest
+from holdfast.sessions.turn.turn_grammar import TurnGrammar
+
+from ..text.chat_languages import FAMILIES, backend
+from ..turn.test_special_tokens import SPECIAL
+from .call_pieces import read_all
+
+SPECIALS = (*SPECIAL, "[TOOL_CALLS]", "<seed:tool_call>", "</seed:tool_call>")
+ADD = Tool(
+    name="add",
+    parameters={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    strict=True,
+)
+NOTE = Tool(
+    name="note",
+    parameters={
+        "type": "object",
+        "properties": {
+            "text": {"type": "string"},
+            "kind": {"type": "string", "enum": ["big", "small"]},
+            "at": {"$ref": "#/$defs/Place"},
+        },
+        "required": ["text"],
+        "$defs": {"Place": {"type": "array", "items": {"type": "integer"}}},
+    },
+    strict=True,
+)
+ANY = Tool(name="any", parameters={})
+ONE: dict[CallForm, str] = {
+    CallForm.HERMES: '<tool_call>\n{"name": "add", "arguments": {"a": 12}}\n</tool_call>',
+    CallForm.LLAMA3_JSON: '{"name": "add", "parameters": {"a": 12}}',
+    CallForm.MISTRAL: '[TOOL_CALLS][{"name": "add", "arguments": {"a": 12}}]',
+    CallForm.GRANITE: '<|tool_call|>[{"name": "add", "arguments": {"a": 12}}]',
+    CallForm.PHI4_MINI: '<|tool_call|>[{"name": "add", "arguments": {"a": 12}}]<|/tool_call|>',
+    CallForm.FUNCTOOLS: 'functools[{"name": "add", "arguments": {"a": 12}}]',
+    CallForm.DEEPSEEK_V3: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n"
+    '{"a": 12}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    CallForm.DEEPSEEK_V31: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>"
+    '{"a": 12}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    CallForm.COMMAND_R: 'Action: ```json\n[{"tool_name": "add", "parameters": {"a": 12}}]\n```',
+    CallForm.COMMAND_R7B: '<|START_ACTION|>[{"tool_name": "add", "parameters": {"a": 12}}]<|END_ACTION|>',
+    CallForm.QWEN3_CODER: "<tool_call>\n<function=add>\n<parameter=a>\n12\n</parameter>\n</function>\n"
+    "</tool_call>",
+    CallForm.SEED_OSS: "<seed:tool_call>\n<function=add>\n<parameter=a>12</parameter>\n</function>\n"
+    "</seed:tool_call>",
+    CallForm.HARMONY: '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 12}',
+}
+"""One call in each form, as the grammars have the model write it."""
+SOME = {
+    CallForm.GRANITE: '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}, {"name": "any", "arguments": {}}]',
+    CallForm.DEEPSEEK_V31: '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1}'
+    "<｜tool▁call▁end｜><｜tool▁call▁begin｜>any<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    CallForm.QWEN3_CODER: "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n"
+    "</tool_call>\n<tool_call>\n<function=any>\n</function>\n</tool_call>",
+    CallForm.HERMES: '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "any", "arguments": {}}\n</tool_call>',
+}
+
+
+@cache
+def tokenizer(*more: str) -> ChatTokenizer:
+    made = Tokenizer.from_str(backend("chatml").to_str())
+    made.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in (*SPECIALS, *more)])
+    return ChatTokenizer(made, FAMILIES["chatml"].template)
+
+
+TOKENIZER = tokenizer()
+END = TOKENIZER.special_ids["<|im_end|>"]
+VOCAB = 64 * (TOKENIZER.backend.get_vocab_size() // 64 + 1)
+REPORT = classify_template(TOKENIZER)
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    file: Path = tmp_path_factory.mktemp("tokens") / "tokenizer.json"
+    TOKENIZER.backend.save(str(file))
+    return Compiler(file.parent, VOCAB, (END,))
+
+
+def grammar(form: CallForm, *tools: Tool, **asked: Any) -> Grammar:
+    reasoning = ReasoningForm.COMMAND if form is CallForm.COMMAND_R7B else ReasoningForm.NONE
+    language = Language(TOKENIZER, REPORT, StablePrefixRule(TOKENIZER), Forms(form, reasoning))
+    made = TurnGrammar(language).grammar(TurnRequest.checked(offered=tools, **asked), tools)
+    assert made is not None
+    return made
+
+
+def follows(compiler: Compiler, rules: Grammar, text: str) -> bool:
+    """Whether the grammar allows the text, and an end behind it."""
+    matcher = compiler.compile(rules, (END,), np.zeros(0, dtype=np.int32)).result()
+    mask = np.zeros(VOCAB // 64, dtype=np.int64)
+    for token in [*TOKENIZER.backend.encode(text, add_special_tokens=False).ids, END]:
+        matcher.fill(mask)
+        if not np.unpackbits(mask.view(np.uint8), bitorder="little")[token]:
+            return False
+        if token != END:
+            matcher.take(token)
+    return True
+
+
+def called(form: CallForm, text: str, *tools: Tool) -> list[tuple[str, Any]]:
+    parser = Forms(form).call_parser(tools)
+    events = read_all(parser, list(text))
+    arguments = [json.loads(event.delta) for event in events if isinstance(event, CallArguments)]
+    assert not any(isinstance(event, PlainText) for event in events)
+    return list(
+        zip([event.name for event in events if isinstance(event, CallOpened)], arguments, strict=True)
+    )
+
+
+def test_every_form_with_grammars_is_tried() -> None:
+    assert set(ONE) == set(SYNTAXES) == set(CallForm) - {CallForm.PYTHONIC}
+
+
+@pytest.mark.parametrize("form", ONE)
+def test_a_forced_call_is_in_the_models_form(compiler: Compiler, form: CallForm) -> None:
+    text, asked = ONE[form], {"tool_choice": "required", "tool": "add"}
+    assert called(form, text, ADD) == [("add", {"a": 12})]
+    for rules in (grammar(form, ADD, ANY, **asked), grammar(form, ADD, ANY, tool_choice="required")):
+        assert follows(compiler, rules, text)
+        for bad in (text.replace("12", '"x"'), text.replace("add", "sub"), "Hello", "", f"Hello{text}"):
+            assert not follows(compiler, rules, bad), bad
+    assert not follows(compiler, grammar(form, ADD, ANY, **asked), text.replace("add", "any"))
+
+
+@pytest.mark.parametrize("form", SOME)
+def test_required_calls_may_be_several(compiler: Compiler, form: CallForm) -> None:
+    assert called(form, SOME[form], ADD) == [("add", {"a": 1}), ("any", {})]
+    assert follows(compiler, grammar(form, ADD, ANY, tool_choice="required"), SOME[form])
+    named = grammar(form, ADD, ANY, tool_choice="required", tool="add")
+    assert not follows(compiler, named, SOME[form]), "a named tool is called once"
+
+
+@pytest.mark.parametrize("form", ONE)
+def test_strict_tools_leave_words_free_and_bind_calls(compiler: Compiler, form: CallForm) -> None:
+    rules, text = grammar(form, ADD), ONE[form]
+    first = "<|channel|>final<|message|>" if form is CallForm.HARMONY else ""
+    assert follows(compiler, rules, f"{first}Hello there.\n\nYes [1] {{x}} <b>")
+    between = "<|end|><|start|>assistant" if form is CallForm.HARMONY else "\n"
+    assert follows(compiler, rules, f"{first}Hello.{between}{text}")
+    assert not follows(compiler, rules, f"{first}Hello.{between}{text.replace('12', '[')}")
+    assert not follows(compiler, rules, f"{first}Hello.{between}{text.replace('add', 'sub')}")
+
+
+def test_strict_tools_leave_reasoning_free(compiler: Compiler) -> None:
+    thought = "<|START_THINKING|>Add.<|END_THINKING|>"
+    rules = grammar(CallForm.COMMAND_R7B, ADD)
+    assert follows(compiler, rules, thought + ONE[CallForm.COMMAND_R7B])
+    assert follows(compiler, rules, f"{thought}<|START_RESPONSE|>12<|END_RESPONSE|>")
+    analysis = "<|channel|>analysis<|message|>Add.<|end|><|start|>assistant"
+    assert follows(compiler, grammar(CallForm.HARMONY, ADD), analysis + ONE[CallForm.HARMONY])
+
+
+def test_a_format_stands_in_its_channel(compiler: Compiler) -> None:
+    answer = json_format({"enum": ["x", {"y": 1}]}, strict=True, param="here")
+    for tools in ((), (ADD,)):
+        rules = grammar(CallForm.HARMONY, *tools, format=answer)
+        assert follows(compiler, rules, '<|channel|>final<|message|>"x"')
+        assert not follows(compiler, rules, '"x"')
+        assert follows(compiler, rules, ONE[CallForm.HARMONY]) == bool(tools)
+
+
+def test_parameters_with_tags_follow_their_schema(compiler: Compiler) -> None:
+    def written(*given: str) -> str:
+        inner = "".join(f"<parameter={one}\n</parameter>\n" for one in given)
+        return f"<tool_call>\n<function=note>\n{inner}</function>\n</tool_call>"
+
+    rules = grammar(CallForm.QWEN3_CODER, NOTE, tool_choice="required", tool="note")
+    for given in (["text>\nA <b>\n\nline"], ["text>\n", "kind>\nbig"], ["text>\nx", "at>\n[1, 2]"]):
+        assert follows(compiler, rules, written(*given)), given
+    for given in ([], ["kind>\nbig"], ["text>\nx", "kind>\nhuge"], ["text>\nx", 'at>\n["x"]'], ["other>\n1"]):
+        assert not follows(compiler, rules, written(*given)), given
+    text = written("text>\nx\n", "kind>\nsmall", "at>\n[1, 2]")
+    assert called(CallForm.QWEN3_CODER, text, NOTE) == [
+        ("note", {"text": "x\n", "kind": "small", "at": [1, 2]})
+    ]
+
+
+def test_mistrals_form_is_that_of_its_tokens() -> None:
+    forms = Forms(CallForm.MISTRAL)
+    assert forms.syntax(TOKENIZER.special_ids) is SYNTAXES[CallForm.MISTRAL]
+    named = forms.syntax(tokenizer("[ARGS]").special_ids)
+    assert named is not None and (named.opening, named.middle) == ("[TOOL_CALLS]", "[ARGS]")
+
+
+def test_forms_without_grammars_are_refused_by_name() -> None:
+    with pytest.raises(GrammarInvalid, match="Calls in the pythonic form can be neither forced nor strict"):
+        grammar(CallForm.PYTHONIC, ADD, tool_choice="required")
