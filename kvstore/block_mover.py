@@ -55,7 +55,7 @@ class BlockMover:
         self._flat = () if overlaps else tuple(_flat(arena) for arena in arenas)
         self._stream = self._device.stream() if overlaps else None
         self._saved: Saving | None = None  # by the last move
-        self._loaded: Event | None = None
+        self._written: Event | None = None  # behind the last load or copy
         self.registration = Registration(self._device, memory, self._bytes.data_ptr())
 
     @property
@@ -68,8 +68,8 @@ class BlockMover:
         """Wait for the moves in flight, and unregister the slots' memory."""
         if self._saved is not None:
             self._saved.done.wait()
-        if self._loaded is not None:
-            self._loaded.wait()
+        if self._written is not None:
+            self._written.wait()
         self.registration.close()
 
     def move(
@@ -102,14 +102,19 @@ class BlockMover:
             current.copy(
                 (arena.bytes_of(block), part) for slot, block in loads for arena, part in self._parts(slot)
             )
-            self._loaded = current.record()
+            self._written = current.record()
         return self._saved
 
+    def copied(self) -> None:
+        """Work that copies blocks to others was enqueued on the current stream: later saves wait for it."""
+        if self._stream is not None:
+            self._written = self._device.current().record()
+
     def _save(self, stream: Stream, saves: Sequence[tuple[int, int, int]]) -> Saving:
-        """Start to copy blocks to slots, on the stream for saves. The blocks were computed by finished steps,
-        but a load in flight may be writing them: the copies wait for it."""
-        if self._loaded is not None:
-            stream.follow(self._loaded)
+        """Start to copy blocks to slots, on the stream for saves. The tokens to save were computed by finished
+        steps, but a load or a copy of a step in flight may be writing them to these blocks: wait for it."""
+        if self._written is not None:
+            stream.follow(self._written)
         stream.copy(
             (part, arena.bytes_of(block)) for block, slot, _ in saves for arena, part in self._parts(slot)
         )

@@ -58,8 +58,9 @@ class BlockCopy:
 class BlockSave:
     """Copy a block into a host slot; the part behind its first ``tokens`` tokens becomes zeros.
 
-    It may run beside the rows, but reads what stood there before this plan: it comes before any load, copy or
-    row of this plan or a later one that writes ``block``. It is done when ``tokens()`` returns. ``spare``: the
+    It may run beside the rows, but reads what stood there before this plan: it comes after the loads and copies
+    of earlier plans to ``block``, and before any load, copy or row of this plan or a later one that writes it.
+    Its tokens were computed by finished steps. It is done when ``tokens()`` returns. ``spare``: the
     slot is the first to be given up, as the block has a copy or is not wanted; the runner ignores it.
     """
 

@@ -68,6 +68,8 @@ class TorchRunner:
             saving = self._move(plan)
             for arena in self._arenas if plan.copies else ():
                 kernels.copy_blocks(arena, (c.source for c in plan.copies), (c.target for c in plan.copies))
+            if plan.copies and self._mover is not None:
+                self._mover.copied()
             if not plan.rows:
                 return TorchHandle(self._device, self._grammars, plan.rows, None, saving)
             if plan.step != self._last.step:

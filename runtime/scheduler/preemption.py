@@ -59,18 +59,29 @@ class Preemption:
         if queues.leaderless and (queues.running or queues.waiting):
             self._lead()
         over: set[int] = set()  # turns that were refused or displaced: not admitted before the next plan
-        while heads := [head for head in queues.waiting.heads if head.id not in over]:
-            for head in self._policy.admit(heads, list(queues.running.values())):
-                gone = self._way(head)
-                if gone is not None:
-                    for turn in gone:
-                        self._displace(turn)
-                        over.add(turn.id)
-                    self._run(head)
-                    break
-                over.add(head.id)
-            else:
-                return
+        while self._admit_one(over):
+            pass
+
+    def _admit_one(self, over: set[int]) -> bool:
+        """Admit the first waiting turn, in the policy's order, that is not in ``over`` and can run. Adds to
+        ``over`` the turns before it, and those displaced for it. Returns whether a turn was admitted.
+
+        The policy is asked with all heads, also those in ``over``: it forgets tenants that it is not shown.
+        """
+        queues = self._queues
+        heads = queues.waiting.heads
+        for head in self._policy.admit(heads, list(queues.running.values())) if heads else ():
+            if head.id in over:
+                continue
+            gone = self._way(head)
+            if gone is not None:
+                for turn in gone:
+                    self._displace(turn)
+                    over.add(turn.id)
+                self._run(head)
+                return True
+            over.add(head.id)
+        return False
 
     def _lead(self) -> None:
         """Give the first place to the turn that the policy names, even if another turn is displaced for it."""

@@ -172,7 +172,7 @@ class FakeRunner:
         self.moves = 0
         self._ledger = {} if ledger is None else ledger
         self._saves: dict[int, list[_Task]] = {}  # by block: saves that may not have run
-        self._loads: dict[int, list[_Task]] = {}
+        self._writes: dict[int, list[_Task]] = {}  # by block: loads and copies to it
         self._in_flight: list[_Launched] = []
         self._ready_at = 0.0
 
@@ -201,7 +201,7 @@ class FakeRunner:
         self._finish(step)
         step.previous = None
         self._in_flight.remove(step)
-        for pending in (self._saves, self._loads):
+        for pending in (self._saves, self._writes):
             for block in [block for block, tasks in pending.items() if all(task.done for task in tasks)]:
                 del pending[block]
         self.clock = max(self.clock, step.ends_at)
@@ -216,26 +216,27 @@ class FakeRunner:
     # --- the moments ------------------------------------------------------------------------------------
 
     def _add_tasks(self, step: _Launched) -> None:
-        """A read of a block waits for its loads, a write for its saves."""
+        """A read of a block waits for loads and copies to it, a write for its saves."""
         plan = step.plan
         earlier = [task for launched in self._in_flight for task in launched.tasks]
         moved = [task for task in earlier if task.moves]
         for save in plan.saves:
-            task = _Task(lambda save=save: self._save(save), self._pending(self._loads, [save.block]))
+            task = _Task(lambda save=save: self._save(save), self._pending(self._writes, [save.block]))
             self._saves.setdefault(save.block, []).append(task)
             step.tasks.append(task)
         own: list[_Task] = []
         for load in plan.loads:
             after = moved + own + self._pending(self._saves, [load.block])
             own.append(_Task(lambda load=load: self._load(load), after, moves=True))
-            self._loads.setdefault(load.block, []).append(own[-1])
+            self._writes.setdefault(load.block, []).append(own[-1])
         for copy in plan.copies:
             after = moved + own + self._pending(self._saves, [copy.target])
             own.append(_Task(lambda copy=copy: self._copy(copy), after, moves=True))
+            self._writes.setdefault(copy.target, []).append(own[-1])
         for number, row in enumerate(plan.rows):
             step.masks.append(self._mask(row.grammar))
             after = own + [task for task in earlier if task.seq == row.seq]
-            after += self._pending(self._loads, row.table.tolist())
+            after += self._pending(self._writes, row.table.tolist())
             after += self._pending(self._saves, row.table[row.first // self.block_tokens :].tolist())
             if row.fed_by is not None and step.previous is not None:
                 after.append(step.previous.row_tasks[row.fed_by])

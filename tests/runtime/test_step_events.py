@@ -89,6 +89,17 @@ def test_a_save_comes_after_a_load_of_an_earlier_step_in_flight(parts: Parts) ->
     assert bytes(parts.memory.payload(1)) == payload
 
 
+def test_a_save_comes_after_a_copy_of_an_earlier_step_in_flight(parts: Parts) -> None:
+    """A fork's own block may be saved while the step that copies it is in flight."""
+    parts.arena.bytes_of(2).fill_(7)
+    parts.runner.launch(Plan(1, (), copies=(BlockCopy(2, 4),)))
+    with parts.device.active():
+        saving = parts.mover.move([(4, 1, BLOCK)], [])
+    assert saving is not None
+    saving.wait()
+    assert bytes(parts.memory.payload(1)) == bytes([7] * parts.memory.block_bytes)
+
+
 @pytest.mark.parametrize("overwritten", [(2,), ()], ids=["by this step", "by the next"])
 def test_a_save_comes_before_a_step_that_writes_its_block(parts: Parts, overwritten: tuple[int, ...]) -> None:
     parts.arena.bytes_of(2).fill_(7)

@@ -51,6 +51,21 @@ def steps_to_first_token(here: World, seq: int) -> int:
 
 
 @DEPTHS
+def test_a_tenant_without_room_keeps_its_place_in_the_rotation(depth: int) -> None:
+    """It came before a tenant that found room, so it has the first place before that one."""
+    here = crowd(depth, blocks=16, max_context=60)
+    for seq, tokens, salt in ((0, 40, ATTACKER), (1, 40, VICTIM), (2, 4, b"third"), (3, 40, b"third")):
+        here.open(seq, story(seq, tokens), salt)
+        here.generate(seq, 4 if seq == 0 else 20)
+    here.run(2)
+    assert here._order()[:2] == [0, 2]
+    while here.beings[0].turn is not None:
+        here.step()
+    here.step()
+    assert here._leader() == 1
+
+
+@DEPTHS
 def test_a_newcomer_has_its_first_token_at_once_beside_more_talkers_than_places(depth: int) -> None:
     here = crowd(depth)
     for seq in range(20):
