@@ -192,6 +192,17 @@ def test_fairness_watches_a_victim_beside_a_full_engine(tmp_path: Path) -> None:
     assert [goal["better"] for goal in told["goals"]] == ["lower", "higher"]
 
 
+def test_overload_refuses_before_any_work_and_watches_others_beside_bad_clients(tmp_path: Path) -> None:
+    told = quick("overload", tmp_path)
+    bad = told["bad_clients"]
+    assert min(bad["gaps"]) > 0 and bad["gap_p90_ms"]["alone"] > 0
+    for kind in ("slow-readers", "half-open"):
+        assert bad["bad_clients"][kind]["connections"] >= 5 and bad["bad_clients"][kind]["bytes"] > 0
+    assert len(told["loads"]) == 5 and all(load["goodput"] > 0 for load in told["loads"])
+    over = told["loads"][-1]
+    assert over["engine_turns"] == over["replies"] and not over["failed"] and not over["refused_silently"]
+
+
 def test_gateway_sends_a_frame_for_each_token_and_compares_bare_processes(tmp_path: Path) -> None:
     told = quick("gateway", tmp_path)
     assert set(told["figures"]) == {
@@ -227,7 +238,8 @@ def test_a_ratio_is_slower_only_where_its_whole_interval_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["turns", "decode", "prefill", "memory", "load", "agent", "floods", "fairness", "gateway"]
+    "name",
+    ["turns", "decode", "prefill", "memory", "load", "agent", "floods", "fairness", "gateway", "overload"],
 )
 def test_what_it_cannot_measure_is_exit_1(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,280 @@
+"""``holdfast bench overload``: many bad clients, and three times as many requests as can be answered.
+
+*Slow readers*: two hundred sockets of one tenant with a reply each that is read at some bytes per second, and
+two thousand connections that send half of a request's head, and connect again when they are dropped
+(`harness/flood.py`). Four sessions of another tenant generate all the time; the report compares their token
+gaps before and beside the bad clients, when the engine has computed the replies that are read slowly.
+
+*Overload*: Chat Completions requests arrive at random times (Poisson), whether those before were answered or
+not (`harness/arrivals.py`). Goodput is the number of replies per second with a TTFT within `SLO_SECONDS`. It is
+measured at shares of the capacity, then at three times the rate that had the best goodput. A refusal must say
+when to try again, and must not have cost the engine anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from holdfast.sdk import Client, connect
+
+from .harness.options import CannotMeasure, Options, options_of, parser_of, run
+from .harness.servers import Server, cpu_seconds, engine_statistics, memory_bytes, server
+from .harness.workers import environment
+from .report import Goal, percentile, show, table
+
+TALKERS, TALK_TOKENS = 4, 200
+READERS, HALF_OPEN = 200, 2000
+GAP = 1.2
+SLO_SECONDS = 2.0
+QUEUE_SECONDS = 1.0
+"""`--max-queue-seconds` of the server under overload."""
+SHARES = (0.6, 0.8, 1.0, 1.2)
+OVERLOAD = 3.0
+KEPT = 0.9
+START_SECONDS = 120.0
+OPERATOR = "operator-key"
+KEYS = f"""\
+[operators]
+keys = ["{OPERATOR}"]
+
+[tenants.attacker]
+keys = ["attacker-key"]
+
+[tenants.victim]
+keys = ["victim-key"]
+"""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = parser_of("overload", __doc__, ("pocket",), rounds=1)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each window")
+    parser.add_argument("--json", action="store_true", help="print the JSON, without the tables")
+    chosen = parser.parse_args(words)
+    options = options_of(chosen)
+    seconds = 2.0 if chosen.quick else chosen.seconds
+    return run("overload", lambda: measure(options, seconds, quiet=chosen.json))
+
+
+def measure(options: Options, seconds: float, *, quiet: bool) -> None:
+    many = {"slow-readers": READERS, "half-open": HALF_OPEN}
+    few = dict.fromkeys(many, 5)
+    bad = asyncio.run(_bad_clients(options, seconds, few if options.quick else many))
+    loads = asyncio.run(_overload(options, seconds))
+    best = max(loads[:-1], key=lambda load: load["goodput"])
+    over = loads[-1]
+    goals = [
+        Goal("others' p90 gap beside bad clients", bad["gap_ratio"], "x", GAP, "lower"),
+        Goal("goodput kept at overload", over["goodput"] / max(best["goodput"], 1e-9), "x", KEPT, "higher"),
+        Goal("refusals without Retry-After", float(over["refused_silently"]), "", 0.0, "lower"),
+        Goal(
+            "refused turns that reached the engine", over["engine_turns"] - over["replies"], "", 0.0, "lower"
+        ),
+        Goal("answers lost", float(over["failed"]), "", 0.0, "lower"),
+    ]
+    if not quiet:
+        _table(bad, loads)
+    settings = {"model": "pocket", "threads": options.threads, "quick": options.quick, "seconds": seconds}
+    show(
+        "overload",
+        options.seed,
+        {**settings, "bad_clients": bad, "loads": loads},
+        goals,
+        options.out,
+        quiet=quiet,
+    )
+
+
+@contextmanager
+def _served(options: Options, folder: str, *words: str) -> Iterator[Server]:
+    """A server with two tenants."""
+    keys = Path(folder, "keys.toml")
+    keys.write_text(KEYS)
+    with server(
+        "pocket", options.threads, "--device", "cpu", "--keys", str(keys), "--no-store", *words
+    ) as one:
+        yield one
+
+
+# --- slow readers and half-open connections ------------------------------------------------------------
+
+
+async def _bad_clients(options: Options, seconds: float, bad: dict[str, int]) -> dict[str, Any]:
+    """``bad``: how many of each kind."""
+    with tempfile.TemporaryDirectory() as folder, _served(options, folder) as running:
+        await _gaps(running, seconds / 3)
+        alone = await _gaps(running, seconds)
+        before = memory_bytes(running.gateway)["now"]
+        attackers = {kind: await _attack(running, kind, count) for kind, count in bad.items()}
+        try:
+            await _computed(running)
+            spent, began = cpu_seconds(running.gateway), time.perf_counter()
+            beside = await _gaps(running, seconds)
+            cores = (cpu_seconds(running.gateway) - spent) / (time.perf_counter() - began)
+            growth = memory_bytes(running.gateway)["now"] - before
+            ended = [kind for kind, attacker in attackers.items() if attacker.returncode is not None]
+            if ended:
+                raise CannotMeasure(f"the bad clients ({ended[0]}) ended early")
+        finally:
+            sent = {kind: await _stopped(attacker) for kind, attacker in attackers.items()}
+    if not alone or not beside:
+        raise CannotMeasure("the talking sessions had no tokens")
+    p90 = [1000 * percentile(gaps, 0.9) for gaps in (alone, beside)]
+    return {
+        "gap_p90_ms": {"alone": p90[0], "beside": p90[1]},
+        "gap_p50_ms": {"alone": 1000 * percentile(alone, 0.5), "beside": 1000 * percentile(beside, 0.5)},
+        "gap_ratio": p90[1] / p90[0],
+        "gaps": [len(alone), len(beside)],
+        "memory_growth_mib": growth / (1 << 20),
+        "gateway_cores": cores,
+        "bad_clients": sent,
+    }
+
+
+async def _gaps(running: Server, seconds: float) -> list[float]:
+    """The token gaps, in seconds, of `TALKERS` clients that generate for a time."""
+    gaps: list[float] = []
+    end = time.perf_counter() + seconds
+
+    async def talk(client: Client) -> None:
+        while time.perf_counter() < end:
+            async with client.session(
+                temperature=0, min_output_tokens=TALK_TOKENS, max_output_tokens=TALK_TOKENS
+            ) as chat:
+                said = [time.perf_counter() async for _ in chat.say("Tell me a long story.")]
+            gaps.extend(later - earlier for earlier, later in pairwise(said))
+
+    async with connect(running.url, api_key="victim-key") as client:
+        await asyncio.gather(*(talk(client) for _ in range(TALKERS)))
+    return gaps
+
+
+async def _attack(running: Server, kind: str, count: int) -> asyncio.subprocess.Process:
+    """Start bad clients, and wait until all are connected."""
+    command = (
+        sys.executable,
+        "-m",
+        "holdfast.benchmarks.harness.bad_clients",
+        kind,
+        running.url,
+        "attacker-key",
+    )
+    attacker = await asyncio.create_subprocess_exec(
+        *(*command, "--count", str(count)), stdout=asyncio.subprocess.PIPE, env=environment(1, ours=True)
+    )
+    assert attacker.stdout is not None
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            if await attacker.stdout.readline():
+                return attacker
+    except TimeoutError:
+        attacker.kill()
+    await attacker.wait()
+    raise CannotMeasure(f"the bad clients ({kind}) did not connect")
+
+
+async def _stopped(attacker: asyncio.subprocess.Process) -> dict[str, int]:
+    """End an attack; gives its counts."""
+    with suppress(ProcessLookupError):
+        attacker.terminate()
+    said, _ = await attacker.communicate()
+    return dict(json.loads(said)) if said else {}
+
+
+async def _computed(running: Server) -> None:
+    """Wait until the engine has no turns."""
+    async with asyncio.timeout(300):
+        while True:
+            told = await asyncio.to_thread(engine_statistics, running.url, OPERATOR)
+            if not told["running"] and not told["waiting"]:
+                return
+            await asyncio.sleep(0.2)
+
+
+# --- overload ------------------------------------------------------------------------------------------
+
+
+async def _overload(options: Options, seconds: float) -> list[dict[str, Any]]:
+    """The loads in their order, the overload last."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _served(options, folder, "--max-queue-seconds", str(QUEUE_SECONDS)) as running,
+    ):
+        await _load(options, running, seconds / 3)
+        capacity = (await _load(options, running, seconds))["replies_per_second"]
+        if not capacity:
+            raise CannotMeasure("no reply was completed")
+        loads = [await _load(options, running, seconds, share * capacity) for share in SHARES]
+        best = max(loads, key=lambda load: load["goodput"])
+        loads.append(await _load(options, running, seconds, OVERLOAD * best["offered_per_second"]))
+    return loads
+
+
+async def _load(
+    options: Options, running: Server, seconds: float, rate: float | None = None
+) -> dict[str, Any]:
+    """Requests for a time, at a rate, or without one as many as are answered."""
+    words = ("--seconds", str(seconds), "--seed", str(options.seed), *(("--rate", str(rate)) if rate else ()))
+    before = engine_statistics(running.url, OPERATOR)
+    spent = cpu_seconds(running.gateway)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "holdfast.benchmarks.harness.arrivals", running.url, "victim-key", *words),
+        stdout=asyncio.subprocess.PIPE,
+        env=environment(1, ours=True),
+    )
+    said, _ = await process.communicate()
+    if process.returncode:
+        raise CannotMeasure("the clients failed")
+    told = json.loads(said)
+    after = engine_statistics(running.url, OPERATOR)
+    replies, refused = len(told["ttft"]), told["refused"]
+    good = sum(ttft <= SLO_SECONDS for ttft in told["ttft"])
+    return {
+        "offered_per_second": rate,
+        "replies_per_second": replies / seconds,
+        "goodput": good / seconds,
+        "replies": replies,
+        "ttft_p50_ms": 1000 * percentile(told["ttft"], 0.5),
+        "ttft_p90_ms": 1000 * percentile(told["ttft"], 0.9),
+        "refused": len(refused),
+        "refused_silently": told["silent"],
+        "refusal_p50_ms": 1000 * percentile(refused, 0.5) if refused else None,
+        "refusal_p99_ms": 1000 * percentile(refused, 0.99) if refused else None,
+        "failed": len(told["failed"]),
+        "failures": told["failed"][:5],
+        "engine_turns": after["turns"] - before["turns"],
+        "gateway_cpu_seconds": cpu_seconds(running.gateway) - spent,
+    }
+
+
+def _table(bad: dict[str, Any], loads: list[dict[str, Any]]) -> None:
+    gaps = [[rank, *bad[f"gap_{rank}_ms"].values()] for rank in ("p50", "p90")]
+    table(
+        f"Token gaps of {TALKERS} sessions, alone and beside bad clients; ms",
+        ["gap", "alone", "beside"],
+        gaps,
+    )
+    keys = (
+        "replies_per_second",
+        "goodput",
+        "ttft_p50_ms",
+        "ttft_p90_ms",
+        "refused",
+        "refusal_p50_ms",
+        "failed",
+    )
+    rows = [[f"{load['offered_per_second']:.1f}", *(load[key] or 0.0 for key in keys)] for load in loads]
+    heads = ["offered /s", "replies /s", "goodput /s", "TTFT p50", "p90", "refused", "refusal ms", "failed"]
+    table("Chat Completions that arrive at random", heads, rows)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
