@@ -22,8 +22,8 @@ WAIT_SECONDS = 60.0
 
 @dataclass(slots=True)
 class Answers:
-    """``ttft``, ``taken``: seconds to the first token and to the end of each complete reply. ``refused``: to each
-    refusal (429 or 503). ``silent``: refusals without ``Retry-After``. ``failed``: other answers, or none."""
+    """``ttft``, ``taken``: seconds to the first token and to the end of each complete reply. ``refused``: to
+    each refusal (429 or 503). ``silent``: refusals without ``Retry-After``. ``failed``: other answers."""
 
     ttft: list[float] = field(default_factory=list)
     taken: list[float] = field(default_factory=list)
