@@ -579,6 +579,8 @@ class World:
             (held, returns), sequence = before[1][seq], self._queues[seq]
             if not held or sequence.turn or sequence.lease is None:  # over just now
                 continue
+            if self.beings[seq].cursed:  # its row failed
+                continue
             if self.scheduler._restore.awaits(sequence):
                 continue
             stayed = [other for other, size in free.items() if size and other not in self.gave]
