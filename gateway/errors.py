@@ -15,7 +15,7 @@ GatewayError
 ├── ResponseUnknown, PreviousResponseUnknown, ConversationUnknown
 ├── TooManyLanes, TooManyRequests
 ├── RouteUnknown, MethodRefused, UpgradeNeeded, ThreadsNotServed
-└── ModelNotServed, SessionMoved, SessionRequired, Draining
+└── ModelNotServed, SessionMoved, SessionRequired, EngineLoading, Draining
 """
 
 from __future__ import annotations
@@ -295,6 +295,13 @@ class SessionRequired(GatewayError):
     """The socket was opened to resume a session, and has not done so yet."""
 
     wire = _invalid("session_required", 409)
+
+
+class EngineLoading(GatewayError):
+    """The engine was started and still loads; nothing began. The message names the phase."""
+
+    wire = _server("engine_loading", 503)
+    retry_after: ClassVar[float] = 5.0
 
 
 class Draining(GatewayError):
