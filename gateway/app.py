@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 import msgspec
 from starlette.applications import Starlette
@@ -12,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Match, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -53,6 +54,11 @@ SOCKETS = (REALTIME_SOCKET, RESPONSES_SOCKET)
 """All WebSockets, for the AsyncAPI document."""
 TURN_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 """Routes that begin a turn when they are posted to: their answers tell what is left to the client's key."""
+
+NEAREST = 3
+"""Routes that the answer to an unknown one names."""
+MOST_COMPARED = 256
+"""Characters of an unknown path that are compared with the routes, and told back."""
 
 
 def build_app(service: Service) -> ASGIApp:
@@ -200,17 +206,25 @@ def _json(body: msgspec.Struct) -> Response:
 
 
 def _not_served(request: Request, error: Exception) -> Response:
-    """The 404 answer for a path, or the 405 answer for a method, that is not served. Its text names what is."""
+    """The 404 answer for a path, or the 405 answer for a method, that is not served. The first names the routes
+    that are most like it, the second the methods."""
     app: Starlette = request.app
-    served = [
-        f"{min((route.methods or {'GET'}) - {'HEAD'})} {route.path}"
-        for route in app.routes
-        if isinstance(route, Route) and route.path != REALTIME and not route.path.startswith(PAGE_FILES)
-    ]
-    told = f"{request.method} {request.url.path} is not served here; there are {', '.join(served)}, "
-    told += f"and the WebSocket {REALTIME}"
-    refused = MethodRefused(told) if getattr(error, "status_code", 404) == 405 else RouteUnknown(told)
-    return refusal(refused, request.scope)
+    path = _path(request.scope)[:MOST_COMPARED]
+    told = f"{request.method} {path} is not served here"
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    if getattr(error, "status_code", 404) == 405:
+        fitting = (route for route in routes if route.matches(request.scope)[0] is Match.PARTIAL)
+        allowed = {method for route in fitting for method in route.methods or ()}
+        served = " and ".join(sorted(allowed - {"HEAD"}))
+        return refusal(MethodRefused(f"{told}; {path} has {served}", allowed), request.scope)
+    methods: dict[str, list[str]] = {}
+    for route in routes:
+        if not route.path.startswith(PAGE_FILES):
+            methods.setdefault(route.path_format, []).extend(sorted((route.methods or set()) - {"HEAD"}))
+    methods[REALTIME] = ["the WebSocket"]
+    near = get_close_matches(path, methods, NEAREST, cutoff=0.0)
+    named = ", ".join(f"{' or '.join(methods[one])} {one}" for one in near)
+    return refusal(RouteUnknown(f"{told}; the nearest are {named}; /openapi.json has all"), request.scope)
 
 
 def _subprotocol(offered: Sequence[str]) -> str | None:

@@ -55,6 +55,10 @@ OPERATORS_ROUTES = frozenset({"/metrics", "/version"})
 """The routes that an operator's key opens even if it is not a tenant's key."""
 TENANT = "holdfast.tenant"
 """Where a request's scope has the salt of its tenant."""
+KEY_WANTED = (
+    "{}: send `Authorization: Bearer KEY` or `x-api-key: KEY`, with the key of the server's --api-key or "
+    "HOLDFAST_API_KEY, or one of its --keys file"
+)
 KEY_PROTOCOL = "openai-insecure-api-key."
 """A WebSocket subprotocol that begins with this carries the client's key."""
 OPERATOR = "holdfast.operator"
@@ -297,7 +301,7 @@ class Guard:
         bearer = key_of(headers)
         tenant, operator = keys.tenant(bearer), keys.is_operator(bearer)
         if tenant is None and not (operator and path in OPERATORS_ROUTES):
-            raise KeyInvalid("a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY")
+            raise KeyInvalid(KEY_WANTED.format("This API key is not valid here" if bearer else "No API key"))
         scope[TENANT], scope[OPERATOR] = salt_of(tenant or ""), operator
         scope[KEY] = keys.digest_of(bearer)
 

@@ -47,13 +47,15 @@ async def opened(
     Raises ``ModelUnreadable``, ``SettingsInvalid``, ``TokenizerUnreadable``, ``TemplateFailed``,
     ``EngineDied``, and ``StoreUnusable`` (``StoreHeld`` already before loading).
     """
-    folder = await asyncio.to_thread(find_model, model)
-    check_folder(folder)  # first, so that no store is made for a model that is not there
-    lock = await _locked(service.settings)
+    lock: StoreLock | None = None
     try:
+        folder = await asyncio.to_thread(find_model, model)
+        check_folder(folder)  # first, so that no store is made for a model that is not there
+        lock = await _locked(service.settings)
         async with _on_engine(service, folder, engine, lock) as registry:
             yield registry
     finally:
+        service.refuse()  # what waits for an engine that could not be loaded
         if lock is not None:
             lock.release()
 

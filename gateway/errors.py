@@ -15,12 +15,13 @@ GatewayError
 ├── ResponseUnknown, PreviousResponseUnknown, ConversationUnknown
 ├── TooManyLanes, TooManyRequests
 ├── RouteUnknown, MethodRefused, UpgradeNeeded, ThreadsNotServed
-└── ModelNotServed, SessionMoved, SessionRequired, Draining
+└── ModelNotServed, SessionMoved, SessionRequired, EngineLoading, Draining
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -268,9 +269,14 @@ class RouteUnknown(GatewayError):
 
 
 class MethodRefused(GatewayError):
-    """The server serves this path, but not by this method."""
+    """The server serves this path, but not by this method. ``allowed``: the methods that it serves."""
 
     wire = _invalid("method_not_allowed", 405)
+    allowed = ""
+
+    def __init__(self, message: str, allowed: Iterable[str]) -> None:
+        super().__init__(message)
+        self.allowed = ", ".join(sorted(allowed))
 
 
 class UpgradeNeeded(GatewayError):
@@ -295,6 +301,13 @@ class SessionRequired(GatewayError):
     """The socket was opened to resume a session, and has not done so yet."""
 
     wire = _invalid("session_required", 409)
+
+
+class EngineLoading(GatewayError):
+    """The engine was started and still loads; nothing began. The message names the phase."""
+
+    wire = _server("engine_loading", 503)
+    retry_after: ClassVar[float] = 5.0
 
 
 class Draining(GatewayError):
@@ -423,4 +436,6 @@ def _headers(status: int, error: BaseException) -> dict[str, str] | None:
     """The headers of an answer with this status; None if there are none."""
     if status in (429, 503, OVERLOADED):
         return {"Retry-After": str(math.ceil(max(1.0, retry_after(error) or 0.0)))}
+    if isinstance(error, MethodRefused):
+        return {"Allow": error.allowed}
     return _HEADERS.get(status)

@@ -9,21 +9,29 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from ..runtime.link.messages import Heartbeat, Phase
+from ..runtime.link.messages import COMPILING, Heartbeat, Phase
 from .completion_batch import PromptTask
 
 UseTqdm: TypeAlias = bool | Callable[..., Any]
 """Whether to show a bar, or what makes one in place of ``tqdm.auto.tqdm``."""
+LONG_SECONDS = 5.0
+"""Reading compiled kernels from disk takes less: a longer time is told in a line."""
+COMPILES = "holdfast: compiling kernels, a minute or more; they are kept, so that later starts take seconds"
 
 
 class LoadingBar:
-    """The progress of loading a model, on a terminal alone. The first start on a machine compiles kernels."""
+    """The progress of loading a model: a bar on a terminal, and anywhere a line on stderr if kernels are
+    compiled for long, as at the first start on a machine. ``clock``: in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._bar: Any = None
+        self._clock = clock
+        self._heard: float | None = None  # when the last heartbeat came that told of compiling
+        self._compiled = 0.0  # seconds between such heartbeats, until they are told
 
     def heard(self, beat: Heartbeat) -> None:
         """Show the progress that a heartbeat of the engine tells."""
+        self._count(beat)
         if beat.phase not in (Phase.LOADING, Phase.COMPILING):
             self.close()
         elif sys.stderr.isatty():
@@ -33,6 +41,18 @@ class LoadingBar:
             self._bar.set_description(beat.detail or "loading", refresh=False)
             self._bar.n = beat.fraction
             self._bar.refresh()
+
+    def _count(self, beat: Heartbeat) -> None:
+        """Tell once that kernels are compiled, when that has taken `LONG_SECONDS`."""
+        now, before = self._clock(), self._heard
+        self._heard = now if beat.phase is Phase.COMPILING and beat.detail.startswith(COMPILING) else None
+        if self._heard is None or before is None or self._compiled >= LONG_SECONDS:
+            return
+        self._compiled += now - before
+        if self._compiled >= LONG_SECONDS:
+            if self._bar is not None:
+                self._bar.clear()
+            print(COMPILES, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Remove the bar."""

@@ -14,13 +14,13 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..runtime.errors import EngineDied, EngineGone
+from ..runtime.errors import EngineGone
 from ..runtime.link.client import EngineLink
 from ..runtime.link.messages import Phase
 from ..sessions.journal.journal import Journal
 from ..sessions.registry import SessionRegistry
 from ..sessions.stored import StoredObjects
-from .errors import Draining, KeyRemoved, ModelNotServed, SlowReader
+from .errors import Draining, EngineLoading, KeyRemoved, ModelNotServed, SlowReader
 from .live_session import LiveSession, spawn
 from .live_sessions import LiveSessions
 from .metrics import MetricsSnapshot, TenantSnapshot
@@ -39,6 +39,9 @@ if TYPE_CHECKING:  # it needs an extra
     from .tracing import TurnTracer
 
 log = logging.getLogger(__name__)
+
+LOADING = {Phase.LOADING: "loading weights", Phase.COMPILING: "compiling kernels"}
+"""What an engine that is not ready does; in any other phase the journal is being opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,8 @@ class Service:
         self._stored: StoredObjects | None = None
         self._works: set[asyncio.Task[Any]] = set()
         self._draining = False
+        self._opened = asyncio.Event()  # no request waits for the engine any more
+        self._waiting = 0
         self._slow_readers = 0
         link.on_recovery(self._recovered)
 
@@ -123,6 +128,12 @@ class Service:
         self._stored = StoredObjects(journal)
         if journal is not None:
             journal.watchers.add(self._live.alarm)
+        self._opened.set()
+
+    def refuse(self) -> None:
+        """Admit no client any more. What waits for the engine is refused."""
+        self._draining = True
+        self._opened.set()
 
     async def close(self) -> None:
         """Admit no client any more, close all sockets and put all sessions away. Running turns count as
@@ -131,7 +142,7 @@ class Service:
         It waits at most ``close_seconds`` for the sockets, and at most as long again for the sessions, because
         the engine may not answer.
         """
-        self._draining = True
+        self.refuse()
         if self._live is not None:
             self._live.stop()
         for socket in self._sockets.values():
@@ -184,25 +195,52 @@ class Service:
         """Check that a client may have a session, and return the live sessions, in which a face opens or
         resumes it. ``model``: the name that the client asks for; None: any.
 
-        Raises ``ModelNotServed``, ``Draining``, or ``EngineDied`` if the engine was not loaded yet.
+        Raises ``ModelNotServed``, ``Draining``, or ``EngineLoading``.
         """
         self.check_model(model)
         if self._draining:
             raise Draining("The server is going away")
         if self._live is None:
-            raise EngineDied("The engine is loading")
+            raise self._loading()
         return self._live
 
-    def transcripts(self, model: str | None) -> Transcripts:
-        """What begins the turns of clients that send whole conversations. Raises what `admit` does."""
+    async def loaded(self) -> None:
+        """Wait for an engine that still loads, ``loading_seconds`` at most: what is asked for then is refused.
+        Clients of HTTP have no other way to wait; those of WebSockets try again."""
+        self._waiting += 1
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.settings.loading_seconds):
+                    await self._opened.wait()
+        finally:
+            self._waiting -= 1
+
+    async def transcripts(self, model: str | None) -> Transcripts:
+        """What begins the turns of clients that send whole conversations. Waits for an engine that loads, as
+        `loaded` does. Raises what `admit` does."""
+        self.check_model(model)
+        await self.loaded()
         return Transcripts(self.admit(model), self._link, self.settings.default_max_tokens)
 
     @property
     def stored(self) -> StoredObjects:
-        """What the faces store. Raises ``EngineDied`` if the engine was not loaded yet."""
+        """What the faces store. Raises ``EngineLoading``."""
         if self._stored is None:
-            raise EngineDied("The engine is loading")
+            raise self._loading()
         return self._stored
+
+    @property
+    def context(self) -> int | None:
+        """The tokens that the model's context holds; None until the engine is loaded."""
+        return None if self._live is None else self._link.hello.max_context
+
+    def _loading(self) -> EngineLoading:
+        state = self.state()
+        doing = LOADING.get(state.phase, "opening the journal")
+        detail = f" ({state.detail}, {state.fraction:.0%})" if state.detail and state.phase in LOADING else ""
+        return EngineLoading(
+            f"The engine is not ready yet: {doing}{detail}. Try again soon; /ready tells when"
+        )
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run work that may outlive its request. `close` cancels it."""
@@ -244,7 +282,7 @@ class Service:
         """Prepare for the server's end: take no new turns, and tell all clients. Wait at most ``drain_seconds``
         for running turns; those that the next server cannot continue are then cancelled. Returns after
         ``close_seconds`` more at the latest."""
-        self._draining = True
+        self.refuse()
         seconds = self.settings.drain_seconds
         running = 0 if self._live is None else self._live.responses
         log.info("draining: %d responses run and have %g s to end", running, seconds)
@@ -315,6 +353,7 @@ class Service:
     def _lengths(self) -> dict[str, float]:
         outboxes = [socket.outbox.statistics() for socket in self._sockets.values()]
         return {
+            "requests_waiting_for_engine": self._waiting,
             "sockets": len(self._sockets),
             "sessions_live": 0 if self._live is None else len(self._live),
             "responses_running": 0 if self._live is None else self._live.responses,

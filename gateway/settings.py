@@ -158,6 +158,8 @@ class GatewaySettings:
     """A reply ends after this many repeated tokens (`sessions.turn.cycles`); 0: never for this reason."""
     recovery_seconds: float = 60.0
     """If its engine dies, a reply waits this long for another one; then it fails."""
+    loading_seconds: float = 60.0
+    """While the engine loads, an HTTP request that needs it waits this long for it; then it is refused."""
     traces_endpoint: str | None = None
     """Where spans of turns go, by OTLP over HTTP; None: none are made. Raises ``TracingUnavailable``."""
     max_queue_seconds: float | None = 300.0

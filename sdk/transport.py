@@ -142,6 +142,8 @@ def _refused(address: str, answer: Response) -> ConnectionFailed:
     except msgspec.MsgspecError:
         words = body if len(body) <= MOST_WORDS and "<" not in body else ""
     words = words or answer.reason_phrase or "no reason given"
+    if answer.status_code == 401:
+        words += "; here the key is api_key=… or HOLDFAST_API_KEY"
     kind = REFUSALS.get(answer.status_code, ConnectionFailed)
     return kind(f"Cannot connect to {address}: {answer.status_code}: {words}", answer.status_code, code)
 

@@ -88,7 +88,7 @@ class _ChatFace:
     async def chat(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
         body = await read_json(request, self._limits, frames.REQUEST, frames.is_unserved)
-        transcripts = self._service.transcripts(body.model)
+        transcripts = await self._service.transcripts(body.model)
         ask = ask_of(body, transcripts.bounds, transcripts.sampling, transcripts.default_max_tokens)
         model = body.model or self._service.model
         async with AsyncExitStack() as stack:
@@ -110,7 +110,7 @@ class _ChatFace:
     async def complete(self, request: Request) -> Response:
         """``POST /v1/completions``."""
         body = await read_json(request, self._limits, completions.REQUEST, completions.is_unserved)
-        transcripts = self._service.transcripts(body.model)
+        transcripts = await self._service.transcripts(body.model)
         ask, prompts = completions.ask_of(
             body,
             transcripts.tokenizer,
@@ -135,7 +135,7 @@ class _ChatFace:
     async def tokenize(self, request: Request) -> Response:
         """``POST /tokenize``: the token ids of a text, or of a conversation's prompt."""
         body = await read_json(request, self._limits, completions.TOKENIZE)
-        transcripts = self._service.transcripts(body.model)
+        transcripts = await self._service.transcripts(body.model)
         if body.messages is None:
             ids = completions.encoded(
                 transcripts.tokenizer, body.prompt or "", special=body.add_special_tokens
@@ -150,7 +150,7 @@ class _ChatFace:
     async def detokenize(self, request: Request) -> Response:
         """``POST /detokenize``: the text of token ids, special tokens included."""
         body = await read_json(request, self._limits, completions.DETOKENIZE)
-        transcripts = self._service.transcripts(body.model)
+        transcripts = await self._service.transcripts(body.model)
         ids = token_ids("tokens", body.tokens, transcripts.bounds.vocab_size)
         text: str = transcripts.tokenizer.backend.decode(list(ids), skip_special_tokens=False)
         return json_answer(completions.Detokenized(prompt=text))

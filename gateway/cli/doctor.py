@@ -94,10 +94,11 @@ def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[
     """Facts about the model and what it needs, as names and values. Its weights are not loaded. Raises
     ``ModelUnreadable``, ``SettingsInvalid``, ``LimitsTooLarge`` or a ``SessionError``."""
     from ...runtime.model.config import read_config, read_defaults
-    from ...runtime.model.folder import find_model
+    from ...runtime.model.folder import check_folder, find_model
     from ...runtime.model.load import as_stored, dtype_named, open_weights
 
     folder = find_model(settings.model)
+    check_folder(folder)
     config = read_config(folder, settings.max_context)
     kind = dtype_named(settings.dtype, config)
     with open_weights(folder, config) as weights:

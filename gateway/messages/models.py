@@ -9,9 +9,7 @@ import msgspec
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
-from ...runtime.errors import EngineGone
 from ...sdk.errors import FieldInvalid
-from ..errors import Draining
 from ..net.bodies import json_answer
 from ..service import Service
 
@@ -70,13 +68,8 @@ def model_info(service: Service, name: str) -> Response:
 
 def _info(service: Service, name: str) -> ModelInfo:
     created = datetime.fromtimestamp(service.started, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    try:
-        context = service.transcripts(None).context
-    except (Draining, EngineGone):
-        context = None
-    return ModelInfo(
-        id=name, display_name=name, created_at=created, max_input_tokens=context, max_tokens=context
-    )
+    most = service.context
+    return ModelInfo(id=name, display_name=name, created_at=created, max_input_tokens=most, max_tokens=most)
 
 
 def _limit(given: str) -> int:

@@ -68,7 +68,7 @@ class _MessagesFace:
     async def create(self, request: Request) -> Response:
         """``POST /v1/messages``."""
         body = await self._read(request, frames.REQUEST)
-        transcripts = self._service.transcripts(body.model)
+        transcripts = await self._service.transcripts(body.model)
         client, prompt = requester_of(request), None
         if begun(body):
             prompt = tuple(await self._begun_prompt(transcripts, client, body))
@@ -90,7 +90,7 @@ class _MessagesFace:
     async def count(self, request: Request) -> Response:
         """``POST /v1/messages/count_tokens``: the number of tokens of a conversation's prompt."""
         body = await self._read(request, frames.COUNT)
-        transcripts = self._service.transcripts(body.model)
+        transcripts = await self._service.transcripts(body.model)
         ids = await self._begun_prompt(transcripts, requester_of(request), body)
         return json_answer(frames.TokenCount(input_tokens=len(ids)), headers={"request-id": new_id("req")})
 

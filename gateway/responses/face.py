@@ -104,7 +104,7 @@ class ResponsesFace:
         what `Transcripts.turn` raises: before anything was computed.
         """
         check_create(body)
-        transcripts = self.service.transcripts(body.model)
+        transcripts = await self.service.transcripts(body.model)
         if body.stored:
             self.service.stored.check(client.salt)
         response_id = new_id("resp")
@@ -268,7 +268,7 @@ class ResponsesFace:
 
     async def count(self, client: Requester, body: frames.CountBody) -> CountedInput:
         """The number of tokens of a request's prompt. Raises what `begin` raises for its items."""
-        transcripts = self.service.transcripts(body.model)
+        transcripts = await self.service.transcripts(body.model)
         past = await self._past(client, body.previous_response_id, body.conversation_id)
         given = await self._given(client, body.input, new_id("resp"), past.items)
         items = [*past.items, *given]
@@ -278,7 +278,7 @@ class ResponsesFace:
     async def compact(self, client: Requester, body: frames.CompactBody) -> CompactionResult:
         """Shorten a conversation: the model summarises it. The result's items stand for it in a new chain.
         Raises what `begin` raises, and the error of a summary that failed."""
-        transcripts = self.service.transcripts(body.model)
+        transcripts = await self.service.transcripts(body.model)
         past = await self._past(client, body.previous_response_id, None)
         result_id = new_id("resp")
         given = await self._given(client, body.input, result_id, past.items)

@@ -135,8 +135,17 @@ def responses_routes(service: Service) -> list[BaseRoute]:
         conversations.item,
         conversations.remove,
     )
+
+    def loaded(serve: Endpoint) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            await service.loaded()  # what is stored is known from then on
+            return await serve(request)
+
+        return endpoint
+
+    asks = {responses.create, responses.compact, responses.count}  # they check the body before they wait
     routes = [
-        Route(row.path, refusing(serve), methods=[row.method])
+        Route(row.path, refusing(serve if serve in asks else loaded(serve)), methods=[row.method])
         for row, serve in zip(ROWS, served, strict=True)
     ]
     return [WebSocketRoute(RESPONSES, responses.socket), *routes]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..link.heartbeat import FIRST_STEP, Liveness, StepTimes
-from ..link.messages import Phase
+from ..link.messages import COMPILING, Phase
 from ..plan import NO_SEQUENCE, Handle, Outcome, Plan, Runner
 
 
@@ -81,7 +81,7 @@ class WatchedRunner:
     def compiling(self, kernel: str) -> None:
         """A step waits until ``kernel`` is compiled: tell the liveness, with the time that this may take."""
         self._compiling = self._clock()
-        self._liveness.enter(Phase.COMPILING, FIRST_STEP, kernel)
+        self._liveness.enter(Phase.COMPILING, FIRST_STEP, f"{COMPILING}{kernel}")
 
     def compiled(self) -> None:
         """The kernel is compiled, and the step goes on: tell the liveness the step's phase again. The time

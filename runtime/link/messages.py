@@ -419,6 +419,10 @@ class Phase(StrEnum):
     IDLE = "idle"
 
 
+COMPILING = "compiling "
+"""The detail of a heartbeat that tells of a kernel being compiled begins so; its name follows."""
+
+
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
     """The engine is in ``phase`` and sends its next heartbeat within ``deadline`` seconds.
 

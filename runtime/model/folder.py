@@ -25,15 +25,17 @@ def find_model(name: str) -> Path:
         ModelUnreadable: no such folder or file, a file that is no GGUF file, no such model on the hub, or the
         hub cannot be reached.
     """
+    if not name:
+        raise ModelUnreadable("no model is named: give a folder, a GGUF file, a hub id, or `pocket`")
     if name == POCKET:
         return Path(__file__).resolve().parent.parent / POCKET
     if name in FETCHED:
         return _fetched(name)
     folder = Path(name).expanduser()
     try:
-        if name and folder.is_dir():
+        if folder.is_dir():
             return folder
-        exists = name and folder.exists()
+        exists = folder.exists()
     except (OSError, ValueError) as error:
         raise ModelUnreadable(f"{name!r}: not a folder's name: {error}") from error
     if exists:
@@ -92,7 +94,8 @@ def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         return
     if not (folder / "config.json").is_file():
-        raise ModelUnreadable(f"{folder}: not a model folder: it has no config.json")
+        told = "it has no config.json. Name the folder or the GGUF file of a model, a hub id, or `pocket`"
+        raise ModelUnreadable(f"{folder}: not a model folder: {told}")
     if not any(folder.glob("*.safetensors")):
         raise ModelUnreadable(f"{folder}: not a model folder: it has no weights, model.safetensors")
 

@@ -19,11 +19,14 @@ SNIPPETS = [
     for page in ("README.md", "sdk/README.md")
     for snippet in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 ]
+FRAGMENTS = 2
+"""Blocks of the SDK's guide that show a part of a program, marked ``py``."""
 
 TOLD = (
     (("Marisol",), ("Marisol",)),
     (("get_weather", "Oslo"), ("It is 7 degrees and cloudy in Oslo.", "completed")),
     (("Marisol",), ("fox",), ("Marisol",)),
+    (("in Oslo.",), ("in Rome.",), ("in Paris.",)),
     (("4821",), ("1357",), ("Marisol",)),
     (("['city', 'days']",), ("True",), ("['city', 'days']",)),
 )
@@ -34,6 +37,8 @@ pytestmark = pytest.mark.anyio
 
 def test_the_readme_has_snippets() -> None:
     assert len(SNIPPETS) == len(TOLD)
+    fragments = re.findall(r"```py\n(.*?)```", (ROOT / "sdk/README.md").read_text(), re.DOTALL)
+    assert len(fragments) == FRAGMENTS and not any("connect(" in one for one in fragments)
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))

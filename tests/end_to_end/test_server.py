@@ -128,9 +128,9 @@ async def test_the_plain_routes(server: Serving) -> None:
     status, body = await get(server.url, "/v1/embeddings")
     error = json.loads(body)["error"]
     assert status == 404 and error["code"] == "not_found"
-    assert "GET /v1/embeddings is not served" in error["message"] and "GET /v1/models," in error["message"]
+    assert "GET /v1/embeddings is not served" in error["message"]
     status, body = await get(server.url, "/v1/responses")
-    assert status == 405 and "POST /v1/responses," in json.loads(body)["error"]["message"]
+    assert status == 405 and "/v1/responses has POST" in json.loads(body)["error"]["message"]
     status, body = await get(server.url, "/v1/realtime")
     assert status == 426 and json.loads(body)["error"]["code"] == "upgrade_required"
 

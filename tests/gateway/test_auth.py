@@ -55,6 +55,24 @@ async def test_probes_need_no_key(path: str) -> None:
     assert await answered(KEYED, "http", path) == 200
 
 
+@pytest.mark.parametrize(
+    ("headers", "cause"), [([], "No API key"), ([(b"authorization", b"Bearer other")], "not valid here")]
+)
+async def test_a_missing_or_wrong_key_is_told_how_keys_are_given(
+    headers: list[tuple[bytes, bytes]], cause: str
+) -> None:
+    sent: list[dict] = []
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    await KEYED({"type": "http", "path": "/v1/models", "headers": headers}, None, send)
+    told = json.loads(sent[1]["body"])["error"]["message"]
+    assert cause in told and "other" not in told
+    for word in ("--api-key", "HOLDFAST_API_KEY", "--keys", "Authorization: Bearer", "x-api-key"):
+        assert word in told
+
+
 async def test_a_key_in_letters_beyond_ascii_is_compared_too() -> None:
     guard = Guard(let_in, lambda: Keys.one("schlüssel"))
     assert await answered(guard, "http", "/version", [("Authorization", "Bearer schluessel")]) == 401

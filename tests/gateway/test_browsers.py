@@ -86,9 +86,37 @@ async def test_without_keys_only_pages_of_allowed_origins_may_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"), [("POST", "/v1/models", 405), ("GET", "/v1/chat", 404)]
+    ("method", "path", "status", "served"),
+    [
+        ("POST", "/v1/models", 405, "/v1/models has GET"),
+        ("GET", "/v1/chat", 404, "/v1/chat/completions"),
+        ("POST", "/chat/completions", 404, "POST /v1/chat/completions"),
+        ("POST", "/v1/message", 404, "POST /v1/messages,"),
+        ("GET", "/v1/realtim", 404, "the WebSocket /v1/realtime"),
+        ("GET", "/v1/conversations/a/item", 404, "GET or POST /v1/conversations/{conversation_id}/items"),
+        ("GET", "/" + "v" * 5000, 404, "/v1/"),
+    ],
 )
-async def test_a_page_can_read_what_is_served_instead(method: str, path: str, status: int) -> None:
+async def test_a_page_can_read_what_is_served_instead(
+    method: str, path: str, status: int, served: str
+) -> None:
     told = await asked(app_of(api_key="s3cret"), method, path, Origin=PAGE, Authorization="Bearer s3cret")
     assert told[0] == status and told[1]["access-control-allow-origin"] == "*"
-    assert "GET /v1/models" in json.loads(told[2])["error"]["message"]
+    message = json.loads(told[2])["error"]["message"]
+    assert served in message and len(message) < 600
+    assert status == 405 or message.count(" /v1/") + message.count("POST /to") <= 4, "three, not all"
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/v1/models", "GET, HEAD"),
+        ("/v1/chat/completions", "POST"),
+        ("/v1/conversations/conv_1", "DELETE, GET, HEAD, POST"),
+        ("/v1/messages", "POST"),
+        ("/v1/realtime", "GET, HEAD"),
+    ],
+)
+async def test_a_refused_method_is_told_the_allowed_ones(path: str, allowed: str) -> None:
+    status, headers, _ = await asked(app_of(), "PATCH", path)
+    assert (status, headers["allow"]) == (405, allowed)

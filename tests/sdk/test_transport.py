@@ -131,6 +131,7 @@ async def test_a_refusal_has_its_kind_and_the_servers_words(
             await dial(url)
     assert type(refused.value) is kind
     assert (refused.value.status, refused.value.server_code) == (status, "some_code")
+    assert ("api_key=" in refused.value.message) == (status == 401), "how this client is given its key"
 
 
 @pytest.mark.anyio

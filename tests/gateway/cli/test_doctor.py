@@ -14,6 +14,7 @@ from holdfast.benchmarks.toys import make_toy, teach
 from holdfast.gateway.cli import doctor
 from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.link.messages import SamplingDefaults
+from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sessions.errors import TemplateFailed
 
@@ -105,7 +106,25 @@ def test_the_machine_names_its_libraries() -> None:
 def test_a_folder_that_is_none_is_one_line_and_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.run(EngineSettings(model=str(tmp_path))) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "config.json" in line
+    assert line.startswith(
+        f"holdfast: {tmp_path}: not a model folder: it has no config.json. Name the folder"
+    )
+
+
+def test_weights_that_are_missing_are_one_line_and_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text((find_model("pocket") / "config.json").read_text())
+    assert doctor.run(EngineSettings(model=str(tmp_path))) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"holdfast: {tmp_path}: not a model folder: it has no weights, model.safetensors"
+
+
+def test_no_name_is_one_line_and_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.run(EngineSettings(model="")) == 2
+    assert capsys.readouterr().err == (
+        "holdfast: no model is named: give a folder, a GGUF file, a hub id, or `pocket`\n"
+    )
 
 
 def test_it_tells_what_an_operator_should_know(tmp_path: Path) -> None:

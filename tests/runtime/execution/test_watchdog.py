@@ -25,9 +25,11 @@ class Recorder(Liveness):
     def __init__(self) -> None:
         super().__init__()
         self.entered: list[tuple[Phase, float]] = []
+        self.details: list[str] = []
 
     def enter(self, phase: Phase, limit: float = 0.0, detail: str = "", fraction: float = 0.0) -> None:
         self.entered.append((phase, limit))
+        self.details += [detail] if detail else []
 
 
 class Slow:
@@ -104,6 +106,7 @@ def test_a_kernel_that_is_compiled_has_the_time_for_it_and_counts_for_no_step() 
     runner.launch(plan_of(1, 3)).tokens()
     step = (Phase.STEPPING, 30.0)  # ten times what the first took
     assert liveness.entered == [step, (Phase.COMPILING, FIRST_STEP), step, step, step, step]
+    assert liveness.details == ["compiling send_up"], "as the CPU's kernels are told"
 
 
 def plan_for(step: int, *sequences: int) -> Plan:
