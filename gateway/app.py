@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Match, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -207,10 +207,17 @@ def _not_served(request: Request, error: Exception) -> Response:
         for route in app.routes
         if isinstance(route, Route) and route.path != REALTIME and not route.path.startswith(PAGE_FILES)
     ]
-    told = f"{request.method} {request.url.path} is not served here; there are {', '.join(served)}, "
+    told = f"{request.method} {request.url.path[:256]} is not served here; there are {', '.join(served)}, "
     told += f"and the WebSocket {REALTIME}"
-    refused = MethodRefused(told) if getattr(error, "status_code", 404) == 405 else RouteUnknown(told)
-    return refusal(refused, request.scope)
+    if getattr(error, "status_code", 404) != 405:
+        return refusal(RouteUnknown(told), request.scope)
+    found = [
+        route
+        for route in app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] != Match.NONE
+    ]
+    allowed = {method for route in found for method in route.methods or ()}
+    return refusal(MethodRefused(told, allowed), request.scope)
 
 
 def _subprotocol(offered: Sequence[str]) -> str | None:

@@ -21,6 +21,7 @@ GatewayError
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -268,9 +269,13 @@ class RouteUnknown(GatewayError):
 
 
 class MethodRefused(GatewayError):
-    """The server serves this path, but not by this method."""
+    """The server serves this path, but not by this method. ``allowed``: the methods by which it does."""
 
     wire = _invalid("method_not_allowed", 405)
+
+    def __init__(self, message: str, allowed: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.allowed = sorted(allowed)
 
 
 class UpgradeNeeded(GatewayError):
@@ -423,4 +428,6 @@ def _headers(status: int, error: BaseException) -> dict[str, str] | None:
     """The headers of an answer with this status; None if there are none."""
     if status in (429, 503, OVERLOADED):
         return {"Retry-After": str(math.ceil(max(1.0, retry_after(error) or 0.0)))}
+    if isinstance(error, MethodRefused):
+        return {"Allow": ", ".join(error.allowed)}
     return _HEADERS.get(status)
