@@ -9,7 +9,7 @@ CLIENTS := pydantic-ai langchain litellm llama-index
 LOADERS := guidellm aiperf
 ROOMS := sdk kernels kvstore runtime sessions gateway benchmarks
 
-.PHONY: demo smollm2 test slow check bench peers faults paths aot aot-with gpu gpu-wheels clients load-clients chromium clean
+.PHONY: demo smollm2 test slow check bench peers faults paths fuzz aot aot-with gpu gpu-wheels clients load-clients chromium clean
 
 demo: .venv/ready
 	$(BIN)/holdfast demo
@@ -54,6 +54,11 @@ faults: .venv/ready
 # Long: 200 conversations in fp32, each over every path of its KV. A short cut of it runs in `make test`.
 paths: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow --timeout 7200 tests/end_to_end/test_paths.py
+
+# Long: 300,000 frames and bodies made from the API's documents, whole, damaged and rubbish, against a real server.
+# A short cut of it runs in `make test`.
+fuzz: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m slow --timeout 7200 tests/gateway/fuzz
 
 # Every Triton kernel compiled for GPUs that are not here: registers, spills, shared memory. Kept in build/.
 aot: .venv/ready

@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -45,6 +45,8 @@ from .settings import GatewaySettings
 log = logging.getLogger(__name__)
 Endpoint = Callable[[Request], Awaitable[Response]]
 
+LEFT = 499
+"""The status of an answer that no client waits for, as nginx has it. It is sent to nothing."""
 PROBES = frozenset({"/health", "/ready"})
 MESSAGES = "/v1/messages"
 """Errors of this path and of those below it have Anthropic's form."""
@@ -337,11 +339,15 @@ def speaks_messages(scope: Scope) -> bool:
 
 
 def refusing(serve: Endpoint) -> Endpoint:
-    """An endpoint that answers an error of ``serve`` by `refusal`."""
+    """An endpoint that answers an error of ``serve`` by `refusal`. A client that has left gets no answer."""
 
     async def endpoint(request: Request) -> Response:
         try:
             return await serve(request)
+        except ClientDisconnect:
+            client = request.client
+            log.info("the client left", extra=about("", client=client.host if client else None))
+            return Response(status_code=LEFT)
         except Exception as error:
             return refusal(error, request.scope)
 

@@ -17,7 +17,7 @@ from ..auth import refusing
 from ..documents.rows import RouteRow
 from ..errors import http_answer
 from ..live_session import log_refusal
-from ..net.bodies import DONE, EventStream, json_answer, read_json, sent_event
+from ..net.bodies import DONE, EventStream, json_answer, read_json, sent_event, while_connected
 from ..service import Service
 from ..transcripts import AskedTurn, requester_of
 from . import completions, frames
@@ -97,7 +97,7 @@ class _ChatFace:
                 new_id("chatcmpl").replace("_", "-"), model, choices=ask.choices, logprobs=bool(body.logprobs)
             )
             if not body.stream:
-                await turn.whole(reply.add)
+                await while_connected(request, turn.whole(reply.add))
                 await turn.durable()
                 return json_answer(reply.whole(), headers={"x-request-id": reply.id})
             usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -122,7 +122,7 @@ class _ChatFace:
         async with AsyncExitStack() as stack:
             turn = await stack.enter_async_context(transcripts.turn(requester_of(request), ask))
             if not body.stream:
-                await turn.whole(reply.add)
+                await while_connected(request, turn.whole(reply.add))
                 await turn.durable()
                 return json_answer(reply.whole(), headers={"x-request-id": reply.id})
             usage = bool(body.stream_options and body.stream_options.include_usage)

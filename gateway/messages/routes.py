@@ -19,7 +19,7 @@ from ..auth import MESSAGES, refusing
 from ..documents.rows import RouteRow
 from ..errors import ThreadsNotServed, messages_answer
 from ..live_session import log_refusal
-from ..net.bodies import EventStream, json_answer, read_json, sent_event
+from ..net.bodies import EventStream, json_answer, read_json, sent_event, while_connected
 from ..service import Service
 from ..transcripts import AskedTurn, Requester, Transcripts, requester_of
 from . import frames
@@ -82,7 +82,7 @@ class _MessagesFace:
                 events = _streamed(kept, turn, reply, request_id, self._limits.ping_seconds)
                 ended = partial(self._service.spawn_end, kept)
                 return EventStream(events, self._limits, headers, ended)
-            await turn.whole(reply.add)
+            await while_connected(request, turn.whole(reply.add))
             await turn.durable()
             return json_answer(reply.whole(), headers=headers)
         raise AssertionError("the block above returns")

@@ -6,11 +6,11 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -55,6 +55,27 @@ async def read_json(
     """The body as the decoder's type. ``unserved``: as in `codec.decode_body`. Raises what `read_body` raises,
     and a `FrameError` that names the field."""
     return decode_body(await read_body(request, limits), decoder, unserved)
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which only the answer to this request needs. If the client leaves first, the work
+    is cancelled. The body must have been read. Raises ``ClientDisconnect``, and what the work raises."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait((working, leaving))
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _too_large(limits: ClientLimits) -> FrameTooLarge:

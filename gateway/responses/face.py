@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from ...sdk.errors import FieldInvalid
+from ...sdk.errors import FieldInvalid, FieldMissing
 from ...sessions.errors import ConversationBusy, ItemUnknown
 from ...sessions.items import new_id
 from ...sessions.stored import StoredObject
@@ -272,6 +272,8 @@ class ResponsesFace:
         past = await self._past(client, body.previous_response_id, body.conversation_id)
         given = await self._given(client, body.input, new_id("resp"), past.items)
         items = [*past.items, *given]
+        if not items:
+            raise FieldMissing("Missing required parameter: 'input'", "input")
         transcript = transcript_of(body.instructions, tools_of(body.tools), items, len(past.items))
         return CountedInput(input_tokens=len(await transcripts.prompt_tokens(client, transcript)))
 

@@ -15,7 +15,7 @@ from ...sdk.errors import FieldInvalid
 from ...sessions.errors import TurnFailed
 from ..auth import Endpoint, refusal, refusing
 from ..documents.rows import RouteRow, SocketRow
-from ..net.bodies import DONE, EventStream, json_answer, read_body
+from ..net.bodies import DONE, EventStream, json_answer, read_body, while_connected
 from ..net.channel import SocketChannel
 from ..realtime.socket import ClientIdentity
 from ..service import Service
@@ -173,8 +173,8 @@ class _Responses:
         if body.background:
             return json_answer(running.response, headers=headers)
         try:
-            await running.ended()
-        except BaseException:  # the client has left
+            await while_connected(request, running.ended())
+        except BaseException:  # the client has left, or the server ends
             face.service.spawn(running.cancel())
             raise
         if running.response.status == "failed":

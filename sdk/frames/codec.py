@@ -170,7 +170,7 @@ def _refuse(data: bytes, text: str, unserved: Callable[[str, Any], bool] = is_un
     field = cause.startswith((_UNKNOWN, _MISSING))
     if field:
         path = f"{path}.{_quoted(cause.split('`', 1)[1].removesuffix('`'))}".removeprefix(".")
-    param = path or None
+    param = path if path or field else None  # a field may have the empty name
     value = _at(whole, path)
     if unserved(path, value):
         shown = f" {_quoted(value)!r}" if isinstance(value, str) else ""

@@ -195,6 +195,7 @@ MISSING, MISTYPED, INVALID = errors.FieldMissing, errors.FieldMistyped, errors.F
         ({**respond(), "stream_id": "s"}, UNKNOWN, "stream_id"),
         (create(**USER, color="red"), UNKNOWN, "item.color"),
         ({"type": "response.text.delta"}, INVALID, "type"),
+        ({**respond(), "": 1}, UNKNOWN, ""),
         # of the standard, not served
         (update(type="transcription"), UNSUPPORTED, "session.type"),
         (update(output_modalities=["pictures"]), INVALID, "session.output_modalities[0]"),

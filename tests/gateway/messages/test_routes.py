@@ -264,18 +264,6 @@ async def test_a_refused_conversation_leaves_no_session() -> None:
         assert len(on.service.sessions()) == 0
 
 
-async def test_bodies_that_are_no_bodies() -> None:
-    async with stage() as on:
-        post = on.http.post
-        assert refused(await post("/v1/messages", content=b"{")) == (*INVALID, "invalid_json")
-        assert refused(await post("/v1/messages", content=b'{"model": "\xff"}')) == (*INVALID, "invalid_json")
-        deep = b'{"context_management": ' + b'{"a":' * 100_000
-        assert refused(await post("/v1/messages", content=deep)) == (*INVALID, "invalid_json")
-        large = b'"' + b"x" * on.service.settings.limits.body_bytes
-        told = refused(await post("/v1/messages", content=large))
-        assert told == (413, "invalid_request_error", "frame_too_large")
-
-
 async def test_other_models_routes_and_methods() -> None:
     async with stage() as on:
         other = await on.create("Hello!", model="other")

@@ -70,8 +70,10 @@ class Stage:
         *,
         key: str | None = None,
         leave: Callable[[bytes], bool] = lambda sent: False,
+        left: asyncio.Event | None = None,
     ) -> Answer:
-        """One request. ``leave``: the client leaves once what it was sent fulfils this."""
+        """One request. ``leave``: the client leaves once what it was sent fulfils this, or when ``left`` is
+        set."""
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         path, _, query = path.partition("?")
         headers = [(b"host", b"127.0.0.1"), (b"content-length", b"%d" % len(data))]
@@ -91,7 +93,7 @@ class Stage:
             "scheme": "http",
             "root_path": "",
         }
-        answer, left, given = Answer(), asyncio.Event(), [data]
+        answer, left, given = Answer(), left or asyncio.Event(), [data]
 
         async def receive() -> Json:
             if given:

@@ -1,0 +1,1 @@
+"""Frames and bodies made from the server's own documents, sent to a real server."""
