@@ -82,7 +82,8 @@ gpu-wheels:
 	$(PYTHON) benchmarks/gpu/wheels.py
 
 # Programs and libraries that people already have, unmodified, each in an environment of its own, against a real
-# server. `make test` runs only those of .venv-clients. Without Node, its two are left out.
+# server; at the end a table of the calls. `make test` runs only those of .venv-clients. Without Node its two are
+# left out.
 clients: .venv/ready .venv-clients/ready $(CLIENTS:%=.venv-clients-%/ready)
 	-$(MAKE) .venv-clients-node/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/clients

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -22,6 +23,7 @@ from .app_routes import REALTIME, REALTIME_SOCKET, ROUTES, Model, ModelList, Pac
 from .auth import (
     KEY,
     KEY_PROTOCOL,
+    MESSAGES,
     OPERATOR,
     PAGE_FILES,
     TENANT,
@@ -105,21 +107,25 @@ def _readable(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
 
 class _RateLimitHeaders:
     """ASGI middleware behind the guard: answers of `TURN_ROUTES` have the ``x-ratelimit`` headers if the key
-    has limits."""
+    has limits; those of Messages have the ``anthropic-ratelimit`` headers, too."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or _path(scope) not in TURN_ROUTES:
+        path = _path(scope)
+        if scope["type"] != "http" or scope["method"] != "POST" or path not in TURN_ROUTES:
             await self._app(scope, receive, send)
             return
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 left = self._service.turns.rates.left(scope.get(KEY, b""), scope.get(TENANT, b""))
-                MutableHeaders(scope=message).update(left.headers())
+                headers = MutableHeaders(scope=message)
+                headers.update(left.headers())
+                if path == MESSAGES:
+                    headers.update(left.messages_headers(time.time()))
             await send(message)
 
         await self._app(scope, receive, with_headers)

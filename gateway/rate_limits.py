@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal
 
 from ..sdk.frames.server import RateLimit
@@ -51,6 +52,20 @@ class RateLimits:
                 ("limit", str(one.limit)),
                 ("remaining", str(one.remaining)),
                 ("reset", duration(one.reset_seconds)),
+            )
+        }
+
+    def messages_headers(self, now: float) -> dict[str, str]:
+        """The same in the names that Anthropic's clients read; a reset is a time of RFC 3339. ``now``: seconds
+        since 1970. https://platform.claude.com/docs/en/api/rate-limits#response-headers
+        """
+        return {
+            f"anthropic-ratelimit-{one.name}-{part}": value
+            for one in self.limits
+            for part, value in (
+                ("limit", str(one.limit)),
+                ("remaining", str(one.remaining)),
+                ("reset", _timestamp(math.ceil(now + one.reset_seconds))),
             )
         }
 
@@ -133,6 +148,10 @@ def duration(seconds: float) -> str:
         return f"{math.ceil(seconds * 10) / 10:g}s"
     minutes, rest = divmod(math.ceil(seconds), int(MINUTE))
     return f"{minutes}m{rest}s"
+
+
+def _timestamp(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _per_minute(limit: int) -> Rate:

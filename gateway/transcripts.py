@@ -25,7 +25,7 @@ from ..sessions.registry import Reopened
 from ..sessions.session import Session
 from ..sessions.text.tokenizer import ChatTokenizer
 from ..sessions.tools.formats import CallForm, ReasoningForm
-from ..sessions.turn.events import EndReason, ReplyCallDone, ReplyDone, ReplyEvent, ReplyStarted
+from ..sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted
 from ..sessions.turn.request import RequestBounds, TurnRequest
 from ..sessions.turn.response import TurnResponse
 from .auth import TurnCaller, caller_of
@@ -64,16 +64,15 @@ class Ask:
     """A request of a client that sends the whole conversation.
 
     ``request``: the turn. ``choices``: the number of replies, each with a seed of its own; only the first joins
-    the conversation. ``whole_calls``: deliver a call's arguments in one piece. ``one_call``: a reply ends with
-    its first tool call. ``prompts``: if there are any, each of these lists of token ids is a prompt of its own
-    in place of the transcript, with ``choices`` replies, and nothing is kept of them.
+    the conversation. ``whole_calls``: deliver a call's arguments in one piece. ``prompts``: if there are any,
+    each of these lists of token ids is a prompt of its own in place of the transcript, with ``choices``
+    replies, and nothing is kept of them.
     """
 
     transcript: Transcript
     request: TurnRequest
     choices: int = 1
     whole_calls: bool = False
-    one_call: bool = False
     prompts: tuple[tuple[int, ...], ...] = ()
 
 
@@ -301,7 +300,6 @@ class AskedTurn:
         self._responses: list[TurnResponse] = []
         self._queues: list[EventQueue] = []
         self._first: list[ReplyEvent] = []
-        self._called: set[int] = set()  # choices that made their one call
 
     @property
     def id(self) -> str:
@@ -347,7 +345,7 @@ class AskedTurn:
                 for number in more:
                     self._start(_choice(self._ask.request, number))
                 more = range(0)
-            yield await self._noted([(0, event) for event in taken])
+            yield self._noted([(0, event) for event in taken])
             if 0 in self.done or len(self._queues) > 1:
                 break
             while quiet is not None and not await self._queues[0].comes_within(quiet):
@@ -355,7 +353,7 @@ class AskedTurn:
             taken = await self._queues[0].take()
         if len(self._queues) > 1 or self._ask.prompts:
             async for batch in self._merged():
-                yield await self._noted(batch)
+                yield self._noted(batch)
 
     async def _merged(self) -> AsyncIterator[list[tuple[int, ReplyEvent]]]:
         waiting: dict[asyncio.Task[list[ReplyEvent]], int] = {
@@ -375,19 +373,10 @@ class AskedTurn:
             for task in waiting:
                 task.cancel()
 
-    async def _noted(self, batch: list[tuple[int, ReplyEvent]]) -> list[tuple[int, ReplyEvent]]:
-        """The events of a batch that the client gets. Replies that are to make one call end behind it."""
-        told: list[tuple[int, ReplyEvent]] = []
-        for number, event in batch:
-            if isinstance(event, ReplyDone):
-                self.done[number] = event
-            elif number in self._called:
-                continue
-            told.append((number, event))
-            if self._ask.one_call and isinstance(event, ReplyCallDone):
-                self._called.add(number)
-                await self.live.cancel(self._responses[number].id, EndReason.STOP)
-        return told
+    def _noted(self, batch: list[tuple[int, ReplyEvent]]) -> list[tuple[int, ReplyEvent]]:
+        """The batch; the last events of choices are kept in ``done``."""
+        self.done.update((number, event) for number, event in batch if isinstance(event, ReplyDone))
+        return batch
 
     async def whole(self, each: Callable[[int, ReplyEvent], None]) -> None:
         """Read all events; ``each`` gets every one with its choice's number. Raises what `events` does."""

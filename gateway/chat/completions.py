@@ -114,7 +114,7 @@ def ask_of(
         format=structured_of(body),
         max_output_tokens=most,
         top_logprobs=body.logprobs,
-        **sampling_of(body, sampling, most),
+        **sampling_of(body, sampling),
     )
     for prompt in prompts[1:]:
         TurnRequest.checked(bounds=bounds, out_of_band=True, prompt=prompt)

@@ -48,21 +48,14 @@ def ask_of(
         format=format_of(body),
         max_output_tokens=most,
         top_logprobs=logprobs,
-        **sampling_of(body, sampling, most),
+        parallel_calls=body.parallel_tool_calls is not False,
+        **sampling_of(body, sampling),
     )
-    one_call = body.parallel_tool_calls is False
-    return Ask(transcript, request, body.n or 1, whole_calls=not body.stream, one_call=one_call)
+    return Ask(transcript, request, body.n or 1, whole_calls=not body.stream)
 
 
-def sampling_of(
-    body: frames.SamplingBody, defaults: Mapping[str, Any], most: int | None = None
-) -> dict[str, Any]:
-    """The sampling parameters of a body, by the names of `TurnRequest.checked`. ``defaults``: the model's;
-    ``most``: the reply's limit in tokens.
-
-    Raises ``FieldInvalid`` for ``ignore_eos`` without a limit, or with ``stop`` or ``stop_token_ids``: it is
-    served as a least number of tokens, before which nothing stops a reply.
-    """
+def sampling_of(body: frames.SamplingBody, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling parameters of a body, by the names of `TurnRequest.checked`. ``defaults``: the model's."""
     names = (
         "temperature",
         "top_p",
@@ -84,10 +77,7 @@ def sampling_of(
     if body.min_tokens is not None:
         given["min_output_tokens"] = body.min_tokens
     if body.ignore_eos:
-        if most is None or body.stop or body.stop_token_ids:
-            told = "`ignore_eos` needs `max_tokens`, and stands beside neither `stop` nor `stop_token_ids`"
-            raise FieldInvalid(told, "ignore_eos")
-        given["min_output_tokens"] = most
+        given["ignore_eos"] = True
     if body.bad_words is not None:
         given["bad_words"] = body.bad_words
     return {**defaults, **given}

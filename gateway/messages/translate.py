@@ -47,11 +47,11 @@ def ask_of(
         out_of_band=prompt is not None,
         prompt=prompt,
         stop=body.stop_sequences or (),
+        parallel_calls=not getattr(choice, "disable_parallel_tool_use", False),
         **sampling_of(body, sampling),
     )
-    one_call = bool(getattr(choice, "disable_parallel_tool_use", False))
     prompts = () if prompt is None else (prompt,)
-    return Ask(transcript, request, whole_calls=not body.stream, one_call=one_call, prompts=prompts)
+    return Ask(transcript, request, whole_calls=not body.stream, prompts=prompts)
 
 
 def sampling_of(body: frames.MessagesRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:

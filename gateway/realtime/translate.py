@@ -182,6 +182,7 @@ def request_of(
         tools=tools_of(params.tools) if isinstance(params.tools, list) else None,
         tool_choice=choice if isinstance(choice, str) else "required",
         tool=named,
+        parallel_calls=chosen("parallel_tool_calls") is not False,
         format=format_of(params),
         offered=tools_of(session.tools),
         more=more,

@@ -146,7 +146,7 @@ class CreateBody(SamplingFields, kw_only=True, frozen=True, forbid_unknown_field
 
     Without effect: ``user``, ``service_tier``, ``safety_identifier``, ``prompt_cache_key`` and
     ``prompt_cache_retention`` (the session is found without), ``reasoning``, ``max_tool_calls`` (it bounds
-    built-in tools).
+    built-in tools). Ours, beside the sampling fields: ``ignore_eos``, as Chat Completions have it.
     """
 
     model: str | None = None
@@ -173,6 +173,7 @@ class CreateBody(SamplingFields, kw_only=True, frozen=True, forbid_unknown_field
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    ignore_eos: bool | None = None
 
     @property
     def conversation_id(self) -> str | None:

@@ -227,8 +227,10 @@ def ask_of(
         tool=choice.name if isinstance(choice, NamedFunction) else None,
         format=grammar_of(body.text),
         truncation=Truncation() if body.truncation == "auto" else None,
+        ignore_eos=bool(body.ignore_eos),
+        parallel_calls=body.parallel_tool_calls is not False,
     )
-    return Ask(transcript, request, whole_calls=not streamed, one_call=body.parallel_tool_calls is False)
+    return Ask(transcript, request, whole_calls=not streamed)
 
 
 def grammar_of(text: frames.ReplyText | None) -> Grammar | None:

@@ -42,11 +42,11 @@ class ResponseParams(SamplingFields, kw_only=True, frozen=True, forbid_unknown_f
     At most one of `text.format` (as in the Responses API), `response_format` (as in Chat Completions) and
     `grammar` (ours) sets the format of the text. `events` "brief" (ours): the server sends each thing once:
     `response.created`, text deltas, `response.output_item.done` for each complete item, and `response.done`
-    without `output`; it sends no `conversation.item` events.
+    without `output`; it sends no `conversation.item` events. `parallel_tool_calls` false: the reply ends behind
+    its first tool call.
 
-    `audio`, `parallel_tool_calls` and `reasoning` have no effect; nor has `output_modalities`, as all replies
-    are text. `unserved` of the `Response` names those that were given. Raises ValueError if `audio` or
-    `reasoning` nests too deep.
+    `audio` and `reasoning` have no effect; nor has `output_modalities`, as all replies are text. `unserved` of
+    the `Response` names those that were given. Raises ValueError if `audio` or `reasoning` nests too deep.
     """
 
     conversation: Literal["auto", "none"] | UnsetType | None = UNSET
@@ -60,8 +60,8 @@ class ResponseParams(SamplingFields, kw_only=True, frozen=True, forbid_unknown_f
     response_format: ResponseFormat | UnsetType | None = UNSET
     grammar: AnyGrammar | UnsetType | None = UNSET
     events: Literal["all", "brief"] | UnsetType | None = UNSET
-    audio: Any = UNSET
     parallel_tool_calls: bool | UnsetType | None = UNSET
+    audio: Any = UNSET
     reasoning: Any = UNSET
 
     def __post_init__(self) -> None:

@@ -50,9 +50,11 @@ class SessionPatch(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fie
     """The fields of `session.update`, with the `SamplingFields` (ours). A `model` may be another name of the
     model that the session has; any other is refused.
 
-    `audio`, `include`, `parallel_tool_calls`, `reasoning` and `tracing` have no effect; nor has
-    `output_modalities`, as all replies are text. `unserved` in the answer names those that were given. Raises
-    ValueError if one of them nests too deep or holds an integer of more than 64 bits.
+    `parallel_tool_calls` false: a reply ends behind its first tool call.
+
+    `audio`, `include`, `reasoning` and `tracing` have no effect; nor has `output_modalities`, as all replies
+    are text. `unserved` in the answer names those that were given. Raises ValueError if one of them nests too
+    deep or holds an integer of more than 64 bits.
     """
 
     type: Literal["realtime"] | UnsetType = UNSET
@@ -62,9 +64,9 @@ class SessionPatch(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fie
     tools: Tools | UnsetType | None = UNSET
     tool_choice: ToolChoice | UnsetType | None = UNSET
     truncation: TruncationConfig | UnsetType | None = UNSET
+    parallel_tool_calls: bool | UnsetType | None = UNSET
     audio: Any = UNSET
     include: Any = UNSET
-    parallel_tool_calls: bool | UnsetType | None = UNSET
     reasoning: Any = UNSET
     tracing: Any = UNSET
 
@@ -91,5 +93,6 @@ class SessionResource(SamplingResource, kw_only=True, frozen=True):
     output_modalities: list[Literal["text"]] = msgspec.field(default_factory=lambda: ["text"])
     tools: list[FunctionTool] = msgspec.field(default_factory=list)
     tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
     truncation: TruncationConfig = "auto"
     unserved: list[str] | UnsetType = UNSET

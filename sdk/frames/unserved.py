@@ -17,19 +17,17 @@ IGNORED = frozenset(
         "session.audio",
         "session.include",
         "session.output_modalities",
-        "session.parallel_tool_calls",
         "session.reasoning",
         "session.tracing",
         "response.audio",
         "response.output_modalities",
-        "response.parallel_tool_calls",
         "response.reasoning",
     }
 )
 """Fields that are accepted without effect. `session.updated.session.unserved` and
 `response.created.response.unserved` name those that the client gave."""
 
-SERVED_VALUES: dict[str, Any] = {"output_modalities": ["text"], "parallel_tool_calls": True}
+SERVED_VALUES: dict[str, Any] = {"output_modalities": ["text"]}
 """Values of ignored fields that ask for what the server does anyway; a field with such a value is not
 listed."""
 

@@ -282,8 +282,12 @@ def reader_of(
         forms=language.forms.without_reasoning() if request.plain else language.forms,
         tools=tools,
         whole_calls=whole_calls,
-        together=whole_calls and request.tool_choice == "required" and not request.stop,
+        together=whole_calls
+        and request.tool_choice == "required"
+        and not request.stop
+        and request.parallel_calls,
         cycle_tokens=request.cycle_tokens,
+        parallel_calls=request.parallel_calls,
     )
 
 

@@ -126,7 +126,7 @@ class ReplyRun:
         self._retold = True
         self._lost = Work(0, 0, 0, len(self._said))
         events = self.reader.feed(self._said.tolist(), self._logprobs)
-        over = self.reader.ended or self.reader.matched or self.reader.halted
+        over = self.reader.ended or self.reader.matched or self.reader.halted or self.reader.called
         if over:
             self._end(ReplyStatus.COMPLETED, EndReason.STOP, None)
         elif self.reader.cycles:
@@ -182,7 +182,7 @@ class ReplyRun:
         if row.tokens:
             self._sequence.crashes.reset()
         events = self.reader.feed(row.tokens, row.logprobs)
-        if self.reader.matched:
+        if self.reader.matched or self.reader.called:
             return events + await self._cut(ReplyStatus.COMPLETED, EndReason.STOP, row.work)
         if self.reader.cycles:
             return events + await self._cut(ReplyStatus.INCOMPLETE, EndReason.REPETITION, row.work)
@@ -256,13 +256,11 @@ class ReplyRun:
 
 
 _STATUS = {
-    EndReason.STOP: ReplyStatus.COMPLETED,  # the face ends a reply behind its first call
     EndReason.CLIENT_CANCELLED: ReplyStatus.CANCELLED,
     EndReason.SERVER_LEAVING: ReplyStatus.INCOMPLETE,
     EndReason.STEERED: ReplyStatus.INCOMPLETE,
-    EndReason.STOP: ReplyStatus.INCOMPLETE,
 }
-"""How a reply ends that was cancelled for a reason. With ``STOP`` it has said all that its client wants."""
+"""How a reply ends that was cancelled for a reason."""
 
 
 _REQUESTED = (errors.GrammarRefused, errors.GrammarStuck, errors.GrammarUnavailable)

@@ -37,11 +37,12 @@ class ReplyReader:
     ``new_id`` makes the ids of items and calls. ``forms``: how the model writes calls and reasoning. ``tools``:
     the tools of the turn. ``whole_calls``: deliver a call's arguments only at its end. ``together``: decode all
     ids of one `feed` at once, which is faster. It cannot find the id that completes a stop string, so it is
-    only for replies that consist of calls.
+    only for replies that consist of calls. ``parallel_calls``: if false, the reply ends behind its first call.
 
     ``ids``: the reply so far. If an end token ended it, that is the last id and ``ended`` is true; if a stop id
-    did, ``halted`` is true. If a stop string ``matched``, the last id completes it. If the reply ``cycles``,
-    the last id is the one at which that was found. ``logprobs``: one for each id, if they were requested.
+    did, ``halted`` is true. If a stop string ``matched``, the last id completes it. If its only call ended it,
+    ``called`` is true, and the last id completes the call. If the reply ``cycles``, the last id is the one at
+    which that was found. ``logprobs``: one for each id, if they were requested.
     """
 
     def __init__(
@@ -59,8 +60,12 @@ class ReplyReader:
         whole_calls: bool = False,
         together: bool = False,
         cycle_tokens: int = 0,
+        parallel_calls: bool = True,
     ) -> None:
         assert not (together and stops), "the id that completes a stop string must be known"
+        assert parallel_calls or not together, "and so must the id that closes the only call"
+        self._parallel_calls = parallel_calls
+        self.called = False
         self._new_id = new_id
         self._whole_calls = whole_calls
         self._together = together
@@ -146,7 +151,7 @@ class ReplyReader:
 
     @property
     def _over(self) -> bool:
-        return self.ended or self.halted or self.cycles or self._stops.matched
+        return self.ended or self.halted or self.cycles or self._stops.matched or self.called
 
     def _check_cycle(self) -> None:
         """Set ``cycles`` if the reply repeats itself up to its last id."""
@@ -215,6 +220,8 @@ class ReplyReader:
 
     def _events(self, pieces: Iterable[Piece]) -> Iterator[ReplyEvent]:
         for piece in pieces:
+            if self.called:
+                return
             match piece:
                 case PlainText():
                     if self._text is None:
@@ -239,6 +246,7 @@ class ReplyReader:
                         yield ReplyArgumentsDelta(started.item_id, started.call_id, piece.delta)
                 case CallClosed():
                     self._scores.clear()
+                    self.called = piece.complete and not self._parallel_calls
                     yield self._end_call(piece.complete)
 
     def _end_message(self, *, complete: bool) -> None:

@@ -84,6 +84,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``prompt``: token ids that are the whole prompt, in place of the conversation and its template; for a
     request out of band. None: the conversation is the prompt.
     ``parse_calls``: if false, tool calls are delivered as text.
+    ``parallel_calls``: if false, the reply ends behind its first call.
     ``format``: the grammar of the reply's text.
     ``tool_choice``: auto, none or required; with required the reply is only calls, of ``tool`` if that is set.
     ``cycle_tokens``: so many repeated tokens end the reply, as in `cycles`; 0: none do.
@@ -97,6 +98,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     instructions: str | None = None
     tools: tuple[Tool, ...] | None = None
     parse_calls: bool = True
+    parallel_calls: bool = True
     min_output_tokens: int = 0
     stop_ids: tuple[int, ...] = ()
     banned: tuple[str, ...] = ()
@@ -114,6 +116,8 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
         *,
         max_output_tokens: int | None = None,
         min_output_tokens: int = 0,
+        ignore_eos: bool = False,
+        parallel_calls: bool = True,
         stop: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         bad_words: Sequence[str | Sequence[int]] = (),
@@ -135,9 +139,15 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
         the model allows.
 
         ``offered``: the conversation's tools, which are used if ``tools`` is None. The other parameters become
-        the fields of that name. Raises ``SamplingInvalid``, ``ItemInvalid``, ``ToolInvalid`` or
+        the fields of that name. ``ignore_eos``: the reply has as many tokens as ``max_output_tokens``, or as
+        fit into the context. Raises ``SamplingInvalid``, ``ItemInvalid``, ``ToolInvalid`` or
         ``GrammarInvalid``; ``param`` names the field.
         """
+        if ignore_eos:  # served as a least number of tokens, before which nothing stops a reply
+            if max_output_tokens is None or stop or stop_token_ids:
+                told = "`ignore_eos` needs a limit of tokens, and no `stop` and no `stop_token_ids`"
+                raise SamplingInvalid(told, param="ignore_eos")
+            min_output_tokens = max_output_tokens
         if max_output_tokens is not None:
             integer("max_output_tokens", max_output_tokens, 1, MAX_INTEGER)
         integer("min_output_tokens", min_output_tokens, 0, MAX_INTEGER)
@@ -166,6 +176,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
             parse_calls=prompt is None
             and tool_choice != "none"
             and (format is None or (bool(callable_tools) and format.kind is GrammarKind.JSON)),
+            parallel_calls=parallel_calls,
             min_output_tokens=min_output_tokens,
             stop_ids=_stop_ids(stop_token_ids, bounds.vocab_size),
             banned=texts,

@@ -2,7 +2,8 @@
 
 `.venv-clients` has `openai` and what is built on it (it pins an older websockets than ours), and
 `.venv-clients-NAME` what `NAME.txt` of this folder names. `.venv-clients-node` has the packages of
-`node/package.json`. A test is skipped where its environment is missing.
+`node/package.json`. A test is skipped where its environment is missing. Tests that drive a client are marked
+with its name (`ENVIRONMENTS`); a run of this folder ends with a table of the calls that each client made.
 """
 
 from __future__ import annotations
@@ -11,19 +12,67 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.gateway import server
+
+from .calls import ENVIRONMENTS, ROOT, Calls, ClientRow, table
+
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
 NODE = ROOT / ".venv-clients-node"
 SECONDS = 90
 PATIENT_SECONDS = 300
 """Of libraries that take twenty seconds of a busy machine to be imported."""
+
+COUNTED = pytest.StashKey[Calls]()
+
+
+@pytest.fixture(autouse=True)
+def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Counts the calls to the servers that the test starts."""
+    counted = request.node.stash[COUNTED] = Calls()
+    build_app = server.build_app
+    monkeypatch.setattr(server, "build_app", lambda service: counted.around(build_app(service)))
+    return counted
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Write the client of a test, and its calls, into the report."""
+    report = yield
+    client = item.get_closest_marker("client")
+    if client is not None and (report.when == "call" or report.outcome != "passed"):
+        calls = item.stash.get(COUNTED, Calls())
+        report.user_properties.append(("client", [client.args[0], dict(calls.routes)]))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The table of clients, if any was driven."""
+    rows = defaultdict[str, ClientRow](ClientRow, {name: ClientRow() for name in ENVIRONMENTS})
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.getreports(outcome):
+            for name, value in report.user_properties:
+                if name == "client":
+                    client, routes = value
+                    rows[client].routes.update(routes)
+                    rows[client].outcomes[outcome] += 1
+    told = {name: row for name, row in rows.items() if row.outcomes}
+    if told:
+        terminalreporter.section("clients")
+        for line in table(told):
+            terminalreporter.line(line)
+        if terminalreporter.verbosity > 0:
+            for name, row in told.items():
+                terminalreporter.line("")
+                for route, count in sorted(row.routes.items()):
+                    terminalreporter.line(f"{name}: {count} x {route}")
 
 
 def printed(

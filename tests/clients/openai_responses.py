@@ -35,29 +35,22 @@ class Trip(BaseModel):
     days: int
 
 
-class Calls:
-    """The calls, and how many were made."""
+class Model:
+    """A model, and the client that asks it."""
 
-    def __init__(self, client: AsyncOpenAI, model: str) -> None:
+    def __init__(self, client: AsyncOpenAI, name: str) -> None:
         self.client = client
-        self.model = model
-        self.made = 0
-
-    async def __call__(self, call: Any) -> Any:
-        self.made += 1
-        return await call
+        self.name = name
 
     async def create(self, given: Any, **fields: Any) -> Response:
         """A response that fits its type."""
-        response = await self(self.client.responses.create(model=self.model, input=given, **fields))
+        response = await self.client.responses.create(model=self.name, input=given, **fields)
         STRICT.validate_python(response.to_dict())
         return response
 
     async def stream(self, given: Any, **fields: Any) -> list[Any]:
         """The events of a response."""
-        stream = await self(
-            self.client.responses.create(model=self.model, input=given, stream=True, **fields)
-        )
+        stream = await self.client.responses.create(model=self.name, input=given, stream=True, **fields)
         return [checked(event) async for event in stream]
 
 
@@ -66,22 +59,19 @@ def checked(event: Any) -> Any:
     return event
 
 
-async def plain(calls: Calls) -> dict[str, Any]:
+async def plain(model: Model) -> dict[str, Any]:
     """Create, stream, retrieve, read on, list, delete."""
-    first = await calls.create("My name is Marisol.", metadata={"a": "b"})
-    events = await calls.stream("What is my name?", previous_response_id=first.id)
+    first = await model.create("My name is Marisol.", metadata={"a": "b"})
+    events = await model.stream("What is my name?", previous_response_id=first.id)
     last = events[-1].response
-    again = await calls(calls.client.responses.retrieve(last.id))
-    resumed = await calls(calls.client.responses.retrieve(last.id, stream=True, starting_after=3))
+    again = await model.client.responses.retrieve(last.id)
+    resumed = await model.client.responses.retrieve(last.id, stream=True, starting_after=3)
     rest = [checked(event) async for event in resumed]
-    listed = [item async for item in calls.client.responses.input_items.list(last.id, order="asc", limit=1)]
-    calls.made += 1
-    counted = await calls(
-        calls.client.responses.input_tokens.count(model=calls.model, input="My name is Marisol.")
-    )
-    await calls(calls.client.responses.delete(first.id))
+    listed = [item async for item in model.client.responses.input_items.list(last.id, order="asc", limit=1)]
+    counted = await model.client.responses.input_tokens.count(model=model.name, input="My name is Marisol.")
+    await model.client.responses.delete(first.id)
     try:
-        await calls(calls.client.responses.retrieve(first.id))
+        await model.client.responses.retrieve(first.id)
     except NotFoundError as error:
         gone = error.code
     return {
@@ -98,22 +88,22 @@ async def plain(calls: Calls) -> dict[str, Any]:
     }
 
 
-async def tools(calls: Calls) -> dict[str, Any]:
+async def tools(model: Model) -> dict[str, Any]:
     """A chain through `previous_response_id`, with a call and its output."""
-    asked = await calls.create("What is the weather in Rome?", tools=[TOOL])
+    asked = await model.create("What is the weather in Rome?", tools=[TOOL])
     (call,) = [item for item in asked.output if item.type == "function_call"]
     output = {
         "type": "function_call_output",
         "call_id": call.call_id,
         "output": json.dumps({"temperature": 21, "sky": "sunny"}),
     }
-    told = await calls.create([output], previous_response_id=asked.id, tools=[TOOL])
+    told = await model.create([output], previous_response_id=asked.id, tools=[TOOL])
     stateless: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
     stateless += [item.to_dict() for item in asked.output]
-    again = await calls.create([*stateless, output], tools=[TOOL], store=False)
-    streamed = await calls.stream("What is the weather in Oslo?", tools=[TOOL], tool_choice="required")
+    again = await model.create([*stateless, output], tools=[TOOL], store=False)
+    streamed = await model.stream("What is the weather in Oslo?", tools=[TOOL], tool_choice="required")
     try:
-        await calls.create("x", previous_response_id="resp_0")
+        await model.create("x", previous_response_id="resp_0")
     except BadRequestError as error:
         unknown = error.code
     return {
@@ -125,31 +115,30 @@ async def tools(calls: Calls) -> dict[str, Any]:
     }
 
 
-async def background(calls: Calls) -> dict[str, Any]:
-    """Runs in the background: polled to its end, and cancelled."""
-    begun = await calls.create("Tell me the story of the fox.", background=True)
+async def background(model: Model) -> dict[str, Any]:
+    """Runs in the background: followed to its end, and cancelled."""
+    api = model.client.responses
+    begun = await model.create("Tell me the story of the fox.", background=True)
     status = [begun.status]
-    while status[-1] in ("queued", "in_progress"):
-        await asyncio.sleep(0.05)
-        status.append((await calls(calls.client.responses.retrieve(begun.id))).status)
+    followed = [checked(event) async for event in await api.retrieve(begun.id, stream=True)]
+    status += [followed[-1].response.status, (await api.retrieve(begun.id)).status]
     long = {"extra_body": {"min_output_tokens": 1500}, "max_output_tokens": 1600}
-    slow = await calls.create("Tell me the story of the fox.", background=True, **long)
-    cancelled = await calls(calls.client.responses.cancel(slow.id))
-    return {"status": [status[0], status[-1]], "cancelled": cancelled.status}
+    slow = await model.create("Tell me the story of the fox.", background=True, **long)
+    cancelled = await model.client.responses.cancel(slow.id)
+    return {"status": status, "cancelled": cancelled.status}
 
 
-async def typed(calls: Calls) -> dict[str, Any]:
+async def typed(model: Model) -> dict[str, Any]:
     """`parse` and the stream helper."""
-    parsed = await calls(
-        calls.client.responses.parse(model=calls.model, input="A trip to Rome, please.", text_format=Trip)
+    parsed = await model.client.responses.parse(
+        model=model.name, input="A trip to Rome, please.", text_format=Trip
     )
     trip = parsed.output_parsed
-    async with calls.client.responses.stream(model=calls.model, input="Hello!") as stream:
-        calls.made += 1
+    async with model.client.responses.stream(model=model.name, input="Hello!") as stream:
         kinds = [event.type async for event in stream]
         final = await stream.get_final_response()
     form: Any = {"format": {"type": "json_object"}}
-    anything = await calls.create("Say something as JSON.", text=form, max_output_tokens=200)
+    anything = await model.create("Say something as JSON.", text=form, max_output_tokens=200)
     return {
         "trip": [type(trip).__name__, isinstance(trip.days, int) if trip else False],
         "helper": [kinds[0], kinds[-1], final.output_text],
@@ -157,21 +146,20 @@ async def typed(calls: Calls) -> dict[str, Any]:
     }
 
 
-async def conversations(calls: Calls) -> dict[str, Any]:
+async def conversations(model: Model) -> dict[str, Any]:
     """All of `client.conversations`, and responses in one."""
-    api = calls.client.conversations
-    made = await calls(api.create(metadata={"topic": "names"}))
-    first = await calls.create("My name is Marisol.", conversation=made.id)
-    second = await calls.create("What is my name?", conversation=made.id)
+    api = model.client.conversations
+    made = await api.create(metadata={"topic": "names"})
+    first = await model.create("My name is Marisol.", conversation=made.id)
+    second = await model.create("What is my name?", conversation=made.id)
     listed = [item async for item in api.items.list(made.id, order="asc")]
-    calls.made += 1
     item: Any = {"type": "message", "role": "user", "content": "Hello!"}
-    added = await calls(api.items.create(made.id, items=[item]))
-    one = await calls(api.items.retrieve(added.data[0].id, conversation_id=made.id))
-    await calls(api.items.delete(added.data[0].id, conversation_id=made.id))
-    changed = await calls(api.update(made.id, metadata={"topic": "dogs"}))
-    kept = await calls(api.retrieve(made.id))
-    gone = await calls(api.delete(made.id))
+    added = await api.items.create(made.id, items=[item])
+    one = await api.items.retrieve(added.data[0].id, conversation_id=made.id)
+    await api.items.delete(added.data[0].id, conversation_id=made.id)
+    changed = await api.update(made.id, metadata={"topic": "dogs"})
+    kept = await api.retrieve(made.id)
+    gone = await api.delete(made.id)
     return {
         "said": [first.output_text, second.output_text],
         "cached": second.to_dict()["kv"],
@@ -182,19 +170,19 @@ async def conversations(calls: Calls) -> dict[str, Any]:
     }
 
 
-async def compaction(calls: Calls) -> dict[str, Any]:
+async def compaction(model: Model) -> dict[str, Any]:
     """A conversation is shortened, and goes on in a new chain."""
-    first = await calls.create("My name is Marisol.")
-    compacted = await calls(calls.client.responses.compact(model=calls.model, previous_response_id=first.id))
+    first = await model.create("My name is Marisol.")
+    compacted = await model.client.responses.compact(model=model.name, previous_response_id=first.id)
     items: list[Any] = [item.to_dict() for item in compacted.output]
-    second = await calls.create([*items, {"role": "user", "content": "Hello!"}])
+    second = await model.create([*items, {"role": "user", "content": "Hello!"}])
     return {"kinds": [item["type"] for item in items], "status": second.status}
 
 
-async def socket(calls: Calls) -> dict[str, Any]:
+async def socket(model: Model) -> dict[str, Any]:
     """`client.responses.connect`: a chain, lanes, prefill, steering and an unknown response."""
     told: dict[str, Any] = {}
-    async with calls.client.responses.connect() as connection:
+    async with model.client.responses.connect() as connection:
 
         async def until(*kinds: str) -> list[Any]:
             events = []
@@ -208,8 +196,7 @@ async def socket(calls: Calls) -> dict[str, Any]:
         ended = ("response.completed", "response.incomplete", "response.failed")
 
         async def response(given: Any, **fields: Any) -> Any:
-            calls.made += 1
-            await connection.response.create(model=calls.model, input=given, **fields)
+            await connection.response.create(model=model.name, input=given, **fields)
             return (await until(*ended))[-1].response
 
         warm = await response("My name is Marisol.", generate=False)
@@ -218,18 +205,16 @@ async def socket(calls: Calls) -> dict[str, Any]:
         told["said"] = [warm.output_text, first.output_text, second.output_text]
         told["kv"] = second.to_dict()["kv"]
         for lane in ("left", "right"):
-            calls.made += 1
             await connection.response.create(
-                model=calls.model, input=lane, stream_id=lane, previous_response_id=second.id
+                model=model.name, input=lane, stream_id=lane, previous_response_id=second.id
             )
         events = await until(*ended)
         events += await until(*ended)
         told["lanes"] = sorted({event.stream_id for event in events})
-        calls.made += 2
-        await connection.response.create(model=calls.model, input="x", previous_response_id="resp_0")
+        await connection.response.create(model=model.name, input="x", previous_response_id="resp_0")
         error = (await until("error"))[-1]
         told["unknown"] = [error.status, error.error.code]
-        long: Any = {"type": "response.create", "model": calls.model, "input": "Tell me of the fox."}
+        long: Any = {"type": "response.create", "model": model.name, "input": "Tell me of the fox."}
         await connection.send({**long, "max_output_tokens": 600, "min_output_tokens": 500})
         begun = (await until("response.created"))[-1].response
         await connection.response.steer(previous_response_id=begun.id, input="My dog is called Rex.")
@@ -243,12 +228,11 @@ async def socket(calls: Calls) -> dict[str, Any]:
 
 async def main(url: str, model: str) -> dict[str, Any]:
     async with AsyncOpenAI(api_key="none needed", base_url=f"{url}/v1", max_retries=0) as client:
-        calls = Calls(client, model)
-        told = {
-            part.__name__: await part(calls)
+        asked = Model(client, model)
+        return {
+            part.__name__: await part(asked)
             for part in (plain, tools, background, typed, conversations, compaction, socket)
         }
-    return {**told, "calls": calls.made}
 
 
 if __name__ == "__main__":

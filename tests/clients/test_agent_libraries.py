@@ -12,6 +12,8 @@ from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 
+from .calls import Calls
+
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 MARISOL = "Nice to meet you, Marisol."
@@ -22,12 +24,13 @@ ANA = "Nice to meet you, Ana."
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Serving]:
+async def server(calls: Calls) -> AsyncIterator[Serving]:
     async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
         yield server
         assert not any(live.running for live in server.service.sessions())
 
 
+@pytest.mark.client("openai-agents")
 async def test_openai_agents_with_its_chat_model(client_script: Callable[..., Any], server: Serving) -> None:
     told = await asyncio.to_thread(client_script, "openai_agents_chat.py", server.url, "pocket")
     tool = told["tool"]
@@ -40,6 +43,7 @@ async def test_openai_agents_with_its_chat_model(client_script: Callable[..., An
     assert told["memory"] == {"said": NAME, "trip": True}
 
 
+@pytest.mark.client("pydantic-ai-slim")
 @pytest.mark.parametrize("face", ["chat", "responses"])
 async def test_pydantic_ai(script_in: Callable[..., Any], server: Serving, face: str) -> None:
     told = await asyncio.to_thread(script_in, "pydantic-ai", "pydantic_ai_run.py", server.url, "pocket", face)
@@ -49,6 +53,7 @@ async def test_pydantic_ai(script_in: Callable[..., Any], server: Serving, face:
     assert told["typed"] == {"native": "Trip", "tool": "Trip"}
 
 
+@pytest.mark.client("langchain-openai")
 @pytest.mark.parametrize("face", ["chat", "responses"])
 async def test_langchain(script_in: Callable[..., Any], server: Serving, face: str) -> None:
     told = await asyncio.to_thread(script_in, "langchain", "langchain_run.py", server.url, "pocket", face)
@@ -60,6 +65,7 @@ async def test_langchain(script_in: Callable[..., Any], server: Serving, face: s
     assert alone["typed"] == {"json_schema": "Trip", "function_calling": "Trip"}
 
 
+@pytest.mark.client("litellm")
 async def test_litellm(script_in: Callable[..., Any], server: Serving) -> None:
     told = await asyncio.to_thread(script_in, "litellm", "litellm_run.py", server.url, "pocket")
     chat, others = told["chat"], told["others"]
@@ -76,6 +82,7 @@ async def test_litellm(script_in: Callable[..., Any], server: Serving) -> None:
     }
 
 
+@pytest.mark.client("llama-index-llms-openai-like")
 async def test_llama_index(script_in: Callable[..., Any], server: Serving) -> None:
     told = await asyncio.to_thread(script_in, "llama-index", "llama_index_run.py", server.url, "pocket")
     agent = told["agent"]

@@ -13,6 +13,7 @@ from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 
+from .calls import Calls
 from .conftest import PYTHON
 
 REX = "Got it, your dog is called Rex."
@@ -30,10 +31,14 @@ def messages() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_package_as_it_comes(client_script: Callable[..., Any], messages: None) -> None:
+@pytest.mark.client("anthropic")
+async def test_the_package_as_it_comes(
+    client_script: Callable[..., Any], messages: None, calls: Calls
+) -> None:
     settings = GatewaySettings(port=0, api_key="KEY")
     async with serving(settings, EngineSettings(model="pocket")) as server:
         told = await asyncio.to_thread(client_script, "anthropic_messages.py", server.url, "pocket", "KEY")
+    assert calls.total >= 15
     assert told["models"]["listed"] == ["pocket"] and told["models"]["one"] == "pocket"
     assert told["create"] == {"text": REX, "reason": "end_turn", "role": "assistant"}
     assert told["count"]["counted"] == told["count"]["read"] > 0

@@ -12,6 +12,8 @@ from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 
+from .calls import Calls
+
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 COUNTED = "1, 2, 3, 4, 5, 6, 7, 8, 9."
@@ -28,8 +30,10 @@ async def told_by(node_script: Callable[..., Any], script: str) -> Any:
     return told
 
 
-async def test_the_openai_package(node_script: Callable[..., Any]) -> None:
+@pytest.mark.client("openai (npm)")
+async def test_the_openai_package(node_script: Callable[..., Any], calls: Calls) -> None:
     told = await told_by(node_script, "openai_calls.mjs")
+    assert calls.total >= 15
     chat = told["chat"]
     assert chat["said"] == [MARISOL, NAME] and chat["cached"] > 0
     assert chat["streamed"] == chat["helper"] == COUNTED and chat["usage"] > 9
@@ -61,8 +65,10 @@ async def test_the_openai_package(node_script: Callable[..., Any]) -> None:
     }
 
 
-async def test_the_ai_sdk(node_script: Callable[..., Any]) -> None:
+@pytest.mark.client("ai (npm)")
+async def test_the_ai_sdk(node_script: Callable[..., Any], calls: Calls) -> None:
     told = await told_by(node_script, "ai_sdk.mjs")
+    assert calls.total >= 15
     for face in ("chat", "strict", "responses"):
         agent = told[face]
         assert agent["said"] == [MARISOL, ROME, OSLO, NAME], face

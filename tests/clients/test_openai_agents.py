@@ -21,7 +21,7 @@ ROOT = Path(holdfast.__file__).resolve().parent
 PYTHON = Path(__file__).resolve().parent.parent.parent / ".venv-clients" / "bin" / "python"
 
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.client("openai-agents")]
 
 
 @pytest.fixture(autouse=True)

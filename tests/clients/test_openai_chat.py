@@ -12,14 +12,18 @@ from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 
+from .calls import Calls
+
 INVALID = ["BadRequestError", 400]
 
 
 @pytest.mark.anyio
-async def test_each_call_of_the_openai_package(client_script: Callable[..., Any]) -> None:
+@pytest.mark.client("openai")
+async def test_each_call_of_the_openai_package(client_script: Callable[..., Any], calls: Calls) -> None:
     async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
         told = await asyncio.to_thread(client_script, "openai_chat.py", server.url, "pocket")
         assert not any(live.running for live in server.service.sessions())
+    assert calls.total >= 60
     chat = told["chat"]
     assert chat["plain"] == chat["ignored"] == "Nice to meet you, Marisol."
     assert chat["second"] == "Your name is Marisol."
@@ -53,13 +57,12 @@ async def test_each_call_of_the_openai_package(client_script: Callable[..., Any]
     assert completions["logprobs"] == [3, 3, 3] and completions["stopped"] == "stop"
     assert told["models"] == ["pocket", "pocket"]
     assert told["async"]["after a cut"] == "Nice to meet you, Marisol."
+    check_refusals(told["errors"])
 
 
-@pytest.mark.anyio
-async def test_each_refusal_has_a_code_and_a_field(client_script: Callable[..., Any]) -> None:
-    async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
-        told = (await asyncio.to_thread(client_script, "openai_chat.py", server.url, "pocket"))["errors"]
-    assert told == {
+def check_refusals(errors: dict[str, Any]) -> None:
+    """Each has a code, and names its field."""
+    assert errors == {
         "model": ["NotFoundError", 404, "model_not_found", None],
         "image": [*INVALID, "unsupported_field", "messages[0].content[0].type"],
         "ignore_eos": [*INVALID, "invalid_value", "ignore_eos"],

@@ -14,7 +14,10 @@ from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 
+from .calls import Calls
 from .conftest import PYTHON
+
+ANA = "Nice to meet you, Ana."
 
 
 @pytest.fixture
@@ -25,9 +28,16 @@ def agents() -> None:
 
 
 @pytest.mark.anyio
-async def test_two_turns_with_a_tool_call(client_script: Callable[..., Any]) -> None:
+@pytest.mark.client("openai")
+async def test_two_turns_with_a_tool_call_and_the_other_verbs(
+    client_script: Callable[..., Any], calls: Calls
+) -> None:
     async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
-        told = await asyncio.to_thread(client_script, "openai_conversation.py", server.url, "pocket")
+        spoken = await asyncio.to_thread(client_script, "openai_realtime.py", server.url, "pocket")
+    assert calls.total >= 30
+    assert spoken["blocking"] == ANA
+    check_verbs(spoken["verbs"])
+    told = spoken["talk"]
     assert told["model"] == "pocket"
     limits = {"post_instructions": 5000}
     ratio = {"type": "retention_ratio", "retention_ratio": 0.8, "token_limits": limits}
@@ -45,7 +55,25 @@ async def test_two_turns_with_a_tool_call(client_script: Callable[..., Any]) -> 
     assert [usage["input_tokens"] > 0 for usage in told["usage"]] == [True] * 3
 
 
+def check_verbs(told: dict[str, Any]) -> None:
+    assert told["added"] == "name" and told["first"] is None
+    assert told["retrieved"] == "The user's dog is called Tamu." and told["deleted"] == "dog"
+    assert told["said"] == ["Nice to meet you, Marisol.", "Your name is Marisol.", "Your name is Marisol."]
+    assert told["aside"] == [ANA, None, {"topic": "names"}]
+    assert told["short"] == ["incomplete", "max_output_tokens", 2]
+    assert told["forced"] == ["get_weather"] and told["instructions"] == "Be brief."
+    assert told["cut"] == [True, "cancelled", "client_cancelled"]
+    assert told["refused"] == {
+        "cancel": ["response_cancel_not_active", None, "a"],
+        "retrieve": ["item_not_found", "item_id", "b"],
+        "place": ["item_not_found", "previous_item_id", "c"],
+        "sound": ["unsupported_field", "type", "d"],
+        "picture": ["unsupported_field", "item.content[0].type", "e"],
+    }
+
+
 @pytest.mark.anyio
+@pytest.mark.client("openai-agents")
 @pytest.mark.parametrize("modality", ["text", "audio"])
 async def test_a_realtime_agent_with_a_tool_runs_as_it_comes(
     client_script: Callable[..., Any], agents: None, modality: str

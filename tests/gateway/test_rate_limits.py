@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from holdfast.gateway.app import TURN_ROUTES, build_app
-from holdfast.gateway.auth import salt_of
+from holdfast.gateway.auth import MESSAGES, salt_of
 from holdfast.gateway.errors import RateLimited, error_details, http_answer
 from holdfast.gateway.rate_limits import KeyRates, RateLimiter, duration
 from holdfast.gateway.service import Service
@@ -109,6 +109,14 @@ def test_the_headers_are_those_that_clients_read() -> None:
         "x-ratelimit-limit-tokens": "6000",
         "x-ratelimit-remaining-tokens": "5350",
         "x-ratelimit-reset-tokens": "6.5s",
+    }
+    assert limits.left(ONE, ACME).messages_headers(1_700_000_000.0) == {
+        "anthropic-ratelimit-requests-limit": "60",
+        "anthropic-ratelimit-requests-remaining": "59",
+        "anthropic-ratelimit-requests-reset": "2023-11-14T22:13:21Z",
+        "anthropic-ratelimit-tokens-limit": "6000",
+        "anthropic-ratelimit-tokens-remaining": "5350",
+        "anthropic-ratelimit-tokens-reset": "2023-11-14T22:13:27Z",
     }
 
 
@@ -226,8 +234,10 @@ def test_answers_of_turn_making_routes_have_the_headers(tmp_path: Path) -> None:
         told = client.post(route, headers={"Authorization": "Bearer alpha"}).headers
         assert told["x-ratelimit-limit-requests"] == "3" and told["x-ratelimit-remaining-tokens"] == "1000"
         assert "x-ratelimit-limit-requests" not in client.post(route).headers, "no key, no limits"
+        named = {name for name in told if name.startswith("anthropic-ratelimit")}
+        assert len(named) == (6 if route == MESSAGES else 0)
         free = client.post(route, headers={"Authorization": "Bearer free"}).headers
-        assert not [name for name in free if name.startswith("x-ratelimit")]
+        assert not [name for name in free if "ratelimit" in name]
     models = client.get("/v1/models", headers={"Authorization": "Bearer alpha"}).headers
     assert "x-ratelimit-limit-requests" not in models
 

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.gateway.chat.frames import ChatRequest
 from holdfast.gateway.chat.translate import ask_of
-from holdfast.sdk.errors import FieldInvalid
+from holdfast.sessions.errors import SamplingInvalid
 from holdfast.sessions.turn.request import UNBOUNDED, TurnRequest
 
 
@@ -31,6 +31,6 @@ def test_a_reply_that_ignores_its_end_has_as_many_tokens_as_its_limit(field: str
     "fields", [{}, {"max_tokens": 9, "stop": "a"}, {"max_tokens": 9, "stop_token_ids": [1]}]
 )
 def test_what_cannot_stand_beside_it_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(FieldInvalid) as refused:
+    with pytest.raises(SamplingInvalid) as refused:
         request_of(ignore_eos=True, **fields)
     assert refused.value.param == "ignore_eos"

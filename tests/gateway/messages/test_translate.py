@@ -195,7 +195,7 @@ def test_one_call_at_a_time() -> None:
         for disabled in (False, True):
             choice = {"type": kind, "disable_parallel_tool_use": disabled}
             body = body_of(HI, tools=[WEATHER], tool_choice=choice)
-            assert ask_of(body, UNBOUNDED, {}).one_call == disabled
+            assert ask_of(body, UNBOUNDED, {}).request.parallel_calls != disabled
 
 
 def test_formats_in_either_field() -> None:

@@ -486,7 +486,7 @@ def test_what_is_not_served_is_listed_and_the_rest_is_applied() -> None:
     shown = msgspec.to_builtins(updated.session)
     assert [known["name"] for known in shown["tools"]] == ["weather"]
     assert shown["output_modalities"] == ["text"], "what is in force"
-    assert not {"audio", "tracing", "reasoning", "parallel_tool_calls"} & shown.keys(), "no echo"
+    assert not {"audio", "tracing", "reasoning"} & shown.keys(), "no echo"
     (updated,) = stage.sends("session.update", session={"instructions": "Be kind."})
     assert isinstance(updated, server.SessionUpdated)
     assert "unserved" not in msgspec.to_builtins(updated.session), "it names fields of this update alone"
@@ -508,16 +508,31 @@ def test_what_is_not_served_is_listed_and_the_rest_is_applied() -> None:
 
 def test_a_response_lists_what_of_it_is_not_served() -> None:
     stage = Stage()
-    start = stage.starts(output_modalities=["audio"], audio={"output": {}}, parallel_tool_calls=False)
+    start = stage.starts(output_modalities=["audio"], audio={"output": {}})
     note = stage.conversation.note(start.response_id)
     created, *_, ended = stage.tells(start.response_id, ReplyStarted(10), done())
     assert isinstance(created, server.ResponseCreated) and isinstance(ended, server.ResponseDone)
-    assert created.response.unserved == ["audio", "output_modalities", "parallel_tool_calls"]
+    assert created.response.unserved == ["audio", "output_modalities"]
     assert ended.response.output_modalities == ["text"] and ended.response.unserved is msgspec.UNSET
     stage.conversation.revive("resp_again", None, note)
     created = stage.conversation.reply("resp_again", ReplyStarted(10))[0]
     assert isinstance(created, server.ResponseCreated)
-    assert created.response.unserved == ["audio", "output_modalities", "parallel_tool_calls"]
+    assert created.response.unserved == ["audio", "output_modalities"]
+
+
+def test_one_call_at_a_time_is_a_rule_of_the_session_or_of_a_response() -> None:
+    stage = Stage()
+    assert stage.starts().request.parallel_calls
+    stage = Stage()
+    assert not stage.starts(parallel_tool_calls=False).request.parallel_calls
+    stage = Stage()
+    (updated,) = stage.sends("session.update", session={"parallel_tool_calls": False})
+    assert isinstance(updated, server.SessionUpdated)
+    assert updated.session.parallel_tool_calls is False and updated.session.unserved is msgspec.UNSET
+    assert not stage.starts().request.parallel_calls
+    stage = Stage()
+    stage.sends("session.update", session={"parallel_tool_calls": False})
+    assert stage.starts(parallel_tool_calls=True).request.parallel_calls
 
 
 def test_a_session_may_take_another_name_of_its_model() -> None:

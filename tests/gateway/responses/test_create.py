@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.runtime.link.messages import TokenLimits
+
 from .stage import staged, text_of, told
 
 pytestmark = pytest.mark.anyio
@@ -110,6 +112,16 @@ async def test_only_one_call_is_made_without_parallel_calls() -> None:
         one = await stage.create("go on", tools=[TOOL], parallel_tool_calls=False, store=False)
     assert len(both["output"]) == 2 and len(one["output"]) == 1
     assert one["status"] == "completed" and one["parallel_tool_calls"] is False
+
+
+async def test_a_reply_that_ignores_its_end_has_as_many_tokens_as_its_limit() -> None:
+    async with staged(link=told("Hello there.")) as stage:
+        await stage.create("Hi", ignore_eos=True, max_output_tokens=7)
+        (limits,) = [part for entry in stage.link.log for part in entry if isinstance(part, TokenLimits)]
+        assert limits.min_tokens == limits.max_tokens == 7
+        for fields in ({"stop": ["a"]}, {"stop_token_ids": [5]}):
+            body = {"input": "Hi", "ignore_eos": True, "max_output_tokens": 7, **fields}
+            assert await stage.refused("POST", "/v1/responses", body) == (400, "invalid_value", "ignore_eos")
 
 
 async def test_a_reply_that_is_cut_is_incomplete() -> None:

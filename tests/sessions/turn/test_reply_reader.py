@@ -107,6 +107,25 @@ def test_whole_calls_are_told_without_their_pieces_and_all_else_as_ever(
     assert told(whole, rows) == expected and whole.items() == pieces.items()
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(parts, max_size=8), st.lists(st.integers(0, 300), max_size=6), st.booleans())
+def test_without_parallel_calls_the_reply_ends_behind_its_first_call(
+    said: list[str], cuts: list[int], whole: bool
+) -> None:
+    tokens = [*ids(NAME, "".join(said)), END]
+    every = reader()
+    told(every, [tokens])
+    first = next((at for at, item in enumerate(every.items()) if isinstance(item, FunctionCall)), None)
+    one = reader(parallel_calls=False, whole_calls=whole)
+    told(one, rows_of(tokens, cuts))
+    assert one.called is (first is not None and shape(every)[first][-1])
+    assert shape(one) == shape(every)[: None if first is None or not one.called else first + 1]
+    again = reader()
+    told(again, [one.ids])
+    assert shape(again) == shape(one), "the ids are those of the items, and none more"
+    assert tokens[: len(one.ids)] == one.ids and (one.called or one.ids == tokens)
+
+
 def test_nothing_after_the_end_token_counts() -> None:
     reading = reader()
     told(reading, [[*ids(NAME, "one"), END, *ids(NAME, "two")]])

@@ -1,0 +1,101 @@
+"""The calls that clients make: counted where the server takes them in, shown as a table at the end of a run.
+
+A call is an HTTP request, or an event that a client sends over a WebSocket.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ENVIRONMENTS = {
+    "openai": ".venv-clients",
+    "openai-agents": ".venv-clients",
+    "anthropic": ".venv-clients",
+    "pydantic-ai-slim": ".venv-clients-pydantic-ai",
+    "langchain-openai": ".venv-clients-langchain",
+    "litellm": ".venv-clients-litellm",
+    "llama-index-llms-openai-like": ".venv-clients-llama-index",
+    "openai (npm)": ".venv-clients-node",
+    "ai (npm)": ".venv-clients-node",
+}
+"""The packages that the tests drive, and the environment of each."""
+
+
+class Calls:
+    """The calls to the servers of one test. ``routes``: how many there were of each, by method and path; an
+    event by its WebSocket's path and its type."""
+
+    def __init__(self) -> None:
+        self.routes: Counter[str] = Counter()
+
+    @property
+    def total(self) -> int:
+        """All calls."""
+        return self.routes.total()
+
+    def around(self, app: ASGIApp) -> ASGIApp:
+        """The app, with its calls counted here."""
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            path = scope["path"]
+            if scope["type"] == "http":
+                self.routes[f"{scope['method']} {_pattern(path)}"] += 1
+                await app(scope, receive, send)
+                return
+
+            async def heard() -> Message:
+                message = await receive()
+                if message["type"] == "websocket.receive":
+                    event = json.loads(message.get("text") or message["bytes"])
+                    self.routes[f"WS {path} {event['type']}"] += 1
+                return message
+
+            await app(scope, heard, send)
+
+        return counted
+
+
+def _pattern(path: str) -> str:
+    """A path with its ids and names of models replaced, so that calls of one route count together."""
+    parts = path.split("/")
+    for at, part in enumerate(parts):
+        if parts[at - 1] == "models" or part.partition("_")[0] in ("resp", "conv", "msg", "item"):
+            parts[at] = "{id}"
+    return "/".join(parts)
+
+
+@dataclass(slots=True)
+class ClientRow:
+    """What the tests of one client did. ``outcomes``: passed, failed, skipped tests."""
+
+    routes: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+
+def table(rows: dict[str, ClientRow]) -> Iterable[str]:
+    """The lines of the table, in Markdown."""
+    yield "| client | version | calls | of these over WebSockets | tests passed |"
+    yield "|---|---|---|---|---|"
+    for name, row in rows.items():
+        passed = f"{row.outcomes['passed']} of {row.outcomes.total()}"
+        version = version_of(name) or "not installed"
+        events = sum(count for route, count in row.routes.items() if route.startswith("WS "))
+        yield f"| {name} | {version} | {row.routes.total()} | {events} | {passed} |"
+
+
+def version_of(client: str) -> str | None:
+    """The installed version of a client; None if its environment has none."""
+    folder = ROOT / ENVIRONMENTS[client]
+    package, node, _ = client.partition(" (npm)")
+    if node:
+        manifest = folder / "node_modules" / package / "package.json"
+        return json.loads(manifest.read_text())["version"] if manifest.exists() else None
+    found = folder.glob(f"lib/python*/site-packages/{package.replace('-', '_')}-*.dist-info")
+    return next((path.name.removesuffix(".dist-info").rpartition("-")[2] for path in found), None)
