@@ -48,6 +48,10 @@ class SessionFace(Protocol):
         """Send the client ``event``, the next event of a running turn. Returns when the client can take
         more."""
 
+    def tell_now(self, response: TurnResponse, event: ReplyTextDelta) -> bool:
+        """Send the client ``event``, as `tell` does, if that needs no wait and the client can take more.
+        Returns whether it was sent. Called where the event arises, in no task."""
+
     def ended(self, response: TurnResponse, error: Exception | None) -> None:
         """A turn is over. ``error``: what was raised while its events were read and sent; its last event may
         not have come then. None if all events came."""
@@ -176,9 +180,16 @@ class LiveSession:
 
     async def _read(self, response: TurnResponse, turn: CountedTurn) -> None:
         last: ReplyEvent | None = None
+
+        def tell_now(delta: ReplyTextDelta) -> bool:
+            if not self.face.tell_now(response, delta):
+                return False
+            turn.output()
+            return True
+
         try:
             async with response:
-                async for event in response:
+                while (event := await response.next_event(tell_now)) is not None:
                     if isinstance(event, _OUTPUT):
                         turn.output()
                     await self.face.tell(response, event)

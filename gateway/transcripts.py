@@ -25,7 +25,7 @@ from ..sessions.registry import Reopened
 from ..sessions.session import Session
 from ..sessions.text.tokenizer import ChatTokenizer
 from ..sessions.tools.formats import CallForm, ReasoningForm
-from ..sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted
+from ..sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyTextDelta
 from ..sessions.turn.request import RequestBounds, TurnRequest
 from ..sessions.turn.response import TurnResponse
 from .auth import TurnCaller, caller_of
@@ -212,6 +212,9 @@ class _TranscriptSession:
     async def tell(self, response: TurnResponse, event: ReplyEvent) -> None:
         await self._readers[response.id].put(event)
 
+    def tell_now(self, response: TurnResponse, event: ReplyTextDelta) -> bool:
+        return self._readers[response.id].put_now(event)
+
     def ended(self, response: TurnResponse, error: Exception | None) -> None:
         self._readers.pop(response.id).end(error)
 
@@ -251,12 +254,20 @@ class EventQueue:
 
     async def put(self, event: ReplyEvent) -> None:
         """Add an event. Waits while `QUEUED` events wait to be taken."""
-        await self._room.wait()
+        while not self.put_now(event):
+            await self._room.wait()
+
+    def put_now(self, event: ReplyEvent) -> bool:
+        """Add an event unless `QUEUED` wait to be taken. Returns whether it was added; a reader that has left
+        takes all."""
+        if not self._room.is_set():
+            return False
         if self._open:
             self._events.append(event)
             self._news.set()
             if len(self._events) >= QUEUED:
                 self._room.clear()
+        return True
 
     def end(self, error: Exception | None) -> None:
         """No event follows. ``error``: raised by `take` behind the last event."""

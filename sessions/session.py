@@ -84,7 +84,9 @@ class Session:
         renderer = Renderer(language.tokenizer, now, language.prefix_rule, language.report.rules)
         self._tenant = tenant or Tenant(TenantLimits())
         slot = self._tenant.slot
-        self._branch = Branch(self.history, renderer, language, link, self._sequence, settings, slot)
+        self._branch = Branch(
+            self.history, self.log, renderer, language, link, self._sequence, settings, slot
+        )
         self._eager_prefill = EagerPrefill(self._branch)
         self._waits = waits or Waits()
         self._conversations = conversations or OpenConversations()

@@ -56,6 +56,9 @@ class SocketChannel:
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
         self._burst: dict[str, Any] = socket.scope.get("extensions", {}).get(BURST, {})
+        self.send_now: Callable[[bytes], bool] = self._burst.get("write_now", lambda frame: False)
+        """Sends one text frame if nothing sent before is still unsent, and the server offers that
+        (`LimitedWebSocket`). Returns whether it was sent."""
 
     async def receive(self) -> bytes | str:
         """The next text or binary frame; waits for it. Raises ``ChannelClosed``."""
@@ -87,12 +90,6 @@ class SocketChannel:
         except OSError as error:
             raise ChannelClosed(1006, str(error)) from error
         return len(frames)
-
-    def send_now(self, frame: bytes) -> bool:
-        """Send one text frame if nothing sent before is still unsent, and the server offers that
-        (`LimitedWebSocket`). Returns whether it was sent."""
-        write_now: Callable[[bytes], bool] | None = self._burst.get("write_now")
-        return write_now is not None and write_now(frame)
 
     async def close(self, code: int, reason: str) -> None:
         """Send a close frame, if the socket is still open."""

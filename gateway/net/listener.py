@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import socket
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import Enum, auto
@@ -25,6 +26,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.exceptions import InvalidState
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request
+from websockets.protocol import State
 
 from ...runtime.kv_placement.sizing import refusal
 from ..errors import GatewayError, TooManyControlFrames, TooManyFragments, wire_error
@@ -327,13 +329,12 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
     def write_now(self, frame: bytes) -> bool:
         """Send a text frame without waiting. Returns False, and sends nothing, if the transport has unsent
         bytes or the socket is closed."""
-        if self.disconnected or self.close_sent or self.transport.get_write_buffer_size():
+        conn, transport = self.conn, self.transport
+        if self.disconnected or self.close_sent or transport.get_write_buffer_size():
             return False
-        try:
-            self.conn.send_text(frame)
-        except InvalidState:
+        if conn.state is not State.OPEN or conn.expect_continuation_frame or conn.extensions:
             return False
-        self.transport.write(b"".join(self.conn.data_to_send()))
+        transport.write(_text_header(len(frame)) + frame)
         return True
 
     async def send(self, message: ASGISendEvent) -> None:
@@ -355,6 +356,15 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         if not self.close_sent:
             self._parse(rest=True)
         super().connection_lost(exc)
+
+
+def _text_header(length: int) -> bytes:
+    """The header of a whole text frame from a server with a payload of ``length`` bytes (RFC 6455, 5.2)."""
+    if length < 126:
+        return struct.pack("!BB", 0x81, length)
+    if length < 1 << 16:
+        return struct.pack("!BBH", 0x81, 126, length)
+    return struct.pack("!BBQ", 0x81, 127, length)
 
 
 def websocket_protocol(limits: ClientLimits) -> type[LimitedWebSocket]:

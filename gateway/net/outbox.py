@@ -41,6 +41,8 @@ class Outbox:
         self._frames: deque[bytes] = deque()
         self._bytes = 0
         self._sent = 0
+        self.free = True
+        """Whether the queue is below its bounds."""
         self._filled = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -68,11 +70,6 @@ class Outbox:
             self._sent += 1
         else:
             self.post((frame,))
-
-    @property
-    def free(self) -> bool:
-        """Whether the queue is below its bounds."""
-        return self._room.is_set()
 
     async def room(self) -> None:
         """Wait until the queue is below its bounds."""
@@ -110,11 +107,13 @@ class Outbox:
             self._patient.cancel()
             self._patient = None
         limits = self._limits
-        if len(self._frames) < limits.outbox_events and self._bytes < limits.outbox_bytes:
-            self._room.set()
-        else:
-            self._room.clear()
-        for event, holds in ((self._filled, bool(self._frames)), (self._empty, not self._frames)):
+        waiting = len(self._frames)
+        self.free = waiting < limits.outbox_events and self._bytes < limits.outbox_bytes
+        for event, holds in (
+            (self._room, self.free),
+            (self._filled, waiting > 0),
+            (self._empty, not waiting),
+        ):
             if holds:
                 event.set()
             else:
@@ -145,6 +144,11 @@ class SessionOutbox:
         if self._shared():
             frame = b'{"session_id":"%s",' % self.session_id.encode() + frame[1:]
         self._outbox.post_now(frame)
+
+    @property
+    def free(self) -> bool:
+        """Whether the socket's queue is below its bounds."""
+        return self._outbox.free
 
     async def room(self) -> None:
         """Wait until the socket's queue is below its bounds, or `abandon` is called."""

@@ -84,7 +84,8 @@ class Conversation:
         self._bounds = bounds
         self._names = names
         self._numbers = itertools.count(1)
-        self._live: dict[str, LiveResponse] = {}
+        self.running: dict[str, LiveResponse] = {}
+        """The responses that have been created and have not ended, by id, out-of-band ones included."""
         self._after_reply: set[str] = set()  # ids of items that were added while a reply runs: they follow it
         self._requests = RequestCache(bounds)
         self.incoming = IncomingText(
@@ -110,11 +111,6 @@ class Conversation:
     def session(self) -> SessionResource:
         """The configuration as it is now, after all `session.update` events."""
         return self._session
-
-    @property
-    def running(self) -> tuple[str, ...]:
-        """The ids of the responses that have been created and have not ended, out-of-band ones included."""
-        return tuple(self._live)
 
     # --- events in ---
 
@@ -144,29 +140,29 @@ class Conversation:
     def brief(self, response_id: str) -> bool:
         """Whether a running response leaves out the events that repeat others. False if no such response
         runs."""
-        live = self._live.get(response_id)
+        live = self.running.get(response_id)
         return live is not None and live.brief
 
     def reply(self, response_id: str, event: ReplyEvent) -> list[server.ServerEvent]:
         """Make the server events for ``event``, the next event of a running response's turn. After `ReplyDone`
         the response does not run any more."""
-        live = self._live[response_id]
+        live = self.running[response_id]
         events = live.feed(event)
         if live.done:
-            del self._live[response_id]
+            del self.running[response_id]
         return events
 
     def failed(self, response_id: str, error: Exception) -> list[server.ServerEvent]:
         """End a response after its turn raised ``error``, and make its last events. If it had no event yet,
         that is one `error`; otherwise its open item is closed, its items are taken back, and `response.done`
         says `failed`."""
-        live = self._live[response_id]
-        del self._live[response_id]
+        live = self.running[response_id]
+        del self.running[response_id]
         return live.fail(error) if live.started else [self.refusal(error, live.asked_by)]
 
     def forget(self, response_id: str) -> None:
         """Remove a response that was created but never started, if it is there. No event is made for it."""
-        self._live.pop(response_id, None)
+        self.running.pop(response_id, None)
 
     def _receive(self, event: client.ClientEvent) -> list[Effect]:
         match event:
@@ -303,7 +299,7 @@ class Conversation:
         writes = params.conversation != "none"
         if writes and self._writer() is not None:
             raise ConversationBusy(_BUSY)
-        if len(self._live) >= self._parallel_responses:
+        if len(self.running) >= self._parallel_responses:
             raise TooManyResponses(f"At most {self._parallel_responses} responses run at once")
         self._admit()
         response_id = self._ids("resp")
@@ -323,7 +319,7 @@ class Conversation:
         )
         if writes:
             self._after_reply.clear()
-        self._live[live.id] = live
+        self.running[live.id] = live
         return StartResponse(live.id, request)
 
     def ending(self, event: client.ClientEvent) -> str | None:
@@ -379,7 +375,7 @@ class Conversation:
 
     def note(self, response_id: str) -> bytes:
         """Encode the `ResponseNote` of a running response, for the journal. `revive` reads it."""
-        live = self._live[response_id]
+        live = self.running[response_id]
         return msgspec.msgpack.encode(
             ResponseNote(live.asked_by, live.metadata, self._before_reply(), live.brief, live.unserved)
         )
@@ -395,7 +391,7 @@ class Conversation:
         """
         kept = msgspec.msgpack.decode(note, type=ResponseNote)
         writes = request is not None
-        self._live[response_id] = LiveResponse(
+        self.running[response_id] = LiveResponse(
             response_id,
             self.event_id,
             conversation_id=self.conversation_id if writes else None,
@@ -448,7 +444,7 @@ class Conversation:
         return self._shown(item, order[at - 1] if at else None)
 
     def _cancel(self, response_id: str | None) -> list[Effect]:
-        live = self._writer() if response_id is None else self._live.get(response_id)
+        live = self._writer() if response_id is None else self.running.get(response_id)
         if live is None:
             raise NothingToCancel("Cancellation failed: no such response is active")
         if live.cancelling:
@@ -464,7 +460,7 @@ class Conversation:
     def _writer(self) -> LiveResponse | None:
         """The running response that writes the default conversation; None if there is none. There is at most
         one. Responses out of band do not count."""
-        return next((live for live in self._live.values() if live.conversation_id is not None), None)
+        return next((live for live in self.running.values() if live.conversation_id is not None), None)
 
     def event_id(self) -> str:
         """An id for the next event. The event log puts its own id in its place when it sends the event."""

@@ -33,10 +33,18 @@ import msgspec
 from msgspec import UNSET
 
 from ...sdk.frames import codec
-from ...sdk.frames.server import ArgumentsDelta, ReasoningDelta, ResponseDone, ServerEvent, TextDelta
+from ...sdk.frames.server import (
+    ArgumentsDelta,
+    OutputItemDone,
+    ReasoningDelta,
+    ResponseDone,
+    ServerEvent,
+    TextDelta,
+)
 from ...sessions.errors import EventsExpired
 from ..net.outbox import SessionOutbox
 from ..settings import ClientLimits
+from .delta_frames import DeltaFrames
 
 Ticket: TypeAlias = asyncio.Future[None]
 ANSWERS = "answers"
@@ -48,8 +56,8 @@ WRITER = "writer"
 
 _EVENT_ID = re.compile(r"event_([0-9a-f]{8})-([0-9]{1,18})-([0-9]{1,18})-([0-9]{1,18})(-[0-9a-f]{4})?")
 _NO_REPLY = (0, 0)
-_ALONE = (TextDelta, ArgumentsDelta, ReasoningDelta)
-"""Events that mostly come alone, one for each token."""
+_ALONE = (TextDelta, ArgumentsDelta, ReasoningDelta, OutputItemDone, ResponseDone)
+"""Events that mostly come alone: one for each token, and the last ones of a reply in brief."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +82,11 @@ class EventPlace:
         return None if found is None else cls(found[1], int(found[2]), int(found[3]), int(found[4]))
 
     def __str__(self) -> str:
-        return f"event_{self.opening}-{self.number}-{self.reply}-{self.told}"
+        return _event_id(self.opening, self.number, self.reply, self.told)
+
+
+def _event_id(opening: str, number: int, reply: int, told: int) -> str:
+    return f"event_{opening}-{number}-{reply}-{told}"
 
 
 @dataclass(eq=False, slots=True)
@@ -117,8 +129,7 @@ class _Pending:
         return ticket is None or (ticket.done() and not ticket.cancelled() and ticket.exception() is None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
+class _Sent(msgspec.Struct, frozen=True, gc=False):
     """An event that has left, kept so that it can be sent again. ``number``: its number in the session.
     ``reply``, ``told``: as in `_Pending`. ``frame``: its bytes. ``done``: the event itself if it is a
     `response.done`, which is encoded again each time, because it shows the handle that is current then; else
@@ -214,6 +225,27 @@ class EventLog:
         if ticket is not None and not ticket.done():
             ticket.add_done_callback(lambda _: self._release(lane))
         self._release(lane)
+
+    def post_text(self, frames: DeltaFrames, text: str, lane: str) -> bool:
+        """Send more text of a reply to the socket at once: the event that `post` would send, in one step.
+        Returns False, and does nothing, if events wait before it in the lane, the client has read it already,
+        or the socket is gone or can take no more. ``frames``: of the message."""
+        outbox = self._outbox
+        if outbox is None or not outbox.free or lane in self._lanes:
+            return False
+        place = _NO_REPLY
+        if lane == WRITER:
+            place = (self._reply, self._told + 1)
+            if place <= self._read:
+                return False
+            self._told += 1
+            if place > self._left:
+                self._left = place
+        self._number += 1
+        frame = frames.frame(_event_id(self._opening, self._number, *self._left), text)
+        self._keep(_Sent(self._number, *place, frame))
+        outbox.post_now(frame)
+        return True
 
     def open_to(self, outbox: SessionOutbox) -> None:
         """Use ``outbox``, a socket's, from now on, and send it the events that have left already. For a new
@@ -317,7 +349,7 @@ class EventLog:
         self._number += 1
         place = (held.reply, held.told)
         self._left = max(self._left, place)
-        event_id = str(EventPlace(self._opening, self._number, *self._left))
+        event_id = _event_id(self._opening, self._number, *self._left)
         event = msgspec.structs.replace(held.event, event_id=event_id)
         done = event if isinstance(event, ResponseDone) else None
         frame = codec.encode(event) if done is None else self._shown(done)

@@ -43,6 +43,7 @@ from ...sessions.turn.events import (
 )
 from ..errors import Draining, error_details
 from ..usage import receipt_of
+from .delta_frames import DeltaFrames
 from .translate import frame_of, logprobs_of, truncated_of, usage_of
 
 EventIds: TypeAlias = Callable[[], str]
@@ -59,13 +60,15 @@ _REASONS: dict[EndReason, Reason] = {
 class _OpenItem:
     """The output item that has begun and not ended. ``index``: its index in the response's output. ``item``:
     the item as it began, without text. ``previous_item_id``: the item before it in the conversation.
-    ``pieces``, ``logprobs``: its text or arguments so far, and the log probabilities of the text's tokens."""
+    ``pieces``, ``logprobs``: its text or arguments so far, and the log probabilities of the text's tokens.
+    ``text``: see `LiveResponse.open_text`; None before the first call."""
 
     index: int
     item: Message | FunctionCall
     previous_item_id: str | None
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    text: tuple[DeltaFrames, list[str]] | None = None
 
     def final(self, complete: bool) -> Message | FunctionCall:
         said = "".join(self.pieces)
@@ -121,6 +124,17 @@ class LiveResponse:
         before all else, and `ReplyDone` gives `response.done`; nothing may be fed after that."""
         assert not self.done, "nothing comes after the end of a reply"
         return list(self._events(event))
+
+    def open_text(self, item_id: str) -> tuple[DeltaFrames, list[str]] | None:
+        """What makes the frames of a message's further text, and the list of its pieces, to which each text
+        that is sent with them must be appended. None if the message is not open."""
+        opened = self._open
+        if opened is None or opened.item.id != item_id:
+            return None
+        if opened.text is None:
+            place = {**self._part(opened), "event_id": ""}
+            opened.text = DeltaFrames(server.TextDelta(**place, delta="")), opened.pieces
+        return opened.text
 
     def fail(self, error: Exception) -> list[server.ServerEvent]:
         """The last events of a response that has been created, after its turn raised ``error``: its open item

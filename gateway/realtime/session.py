@@ -29,7 +29,7 @@ from ...sessions.registry import Reopened
 from ...sessions.session import Session
 from ...sessions.text.eager_prefill import PrefilledInput
 from ...sessions.text.text_buffer import TextBuffer
-from ...sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted
+from ...sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyTextDelta
 from ...sessions.turn.response import TurnResponse
 from ..errors import INTERNAL, Draining, wire_error
 from ..live_session import LiveSession, log_refusal, report
@@ -454,6 +454,15 @@ class RealtimeSession:
             self._tell_rate_limits()
         if not isinstance(event, ReplyDone):
             await self.event_log.room()
+
+    def tell_now(self, response: TurnResponse, event: ReplyTextDelta) -> bool:
+        """Send more text of an open message, if the client can take it and no other event waits before it."""
+        live = self.conversation.running.get(response.id)
+        opened = None if live is None or self._waiting_cancels else live.open_text(event.item_id)
+        if opened is None or not self.event_log.post_text(opened[0], event.text, _lane(response)):
+            return False
+        opened[1].append(event.text)
+        return True
 
     def ended(self, response: TurnResponse, error: Exception | None) -> None:
         """A turn is over. If ``error`` is set and the client has not been told the end, post the end. Post the

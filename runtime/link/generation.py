@@ -1,6 +1,7 @@
 """One running generation, as the gateway sees it: an async iterator of its rows.
 
-Its queue is bounded: a step gives a sequence at most one row, and a generation has ``max_tokens`` tokens.
+Its queue is bounded: a step gives a sequence at most one row, and a generation has ``max_tokens`` tokens. While
+its reader waits, a row can be dealt with as it arrives, in no task (`Generation.next_row`).
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from types import TracebackType
+from typing import TypeAlias
 
 import anyio
 
 from ..errors import EngineGone
 from .messages import Row, SequenceState
+
+Take: TypeAlias = Callable[[Row], bool]
+"""Deals with a row as it arrives, or declines."""
 
 
 class Generation:
@@ -35,6 +40,8 @@ class Generation:
         self._over = False
         self._fault: EngineGone | None = None
         self._reader: asyncio.Future[None] | None = None
+        self._take: Take | None = None  # while the reader waits
+        self._mistake: Exception | None = None  # what it raised
 
     @property
     def running(self) -> bool:
@@ -50,19 +57,36 @@ class Generation:
         return self
 
     async def __anext__(self) -> Row:
+        row = await self.next_row()
+        if row is None:
+            raise StopAsyncIteration
+        return row
+
+    async def next_row(self, take: Take | None = None) -> Row | None:
+        """The next row; None behind the last one.
+
+        ``take`` is called with each row that comes while this waits, except the last one, as the row arrives.
+        It returns whether it has dealt with the row, so that this goes on waiting; if not, the row is returned
+        here. What it raises is raised here.
+        """
         while not self._rows:
+            if self._mistake is not None:
+                raise self._mistake
             if self._fault is not None:
                 raise type(self._fault)(self._fault.message)
             if self._over:
-                raise StopAsyncIteration
-            await self._wait()
+                return None
+            await self._wait(take)
         return self._rows.popleft()
 
-    async def _wait(self) -> None:
+    async def _wait(self, take: Take | None) -> None:
         if self._reader is not None and not self._reader.done():
             raise anyio.BusyResourceError("reading from this generation")
-        self._reader = asyncio.get_running_loop().create_future()
-        await self._reader
+        self._reader, self._take = asyncio.get_running_loop().create_future(), take
+        try:
+            await self._reader
+        finally:
+            self._take = None
 
     async def __aenter__(self) -> Generation:
         return self
@@ -97,6 +121,15 @@ class Generation:
         The caller has checked that the row's epoch is the one of ``state``: it is not from an earlier
         generation of the same sequence.
         """
+        take, reader = self._take, self._reader
+        if take is not None and reader is not None and row.finish is None and not reader.done():
+            try:
+                if take(row):
+                    return
+            except Exception as mistake:  # it ends this reader and not the link
+                self._mistake = mistake
+                self._wake()
+                return
         self._rows.append(row)
         if row.finish is not None:
             self.last = row

@@ -1,8 +1,9 @@
 """The journal of one server: sessions hand it changes, and one thread commits them in groups.
 
-A group is everything queued while the last commit ran; token ids of replies wait up to ``cursor_seconds`` for
-others. A failed commit is tried again until it succeeds, and nothing that waits for it is acknowledged
-meanwhile. `JournaledLog` is one session's log. Knows nothing of what a change means.
+A group is everything queued while the last commit ran. What may wait, such as the token ids of replies, waits
+in the sessions' logs for at most ``cursor_seconds``; then it is queued for all sessions together. A failed
+commit is tried again until it succeeds, and nothing that waits for it is acknowledged meanwhile. `JournaledLog`
+is one session's log. Knows nothing of what a change means.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class Journal:
         self._jobs: deque[tuple[Callable[[JournalStore], Any], asyncio.Future[Any]]] = deque()
         self._queued = 0
         self._urgent = False
-        self._oldest: float | None = None  # when the first queued change came
+        self._later: dict[JournaledLog, None] = {}  # logs with operations that may wait
+        self._batch: asyncio.TimerHandle | None = None
         self._closing = self._closed = False
         self._durable = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -107,6 +109,9 @@ class Journal:
     async def aclose(self) -> None:
         """Commit what is queued, if possible, close the store and free its lock. What still waits for the
         journal then raises ``StorageUnavailable``."""
+        if self._batch is not None:
+            self._batch.cancel()
+            self._flush_all()
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -118,19 +123,26 @@ class Journal:
         while self._waiting:
             _fail(self._waiting.popleft()[1], self._closed_fault())
 
-    def put(self, changes: Iterable[Fresh], *, urgent: bool = True) -> None:
-        """Queue changes; they are committed together, in order. If not ``urgent``, they may wait up to
-        ``cursor_seconds / 2`` for others."""
+    def put(self, changes: Iterable[Fresh]) -> None:
+        """Queue changes; they are committed together, in order."""
         with self._changed:
             before = len(self._queue)
             self._queue += changes
             self._queued += len(self._queue) - before
-            if self._oldest is None:
-                self._oldest = time.monotonic()
-                self._changed.notify()
-            if urgent and not self._urgent:
+            if not self._urgent:
                 self._urgent = True
                 self._changed.notify()
+
+    def flush_later(self, log: JournaledLog) -> None:
+        """Flush this log within ``cursor_seconds``, in one group with the others that wait."""
+        self._later[log] = None
+        if self._batch is None:
+            self._batch = self._loop.call_later(self.settings.cursor_seconds, self._flush_all)
+
+    def _flush_all(self) -> None:
+        later, self._later, self._batch = self._later, {}, None
+        if changes := [change for log in later for change in log.taken()]:
+            self.put(changes)
 
     def sync(self) -> asyncio.Future[None]:
         """A future that is done when everything put so far is durable. What is queued is committed now,
@@ -276,18 +288,13 @@ class Journal:
         compacting = self._store.wants_compaction
         with self._changed:
             while not (self._urgent or self._jobs or self._closing):
-                left = None
-                if self._oldest is not None:
-                    left = self._oldest + self.settings.cursor_seconds / 2 - time.monotonic()
-                    if left <= 0:
-                        break
                 if compacting:
                     return [], 0, []
-                self._changed.wait(left)
+                self._changed.wait()
             group, self._queue = self._queue, []
             jobs = list(self._jobs)
             self._jobs.clear()
-            self._urgent, self._oldest = False, None
+            self._urgent = False
             return group, self._queued, jobs
 
     def _keep_shares(self) -> None:
@@ -451,7 +458,6 @@ class JournaledLog(SessionLog):
         self._operations: list[AnyOperation] = []
         self._others: list[Fresh] = []
         self._flushing: asyncio.Handle | None = None
-        self._hurried = False
         self._closed = False
         journal.live.add(number)
 
@@ -470,11 +476,23 @@ class JournaledLog(SessionLog):
     def append(self, operation: AnyOperation) -> None:
         """Queue an operation for the journal. Raises what encoding it raises: in the journal's thread that
         would block all sessions."""
+        if self._closed:
+            return
+        if isinstance(operation, LAZY):
+            self._journal.flush_later(self)
+        else:
+            msgspec.msgpack.encode(operation)
+            self._flush_soon()
+        super().append(operation)
+
+    def grow(self, operation: Callable[[], AnyOperation]) -> None:
+        """As in `SessionLog`."""
         if not self._closed:
-            if not isinstance(operation, LAZY):
-                msgspec.msgpack.encode(operation)
-            self._operations.append(operation)
-            self._schedule(urgent=not isinstance(operation, LAZY))
+            super().grow(operation)
+            self._journal.flush_later(self)
+
+    def _take(self, operation: AnyOperation) -> None:
+        self._operations.append(operation)
 
     def keep_handles(self, keyring: Keyring) -> None:
         """Queue the keyring for the journal; it replaces the session's keyring there."""
@@ -508,26 +526,26 @@ class JournaledLog(SessionLog):
     def _queue(self, record: Fresh) -> None:
         if not self._closed:
             self._others.append(record)
-            self._schedule(urgent=True)
+            self._flush_soon()
 
-    def _schedule(self, *, urgent: bool) -> None:
-        """Flush at the end of this run of the event loop; lazy operations wait a while first."""
-        loop = asyncio.get_running_loop()
-        if urgent and not self._hurried:
-            if self._flushing is not None:
-                self._flushing.cancel()
-            self._hurried, self._flushing = True, loop.call_soon(self._flush)
-        elif self._flushing is None:
-            self._flushing = loop.call_later(self._journal.settings.cursor_seconds / 2, self._flush)
+    def _flush_soon(self) -> None:
+        """Flush at the end of this run of the event loop."""
+        if self._flushing is None:
+            self._flushing = asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         if self._flushing is not None:
             self._flushing.cancel()
             self._flushing = None
-        if self._operations or self._others:
-            operations = enumerate(records.merged(self._operations), self._index)
-            group = [records.append(self.number, index, operation) for index, operation in operations]
-            self._index += len(group)
-            self._journal.put([*self._others, *group], urgent=self._hurried)
-            self._hurried = False
-            self._operations, self._others = [], []
+        if changes := self.taken():
+            self._journal.put(changes)
+
+    def taken(self) -> list[Fresh]:
+        """The changes that wait here, for the journal to queue."""
+        self.gather()
+        operations = enumerate(records.merged(self._operations), self._index)
+        changes = [records.append(self.number, index, operation) for index, operation in operations]
+        self._index += len(changes)
+        changes = [*self._others, *changes]
+        self._operations, self._others = [], []
+        return changes

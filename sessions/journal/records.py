@@ -7,7 +7,7 @@ records. Knows nothing of files.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import msgspec
@@ -374,9 +374,26 @@ class SessionLog:
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
+        self._growing: list[Callable[[], AnyOperation]] = []
 
     def append(self, operation: AnyOperation) -> None:
-        """Take an operation; here it is dropped."""
+        """Take an operation."""
+        self.gather()
+        self._take(operation)
+
+    def grow(self, operation: Callable[[], AnyOperation]) -> None:
+        """Take an operation that may wait and that grows meanwhile. ``operation`` makes it when it is taken:
+        before the next operation is appended, and in time for the next group."""
+        self._growing.append(operation)
+
+    def gather(self) -> None:
+        """Take now what grows."""
+        growing, self._growing = self._growing, []
+        for operation in growing:
+            self._take(operation())
+
+    def _take(self, operation: AnyOperation) -> None:
+        """Here it is dropped."""
 
     def keep_handles(self, keyring: Keyring) -> None:
         """Take the session's new keyring, which replaces the one before; here it is dropped."""

@@ -20,16 +20,17 @@ class TokenTexts:
         self._backend = backend
         self.independent = isinstance(backend.decoder, ByteLevel)
         """Whether tokens have texts of their own."""
-        self._known: dict[int, str | None] = {}
+        self.known: dict[int, str | None] = {}
+        """What `of` has returned so far."""
 
     def of(self, token: int) -> str | None:
         """The token's text; "" for a special token. None if the token may end or begin within a character."""
         try:
-            return self._known[token]
+            return self.known[token]
         except KeyError:
             text: str = self._backend.decode([token], skip_special_tokens=True)
             known = None if BROKEN in text or not self.independent else text
-            return self._known.setdefault(token, known)
+            return self.known.setdefault(token, known)
 
 
 class Detokenizer:
@@ -47,9 +48,10 @@ class Detokenizer:
     def alone(self, token: int) -> str | None:
         """The text that `step` would return, if it is the token's own and not empty; else None. Nothing
         changes."""
-        if self._ids or not self._texts.independent:
+        texts = self._texts
+        if self._ids or not texts.independent:
             return None
-        return self._texts.of(token) or None
+        return texts.known.get(token) or texts.of(token) or None
 
     def step(self, token: int) -> str:
         """The text that is certain with this id; empty while a character is incomplete."""

@@ -10,6 +10,7 @@ from typing import TypeVar
 from ...runtime.link.client import EngineLink
 from ..engine_copy import EngineCopy
 from ..history import History
+from ..journal.records import SessionLog
 from ..settings import SessionSettings
 from ..text.language import Language
 from ..text.renderer import Renderer
@@ -21,9 +22,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """All that the turns and the eager prefill of one session share. ``sequence``: the engine's copy."""
+    """All that the turns and the eager prefill of one session share. ``sequence``: the engine's copy. ``log``:
+    of the session in the journal."""
 
     history: History
+    log: SessionLog
     renderer: Renderer
     language: Language
     link: EngineLink

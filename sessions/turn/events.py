@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+import msgspec
+
 from ..errors import TurnFailed
 from ..items import Item
 
@@ -113,9 +115,9 @@ class TokenScore:
     top: tuple[TokenScore, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyTextDelta:
-    """More text of the message ``item_id``; never empty, always whole characters.
+class ReplyTextDelta(msgspec.Struct, frozen=True, gc=False):
+    """More text of the message ``item_id``; never empty, always whole characters. One is made for each token,
+    so the garbage collector does not track it.
 
     ``scores``: if requested, the scores of the tokens since the message's last delta.
     """

@@ -10,15 +10,16 @@ The caller drives the run with ``advance``. It may stop between any two calls, i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
 from ...runtime import errors as runtime
-from ...runtime.link.generation import Generation
+from ...runtime.link.generation import Generation, Take
 from ...runtime.link.messages import (
     Finish,
     Row,
@@ -32,8 +33,11 @@ from .. import errors
 from ..engine_copy import EngineCopy
 from ..errors import TurnFailed
 from ..token_ids import NONE, Ids, frozen, ids_of
-from .events import EndReason, ReplyEvent, ReplyStatus
+from .events import EndReason, ReplyEvent, ReplyStatus, ReplyTextDelta
 from .reply_reader import ReplyReader
+
+TellNow: TypeAlias = Callable[[ReplyTextDelta], bool]
+"""Tells more text of a reply at once if that needs no wait, and returns whether it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,8 @@ class ReplyRun:
         self._resident = 0
         self._recovery_seconds = recovery_seconds
         self._lost: Work | None = None  # the work that engines did for the reply before they died
+        self._sampled = False  # whether the generation has given a token
+        self._untold: list[ReplyEvent] | None = None  # of a row that was read as it arrived
         self._cancelled = asyncio.Event()
         self._reason = EndReason.CLIENT_CANCELLED
 
@@ -87,17 +93,22 @@ class ReplyRun:
         """Whether an engine died during the reply, or the reply comes from an earlier process."""
         return self._lost is not None
 
-    async def advance(self) -> list[ReplyEvent]:
+    async def advance(self, tell_now: TellNow | None = None) -> list[ReplyEvent]:
         """Go on with the reply, and return the next events, possibly none. The first calls repeat the ids
         that it has already and begin the generation; later ones wait for the engine's next row. Do not call
-        it once ``ending`` is set."""
+        it once ``ending`` is set.
+
+        ``tell_now``: is called with the text of each row that comes while this waits and is nothing but more
+        text, as the row arrives. It returns whether it has told it, so that this goes on waiting; if not, the
+        text is returned here.
+        """
         try:
             if not self._retold:
                 return self._retell()
             if self._generation is None and not self._cancelled.is_set():
                 await self._start()
                 return []
-            return await self._read()
+            return await self._read(tell_now)
         except runtime.RuntimeFault as fault:
             if not isinstance(fault, runtime.EngineGone) and not self._sequence.lost:
                 return await self._fail(_failure(fault))
@@ -136,7 +147,7 @@ class ReplyRun:
         return events if self.ending is None else events + self.reader.finish(cut=not over)
 
     async def _start(self) -> None:
-        said, self._stopping = len(self.reader.ids), None
+        said, self._stopping, self._sampled = len(self.reader.ids), None, False
         try:
             self._generation = await self._sequence.begin(self._all(), self._sampling, self._limits, said)
         finally:
@@ -168,20 +179,40 @@ class ReplyRun:
             leaving.cancel()
         return []
 
-    async def _read(self) -> list[ReplyEvent]:
+    def _taking(self, tell_now: TellNow) -> Take:
+        """Reads rows as they arrive, for `Generation.next_row`: those that are one token of text. The first
+        row of a generation is not one of them."""
+
+        def take(row: Row) -> bool:
+            if not self._sampled or len(row.tokens) != 1 or row.logprobs or self._cancelled.is_set():
+                return False
+            delta = self.reader.plain(row.tokens[0])
+            if delta is None:
+                return False
+            if not self.reader.cycles and tell_now(delta):
+                return True
+            self._untold = [delta]
+            return False
+
+        return take
+
+    async def _read(self, tell_now: TellNow | None) -> list[ReplyEvent]:
         row = None
         if self._generation is not None and not self._cancelled.is_set():
-            row = await anext(self._generation, None)
+            row = await self._generation.next_row(None if tell_now is None else self._taking(tell_now))
+        events, self._untold = self._untold, None
         if row is None or self._cancelled.is_set():
-            return await self._cut(_STATUS[self._reason], self._reason)
+            return (events or []) + await self._cut(_STATUS[self._reason], self._reason)
         if row.finish is Finish.ERROR:
             why = row.error or "the engine gave up this sequence"
             return await self._fail(
                 _failure(runtime.fault_of(row.code, why)) if row.code else TurnFailed(why)
             )
         if row.tokens:
+            self._sampled = True
             self._sequence.crashes.reset()
-        events = self.reader.feed(row.tokens, row.logprobs)
+        if events is None:
+            events = self.reader.feed(row.tokens, row.logprobs)
         if self.reader.matched or self.reader.called:
             return events + await self._cut(ReplyStatus.COMPLETED, EndReason.STOP, row.work)
         if self.reader.cycles:

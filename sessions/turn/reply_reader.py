@@ -74,6 +74,7 @@ class ReplyReader:
         self.ended = False
         self.halted = False
         self.cycles = False
+        self._cycle_tokens = cycle_tokens
         self._cycles = CycleFinder(cycle_tokens)
         self._end_ids = end_ids
         self._stop_ids = frozenset(stop_ids)
@@ -110,7 +111,7 @@ class ReplyReader:
         dropped. ``logprobs``: one for each id, if requested."""
         if self._together and not logprobs:
             return self._deliver(self._decode_together(list(ids)))
-        if not logprobs and len(ids) == 1 and (delta := self._plain(ids[0])) is not None:
+        if not logprobs and len(ids) == 1 and not self._over and (delta := self.plain(ids[0])) is not None:
             return [delta]
         events: list[ReplyEvent] = []
         for token, logprob in zip_longest(ids, logprobs or ()):
@@ -133,10 +134,10 @@ class ReplyReader:
                 self._check_cycle()
         return events
 
-    def _plain(self, token: int) -> ReplyTextDelta | None:
-        """Read an id that is nothing but more text of the open message, as most are. None if it may be more, or
-        the reply has ended; then nothing has changed."""
-        if self._text is None or self._watched or token in self._ruled or self._scores or self._over:
+    def plain(self, token: int) -> ReplyTextDelta | None:
+        """Read an id that is nothing but more text of the open message, as most are. None if it may be more;
+        then nothing has changed and `feed` reads it. The reply must not have ended."""
+        if self._text is None or self._watched or token in self._ruled or self._scores:
             return None
         text = self._detokenizer.alone(token)
         if text is None or (self._reasoning is not None and not self._reasoning.passes(text)):
@@ -144,7 +145,8 @@ class ReplyReader:
         if self._calls is not None and not self._calls.passes(text):
             return None
         self.ids.append(token)
-        self._check_cycle()
+        if self._cycle_tokens:
+            self._check_cycle()
         item_id, deltas = self._text
         deltas.append(text)
         return ReplyTextDelta(item_id, text)

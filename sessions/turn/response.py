@@ -31,10 +31,11 @@ from .events import (
     ReplyEvent,
     ReplyStarted,
     ReplyStatus,
+    ReplyTextDelta,
     TurnUsage,
 )
 from .fitting import FittedPrompt, PromptFit
-from .generation import ReplyEnd, ReplyRun
+from .generation import ReplyEnd, ReplyRun, TellNow
 from .request import TurnRequest
 
 log = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class TurnResponse:
         self._said, self._logprobs = said, logprobs
         self._cut = cut
         self._recorded = len(said)
+        self._growing = False  # the journal's log takes what the reply has said with its next operations
         self._draft: Draft | None = None
         self._end_ids: frozenset[int] = frozenset()
         self._run: ReplyRun | None = None
@@ -157,6 +159,7 @@ class TurnResponse:
     def so_far(self) -> tuple[History, Ended]:
         """A copy of the history in which the reply ends with the tokens that the journal has so far, and the
         operation that says so in the journal. The response itself goes on."""
+        self._branch.log.gather()
         history, turn, language = self._branch.history.branch(), self._turn, self._branch.language
         assert turn is not None, "only a reply that joins the conversation"
         said = NONE if self._run is None else ids_of(self._run.reader.ids)
@@ -212,14 +215,22 @@ class TurnResponse:
         return self
 
     async def __anext__(self) -> ReplyEvent:
+        event = await self.next_event()
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    async def next_event(self, tell_now: TellNow | None = None) -> ReplyEvent | None:
+        """The next event; None behind `ReplyDone`. ``tell_now``: is called with text that comes while this
+        waits, as the text arrives; it returns whether it has told it. If not, that text is returned here."""
         self._reading = True
         try:
             while not self._events:
                 if self._leaving is not None:
                     await asyncio.shield(self._leaving)
                 if self.over:
-                    raise StopAsyncIteration
-                await self._proceed()
+                    return None
+                await self._proceed(tell_now)
         except asyncio.CancelledError:
             await self._leave(drop=True)
             raise
@@ -235,7 +246,7 @@ class TurnResponse:
     ) -> None:
         await self.aclose()
 
-    async def _proceed(self) -> None:
+    async def _proceed(self, tell_now: TellNow | None) -> None:
         if self._run is None:
             try:
                 run = await self._begin()
@@ -246,18 +257,24 @@ class TurnResponse:
                 self._run = run
                 self._events.append(ReplyStarted(self._prompt_tokens))
         elif self._run.ending is None:
-            self._events += await self._advanced(self._run)
+            self._events += await self._advanced(self._run, tell_now)
             said = None if self._cut is None else self._run.reader.said_of(self._cut[0])
             if self._cut is not None and said is not None and len(said) >= self._cut[1]:
                 await self.cancel()
         else:  # the reader has all deltas, so the reply may join the history
             await self._conclude(self._run, self._run.ending)
 
-    async def _advanced(self, run: ReplyRun) -> list[ReplyEvent]:
+    async def _advanced(self, run: ReplyRun, tell_now: TellNow | None = None) -> list[ReplyEvent]:
         """The run's next events. If this server makes a mistake, for example in reading the text for an event,
         only this turn fails."""
+
+        def told(delta: ReplyTextDelta) -> bool:
+            if not self._growing:
+                self._record_said(run)
+            return self._cut is None and tell_now is not None and tell_now(delta)
+
         try:
-            events = await run.advance()
+            events = await run.advance(None if tell_now is None else told)
             self._record_said(run)
         except Exception as fault:
             log.exception("response %s failed", self.id)
@@ -409,14 +426,17 @@ class TurnResponse:
         return done, node is not None
 
     def _record_said(self, run: ReplyRun) -> None:
-        """Record in the journal the ids that were read since the last call."""
-        new = run.reader.ids[self._recorded :]
-        if new and self._turn is not None:
-            told = run.reader.logprobs if len(run.reader.logprobs) == len(run.reader.ids) else []
-            logprobs = tuple(told[self._recorded :])
-            self._recorded += len(new)
-            said = Emitted(response=self.id, ids=bytes_of(ids_of(new)), logprobs=logprobs)
-            self._branch.history.record(said)
+        """Let the journal take the ids that were read since the last time, with the session's next operations
+        or with the next group of what may wait."""
+        if not self._growing and self._turn is not None and len(run.reader.ids) > self._recorded:
+            self._growing = True
+            self._branch.log.grow(lambda: self._emitted(run))
+
+    def _emitted(self, run: ReplyRun) -> Emitted:
+        reader, first = run.reader, self._recorded
+        self._growing, self._recorded = False, len(reader.ids)
+        logprobs = reader.logprobs[first:] if len(reader.logprobs) == len(reader.ids) else ()
+        return Emitted(response=self.id, ids=bytes_of(ids_of(reader.ids[first:])), logprobs=tuple(logprobs))
 
     def _usage(self, ending: ReplyEnd, said: int) -> TurnUsage:
         work = ending.work

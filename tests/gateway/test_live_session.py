@@ -11,7 +11,7 @@ import pytest
 from holdfast.gateway.live_session import LiveSession
 from holdfast.sessions.errors import StorageUnavailable
 from holdfast.sessions.session import Session
-from holdfast.sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStatus
+from holdfast.sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStatus, ReplyTextDelta
 from holdfast.sessions.turn.request import TurnRequest
 from holdfast.sessions.turn.response import TurnResponse
 from holdfast.tests.sessions.session_stage import reciting, say, session_on
@@ -37,6 +37,9 @@ class Listener:
             raise self.fails
         self.events.append(event)
         await self.open.wait()
+
+    def tell_now(self, response: TurnResponse, event: ReplyTextDelta) -> bool:
+        return False
 
     def ended(self, response: TurnResponse, error: Exception | None) -> None:
         self.calls.append("ended" if error is None else f"ended: {error}")

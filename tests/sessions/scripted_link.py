@@ -21,7 +21,7 @@ from holdfast.runtime.errors import (
     VerbRefused,
 )
 from holdfast.runtime.link.crash_report import EngineDeath
-from holdfast.runtime.link.generation import Generation
+from holdfast.runtime.link.generation import Generation, Take
 from holdfast.runtime.link.messages import (
     BlockMap,
     Finish,
@@ -67,7 +67,7 @@ class Pulled(Generation):
         self._link = link
         self._seq = seq
 
-    async def __anext__(self) -> Row:
+    async def next_row(self, take: Take | None = None) -> Row | None:
         await asyncio.sleep(0)
         for _ in range(self._link.ahead):
             if self.running and not self.queued:
@@ -77,7 +77,7 @@ class Pulled(Generation):
                 self._link.step(self._seq)
         if self.running and not self.queued:
             self._link.stuck.set()
-        return await super().__anext__()
+        return await super().next_row(take)
 
 
 @dataclass

@@ -117,6 +117,55 @@ async def test_ids_that_are_said_wait_for_company_and_are_durable_without_a_tick
 
 
 @run
+async def test_what_grows_is_taken_once_before_the_next_operation_and_for_a_ticket() -> None:
+    with folder() as path:
+        async with registry_in(path, reciting(), cursor_seconds=60) as registry:
+            session = registry.create()
+            await left(session)
+            log, said = session.log, bytearray()
+
+            def growing() -> Emitted:
+                taken = bytes(said)
+                said.clear()
+                return Emitted(response="resp", ids=taken)
+
+            log.grow(growing)
+            said += bytes([1, 0, 0, 0, 2, 0, 0, 0])
+            log.append(EventReceived(event="heard"))
+            log.grow(growing)
+            said += bytes([3, 0, 0, 0])
+            await log.sync()  # long before the next group of what may wait
+            stored = await registry.journal.read(lambda store: store.session(log.number))
+            assert stored.operations[-3:] == (
+                Emitted(response="resp", ids=bytes([1, 0, 0, 0, 2, 0, 0, 0])),
+                EventReceived(event="heard"),
+                Emitted(response="resp", ids=bytes([3, 0, 0, 0])),
+            )
+
+
+@run
+async def test_what_may_wait_is_one_group_for_all_sessions_within_the_time() -> None:
+    with folder() as path:
+        async with registry_in(path, reciting(), cursor_seconds=0.2) as registry:
+            sessions = [registry.create() for _ in range(20)]
+            await asyncio.gather(*(left(session) for session in sessions))
+            before = (await registry.journal.statistics())["journal_commits"]
+            for session in sessions:
+                session.log.grow(lambda: Emitted(response="resp", ids=bytes(4)))
+                await asyncio.sleep(0)
+            numbers, kept = [session.log.number for session in sessions], 0
+            while kept < 20:
+                kept = await registry.journal.read(
+                    lambda store: sum(
+                        Emitted(response="resp", ids=bytes(4)) in store.session(number).operations
+                        for number in numbers
+                    )
+                )
+                assert kept in (0, 20)
+            assert (await registry.journal.statistics())["journal_commits"] == before + 1
+
+
+@run
 async def test_a_commit_that_fails_is_told_once_tried_again_and_holds_every_acknowledgement() -> None:
     told: list[StorageUnavailable] = []
     with folder() as path, pytest.MonkeyPatch.context() as patch:
