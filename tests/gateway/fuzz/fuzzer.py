@@ -154,6 +154,7 @@ class Fuzzer:
 
     def _find(self, where: str, what: str, sent: bytes) -> None:
         self.findings.append(f"{where}: {what[:600]}\n    sent {sent[:1_500]!r}")
+        print(self.findings[-1], flush=True)
 
     def _filled(self, dice: random.Random, data: bytes) -> bytes:
         """The JSON text with ids of the server in place of ``@response`` and such."""
