@@ -54,6 +54,8 @@ ROWS = (*ROUTES, *CHAT_ROWS, *MESSAGES_ROWS, *RESPONSES_ROWS)
 """All HTTP routes, for the OpenAPI document."""
 SOCKETS = (REALTIME_SOCKET, RESPONSES_SOCKET)
 """All WebSockets, for the AsyncAPI document."""
+ELSEWHERE = "/{path:path}"
+"""Every path that is no WebSocket's."""
 TURN_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 """Routes that begin a turn when they are posted to: their answers tell what is left to the client's key."""
 
@@ -82,6 +84,7 @@ def build_app(service: Service) -> ASGIApp:
             Route("/version", routes.version),
             *document_routes(ROWS, SOCKETS, __version__),
             *pages,
+            WebSocketRoute(ELSEWHERE, routes.elsewhere),
         ],
         exception_handlers={HTTPException: _not_served},
     )
@@ -157,6 +160,12 @@ class _Routes:
         await socket.accept(_subprotocol(socket.scope.get("subprotocols", ())))
         await self._service.converse(SocketChannel(socket), _identity(socket))
 
+    async def elsewhere(self, socket: WebSocket) -> None:
+        """Answer a WebSocket's handshake with 404 where there is none."""
+        there = " and ".join(row.path for row in SOCKETS)
+        error = RouteUnknown(f"{socket.url.path[:256]} is no WebSocket here; {there} are")
+        await socket.send_denial_response(refusal(error, socket.scope))
+
     async def not_upgraded(self, request: Request) -> Response:
         """Answer a plain HTTP request to the WebSocket's path with 426."""
         error = UpgradeNeeded(f"{REALTIME} is a WebSocket: connect to it with ws:// or wss://")
@@ -227,7 +236,8 @@ def _not_served(request: Request, error: Exception) -> Response:
     for route in routes:
         if not route.path.startswith(PAGE_FILES):
             methods.setdefault(route.path_format, []).extend(sorted((route.methods or set()) - {"HEAD"}))
-    methods[REALTIME] = ["the WebSocket"]
+    for socket in SOCKETS:
+        methods.setdefault(socket.path, []).append("the WebSocket")
     near = get_close_matches(path, methods, NEAREST, cutoff=0.0)
     named = ", ".join(f"{' or '.join(methods[one])} {one}" for one in near)
     return refusal(RouteUnknown(f"{told}; the nearest are {named}; /openapi.json has all"), request.scope)

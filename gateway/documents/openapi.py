@@ -10,6 +10,9 @@ import msgspec
 from .rows import RouteRow
 from .schemas import parameters_of, schemas_of
 
+PARTS = ("request", "response", "streamed", "refusal")
+"""The fields of a row that have a schema each."""
+
 
 class ErrorBody(msgspec.Struct, kw_only=True, frozen=True):
     """An error. `code` is stable, `message` is for people, `param` names the field at fault."""
@@ -28,14 +31,12 @@ class ErrorAnswer(msgspec.Struct, kw_only=True, frozen=True):
 
 def openapi(rows: Sequence[RouteRow], version: str) -> dict[str, Any]:
     """The document of these routes. ``version``: of this package."""
-    types = [one for row in rows for one in (row.request, row.response, row.streamed) if one is not None]
+    types = [one for row in rows for part in PARTS if (one := getattr(row, part)) is not None]
     schemas, components = schemas_of([*types, ErrorAnswer])
     left = iter(schemas)
     paths: dict[str, dict[str, Any]] = {}
     for row in rows:
-        parts = {
-            part: next(left) for part in ("request", "response", "streamed") if getattr(row, part) is not None
-        }
+        parts = {part: next(left) for part in PARTS if getattr(row, part) is not None}
         paths.setdefault(row.path, {})[row.method.lower()] = _operation(row, parts)
     groups = dict.fromkeys(row.group for row in rows)
     return {
@@ -79,7 +80,8 @@ def _responses(row: RouteRow, parts: dict[str, Any]) -> dict[str, Any]:
     answers: dict[str, Any] = {"200": {"description": row.summary, "content": content}}
     for status, meaning in row.also.items():
         answers[str(status)] = {"description": meaning, "content": content}
-    refused = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}
+    refusal = parts.get("refusal", {"$ref": "#/components/schemas/ErrorAnswer"})
+    refused = {"application/json": {"schema": refusal}}
     answers["default"] = {"description": "The request is refused.", "content": refused}
     return answers
 

@@ -13,7 +13,8 @@ class RouteRow:
     ``path``: as OpenAPI writes it, ``/v1/models/{model}``. ``request``, ``response``: types of the JSON bodies,
     such as msgspec structs; None: no body, or with ``media_type`` a body that is not JSON. ``query``: a struct
     with a field for each parameter of the URL. ``streamed``: the type of the events, where the answer may come
-    as server-sent events. ``also``: answers with another status. ``group``: the heading in the documents.
+    as server-sent events. ``refusal``: the type of the body that refuses a request; None: OpenAI's. ``also``:
+    answers with another status. ``group``: the heading in the documents.
     """
 
     method: str
@@ -23,6 +24,7 @@ class RouteRow:
     response: Any = None
     query: type | None = None
     streamed: Any = None
+    refusal: Any = None
     media_type: str = "application/json"
     also: dict[int, str] = field(default_factory=dict)
     needs_key: bool = True

@@ -368,6 +368,28 @@ class TokenCount(_Answered, kw_only=True, frozen=True):
     input_tokens: int
 
 
+class RefusalDetails(_Answered, kw_only=True, frozen=True):
+    """``error_code``: the code of the server's table of errors. ``param``: the field at fault."""
+
+    error_code: str
+    param: str | UnsetType = UNSET
+
+
+class MessagesFault(_Answered, kw_only=True, frozen=True):
+    """An error of Anthropic's form."""
+
+    type: str
+    message: str
+    details: RefusalDetails
+
+
+class MessagesRefusal(_Answered, kw_only=True, frozen=True, tag_field="type", tag="error"):
+    """The body of each answer that refuses a request (`errors.messages_answer`)."""
+
+    error: MessagesFault
+    request_id: str
+
+
 # --- the events of a stream ---------------------------------------------------------------------------------
 
 

@@ -39,6 +39,7 @@ ROWS = (
         request=frames.MessagesRequest,
         response=frames.MessageAnswer,
         streamed=frames.MessageStreamEvent,
+        refusal=frames.MessagesRefusal,
         group="Anthropic Messages",
     ),
     RouteRow(
@@ -47,6 +48,7 @@ ROWS = (
         "Count the tokens of a conversation's prompt.",
         request=frames.CountRequest,
         response=frames.TokenCount,
+        refusal=frames.MessagesRefusal,
         group="Anthropic Messages",
     ),
 )

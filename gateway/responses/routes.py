@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -51,25 +53,53 @@ CONVERSATIONS = "/v1/conversations"
 T = TypeVar("T")
 PAGE, MOST = 20, 100
 """Items of one page, unless the client asks for another number; and at most."""
+LATEST = 2**31
+"""The greatest number of an event."""
 
 
 _ONE, _KEPT = f"{RESPONSES}/{{response_id}}", f"{CONVERSATIONS}/{{conversation_id}}"
 
 
-def _row(method: str, path: str, summary: str, request: Any = None, response: Any = None) -> RouteRow:
+class PageParameters(msgspec.Struct, kw_only=True, frozen=True):
+    """Which page of items is told."""
+
+    limit: Annotated[int, Meta(ge=1, le=MOST)] = PAGE
+    order: Annotated[
+        Literal["asc", "desc"], Meta(description="By the items' age: `desc` begins with the latest.")
+    ] = "desc"
+    after: Annotated[str | None, Meta(description="The id of the last item of the page before.")] = None
+
+
+class ReadParameters(msgspec.Struct, kw_only=True, frozen=True):
+    """How a stored response is told."""
+
+    stream: Annotated[bool, Meta(description="As events, also while the response runs.")] = False
+    starting_after: Annotated[
+        int, Meta(ge=-1, le=LATEST, description="The number of the last event that is known.")
+    ] = -1
+
+
+def _row(
+    method: str,
+    path: str,
+    summary: str,
+    request: Any = None,
+    response: Any = None,
+    query: type | None = None,
+    streamed: Any = None,
+) -> RouteRow:
     group = "Conversations" if path.startswith(CONVERSATIONS) else "Responses"
-    return RouteRow(method, path, summary, request, response, group=group)
+    return RouteRow(method, path, summary, request, response, query, streamed, group=group)
 
 
 ROWS = (
-    RouteRow(
+    _row(
         "POST",
         RESPONSES,
         "Reply to an input, or continue a stored response or a conversation.",
-        request=frames.CreateBody,
-        response=ResponseObject,
+        frames.CreateBody,
+        ResponseObject,
         streamed=ResponseStreamEvent,
-        group="Responses",
     ),
     _row(
         "POST",
@@ -79,15 +109,28 @@ ROWS = (
         CompactionResult,
     ),
     _row("POST", f"{RESPONSES}/input_tokens", "Count a prompt's tokens.", frames.CountBody, CountedInput),
-    _row("GET", _ONE, "A stored response; also as a stream.", response=ResponseObject),
+    _row(
+        "GET",
+        _ONE,
+        "A stored response; also as a stream.",
+        response=ResponseObject,
+        query=ReadParameters,
+        streamed=ResponseStreamEvent,
+    ),
     _row("DELETE", _ONE, "Forget a stored response.", response=DeletionResult),
     _row("POST", f"{_ONE}/cancel", "End a response that runs.", response=ResponseObject),
-    _row("GET", f"{_ONE}/input_items", "The items that a response was written from.", response=ItemPage),
+    _row(
+        "GET",
+        f"{_ONE}/input_items",
+        "The items that a response was written from.",
+        response=ItemPage,
+        query=PageParameters,
+    ),
     _row("POST", CONVERSATIONS, "Begin a conversation.", frames.ConversationBody, ToldConversation),
     _row("GET", _KEPT, "A conversation.", response=ToldConversation),
     _row("POST", _KEPT, "Change a conversation's metadata.", frames.ConversationChange, ToldConversation),
     _row("DELETE", _KEPT, "Forget a conversation.", response=DeletionResult),
-    _row("GET", f"{_KEPT}/items", "A conversation's items.", response=ItemPage),
+    _row("GET", f"{_KEPT}/items", "A conversation's items.", response=ItemPage, query=PageParameters),
     _row("POST", f"{_KEPT}/items", "Add items to a conversation.", frames.ConversationItems, ItemPage),
     _row("GET", f"{_KEPT}/items/{{item_id}}", "One item of a conversation.", response=KeptItem),
     _row(
@@ -208,9 +251,9 @@ class _Responses:
         face, client = self._face, requester_of(request)
         response_id = request.path_params["response_id"]
         if not _flag(request.query_params, "stream"):
-            _number(request.query_params, "starting_after", -1, -1, 2**31)
+            _number(request.query_params, "starting_after", -1, -1, LATEST)
             return json_answer(await face.retrieve(client, response_id))
-        begin = 1 + _number(request.query_params, "starting_after", -1, -1, 2**31)
+        begin = 1 + _number(request.query_params, "starting_after", -1, -1, LATEST)
         running = face.running(client, response_id)
         if running is not None and running.response.store:
             return EventStream(_sent(running.events(begin)), face.limits)

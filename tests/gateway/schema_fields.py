@@ -63,7 +63,7 @@ class SchemaFields:
 
     def of(self, schema: Json, whole: Json) -> Iterator[Field]:
         """All fields below ``schema``. ``whole``: a valid body, to which each is added."""
-        for one in self._plain(schema):
+        for one in self.plain(schema):
             yield from self._inside(one, "", lambda value: value, whole, ())
 
     def objects(self, schema: Json, whole: Json) -> Iterator[tuple[str, Any]]:
@@ -74,17 +74,17 @@ class SchemaFields:
                 if one.get("additionalProperties") is False:
                     yield f"{field.path}.surprise", field.holding({**self.least(one), "surprise": 1})
 
-    def _plain(self, schema: Json) -> list[Json]:
+    def plain(self, schema: Json) -> list[Json]:
         """The alternatives of a schema, without references."""
         if "$ref" in schema:
-            return self._plain(self._schemas[schema["$ref"].rpartition("/")[2]])
+            return self.plain(self._schemas[schema["$ref"].rpartition("/")[2]])
         if "anyOf" in schema:
-            return [one for part in schema["anyOf"] for one in self._plain(part)]
+            return [one for part in schema["anyOf"] for one in self.plain(part)]
         return [schema]
 
     def least(self, schema: Json) -> Any:
         """The smallest value of a schema."""
-        schema = self._plain(schema)[0]
+        schema = self.plain(schema)[0]
         match schema.get("type"):
             case "object":
                 properties = schema.get("properties", {})
@@ -116,7 +116,7 @@ class SchemaFields:
     def _field(
         self, schema: Json, path: str, holding: Callable[[Any], Any], above: tuple[str, ...]
     ) -> Iterator[Field]:
-        alternatives = self._plain(schema)
+        alternatives = self.plain(schema)
         yield Field(path, alternatives, holding)
         for one in alternatives:
             if "properties" in one:

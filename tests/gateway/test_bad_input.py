@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.gateway.app import ROWS, SOCKETS
+from holdfast.gateway.app import ROWS, SOCKETS, build_app
 from holdfast.gateway.documents.asyncapi import asyncapi
 from holdfast.gateway.documents.openapi import openapi
 from holdfast.gateway.net.channel import memory_pair
@@ -320,6 +320,44 @@ async def test_unknown_routes(method: str, path: str) -> None:
         assert told.status_code == 404 and told.json()["error"]["type"] == "not_found_error"
 
 
+@pytest.mark.parametrize(
+    ("path", "key", "status", "code"),
+    [
+        ("/v1/realtime?model=gpt-9", "KEY", 404, "model_not_found"),
+        ("/v1/realtime", "other", 401, "invalid_api_key"),
+        ("/v1/responses", "other", 401, "invalid_api_key"),
+        ("/v1/chat/completions", "KEY", 404, "not_found"),
+        ("/" + "a" * 9_000, "KEY", 404, "not_found"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+async def test_handshakes(path: str, key: str, status: int, code: str) -> None:
+    """What begins a WebSocket is refused by an HTTP answer."""
+    path, _, query = path.partition("?")
+    scope = {
+        "type": "websocket",
+        "path": path,
+        "query_string": query.encode(),
+        "headers": [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {key}".encode())],
+        "subprotocols": [],
+        "extensions": {"websocket.http.response": {}},
+    }
+    sent: list[Json] = []
+
+    async def receive() -> Json:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Json) -> None:
+        sent.append(message)
+
+    async with stage(settings=GatewaySettings(api_key="KEY")) as on:
+        await build_app(on.service)(scope, receive, send)
+    assert sent[0]["type"] == "websocket.http.response.start" and sent[0]["status"] == status
+    error = json.loads(sent[1]["body"])["error"]
+    assert set(error) == {"type", "code", "message", "param"} and error["code"] == code
+    assert len(error["message"]) < 400
+
+
 @pytest.mark.parametrize("path", BODIES)
 async def test_other_methods(path: str) -> None:
     async with stage() as on:
@@ -328,3 +366,31 @@ async def test_other_methods(path: str) -> None:
         assert answer.status_code == 405 and "POST" in answer.headers["allow"]
         assert error["type"] == INVALID
         assert error.get("code", error.get("details", {}).get("error_code")) == "method_not_allowed"
+
+
+async def test_parameters_of_urls() -> None:
+    """Each parameter of a route that reads what is kept, at its bounds and beyond."""
+    async with stage() as on:
+        on.link.model = spoken
+        one = (await on.http.post("/v1/responses", json={"input": "Hello!"})).json()["id"]
+        kept = (await on.http.post("/v1/conversations", json={"items": [ITEM]})).json()["id"]
+        tried = set()
+        for path, operations in OPENAPI["paths"].items():
+            url = path.replace("{response_id}", one).replace("{conversation_id}", kept)
+            for parameter in operations.get("get", {}).get("parameters", ()):
+                if parameter["in"] != "query":
+                    continue
+                name, schema = parameter["name"], parameter["schema"]
+                tried.add(name)
+                good, bad = [*schema.get("enum", ())], ["odd", "", "1.5", "1" * 30, "\0"]
+                if "minimum" in schema:
+                    good += [schema["minimum"], schema["maximum"]]
+                    bad += [schema["minimum"] - 1, schema["maximum"] + 1]
+                for value in good:
+                    answer = await on.http.get(url, params={name: value})
+                    assert answer.status_code == 200, (url, name, value)
+                for value in bad:
+                    answer = await on.http.get(url, params={name: value})
+                    error = answer.json()["error"]
+                    assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_value", name)
+        assert tried == {"limit", "order", "after", "stream", "starting_after"}

@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from starlette.routing import Route, WebSocketRoute
 
-from holdfast.gateway.app import ROWS, SOCKETS, build_app
+from holdfast.gateway.app import ELSEWHERE, ROWS, SOCKETS, build_app
 from holdfast.gateway.app_routes import PackageVersion
 from holdfast.gateway.documents.asyncapi import asyncapi
 from holdfast.gateway.documents.openapi import openapi
@@ -76,7 +76,7 @@ def test_every_route_has_a_row_and_every_row_a_route() -> None:
         if isinstance(route, Route) and not (route.path in PAGES or route.path.startswith("/page/"))
         for method in (route.methods or ()) - {"HEAD"}
     }
-    sockets = {route.path for route in app.routes if isinstance(route, WebSocketRoute)}
+    sockets = {route.path for route in app.routes if isinstance(route, WebSocketRoute)} - {ELSEWHERE}
     assert {row.path for row in SOCKETS} == sockets
     served -= {("GET", path) for path in sockets}  # it only says that the path is a WebSocket's
     assert {(row.method, row.path) for row in ROWS} == served
@@ -100,6 +100,14 @@ async def test_a_refusal_is_as_the_document_says() -> None:
     schema = OPENAPI["paths"]["/v1/models/{model}"]["get"]["responses"]["default"]
     validator(OPENAPI, schema["content"]["application/json"]["schema"]).validate(json.loads(body))
     assert status == 404
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.refusal is not None], ids=lambda row: row.path)
+async def test_a_refusal_of_another_form_is_as_the_document_says(row: RouteRow) -> None:
+    status, _, body = await asked(app_of(), row.method, row.path)
+    schema = OPENAPI["paths"][row.path][row.method.lower()]["responses"]["default"]
+    validator(OPENAPI, schema["content"]["application/json"]["schema"]).validate(json.loads(body))
+    assert status == 400 and msgspec.json.decode(body, type=row.refusal).error.details.error_code
 
 
 async def test_routes_that_need_a_key_say_so() -> None:

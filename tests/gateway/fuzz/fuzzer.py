@@ -33,6 +33,15 @@ from .shapes import MODEL, Json, Shapes
 from .wire import HttpWire, Reply
 
 OPENAPI, ASYNCAPI = openapi(ROWS, "1"), asyncapi(SOCKETS, "1")
+PATIENCE = 120.0
+"""Seconds in which an answer must come, on a machine with other work, too."""
+OPTIONS: Json = {
+    "compression": None,
+    "proxy": None,
+    "max_size": None,
+    "ping_interval": None,
+    "open_timeout": PATIENCE,
+}
 LANES = 12
 """Tasks that send at once."""
 WEIGHTS = {
@@ -142,7 +151,7 @@ class Fuzzer:
         http = HttpWire(self._port)
         for target, body, whole in works:
             try:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(PATIENCE):
                     if isinstance(target, str):
                         await self._converse(dice, target, body, whole=whole)
                     else:
@@ -154,6 +163,7 @@ class Fuzzer:
 
     def _find(self, where: str, what: str, sent: bytes) -> None:
         self.findings.append(f"{where}: {what[:600]}\n    sent {sent[:1_500]!r}")
+        print(self.findings[-1], flush=True)
 
     def _filled(self, dice: random.Random, data: bytes) -> bytes:
         """The JSON text with ids of the server in place of ``@response`` and such."""
@@ -263,9 +273,7 @@ class Fuzzer:
         address = f"ws://127.0.0.1:{self._port}/{name.replace('_', '/')}{query}"
         self.sent[name] += len(frames)
         talk = self._realtime if realtime else self._lanes
-        async with connect(
-            address, compression=None, proxy=None, max_size=None, ping_interval=None
-        ) as socket:
+        async with connect(address, **OPTIONS) as socket:
             try:
                 for frame in frames:
                     await socket.send(_text(frame))
@@ -356,7 +364,7 @@ class Neighbour:
         self._find = find
 
     async def __aenter__(self) -> None:
-        self._socket = await connect(self._address, compression=None, proxy=None)
+        self._socket = await connect(self._address, **OPTIONS)
         await self._say("My name is Marisol.")
 
     async def __aexit__(self, *_: object) -> None:

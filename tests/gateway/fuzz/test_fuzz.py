@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 PARTS, PART = 10, 30_000
 """`make fuzz` sends so many parts, each of so many frames and bodies."""
-SETTINGS = EngineSettings(model="pocket", max_context=512, debug=True)
+SETTINGS = EngineSettings(model="pocket", max_context=256, blocks=1024, host_bytes=32 << 20, debug=True)
 
 
 class Mistakes(logging.Handler):
