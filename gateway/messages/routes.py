@@ -38,7 +38,8 @@ ROWS = (
         "Reply to a conversation.",
         request=frames.MessagesRequest,
         response=frames.MessageAnswer,
-        streamed=frames.MessageStreamEvent,
+        streamed=frames.MessageEvent,
+        refused=frames.MessagesError,
         group="Anthropic Messages",
     ),
     RouteRow(
@@ -47,6 +48,7 @@ ROWS = (
         "Count the tokens of a conversation's prompt.",
         request=frames.CountRequest,
         response=frames.TokenCount,
+        refused=frames.MessagesError,
         group="Anthropic Messages",
     ),
 )
