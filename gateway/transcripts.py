@@ -165,7 +165,8 @@ class Transcripts:
             return
         size = len(ask.transcript.preamble.instructions) + sum(map(_characters, ask.transcript.items))
         if size > most:
-            raise PromptTooLong.of(f"it has {size} characters, of which {most} may fit", context)
+            least = -(-size * context // most)
+            raise PromptTooLong.of(f"it has at least {least} tokens", context, least)
 
     # --- as `Face` ------------------------------------------------------------------------------------------
 
