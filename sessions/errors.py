@@ -97,8 +97,10 @@ class GrammarInvalid(RequestInvalid):
 
 
 class PromptTooLong(RequestInvalid):
-    """The prompt has at least ``tokens`` tokens and leaves no room for another in the model's ``context``, also
-    in tokens. Both are 0 if they are not known."""
+    """The prompt has at least ``tokens`` tokens and leaves no room for another in the model's context.
+
+    ``context``: what that holds, in tokens. Both are 0 if they are not known.
+    """
 
     tokens = context = 0
 
