@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -30,7 +29,7 @@ from .auth import (
     Guard,
     Hosts,
     caller_of,
-    key_of,
+    owners_of,
     refusal,
     speaks_messages,
 )
@@ -124,7 +123,8 @@ class _RateLimitHeaders:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                left = self._service.turns.rates.left(scope.get(KEY, b""), scope.get(TENANT, b""))
+                caller = caller_of(scope)
+                left = self._service.turns.rates.left(caller.key, caller.salt)
                 headers = MutableHeaders(scope=message)
                 headers.update(left.headers())
                 if path == MESSAGES:
@@ -252,14 +252,14 @@ def _subprotocol(offered: Sequence[str]) -> str | None:
 
 
 def _identity(socket: WebSocket) -> ClientIdentity:
-    asked, key = socket.query_params, socket.headers.get("authorization", "")
-    if not key and (offered := key_of(socket.headers)):
-        key = f"Bearer {offered}"
-    caller = caller_of(socket.scope)
+    asked, caller = socket.query_params, caller_of(socket.scope)
+    owner, former = owners_of(socket.headers)
     return ClientIdentity(
-        owner=hashlib.blake2b(key.encode(), digest_size=16).digest(),
+        owner=owner,
+        former_owner=former,
         salt=caller.salt,
         key=caller.key,
+        aliases=socket.scope.get(KEY, ())[1:],
         trace=caller.trace,
         address="" if socket.client is None else socket.client.host,
         resumable=asked.get("resumable") == "true",

@@ -10,9 +10,12 @@ from msgspec import Meta
 from ..runtime.link.messages import Phase
 from ..sdk.frames.client import ClientEvent
 from ..sdk.frames.server import OwnFrame, ServerEvent
-from .documents.rows import RouteRow, SocketRow
+from .documents.rows import ErrorAnswer, RouteRow, SocketRow
+from .messages.frames import MessagesError
+from .messages.models import ModelInfo, ModelPage, ModelsQuery
 
 REALTIME = "/v1/realtime"
+FORMS = {"anthropic-version": "With any value the answer has Anthropic's form, errors too."}
 
 
 class Model(msgspec.Struct, kw_only=True, frozen=True):
@@ -65,9 +68,24 @@ class RealtimeParameters(msgspec.Struct, kw_only=True, frozen=True):
 
 
 ROUTES = (
-    RouteRow("GET", "/v1/models", "The names of the served model.", response=ModelList, group="Models"),
     RouteRow(
-        "GET", "/v1/models/{model}", "The served model by one of its names.", response=Model, group="Models"
+        "GET",
+        "/v1/models",
+        "The names of the served model.",
+        response=(ModelList, ModelPage),
+        query=ModelsQuery,
+        refused=(ErrorAnswer, MessagesError),
+        headers=FORMS,
+        group="Models",
+    ),
+    RouteRow(
+        "GET",
+        "/v1/models/{model}",
+        "The served model by one of its names.",
+        response=(Model, ModelInfo),
+        refused=(ErrorAnswer, MessagesError),
+        headers=FORMS,
+        group="Models",
     ),
     RouteRow(
         "GET",

@@ -66,7 +66,8 @@ KEY_PROTOCOL = "openai-insecure-api-key."
 OPERATOR = "holdfast.operator"
 """Where the scope says whether the client may see the numbers of all tenants."""
 KEY = "holdfast.key"
-"""Where the scope has the digest of the API key, if the server has keys."""
+"""Where the scope has the digests of the API key, if the server has keys: the BLAKE2b first, by which a key is
+known here, and the one by which the keys file may name it instead."""
 TRACE_HEADERS = ("traceparent", "tracestate")
 """Headers by which a client names the span that its request is part of. https://www.w3.org/TR/trace-context/"""
 MOST_FILE_BYTES = 1 << 20
@@ -80,7 +81,7 @@ HOST = re.compile(r"(\[(?P<address>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(:\d*)?", re.
 
 @dataclass(frozen=True, slots=True)
 class TurnCaller:
-    """The client for which turns run. ``key``: the digest of its API key, ``salt``: that of its tenant; both
+    """The client for which turns run. ``key``: the BLAKE2b of its API key, ``salt``: that of its tenant; both
     are empty without keys. ``trace``: its `TRACE_HEADERS`."""
 
     key: bytes = b""
@@ -92,7 +93,16 @@ def caller_of(scope: Scope) -> TurnCaller:
     """The caller of a request that the guard has let in."""
     headers = Headers(scope=scope)
     trace = {name: headers[name] for name in TRACE_HEADERS if name in headers}
-    return TurnCaller(scope.get(KEY, b""), scope.get(TENANT, b""), trace)
+    return TurnCaller(scope.get(KEY, (b"",))[0], scope.get(TENANT, b""), trace)
+
+
+def owners_of(headers: Headers) -> tuple[bytes, ...]:
+    """The digests by which a client owns sessions, 16 bytes each, with keys or without, however it sends its
+    key: first that of new sessions, then that of sessions which an earlier version made over Realtime."""
+    key = key_of(headers)
+    sent = headers.get("authorization", "") or (f"Bearer {key}" if key else "")
+    former = hashlib.blake2b(sent.encode(), digest_size=16).digest()
+    return hashlib.blake2b(_blake2b(key) if key else b"", digest_size=16).digest(), former
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +153,9 @@ class Keys:
         """Whether a client with this key may see the numbers of all tenants."""
         return not self.operators.isdisjoint(_digests(key))
 
-    def digest_of(self, key: str) -> bytes:
-        """The digest by which a valid key is known here; empty for any other key."""
-        return next((digest for digest in _digests(key) if digest in self.tenants), b"")
+    def digests_of(self, key: str) -> tuple[bytes, ...]:
+        """The digests of a valid key, its BLAKE2b first; empty for any other key."""
+        return () if self.tenant(key) is None else _digests(key)
 
     def with_operators(self, keys: Iterable[str], place: str) -> Keys:
         """The same keys, with ``keys`` as operators' keys, too. ``place``: where they come from, for the error.
@@ -157,9 +167,9 @@ class Keys:
             operators.add(_stored(key, place))
         return Keys(self.tenants, self.operators | operators)
 
-    def opens(self, key: bytes, salt: bytes) -> bool:
-        """Whether the key with the digest ``key`` is still valid and belongs to the tenant with this salt."""
-        tenant = self.tenants.get(key)
+    def opens(self, digests: Iterable[bytes], salt: bytes) -> bool:
+        """Whether the key with these digests is still valid and belongs to the tenant with this salt."""
+        tenant = next((self.tenants[digest] for digest in digests if digest in self.tenants), None)
         return tenant is not None and salt_of(tenant) == salt
 
 
@@ -255,7 +265,7 @@ class Guard:
     a key; ``*``: all.
 
     It puts into the request's scope the tenant's salt (`TENANT`), whether the client may see all tenants'
-    numbers (`OPERATOR`), and the digest of the client's key (`KEY`), if the server has keys.
+    numbers (`OPERATOR`), and the digests of the client's key (`KEY`), if the server has keys.
     """
 
     def __init__(
@@ -305,7 +315,8 @@ class Guard:
         if tenant is None and not (operator and path in OPERATORS_ROUTES):
             raise KeyInvalid(KEY_WANTED.format("This API key is not valid here" if bearer else "No API key"))
         scope[TENANT], scope[OPERATOR] = salt_of(tenant or ""), operator
-        scope[KEY] = keys.digest_of(bearer)
+        if tenant is not None:
+            scope[KEY] = keys.digests_of(bearer)
 
     def _allows(self, origin: str) -> bool:
         return "*" in self._origins or origin.lower() in self._origins

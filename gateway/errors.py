@@ -427,8 +427,16 @@ def messages_answer(
     elif kind == "server_error":
         kind = "api_error"
     details = {"error_code": wire.code, **({} if told.param is None else {"param": told.param})}
-    body = {"type": kind, "message": told.message, "details": details}
+    body = {"type": kind, "message": _messages_text(error) or told.message, "details": details}
     return {"type": "error", "error": body, "request_id": request_id}, status, _headers(status, error)
+
+
+def _messages_text(error: BaseException) -> str | None:
+    """Anthropic's own text for an error, where clients read numbers out of it."""
+    if not isinstance(error, sessions.PromptTooLong) or not error.tokens or not error.context:
+        return None
+    most = min(error.context, error.tokens - 1)  # one token less has room behind it
+    return f"prompt is too long: {error.tokens} tokens > {most} maximum"
 
 
 def _headers(status: int, error: BaseException) -> dict[str, str] | None:

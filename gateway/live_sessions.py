@@ -219,15 +219,20 @@ class LiveSessions:
         return live
 
     async def resume(
-        self, face: Face, connection: SessionConnection, handle: str, owner: bytes
+        self,
+        face: Face,
+        connection: SessionConnection,
+        handle: str,
+        owner: bytes,
+        former_owner: bytes | None = None,
     ) -> LiveSession:
         """Find the session that ``handle`` opens, in memory or in the journal, move it to this connection, and
         give it a new handle. The connection that had it is told by `moved`. ``face`` makes the live session if
-        it comes from the journal. ``owner``: the digest of the client's key.
+        it comes from the journal. ``owner``, ``former_owner``: as in `SessionRegistry.resume`.
 
         Raises ``HandleUnknown``, ``RecordDamaged``, ``SessionLimit``, ``StorageUnavailable``.
         """
-        found = await self.registry.resume(handle, owner, self.make_room)
+        found = await self.registry.resume(handle, owner, self.make_room, former_owner)
         if isinstance(found, Reopened):
             try:
                 live = face.reopen(found)

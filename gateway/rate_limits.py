@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -82,10 +82,15 @@ class RateLimiter:
         self._clock = clock
         self._buckets: dict[bytes, dict[Counted, TokenBucket]] = {}  # by the digest of the key
 
-    def change(self, rates: Mapping[bytes, KeyRates], keys: Iterable[bytes]) -> None:
-        """Have these rates from now on, and only these ``keys``. What a key has used stays used."""
+    def change(self, rates: Mapping[bytes, KeyRates]) -> None:
+        """Have these rates from now on. What a key has used stays used. Keys that have used nothing are
+        forgotten."""
         self._rates = rates
-        self._buckets = {key: self._buckets[key] for key in keys if key in self._buckets}
+        self._buckets = {
+            key: buckets
+            for key, buckets in self._buckets.items()
+            if any(bucket.level < bucket.rate.burst for bucket in buckets.values())
+        }
 
     def admit(self, key: bytes, salt: bytes) -> RateLimits:
         """Take one request of a key, before its turn does any work. ``salt``: of its tenant.

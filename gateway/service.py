@@ -306,7 +306,7 @@ class Service:
         Limits that the engine and the journal enforce stay as they were at the start.
         """
         self.tenants = tenants
-        self.turns.rates.change(tenants.rates(), () if tenants.keys is None else tenants.keys.tenants)
+        self.turns.rates.change(tenants.rates())
         if self._registry is not None:
             self._registry.tenants.change(tenants.sessions())
         return sum([self._check_key(socket) for socket in self._sockets.values()])
@@ -315,7 +315,7 @@ class Service:
         """Begin to close a socket if its key was removed, or belongs to another tenant now. Returns whether
         that is so."""
         keys, client = self.tenants.keys, socket.client
-        if keys is None or not client.key or keys.opens(client.key, client.salt):
+        if keys is None or not client.key or keys.opens((client.key, *client.aliases), client.salt):
             return False
         socket.leave(KeyRemoved())
         return True

@@ -8,7 +8,6 @@ whatever face that one came by, so only new text is tokenized and only new token
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -28,7 +27,7 @@ from ..sessions.tools.formats import CallForm, ReasoningForm
 from ..sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyTextDelta
 from ..sessions.turn.request import RequestBounds, TurnRequest
 from ..sessions.turn.response import TurnResponse
-from .auth import TurnCaller, caller_of
+from .auth import TurnCaller, caller_of, owners_of
 from .live_session import LiveSession
 from .live_sessions import LiveSessions, Transcript
 
@@ -38,8 +37,8 @@ QUEUED = 256
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """The client of a request. ``owner``: the digest of its authorization. ``salt``: its tenant's. ``key``: the
-    digest of its API key; empty if the server has no keys. ``trace``: the span that its turns are part of."""
+    """The client of a request. ``owner``: the digest of its key. ``salt``: its tenant's. ``key``: the
+    BLAKE2b of its API key; empty if the server has no keys. ``trace``: the span that its turns are part of."""
 
     owner: bytes = b""
     salt: bytes = b""
@@ -55,8 +54,7 @@ class Requester:
 def requester_of(request: HTTPConnection) -> Requester:
     """The client of an HTTP request or a WebSocket that the guard has let in."""
     caller = caller_of(request.scope)
-    owner = hashlib.blake2b(caller.key, digest_size=16).digest()
-    return Requester(owner, caller.salt, caller.key, caller.trace)
+    return Requester(owners_of(request.headers)[0], caller.salt, caller.key, caller.trace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +162,8 @@ class Transcripts:
             return
         size = len(ask.transcript.preamble.instructions) + sum(map(_characters, ask.transcript.items))
         if size > most:
-            raise PromptTooLong.of(f"it has {size} characters, of which {most} may fit", context)
+            least = -(-size * context // most)
+            raise PromptTooLong.of(f"it has at least {least} tokens", context, least)
 
     # --- as `Face` ------------------------------------------------------------------------------------------
 

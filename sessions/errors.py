@@ -97,22 +97,24 @@ class GrammarInvalid(RequestInvalid):
 
 
 class PromptTooLong(RequestInvalid):
-    """The prompt has at least ``tokens`` tokens and leaves no room for another in the model's context."""
+    """The prompt has at least ``tokens`` tokens and leaves no room for another in the model's context.
 
-    def __init__(self, message: str, tokens: int = 0, *, param: str | None = None) -> None:
+    ``context``: what that holds, in tokens. Both are 0 if they are not known.
+    """
+
+    tokens = context = 0
+
+    def __init__(self, message: str, tokens: int = 0, context: int = 0, *, param: str | None = None) -> None:
         super().__init__(message, param=param)
         self.tokens = tokens
+        self.context = context
 
     @classmethod
-    def of(
-        cls, told: str, context: int | None, tokens: int = 0, *, param: str | None = None
-    ) -> PromptTooLong:
-        """The error with a text that clients know: LiteLLM, LangChain and others search it for words.
-
-        ``told``: how long what is. ``context``: the most tokens, or characters, of the model's context.
-        """
-        text = f"The prompt is too long: {told}. This model's maximum context length is {context}"
-        return cls(text, tokens, param=param)
+    def of(cls, told: str, context: int, tokens: int, *, param: str | None = None) -> PromptTooLong:
+        """The error with a text that clients know: LiteLLM, LangChain and others search it for words. ``told``:
+        how long what is."""
+        text = f"The prompt is too long: {told}. This model's maximum context length is {context} tokens"
+        return cls(text, tokens, context, param=param)
 
 
 class ConversationBusy(SessionError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Iterable
 
 import msgspec
 
@@ -42,10 +43,10 @@ class SessionHandles:
         """Digests of the handles that are valid now: the last used one, and those that were issued since."""
         return self._keyring.digests()
 
-    def opens(self, digest: bytes, owner: bytes) -> bool:
-        """Whether the digest is of a valid handle, and ``owner`` is the key that made the session."""
+    def opens(self, digest: bytes, owners: Iterable[bytes]) -> bool:
+        """Whether the digest is of a valid handle, and one of ``owners`` is the key that made the session."""
         known = any(hmac.compare_digest(digest, valid) for valid in self.digests())
-        return hmac.compare_digest(owner, self.owner) and known
+        return any(hmac.compare_digest(owner, self.owner) for owner in owners) and known
 
     def use(self, digest: bytes) -> str:
         """A client used the valid handle with this digest: issue the next one and return its text. If the

@@ -10,8 +10,8 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence, Set
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -346,10 +346,15 @@ class SessionRegistry:
         return self._records[session_id].salt
 
     async def resume(
-        self, handle: str, owner: bytes, make_room: Callable[[bytes], None] | None = None
+        self,
+        handle: str,
+        owner: bytes,
+        make_room: Callable[[bytes], None] | None = None,
+        former_owner: bytes | None = None,
     ) -> Session | Reopened:
         """Open the session of ``handle`` and issue its next handle. ``owner``: the digest of the client's
-        key. Returns a `Session` that was in memory, or a `Reopened` from the journal.
+        key. ``former_owner``: the one that earlier versions made of it; sessions of either open. Returns a
+        `Session` that was in memory, or a `Reopened` from the journal.
 
         ``make_room`` is called with the tenant's salt before a session is read from the journal. Raises
         ``HandleUnknown`` whatever is wrong with the handle; ``RecordDamaged``, ``SessionLimit``,
@@ -359,12 +364,15 @@ class SessionRegistry:
         for closed, digests in list(self._closing.values()):
             if digest in digests:
                 await closed.wait()
-        async with self._reopening[owner]:
+        owners = {owner} if former_owner is None else {owner, former_owner}
+        async with AsyncExitStack() as reopening:
+            for one in sorted(owners):  # in one order, so that two clients never wait for each other
+                await reopening.enter_async_context(self._reopening[one])
             found: Session | Reopened | None = self._by_handle.get(digest)
             if found is None and self.journal is not None:
-                found = await self._reopen(self.journal, digest, owner, make_room or self.tenants.check)
+                found = await self._reopen(self.journal, digest, owners, make_room or self.tenants.check)
         session = found.session if isinstance(found, Reopened) else found
-        if found is None or session is None or not session.handles.opens(digest, owner):
+        if found is None or session is None or not session.handles.opens(digest, owners):
             raise _unknown()
         self._tree_of(session.id).unopened.discard(session.id)
         self._forget_handles(session)
@@ -454,10 +462,10 @@ class SessionRegistry:
         return self._trees[root_of(self._records[session_id])]
 
     async def _reopen(
-        self, journal: Journal, digest: bytes, owner: bytes, make_room: Callable[[bytes], None]
+        self, journal: Journal, digest: bytes, owners: Set[bytes], make_room: Callable[[bytes], None]
     ) -> Reopened | None:
         known = await journal.read(lambda store: store.handle(digest))
-        if known is None or known[1] != owner or known[0] in journal.live:
+        if known is None or known[1] not in owners or known[0] in journal.live:
             return None
         number = known[0]
         journal.live.add(number)  # retention skips it from now on

@@ -5,39 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from .rows import RouteRow
 from .schemas import parameters_of, schemas_of
 
-PARTS = ("request", "response", "streamed", "refusal")
-"""The fields of a row that have a schema each."""
-
-
-class ErrorBody(msgspec.Struct, kw_only=True, frozen=True):
-    """An error. `code` is stable, `message` is for people, `param` names the field at fault."""
-
-    type: str
-    code: str
-    message: str
-    param: str | None = None
-
-
-class ErrorAnswer(msgspec.Struct, kw_only=True, frozen=True):
-    """The body of each answer that refuses a request."""
-
-    error: ErrorBody
+PARTS = ("request", "response", "streamed", "refused")
+"""The fields of a row that are types of bodies."""
 
 
 def openapi(rows: Sequence[RouteRow], version: str) -> dict[str, Any]:
     """The document of these routes. ``version``: of this package."""
-    types = [one for row in rows for part in PARTS if (one := getattr(row, part)) is not None]
-    schemas, components = schemas_of([*types, ErrorAnswer])
+    forms = [(row, part, _forms(getattr(row, part))) for row in rows for part in PARTS]
+    schemas, components = schemas_of([one for _, _, types in forms for one in types])
     left = iter(schemas)
     paths: dict[str, dict[str, Any]] = {}
+    bodies: dict[tuple[str, str], dict[str, Any]] = {}
+    for row, part, types in forms:
+        if found := [next(left) for _ in types]:
+            bodies.setdefault((row.method, row.path), {})[part] = (
+                found[0] if len(found) == 1 else {"anyOf": found}
+            )
     for row in rows:
-        parts = {part: next(left) for part in PARTS if getattr(row, part) is not None}
-        paths.setdefault(row.path, {})[row.method.lower()] = _operation(row, parts)
+        operation = _operation(row, bodies[row.method, row.path])
+        paths.setdefault(row.path, {})[row.method.lower()] = operation
     groups = dict.fromkeys(row.group for row in rows)
     return {
         "openapi": "3.1.0",
@@ -54,6 +43,11 @@ def openapi(rows: Sequence[RouteRow], version: str) -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _forms(types: Any) -> tuple[Any, ...]:
+    """The types of one part of a row."""
+    return types if isinstance(types, tuple) else () if types is None else (types,)
 
 
 def _operation(row: RouteRow, parts: dict[str, Any]) -> dict[str, Any]:
@@ -80,8 +74,7 @@ def _responses(row: RouteRow, parts: dict[str, Any]) -> dict[str, Any]:
     answers: dict[str, Any] = {"200": {"description": row.summary, "content": content}}
     for status, meaning in row.also.items():
         answers[str(status)] = {"description": meaning, "content": content}
-    refusal = parts.get("refusal", {"$ref": "#/components/schemas/ErrorAnswer"})
-    refused = {"application/json": {"schema": refusal}}
+    refused = {"application/json": {"schema": parts["refused"]}}
     answers["default"] = {"description": "The request is refused.", "content": refused}
     return answers
 
@@ -92,6 +85,9 @@ def _parameters(row: RouteRow) -> list[dict[str, Any]]:
     for name, required, schema, text in parameters_of(row.query):
         parameter = {"name": name, "in": "query", "required": required, "schema": schema}
         found.append({**parameter, "description": text} if text else parameter)
+    for name, text in row.headers.items():
+        parameter = {"name": name, "in": "header", "required": False, "schema": {"type": "string"}}
+        found.append({**parameter, "description": text})
     return found
 
 

@@ -5,6 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+
+class ErrorBody(msgspec.Struct, kw_only=True, frozen=True):
+    """An error. `code` is stable, `message` is for people, `param` names the field at fault."""
+
+    type: str
+    code: str
+    message: str
+    param: str | None = None
+
+
+class ErrorAnswer(msgspec.Struct, kw_only=True, frozen=True):
+    """The body of an answer that refuses a request."""
+
+    error: ErrorBody
+
 
 @dataclass(frozen=True, slots=True)
 class RouteRow:
@@ -13,8 +30,9 @@ class RouteRow:
     ``path``: as OpenAPI writes it, ``/v1/models/{model}``. ``request``, ``response``: types of the JSON bodies,
     such as msgspec structs; None: no body, or with ``media_type`` a body that is not JSON. ``query``: a struct
     with a field for each parameter of the URL. ``streamed``: the type of the events, where the answer may come
-    as server-sent events. ``refusal``: the type of the body that refuses a request; None: OpenAI's. ``also``:
-    answers with another status. ``group``: the heading in the documents.
+    as server-sent events. ``refused``: the type of the body that refuses a request. A tuple of types: any of
+    them. ``headers``: those that choose among these, each with what it does. ``also``: answers with another
+    status. ``group``: the heading in the documents.
     """
 
     method: str
@@ -24,7 +42,8 @@ class RouteRow:
     response: Any = None
     query: type | None = None
     streamed: Any = None
-    refusal: Any = None
+    refused: Any = ErrorAnswer
+    headers: dict[str, str] = field(default_factory=dict)
     media_type: str = "application/json"
     also: dict[int, str] = field(default_factory=dict)
     needs_key: bool = True

@@ -368,28 +368,6 @@ class TokenCount(_Answered, kw_only=True, frozen=True):
     input_tokens: int
 
 
-class RefusalDetails(_Answered, kw_only=True, frozen=True):
-    """``error_code``: the code of the server's table of errors. ``param``: the field at fault."""
-
-    error_code: str
-    param: str | UnsetType = UNSET
-
-
-class MessagesFault(_Answered, kw_only=True, frozen=True):
-    """An error of Anthropic's form."""
-
-    type: str
-    message: str
-    details: RefusalDetails
-
-
-class MessagesRefusal(_Answered, kw_only=True, frozen=True, tag_field="type", tag="error"):
-    """The body of each answer that refuses a request (`errors.messages_answer`)."""
-
-    error: MessagesFault
-    request_id: str
-
-
 # --- the events of a stream ---------------------------------------------------------------------------------
 
 
@@ -473,6 +451,45 @@ class MessageDelta(MessageStreamEvent, tag="message_delta", kw_only=True, frozen
 
 class MessageStop(MessageStreamEvent, tag="message_stop", kw_only=True, frozen=True):
     """The last event."""
+
+
+class FaultDetails(_Answered, kw_only=True, frozen=True):
+    """What Anthropic's errors have no field for. `error_code`: the stable code of this server. `param`: the
+    field at fault."""
+
+    error_code: str
+    param: str | UnsetType = UNSET
+
+
+class MessagesFault(_Answered, kw_only=True, frozen=True):
+    """An error in Anthropic's form. `message` is for people."""
+
+    type: Literal[
+        "invalid_request_error",
+        "authentication_error",
+        "permission_error",
+        "not_found_error",
+        "rate_limit_error",
+        "timeout_error",
+        "overloaded_error",
+        "api_error",
+    ]
+    message: str
+    details: FaultDetails
+
+
+class MessagesError(MessageStreamEvent, tag="error", kw_only=True, frozen=True):
+    """The body of an answer that refuses a request, or the last event of a stream that failed. `request_id`: as
+    in the header `request-id`, and in the server's log."""
+
+    error: MessagesFault
+    request_id: str
+
+
+MessageEvent: TypeAlias = (
+    MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessagesError
+)
+"""Any event of a stream."""
 
 
 REQUEST = msgspec.json.Decoder(MessagesRequest)

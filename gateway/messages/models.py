@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
@@ -35,6 +37,14 @@ class ModelPage(msgspec.Struct, kw_only=True, frozen=True):
     has_more: bool
     first_id: str | None
     last_id: str | None
+
+
+class ModelsQuery(msgspec.Struct, kw_only=True, frozen=True):
+    """The parameters of the URL; only clients with the header `anthropic-version` have them."""
+
+    limit: Annotated[int, Meta(ge=1, le=MOST_LISTED, description="The most names of a page.")] = 20
+    after_id: Annotated[str | None, Meta(description="The page begins behind this name.")] = None
+    before_id: Annotated[str | None, Meta(description="The page ends before this name.")] = None
 
 
 def models_page(service: Service, query: QueryParams) -> Response:

@@ -38,8 +38,8 @@ ROWS = (
         "Reply to a conversation.",
         request=frames.MessagesRequest,
         response=frames.MessageAnswer,
-        streamed=frames.MessageStreamEvent,
-        refusal=frames.MessagesRefusal,
+        streamed=frames.MessageEvent,
+        refused=frames.MessagesError,
         group="Anthropic Messages",
     ),
     RouteRow(
@@ -48,7 +48,7 @@ ROWS = (
         "Count the tokens of a conversation's prompt.",
         request=frames.CountRequest,
         response=frames.TokenCount,
-        refusal=frames.MessagesRefusal,
+        refused=frames.MessagesError,
         group="Anthropic Messages",
     ),
 )

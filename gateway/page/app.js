@@ -160,6 +160,8 @@ const show = eachFrame(() => {
   const running = Boolean(session && session.running !== null);
   const here = Boolean(session?.here);
   message.disabled = !session;
+  for (const sample of byId("samples").children) sample.disabled = !session;
+  message.placeholder = session || client.state !== "loading" ? "Message" : "The server is getting ready";
   byId("send").disabled = !session || !message.value.trim();
   byId("send").textContent = running ? "Steer" : "Send";
   byId("interrupt").hidden = !running;
@@ -186,7 +188,9 @@ function showState(text = "") {
   const state = byId("state");
   state.dataset.state = client.state;
   state.firstChild.textContent = STATES[client.state];
-  state.title = client.state === "loading" ? client.progress : "";
+  byId("loading").hidden = client.state !== "loading";
+  byId("loading-phase").textContent = client.progress.text;
+  byId("loading-share").value = client.progress.share;
   if (client.state === "key") {
     byId("key-error").textContent = text;
     if (!byId("key-dialog").open) byId("key-dialog").showModal();

@@ -7,6 +7,8 @@ const STORE = "holdfast.sessions";
 const KEY = "holdfast.key";
 const KEY_PROTOCOL = "openai-insecure-api-key.";
 const PAUSES = [200, 500, 1000, 2000, 5000];
+const LOOK = 1000; // between two looks at a server that loads
+const PHASES = { loading: "Loading weights", compiling: "Compiling kernels" };
 const MOST_SENT = 64;
 const MOST_LOGGED = 200;
 
@@ -31,7 +33,7 @@ export class Client extends EventTarget {
     this.current = null;
     this.state = "connecting"; // "open", "loading", "waiting", "key", "moved"
     this.models = [];
-    this.progress = ""; // of a server that loads
+    this.progress = { text: "", share: 0 }; // of a server that loads
     this.log = []; // frames, the newest last
     this.logged = 0;
     this._socket = null;
@@ -82,7 +84,7 @@ export class Client extends EventTarget {
     clearTimeout(this._retry);
     this._retry = 0;
     if (this._socket || this._greeting) return;
-    this._turn("connecting");
+    if (this.state !== "loading") this._turn("connecting");
     this._greeting = this._greeted();
     const problem = await this._greeting;
     this._greeting = null;
@@ -112,8 +114,8 @@ export class Client extends EventTarget {
       this.models = (await answer.json()).data.map((model) => model.id);
       const ready = await fetch(new URL("ready", document.baseURI));
       if (ready.ok) return "";
-      const { detail, fraction } = await ready.json();
-      this.progress = fraction < 1 && detail ? `${Math.round(fraction * 100)} %, ${detail}` : "";
+      const { phase, detail, fraction } = await ready.json();
+      this.progress = { text: [PHASES[phase], detail].filter(Boolean).join(": "), share: fraction };
       return "loading";
     } catch {
       return "waiting";
@@ -123,7 +125,8 @@ export class Client extends EventTarget {
   _later(problem) {
     if (problem === "key") return this._turn("key", this.key ? "The server does not know this key." : "");
     this._turn(problem);
-    this._retry = setTimeout(() => this.connect(), PAUSES[Math.min(this._tries++, PAUSES.length - 1)]);
+    const pause = problem === "loading" ? LOOK : PAUSES[Math.min(this._tries++, PAUSES.length - 1)];
+    this._retry = setTimeout(() => this.connect(), pause);
   }
 
   _closed(socket, closed) {

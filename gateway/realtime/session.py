@@ -101,11 +101,13 @@ class RealtimeFace:
         `LiveSessions.open` does."""
         return self.side_of(self.sessions.open(self, connection, owner, salt))
 
-    async def resume(self, connection: SessionConnection, handle: str, owner: bytes) -> RealtimeSession:
+    async def resume(
+        self, connection: SessionConnection, handle: str, owner: bytes, former_owner: bytes | None = None
+    ) -> RealtimeSession:
         """Move the session that ``handle`` opens to this connection, and return it. Nothing is sent there until
-        `RealtimeSession.resume` is called. ``owner``: the digest of the client's key. Raises what
-        `LiveSessions.resume` does."""
-        return self.side_of(await self.sessions.resume(self, connection, handle, owner))
+        `RealtimeSession.resume` is called. ``owner``, ``former_owner``: as in `SessionRegistry.resume`. Raises
+        what `LiveSessions.resume` does."""
+        return self.side_of(await self.sessions.resume(self, connection, handle, owner, former_owner))
 
     @staticmethod
     def side_of(live: LiveSession) -> RealtimeSession:

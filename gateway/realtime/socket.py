@@ -50,11 +50,12 @@ _E = TypeVar("_E", bound=BaseException)
 class ClientIdentity:
     """Which client a connection belongs to, and what it asked for when it connected.
 
-    ``owner``: the digest of its `Authorization`; only a client with the same one can resume its sessions.
-    ``salt``: its tenant's, which keeps cached KV apart. ``key``: the digest of its API key; empty if the server
-    has no keys. ``trace``: the span that its turns are part of. ``address``: its IP address. ``resumable``: it
-    can come back with a handle, so its replies continue without it. ``resume``: it comes back now, so the
-    socket opens no new session. ``model``: the model name that it asked for.
+    ``owner``: the digest of its key; only a client with the same one can resume its sessions. ``former_owner``:
+    the one that earlier versions gave it. ``salt``: its tenant's, which keeps cached KV apart. ``key``: the
+    BLAKE2b of its API key; empty if the server has no keys. ``aliases``: other digests of that key. ``trace``:
+    the span that its turns are part of. ``address``: its IP address. ``resumable``: it can come back with a
+    handle, so its replies continue without it. ``resume``: it comes back now, so the socket opens no new
+    session. ``model``: the model name that it asked for.
     """
 
     owner: bytes = b""
@@ -65,6 +66,8 @@ class ClientIdentity:
     resumable: bool = False
     resume: bool = False
     model: str | None = None
+    former_owner: bytes | None = None
+    aliases: tuple[bytes, ...] = ()
 
     @property
     def caller(self) -> TurnCaller:
@@ -279,7 +282,7 @@ class RealtimeSocket:
         """Make the session that the handle opens the socket's own, in place of the one before. Send the client
         `session.resumed` and the events that it missed. Raises a `SessionError`; the socket may have no session
         then."""
-        session = await self._face.resume(self, event.handle, self.client.owner)
+        session = await self._face.resume(self, event.handle, self.client.owner, self.client.former_owner)
         if session is not self._own:
             self._let_go()
             self._own = session
@@ -297,7 +300,9 @@ class RealtimeSocket:
         attached = AttachedSession(self._new_outbox(), self.caller, self._lost)
         self._attaching = True
         try:
-            session = await self._face.resume(attached, event.session, self.client.owner)
+            session = await self._face.resume(
+                attached, event.session, self.client.owner, self.client.former_owner
+            )
         finally:
             self._attaching = False
         attached.session, attached.outbox.session_id = session, session.live.id

@@ -15,7 +15,7 @@ from starlette.websockets import WebSocket
 
 from ...sdk.errors import FieldInvalid
 from ...sessions.errors import TurnFailed
-from ..auth import Endpoint, refusal, refusing
+from ..auth import KEY, Endpoint, refusal, refusing
 from ..documents.rows import RouteRow, SocketRow
 from ..net.bodies import DONE, EventStream, json_answer, read_body, while_connected
 from ..net.channel import SocketChannel
@@ -235,7 +235,10 @@ class _Responses:
         await socket.accept()
         client = requester_of(socket)
         address = "" if socket.client is None else socket.client.host
-        identity = ClientIdentity(client.owner, client.salt, client.key, client.trace, address)
+        aliases = scope.get(KEY, ())[1:]
+        identity = ClientIdentity(
+            client.owner, client.salt, client.key, client.trace, address, aliases=aliases
+        )
         channel = SocketChannel(socket)
         await face.service.serve(ResponsesSocket(channel, face, client, identity), channel)
 

@@ -167,7 +167,7 @@ class Renderer:
         return Draft(parent, inputs, keep, ids, script.miss, path)
 
 
-def _too_long(least: int, most: int | None) -> PromptTooLong:
+def _too_long(least: int, most: int) -> PromptTooLong:
     return PromptTooLong.of(f"it has at least {least} tokens", most, least)
 
 

@@ -14,10 +14,16 @@ import msgspec
 import pytest
 from websockets.asyncio.client import connect
 
-from holdfast.gateway.server import Serving, serving
+from holdfast.gateway.server import Serving, _listen, _listening, serving
+from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings, Network
+from holdfast.runtime.link.messages import Heartbeat, Phase
 from holdfast.runtime.settings import EngineSettings
+from holdfast.sessions.registry import SessionRegistry
+from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.chromium import Browser, Page, chromium
+from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
+from holdfast.tests.sessions.text.chat_languages import ours
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -521,6 +527,37 @@ async def test_a_server_with_keys_is_asked_with_the_key_that_the_user_gives(
         await page.go(f"{server.url}/holdfast/docs")
         await page.until("document.querySelector('.entry')")
         await page.close()
+
+
+class Loads(Scripted):
+    """An engine that compiles until it is ready."""
+
+    ready, phase = False, Phase.COMPILING
+    heartbeat = Heartbeat(Phase.COMPILING, 300.0, "compiling decoding", 0.5)
+
+
+async def test_a_server_that_loads_shows_its_phase_until_it_is_ready(browser: Browser) -> None:
+    settings, link = GatewaySettings(port=0), Loads(spoken, END)
+    service = Service(settings, "scripted", link)
+    with _listen(settings) as sock:
+        async with _listening(service, sock, None) as url:
+            page = await browser.open(url)
+            await page.resize(1280, 860)
+            await page.until("document.querySelector('#loading')?.checkVisibility()")
+            assert "Compiling kernels: compiling decoding" in await page.text("#loading-phase")
+            assert await page.evaluate("document.querySelector('#loading-share').value") == 0.5
+            assert "getting ready" in await page.evaluate("document.querySelector('#message').placeholder")
+            samples = "[...document.querySelectorAll('#samples button')].map((one) => one.disabled)"
+            assert set(await page.evaluate(samples)) == {True}, "they would do nothing"
+            await page.screenshot(PICTURES / "loading.png")
+            link.ready, link.phase, link.heartbeat = True, Phase.IDLE, None
+            service.open(SessionRegistry(link, Language.of(ours("chatml"))))
+            await page.until(f"{OPEN} && !document.querySelector('#message').disabled")
+            assert await page.evaluate("document.querySelector('#loading').hidden")
+            assert set(await page.evaluate(samples)) == {False}
+            assert await page.evaluate("document.querySelector('#message').placeholder") == "Message"
+            await page.close()
+            await service.close()
 
 
 async def test_pictures(page: Page) -> None:

@@ -8,10 +8,26 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
+from starlette.websockets import WebSocket
 
-from holdfast.gateway.auth import OPERATOR, TENANT, Guard, Hosts, Keys, salt_of, written_digest
+from holdfast.gateway.app import _identity
+from holdfast.gateway.auth import (
+    KEY,
+    OPERATOR,
+    TENANT,
+    Guard,
+    Hosts,
+    Keys,
+    caller_of,
+    owners_of,
+    salt_of,
+    written_digest,
+)
 from holdfast.gateway.errors import KeysUnusable, NetworkInvalid
 from holdfast.gateway.settings import GatewaySettings, Network
+from holdfast.gateway.transcripts import requester_of
 
 pytestmark = pytest.mark.anyio
 ROUTES = ["/v1/realtime", "/v1/models", "/v1/models/pocket", "/metrics", "/version", "/anything"]
@@ -301,8 +317,8 @@ def test_a_file_may_hold_digests_in_place_of_keys(tmp_path: Path, line: str) -> 
     keys = Keys.read(path)
     assert keys.tenant("s3cret") == "acme" and keys.tenant("plain") == "zenith"
     assert keys.tenant(line) is None, "the digest is no key"
-    assert keys.opens(keys.digest_of("s3cret"), salt_of("acme"))
-    assert keys.digest_of("other") == b"" and not keys.opens(b"", salt_of(""))
+    assert keys.opens(keys.digests_of("s3cret"), salt_of("acme"))
+    assert keys.digests_of("other") == () and not keys.opens([b""], salt_of(""))
     operators = keys.with_operators([line], "--operator-key")
     assert operators.is_operator("s3cret") and not operators.is_operator("plain")
     assert Keys.one(line).tenant("s3cret") == "" and Keys.one(line).is_operator("s3cret")
@@ -317,6 +333,48 @@ def test_the_digest_of_a_key_counts_as_the_key(tmp_path: Path) -> None:
     hashed.write_text(f"{written_digest('s3cret')} acme\ns3cret zenith\n")
     with pytest.raises(KeysUnusable, match="line 2: this key is another tenant's already"):
         Keys.read(hashed)
+
+
+async def test_a_client_is_known_by_one_digest_however_the_file_names_its_key(tmp_path: Path) -> None:
+    """So its socket stays open when the file changes from one form to another, and its limits stay one."""
+    path, scopes = tmp_path / "keys", []
+
+    async def keep(scope: dict, receive: object, send: object) -> None:
+        scopes.append(scope)
+
+    forms = ("s3cret", written_digest("s3cret"), f"sha256:{HASHED}")
+    for form in forms:
+        path.write_text(f"{form} acme\n")
+        guard = Guard(keep, lambda: Keys.read(path))
+        raw = [(b"authorization", b"Bearer s3cret")]
+        await guard({"type": "http", "path": "/v1/models", "headers": raw}, None, None)
+    assert len({caller_of(scope).key for scope in scopes}) == 1
+    for form in forms:
+        path.write_text(f"{form} acme\n")
+        assert all(Keys.read(path).opens(scope[KEY], salt_of("acme")) for scope in scopes)
+    path.write_text("other acme\n")
+    assert not any(Keys.read(path).opens(scope[KEY], salt_of("acme")) for scope in scopes)
+
+
+def test_an_owner_is_one_digest_however_its_key_is_sent() -> None:
+    sent = (
+        {"authorization": "Bearer s3cret"},
+        {"authorization": "bearer  s3cret"},
+        {"x-api-key": "s3cret"},
+        {"sec-websocket-protocol": "realtime, openai-insecure-api-key.s3cret"},
+    )
+    owners = [owners_of(Headers(one)) for one in sent]
+    anonymous, another = owners_of(Headers({})), owners_of(Headers({"x-api-key": "other"}))
+    assert len({owner for owner, _ in owners}) == 1
+    assert len({owners[0][0], anonymous[0], another[0]}) == 3
+    former = hashlib.blake2b(b"Bearer s3cret", digest_size=16).digest()
+    assert [one for _, one in owners].count(former) == 3, "as earlier versions made it, of the header as sent"
+    scope = {"type": "websocket", "query_string": b"", "client": None, "headers": []}
+    scope["headers"] = [(b"x-api-key", b"s3cret")]
+    socket = _identity(WebSocket(scope, None, None))
+    assert socket.owner == requester_of(HTTPConnection(scope)).owner == owners[0][0]
+    assert socket.former_owner == former
+    assert anonymous[0] == anonymous[1] == hashlib.blake2b(b"", digest_size=16).digest()
 
 
 @pytest.mark.parametrize("wrong", ["blake2b:", "sha256:12", f"sha256:{'g' * 64}", f"blake2b:{'0' * 128}"])

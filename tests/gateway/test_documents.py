@@ -86,20 +86,51 @@ PLAIN = [row for row in ROWS if row.response is not None and row.request is None
 """Routes that answer without a body and without anything that was made before."""
 
 
-@pytest.mark.parametrize("row", PLAIN, ids=lambda row: row.path)
-async def test_the_answers_are_as_the_document_says(row: RouteRow) -> None:
-    status, _, body = await asked(app_of(), row.method, row.path.replace("{model}", "scripted"))
-    answers = OPENAPI["paths"][row.path][row.method.lower()]["responses"]
-    schema = answers[str(status)]["content"]["application/json"]["schema"]
+@pytest.mark.parametrize(
+    ("row", "form"),
+    [(row, form) for row in PLAIN for form in range(2 if row.headers else 1)],
+    ids=lambda one: getattr(one, "path", one),
+)
+async def test_the_answers_are_as_the_document_says(row: RouteRow, form: int) -> None:
+    """``form`` 1: Anthropic's, which a header asks for."""
+    headers = {"anthropic_version": "2023-06-01"} if form else {}
+    status, _, body = await asked(app_of(), row.method, row.path.replace("{model}", "scripted"), **headers)
+    operation = OPENAPI["paths"][row.path][row.method.lower()]
+    schema = operation["responses"][str(status)]["content"]["application/json"]["schema"]
     validator(OPENAPI, schema).validate(json.loads(body))
-    assert msgspec.json.decode(body, type=row.response)
+    answer = row.response[form] if row.headers else row.response
+    assert msgspec.json.decode(body, type=answer)
+    if row.headers:
+        validator(OPENAPI, schema["anyOf"][form]).validate(json.loads(body))
+        assert not validator(OPENAPI, schema["anyOf"][1 - form]).is_valid(json.loads(body))
+        assert "anthropic-version" in [one["name"] for one in operation["parameters"]]
 
 
-async def test_a_refusal_is_as_the_document_says() -> None:
-    status, _, body = await asked(app_of(), "GET", "/v1/models/another")
-    schema = OPENAPI["paths"]["/v1/models/{model}"]["get"]["responses"]["default"]
-    validator(OPENAPI, schema["content"]["application/json"]["schema"]).validate(json.loads(body))
-    assert status == 404
+@pytest.mark.parametrize(
+    ("method", "route", "anthropic"),
+    [
+        ("get", "/v1/models/{model}", False),
+        ("get", "/v1/models/{model}", True),
+        ("post", "/v1/chat/completions", False),
+        ("post", "/v1/messages", True),
+        ("post", "/v1/messages/count_tokens", True),
+    ],
+)
+async def test_a_refusal_is_as_the_document_says(method: str, route: str, anthropic: bool) -> None:
+    headers = {"anthropic_version": "2023-06-01"} if anthropic else {}
+    path = route.replace("{model}", "another")
+    status, _, body = await asked(app_of(), method.upper(), path, **headers)
+    refused = OPENAPI["paths"][route][method]["responses"]["default"]["content"]["application/json"]["schema"]
+    validator(OPENAPI, refused).validate(json.loads(body))
+    form = refused["anyOf"][anthropic] if "anyOf" in refused else refused
+    name = "MessagesError" if anthropic else "ErrorAnswer"
+    assert form == {"$ref": f"#/components/schemas/{name}"} and status >= 400
+
+
+def test_each_event_of_a_messages_stream_is_in_the_document() -> None:
+    streamed = OPENAPI["paths"]["/v1/messages"]["post"]["responses"]["200"]["content"]["text/event-stream"]
+    names = set(streamed["schema"]["discriminator"]["mapping"])
+    assert {"message_start", "content_block_delta", "message_stop", "ping", "error"} <= names
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.refusal is not None], ids=lambda row: row.path)

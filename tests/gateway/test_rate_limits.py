@@ -87,16 +87,18 @@ def test_without_limits_nothing_is_counted_or_told() -> None:
 
 
 def test_what_was_used_stays_used_when_the_limits_change() -> None:
-    limits = limiter(Clock(), requests=10)
+    clock = Clock()
+    limits = limiter(clock, requests=10)
     for _ in range(8):
         limits.admit(ONE, ACME)
-    limits.change({ACME: KeyRates(requests=5)}, [ONE])
+    limits.change({ACME: KeyRates(requests=5)})
     with pytest.raises(RateLimited):
         limits.admit(ONE, ACME)
-    limits.change({ACME: KeyRates(requests=20)}, [ONE])
-    assert left(limits) == {"requests": 12}
-    limits.change({ACME: KeyRates(requests=20)}, [TWO])
-    assert left(limits) == {"requests": 20}, "a key that was removed is forgotten"
+    limits.change({ACME: KeyRates(requests=20)})
+    assert left(limits) == {"requests": 12} and limits._buckets
+    clock.now += 60
+    limits.change({ACME: KeyRates(requests=20)})
+    assert not limits._buckets, "a key that has used nothing is forgotten"
 
 
 def test_the_headers_are_those_that_clients_read() -> None:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.gateway.compose import model_name
-from holdfast.gateway.errors import Draining, ModelNotServed
+from holdfast.gateway.errors import Draining, EngineLoading, ModelNotServed
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import ClientLimits, GatewaySettings
 from holdfast.runtime.errors import EngineDied
@@ -76,7 +76,7 @@ async def test_the_probes_follow_the_engine(engine: Link, opened: bool, alive: b
 
 async def test_no_client_is_admitted_before_the_engine_or_while_it_drains() -> None:
     loading = service(link(Phase.LOADING, ready=False), opened=False)
-    with pytest.raises(EngineDied):
+    with pytest.raises(EngineLoading):
         loading.admit("pocket")
     serving = service(link(Phase.IDLE, ready=True))
     assert serving.admit("pocket") is serving.admit(None) is serving.admit("")

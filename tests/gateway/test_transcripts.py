@@ -181,6 +181,7 @@ async def test_a_refused_turn_leaves_no_session(tmp_path: Path) -> None:
             await told(transcripts, asked(message("user", "word " * 100_000)))
         for words in ("this model's maximum context length is", "prompt is too long"):
             assert words in str(refused.value).lower(), "clients tell this error by such words"
+        assert refused.value.tokens > refused.value.context == transcripts.context, "told in tokens"
         assert len(sessions) == 0
         assert (await sessions.registry.journal.statistics())["journal_sessions"] == 0  # type: ignore[union-attr]
 

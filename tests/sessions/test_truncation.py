@@ -124,7 +124,7 @@ async def test_a_disabled_truncation_refuses_and_leaves_all_as_it_was() -> None:
     await ask(session, WORDS)
     say(session, WORDS * 9)
     with pytest.raises(
-        PromptTooLong, match=r"it has .* tokens\. This model's maximum context length is 100$"
+        PromptTooLong, match=r"it has .* tokens\. This model's maximum context length is 100 tokens$"
     ):
         await read(session)
     assert len(inside(session)) == len(session.history.items())

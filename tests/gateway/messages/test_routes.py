@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from holdfast.gateway.app import build_app
+from holdfast.gateway.errors import messages_answer
 from holdfast.gateway.settings import ClientLimits, GatewaySettings
+from holdfast.sessions.errors import PromptTooLong
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.tools.formats import ReasoningForm
 from holdfast.tests.sessions.text.chat_languages import ids
@@ -262,6 +264,54 @@ async def test_a_refused_conversation_leaves_no_session() -> None:
     async with stage(sessions=SessionSettings(max_items=2)) as on:
         assert refused(await on.create("a", "b", "c")) == (*INVALID, "invalid_value")
         assert len(on.service.sessions()) == 0
+
+
+@pytest.mark.parametrize("words", [6_000, 500_000])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_a_prompt_beyond_the_context_is_refused_in_anthropics_words(path: str, words: int) -> None:
+    async with stage() as on:
+        body: dict[str, Any] = {
+            "model": "scripted",
+            "messages": [{"role": "user", "content": "one " * words}],
+        }
+        if path == "/v1/messages":
+            body["max_tokens"] = 9
+        told = await on.http.post(path, json=body)
+        assert refused(told) == (*INVALID, "context_length_exceeded")
+        message = told.json()["error"]["message"]
+        numbers = re.fullmatch(r"prompt is too long: (\d+) tokens > (\d+) maximum", message)
+        assert numbers and int(numbers[1]) > int(numbers[2]) == on.service.context
+        assert on.link.log == [], "nothing was computed"
+
+
+async def test_a_prompt_that_fills_the_context_is_too_long_by_one() -> None:
+    error = PromptTooLong.of("it has 4096 tokens", 4096, 4096)
+    body, _, _ = messages_answer(error, "req_1")
+    assert body["error"]["message"] == "prompt is too long: 4096 tokens > 4095 maximum"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("words", [6_000, 500_000])
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/chat/completions", "messages"),
+        ("/v1/completions", "prompt"),
+        ("/v1/responses", "input"),
+        ("/v1/responses/input_tokens", "input"),
+        ("/tokenize", "messages"),
+    ],
+)
+async def test_other_faces_tell_the_tokens_and_the_limit(path: str, field: str, words: int) -> None:
+    async with stage() as on:
+        text = "one " * words
+        body = {field: [{"role": "user", "content": text}] if field == "messages" else text}
+        told = await on.http.post(path, json=body)
+        error = told.json()["error"]
+        assert (told.status_code, error["code"]) == (400, "context_length_exceeded")
+        pattern = r"(\d+) tokens\. This model's maximum context length is (\d+) tokens$"
+        numbers = re.search(pattern, error["message"])
+        assert numbers and int(numbers[1]) > int(numbers[2]) == on.service.context
+        assert on.link.log == [], "nothing was computed"
 
 
 async def test_other_models_routes_and_methods() -> None:

@@ -357,6 +357,25 @@ async def test_what_a_cache_gives_back_counts_as_free() -> None:
 
 
 @run
+async def test_a_session_of_an_earlier_version_opens_for_its_key() -> None:
+    """Its owner is the digest which that version made of the key."""
+    with folder() as path:
+        link = reciting("Hello Ann.")
+        async with registry_in(path, link) as registry:
+            session = registry.create(owner=b"former")
+            await ask(session, "I am Ann.")
+            assert await registry.resume(session.handles.current, b"now", None, b"former") is session
+            handle = await left(session)
+        async with registry_in(path, ScriptedLink(link.model, END)) as registry:
+            for owner, former in ((b"now", None), (b"now", b"other")):
+                with pytest.raises(HandleUnknown):
+                    await registry.resume(handle, owner, None, former)
+            found = await registry.resume(handle, b"now", None, b"former")
+            (fork,) = await registry.fork(found.session.id, [b""])
+            assert fork.handles.owner == b"former", "a tree has one owner"
+
+
+@run
 async def test_a_session_comes_back_with_its_words_its_tokens_and_its_date() -> None:
     with folder() as path:
         link = reciting("Hello Ann.", "You are Ann.")

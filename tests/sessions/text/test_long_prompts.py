@@ -65,7 +65,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_untokenized(monkeypatch: pyte
     long = say(session, "long " * 200_000)
     counted = Counted(monkeypatch)
     for given, param in ((None, None), (session.history.items(), "input")):
-        with pytest.raises(PromptTooLong, match=r"context length is 80$") as refused:
+        with pytest.raises(PromptTooLong, match=r"context length is 80 tokens$") as refused:
             await read(session, TurnRequest.checked(input=given))
         assert refused.value.param == param
     assert (await session.prefilled_input()).left > 80
