@@ -25,7 +25,7 @@ from ..sessions.registry import Reopened
 from ..sessions.session import Session
 from ..sessions.text.tokenizer import ChatTokenizer
 from ..sessions.tools.formats import CallForm, ReasoningForm
-from ..sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted
+from ..sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus
 from ..sessions.turn.request import RequestBounds, TurnRequest
 from ..sessions.turn.response import TurnResponse
 from .auth import TurnCaller, caller_of
@@ -147,7 +147,7 @@ class Transcripts:
 
     async def _end(self, turn: AskedTurn, live: LiveSession, connection: _Connection) -> None:
         await turn.aclose()
-        if live.session.history.head is None:
+        if live.session.history.head is None and not turn.prefilled:
             await self._sessions.drop(live, connection)
         else:
             self._sessions.left(live, connection)
@@ -305,6 +305,13 @@ class AskedTurn:
     def id(self) -> str:
         """The id of the first reply's response."""
         return self._responses[0].id
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether it has computed its prompt, and that was all that it was to do."""
+        done = self.done.get(0)
+        computed = done is not None and done.status in (ReplyStatus.COMPLETED, ReplyStatus.INCOMPLETE)
+        return computed and not self._ask.request.kept
 
     async def begin(self) -> None:
         """Begin the first reply, and wait until its prompt was accepted. Raises why it was not. With prompts of

@@ -244,9 +244,10 @@ def grammar_of(text: frames.ReplyText | None) -> Grammar | None:
 
 
 def prefill_of(ask: Ask) -> Ask:
-    """The same prompt, with nothing to write: one token, which does not join the conversation."""
+    """The same prompt, with nothing to write: one token, which does not join the conversation. The KV of the
+    whole prompt stays with its session."""
     request = msgspec.structs.replace(
-        ask.request, out_of_band=True, max_output_tokens=1, min_output_tokens=0, format=None, tool=None
+        ask.request, kept=False, max_output_tokens=1, min_output_tokens=0, format=None, tool=None
     )
     request = msgspec.structs.replace(request, tool_choice="none", parse_calls=False)
     return Ask(ask.transcript, request, whole_calls=True)
