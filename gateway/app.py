@@ -108,8 +108,7 @@ class _RateLimitHeaders:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = _path(scope)
-        if scope["type"] != "http" or scope["method"] != "POST" or path not in TURN_ROUTES:
+        if scope["type"] != "http" or scope["method"] != "POST" or _path(scope) not in TURN_ROUTES:
             await self._app(scope, receive, send)
             return
 
@@ -118,7 +117,7 @@ class _RateLimitHeaders:
                 left = self._service.turns.rates.left(scope.get(KEY, b""), scope.get(TENANT, b""))
                 headers = MutableHeaders(scope=message)
                 headers.update(left.headers())
-                if path == MESSAGES:
+                if _path(scope) == MESSAGES:
                     headers.update(left.messages_headers(time.time()))
             await send(message)
 

@@ -66,7 +66,8 @@ class Ask:
     ``request``: the turn. ``choices``: the number of replies, each with a seed of its own; only the first joins
     the conversation. ``whole_calls``: deliver a call's arguments in one piece. ``prompts``: if there are any,
     each of these lists of token ids is a prompt of its own in place of the transcript, with ``choices``
-    replies, and nothing is kept of them.
+    replies, and nothing is kept of them. ``kept``: whether the journal keeps the conversation's session;
+    otherwise it is found again as long as it stays in memory.
     """
 
     transcript: Transcript
@@ -74,6 +75,7 @@ class Ask:
     choices: int = 1
     whole_calls: bool = False
     prompts: tuple[tuple[int, ...], ...] = ()
+    kept: bool = True
 
 
 class Transcripts:
@@ -137,7 +139,9 @@ class Transcripts:
         if ask.prompts:
             live = self._sessions.open(self, connection, client.owner, client.salt, kept=False)
         else:
-            live = await self._sessions.continue_(self, connection, ask.transcript, client.owner, client.salt)
+            live = await self._sessions.continue_(
+                self, connection, ask.transcript, client.owner, client.salt, kept=ask.kept
+            )
         turn = AskedTurn(live, ask)
         try:
             await turn.begin()
@@ -311,7 +315,7 @@ class AskedTurn:
         """Whether it has computed its prompt, and that was all that it was to do."""
         done = self.done.get(0)
         computed = done is not None and done.status in (ReplyStatus.COMPLETED, ReplyStatus.INCOMPLETE)
-        return computed and not self._ask.request.kept
+        return computed and self._ask.request.prefill_only
 
     async def begin(self) -> None:
         """Begin the first reply, and wait until its prompt was accepted. Raises why it was not. With prompts of

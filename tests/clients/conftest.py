@@ -33,6 +33,11 @@ PATIENT_SECONDS = 300
 COUNTED = pytest.StashKey[Calls]()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    told = "client(name): drives this package; its calls are counted in the table of `make clients`"
+    config.addinivalue_line("markers", told)
+
+
 @pytest.fixture(autouse=True)
 def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Counts the calls to the servers that the test starts."""
