@@ -116,8 +116,7 @@ class _RateLimitHeaders:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = _path(scope)
-        if scope["type"] != "http" or scope["method"] != "POST" or path not in TURN_ROUTES:
+        if scope["type"] != "http" or scope["method"] != "POST" or _path(scope) not in TURN_ROUTES:
             await self._app(scope, receive, send)
             return
 
@@ -127,7 +126,7 @@ class _RateLimitHeaders:
                 left = self._service.turns.rates.left(caller.key, caller.salt)
                 headers = MutableHeaders(scope=message)
                 headers.update(left.headers())
-                if path == MESSAGES:
+                if _path(scope) == MESSAGES:
                     headers.update(left.messages_headers(time.time()))
             await send(message)
 

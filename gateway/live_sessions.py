@@ -149,22 +149,30 @@ class LiveSessions:
         return live.session.log.durable or live.disposable or self.registry.unopened(live.id)
 
     async def continue_(
-        self, face: Face, connection: SessionConnection, transcript: Transcript, owner: bytes, salt: bytes
+        self,
+        face: Face,
+        connection: SessionConnection,
+        transcript: Transcript,
+        owner: bytes,
+        salt: bytes,
+        *,
+        kept: bool = True,
     ) -> LiveSession:
         """A live session, on this connection, with the history ``transcript``.
 
         The longest beginning that is known is not tokenized or prefilled again. If it is the whole history of
         an idle session of this face that has no connection, the conversation continues in that session.
         Otherwise it continues in a session that is branched off at that place, from one in memory or in the
-        journal, whatever its face. If nothing is known, a new session begins. ``owner`` and ``salt``: as in
-        `open`.
+        journal, whatever its face. If nothing is known, a new session begins. ``owner``, ``salt`` and ``kept``:
+        as in `open`; a session that the journal does not keep is branched off from one that it keeps, but not
+        the other way round.
 
         Raises ``SessionLimit``, ``StorageUnavailable``, and what `History.insert` raises for an item.
         """
         digests = digests_of(salt, transcript.preamble, transcript.items)
-        live, shared = await self._known_beginning(face, digests, salt)
+        live, shared = await self._known_beginning(face, digests, salt, kept=kept)
         if live is None:
-            live = self.open(face, connection, owner, salt)
+            live = self.open(face, connection, owner, salt, kept=kept)
             live.session.history.preamble = transcript.preamble
             live.session.log.append(Configured(preamble=transcript.preamble))
         else:
@@ -181,23 +189,23 @@ class LiveSessions:
         return live
 
     async def _known_beginning(
-        self, face: Face, digests: Sequence[Digest], salt: bytes
+        self, face: Face, digests: Sequence[Digest], salt: bytes, *, kept: bool
     ) -> tuple[LiveSession | None, int]:
         """A live session with the longest known beginning of a conversation, and the number of its items."""
         found = self.registry.find(digests)
         if found is not None and found[1] >= self.registry.stored_beginning(digests)[1]:
             session, shared = found
+            same = self.registry.keeps(session, kept=kept)
             live = self._live.get(session.id)
-            if live is not None and self._continues_in(face, live, shared):
+            if live is not None and same and self._continues_in(face, live, shared):
                 return live, shared
             self.make_room(salt)
-            if self.registry.is_open(session):  # it was not put away to make room
-                return self._begun(
-                    face, await self.registry.branch_off(session, shared, face.config())
-                ), shared
+            if (same or not kept) and self.registry.is_open(session):  # it was not put away to make room
+                child = await self.registry.branch_off(session, shared, face.config(), kept=kept)
+                return self._begun(face, child), shared
         self.make_room(salt)
         with suppress(RecordDamaged):  # it is logged; the conversation begins anew
-            stored = await self.registry.branch_off_stored(digests, salt, face.config())
+            stored = await self.registry.branch_off_stored(digests, salt, face.config(), kept=kept)
             if stored is not None:
                 return self._begun(face, stored[0]), stored[1]
         return None, 0

@@ -24,7 +24,14 @@ from ..sessions.registry import Reopened
 from ..sessions.session import Session
 from ..sessions.text.tokenizer import ChatTokenizer
 from ..sessions.tools.formats import CallForm, ReasoningForm
-from ..sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyTextDelta
+from ..sessions.turn.events import (
+    EndReason,
+    ReplyDone,
+    ReplyEvent,
+    ReplyStarted,
+    ReplyStatus,
+    ReplyTextDelta,
+)
 from ..sessions.turn.request import RequestBounds, TurnRequest
 from ..sessions.turn.response import TurnResponse
 from .auth import TurnCaller, caller_of, owners_of
@@ -64,7 +71,8 @@ class Ask:
     ``request``: the turn. ``choices``: the number of replies, each with a seed of its own; only the first joins
     the conversation. ``whole_calls``: deliver a call's arguments in one piece. ``prompts``: if there are any,
     each of these lists of token ids is a prompt of its own in place of the transcript, with ``choices``
-    replies, and nothing is kept of them.
+    replies, and nothing is kept of them. ``kept``: whether the journal keeps the conversation's session;
+    otherwise it is found again as long as it stays in memory.
     """
 
     transcript: Transcript
@@ -72,6 +80,7 @@ class Ask:
     choices: int = 1
     whole_calls: bool = False
     prompts: tuple[tuple[int, ...], ...] = ()
+    kept: bool = True
 
 
 class Transcripts:
@@ -135,7 +144,9 @@ class Transcripts:
         if ask.prompts:
             live = self._sessions.open(self, connection, client.owner, client.salt, kept=False)
         else:
-            live = await self._sessions.continue_(self, connection, ask.transcript, client.owner, client.salt)
+            live = await self._sessions.continue_(
+                self, connection, ask.transcript, client.owner, client.salt, kept=ask.kept
+            )
         turn = AskedTurn(live, ask)
         try:
             await turn.begin()
@@ -145,7 +156,7 @@ class Transcripts:
 
     async def _end(self, turn: AskedTurn, live: LiveSession, connection: _Connection) -> None:
         await turn.aclose()
-        if live.session.history.head is None:
+        if live.session.history.head is None and not turn.prefilled:
             await self._sessions.drop(live, connection)
         else:
             self._sessions.left(live, connection)
@@ -315,6 +326,13 @@ class AskedTurn:
     def id(self) -> str:
         """The id of the first reply's response."""
         return self._responses[0].id
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether it has computed its prompt, and that was all that it was to do."""
+        done = self.done.get(0)
+        computed = done is not None and done.status in (ReplyStatus.COMPLETED, ReplyStatus.INCOMPLETE)
+        return computed and self._ask.request.prefill_only
 
     async def begin(self) -> None:
         """Begin the first reply, and wait until its prompt was accepted. Raises why it was not. With prompts of

@@ -185,10 +185,15 @@ class SessionRegistry:
         shared = shared_length(digests, session.conversation())
         return (session, shared) if shared > 0 else None
 
-    async def branch_off(self, session: Session, items: int, config: bytes) -> Session:
+    def keeps(self, session: Session, *, kept: bool) -> bool:
+        """Whether the journal keeps this open session just as it does one that is created with ``kept``."""
+        return self.journal is None or session.log.durable is kept
+
+    async def branch_off(self, session: Session, items: int, config: bytes, *, kept: bool = True) -> Session:
         """A new session that begins with the first ``items`` items of an open one, at least one. It shares
         their operations in the journal and their KV, and begins a fork tree of its own, since another client
-        may have it. ``config``: what the journal keeps with it.
+        may have it. ``config`` and ``kept``: as in `create`; one that the journal keeps comes from one that it
+        keeps.
 
         Raises ``SessionLimit``, ``StorageUnavailable``, and what ``Session.branch`` raises.
         """
@@ -196,7 +201,7 @@ class SessionRegistry:
         if session.log.fault is not None:
             raise session.log.fault
         history, operations = session.branch(session.history.items()[items - 1].id)
-        child = self._child(session, history, operations, config, apart=True)
+        child = self._child(session, history, operations, config, apart=True, kept=kept)
         try:
             await session.lend([child], history.head)
         except BaseException:
@@ -213,7 +218,7 @@ class SessionRegistry:
         return known
 
     async def branch_off_stored(
-        self, digests: Sequence[Digest], salt: bytes, config: bytes
+        self, digests: Sequence[Digest], salt: bytes, config: bytes, *, kept: bool = True
     ) -> tuple[Session, int] | None:
         """The same for a session that only the journal has: a new session that begins with the longest
         beginning of a conversation that the journal knows, and the number of its items. None: it knows none.
@@ -245,7 +250,7 @@ class SessionRegistry:
                 rewind(history, items[shared - 1].id, self.language.tokenizer)
             origin = Origin(session=number, operations=stored.written)
             record = self._apart(stored.record, config, origin)
-            with self._birth(record) as log:
+            with self._birth(record, kept=kept) as log:
                 for operation in [*operations, Branched()]:
                     log.append(operation)
                 copy = EngineCopy(self._link, salt, reopened=True)
@@ -498,14 +503,15 @@ class SessionRegistry:
         config: bytes,
         *,
         apart: bool = False,
+        kept: bool = True,
     ) -> Session:
         """A fork of ``parent`` with this history. ``operations``: those that lead to it, behind the parent's.
-        ``apart``: it begins a fork tree of its own, and a client has it already."""
+        ``apart``: it begins a fork tree of its own, and a client has it already. ``kept``: as in `create`."""
         before = self._records[parent.id]
         record = self._apart(before, config, parent.log.position())
         if not apart:
             record = msgspec.structs.replace(record, parent=parent.id, root=root_of(before))
-        with self._birth(record) as log:
+        with self._birth(record, kept=kept) as log:
             for operation in operations:
                 log.append(operation)
             session = self._made(record, log, history, parent.heir())

@@ -285,7 +285,7 @@ class Session:
 
     def _remember(self) -> None:
         """After a turn: let requests that carry this conversation find the session."""
-        if self.history.busy or self.history.head is None:
+        if self.history.busy or not len(self.history):
             return
         digest = self.conversation()[-1]
         self._reached.append(digest)

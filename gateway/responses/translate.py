@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -230,7 +231,7 @@ def ask_of(
         ignore_eos=bool(body.ignore_eos),
         parallel_calls=body.parallel_tool_calls is not False,
     )
-    return Ask(transcript, request, whole_calls=not streamed)
+    return Ask(transcript, request, whole_calls=not streamed, kept=body.stored)
 
 
 def grammar_of(text: frames.ReplyText | None) -> Grammar | None:
@@ -244,12 +245,13 @@ def grammar_of(text: frames.ReplyText | None) -> Grammar | None:
 
 
 def prefill_of(ask: Ask) -> Ask:
-    """The same prompt, with nothing to write: one token, which does not join the conversation."""
+    """The same prompt, with nothing to write: one token, which does not join the conversation. The KV of the
+    whole prompt stays with its session."""
     request = msgspec.structs.replace(
-        ask.request, out_of_band=True, max_output_tokens=1, min_output_tokens=0, format=None, tool=None
+        ask.request, prefill_only=True, max_output_tokens=1, min_output_tokens=0, format=None, tool=None
     )
     request = msgspec.structs.replace(request, tool_choice="none", parse_calls=False)
-    return Ask(ask.transcript, request, whole_calls=True)
+    return replace(ask, request=request, whole_calls=True)
 
 
 def summary_ask(transcript: Transcript, bounds: RequestBounds, defaults: Mapping[str, Any]) -> Ask:

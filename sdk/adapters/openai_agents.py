@@ -48,6 +48,7 @@ _SETTINGS = {
     "frequency_penalty": "frequency_penalty",
     "presence_penalty": "presence_penalty",
     "tool_choice": "tool_choice",
+    "parallel_tool_calls": "parallel_tool_calls",
 }
 
 

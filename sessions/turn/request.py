@@ -79,6 +79,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``banned``: bad words that are still text; `TurnGrammar.spell` makes token ids of them.
     ``input``, ``instructions``, ``tools``: if not None, they replace the conversation's in this turn only.
     ``out_of_band``: the reply does not join the conversation, and may run beside other turns.
+    ``prefill_only``: the reply does not join the conversation either, but the KV of the prompt stays with it.
     ``more``: items that follow the conversation in this turn only; for a request out of band.
     ``truncation``: None refuses a prompt that does not fit. ``input`` is never truncated.
     ``prompt``: token ids that are the whole prompt, in place of the conversation and its template; for a
@@ -94,6 +95,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     stop: tuple[str, ...] = ()
     out_of_band: bool = False
+    prefill_only: bool = False
     input: tuple[Item, ...] | None = None
     instructions: str | None = None
     tools: tuple[Tool, ...] | None = None

@@ -166,7 +166,7 @@ class TurnResponse:
         if self._recorded > len(said):  # it continues after an interruption, and has not read these again
             said = self._said
         said = said[: self._recorded]
-        if self._draft is None or not len(said):
+        if self._draft is None or not len(said) or self._request.prefill_only:
             history.abort_turn(turn)
             return history, refused(self.id, None)
         reader = reader_of(
@@ -404,7 +404,12 @@ class TurnResponse:
         history, turn, draft = self._branch.history, self._turn, self._draft
         spans: tuple[Span, ...] = ()
         node = None
-        if turn is not None and draft is not None and _is_kept(ending, reply):
+        if (
+            turn is not None
+            and draft is not None
+            and not self._request.prefill_only
+            and _is_kept(ending, reply)
+        ):
             node = draft.node(reply)
             spans = spans_of(turn.script, node)
         self._restarted |= run.recovered

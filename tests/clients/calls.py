@@ -66,7 +66,7 @@ def _pattern(path: str) -> str:
     """A path with its ids and names of models replaced, so that calls of one route count together."""
     parts = path.split("/")
     for at, part in enumerate(parts):
-        if parts[at - 1] == "models" or part.partition("_")[0] in ("resp", "conv", "msg", "item"):
+        if (at and parts[at - 1] == "models") or part.partition("_")[0] in ("resp", "conv", "msg", "item"):
             parts[at] = "{id}"
     return "/".join(parts)
 

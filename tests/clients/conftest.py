@@ -26,11 +26,21 @@ from .calls import ENVIRONMENTS, ROOT, Calls, ClientRow, table
 HERE = Path(__file__).resolve().parent
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
 NODE = ROOT / ".venv-clients-node"
-SECONDS = 90
-PATIENT_SECONDS = 300
-"""Of libraries that take twenty seconds of a busy machine to be imported."""
+SECONDS = 300
+"""For a client's program: some libraries take twenty seconds of a busy machine to be imported."""
 
 COUNTED = pytest.StashKey[Calls]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    told = "client(name): drives this package; its calls are counted in the table of `make clients`"
+    config.addinivalue_line("markers", told)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("client"):
+            item.add_marker(pytest.mark.timeout(SECONDS + 100))
 
 
 @pytest.fixture(autouse=True)
@@ -75,9 +85,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                     terminalreporter.line(f"{name}: {count} x {route}")
 
 
-def printed(
-    command: list[str | Path], given: str = "", folder: Path | None = None, seconds: float = SECONDS
-) -> Any:
+def printed(command: list[str | Path], given: str = "", folder: Path | None = None) -> Any:
     """Runs a client's program: standard input in, the JSON it prints out."""
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "NO_PROXY": "127.0.0.1"}
     done = subprocess.run(
@@ -85,7 +93,7 @@ def printed(
         input=given,
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=SECONDS,
         env=environment,
         cwd=folder,
     )
@@ -113,7 +121,7 @@ def script_in() -> Callable[..., Any]:
         python = ROOT / f".venv-clients-{name}" / "bin" / "python"
         if not (python.parent.parent / "ready").exists():
             pytest.skip(f"no .venv-clients-{name} here: `make clients` makes it")
-        return printed([python, HERE / script, *arguments], seconds=PATIENT_SECONDS)
+        return printed([python, HERE / script, *arguments])
 
     return run
 
@@ -129,7 +137,7 @@ def node_script() -> Callable[..., Any]:
 
     def run(script: str, *arguments: str) -> Any:
         source = (HERE / "node" / script).read_text()
-        return printed(["node", "--input-type=module", "-", *arguments], source, NODE, PATIENT_SECONDS)
+        return printed(["node", "--input-type=module", "-", *arguments], source, NODE)
 
     return run
 

@@ -1,6 +1,6 @@
 """Run by `.venv-clients`: runs of the openai-agents package that are left, on a model without a server.
 
-Prints the sessions that are kept after each, and the tool choice that the chat was given.
+Prints the sessions that are kept after each, and what the chat was asked about tools.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def main() -> dict[str, Any]:
         yield chats[-1]
 
     model = SessionModel(SimpleNamespace(session=session))  # type: ignore[arg-type]
-    settings = ModelSettings(tool_choice="get_weather")
+    settings = ModelSettings(tool_choice="get_weather", parallel_tool_calls=False)
     asked = (None, "Go", settings, [], None, [], None)
     waiting = asyncio.ensure_future(model.get_response(*asked))
     await first.began.wait()
@@ -58,7 +58,8 @@ async def main() -> dict[str, Any]:
             break
     await stream.aclose()  # type: ignore[attr-defined]
     kept.append(len(model._kept))
-    return {"kept": kept, "choice": first.asked["tool_choice"], "sessions": len(chats)}
+    asked_of = {name: first.asked[name] for name in ("tool_choice", "parallel_tool_calls")}
+    return {"kept": kept, "asked": asked_of, "sessions": len(chats)}
 
 
 if __name__ == "__main__":

@@ -200,6 +200,8 @@ async def socket(model: Model) -> dict[str, Any]:
             return (await until(*ended))[-1].response
 
         warm = await response("My name is Marisol.", generate=False)
+        warmed = await response([], previous_response_id=warm.id)
+        told["warmed"] = [warmed.output_text, warmed.to_dict()["kv"]["prefilled"]]
         first = await response("My name is Marisol.", store=False)
         second = await response("What is my name?", previous_response_id=first.id)
         told["said"] = [warm.output_text, first.output_text, second.output_text]

@@ -1,7 +1,7 @@
 """Run by `.venv-clients`: what the `openai` package says of the Realtime protocol.
 
 `parse` validates each line of standard input, a server event, against its types, and prints their names.
-`fields` prints the fields of its client events, as paths with `[]` for lists, and its client event types.
+`fields` prints the fields of its client events, as paths with `[]` for lists, and its event types.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def parse() -> list[str]:
 
 
 def fields() -> dict[str, Any]:
-    """`fields`: path -> literal values it may take; `events`: the client event types."""
+    """`fields`: path -> literal values it may take; `events`: the client event types; `told`: the server's."""
     found: dict[str, set[str]] = {}
     events = []
     for model in members(RealtimeClientEvent):
@@ -36,7 +36,13 @@ def fields() -> dict[str, Any]:
         for name in ("session", "item", "response"):
             if name in model.model_fields:
                 walk(model.model_fields[name].annotation, name, found)
-    return {"events": events, "fields": {path: sorted(values) for path, values in found.items()}}
+    told = [
+        literals(model.model_fields["type"].annotation)[0]
+        for model in members(RealtimeServerEvent)
+        if "type" in model.model_fields
+    ]
+    shown = {path: sorted(values) for path, values in found.items()}
+    return {"events": events, "told": told, "fields": shown}
 
 
 def walk(annotation: Any, path: str, found: dict[str, set[str]]) -> None:

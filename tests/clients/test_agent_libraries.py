@@ -14,7 +14,7 @@ from holdfast.runtime.settings import EngineSettings
 
 from .calls import Calls
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.anyio
 
 MARISOL = "Nice to meet you, Marisol."
 ROME = "It is 7 degrees and cloudy in Rome."

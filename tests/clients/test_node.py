@@ -14,7 +14,7 @@ from holdfast.runtime.settings import EngineSettings
 
 from .calls import Calls
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.anyio
 
 COUNTED = "1, 2, 3, 4, 5, 6, 7, 8, 9."
 MARISOL = "Nice to meet you, Marisol."

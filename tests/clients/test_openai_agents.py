@@ -54,7 +54,9 @@ async def test_a_session_with_a_reply_that_was_left_is_not_used_again(
 ) -> None:
     """It holds words that the agent was never given. A tool is named to a model by its name alone."""
     told = await asyncio.to_thread(client_script, "openai_agents_left.py")
-    assert told == {"kept": [0, 0], "sessions": 2, "choice": {"type": "function", "name": "get_weather"}}
+    choice = {"type": "function", "name": "get_weather"}
+    asked = {"tool_choice": choice, "parallel_tool_calls": False}
+    assert told == {"kept": [0, 0], "sessions": 2, "asked": asked}
 
 
 async def test_an_output_type_is_followed_with_tools_and_without(

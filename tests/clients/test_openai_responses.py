@@ -70,6 +70,7 @@ async def test_the_openai_package_makes_its_calls(
     assert talk["deleted"] == [True, "conversation.deleted"]
     assert told["compaction"] == {"kinds": ["compaction"], "status": "completed"}
     socket = told["socket"]
+    assert socket["warmed"] == ["Nice to meet you, Marisol.", 0], "its prompt was computed before"
     assert socket["said"][0] == "" and "Marisol" in socket["said"][2]
     assert socket["kv"]["prefilled"] <= socket["kv"]["new"]
     assert socket["lanes"] == ["left", "right"]

@@ -41,6 +41,17 @@ SPOKEN: list[ReplyEvent] = [
 ]
 
 
+NOT_OF_TEXT = (
+    "conversation.item.input_audio_transcription.",
+    "input_audio_buffer.",
+    "mcp_list_tools.",
+    "output_audio_buffer.",
+    "response.mcp_call",
+    "response.output_audio",
+    "conversation.item.created",  # the beta's word for `conversation.item.added`
+)
+"""Events of sound, and of tools that a server calls."""
+
 OURS = (
     "input_text_buffer.",
     "session.resume",
@@ -142,6 +153,15 @@ def test_every_client_event_of_the_standard_is_served_or_named(client_script: Ca
     served = {kind.__struct_config__.tag for kind in get_args(client.ClientEvent)}
     ours = {tag for tag in served if str(tag).startswith(OURS)}
     assert events == (served - ours) | unserved.REFUSED_EVENTS
+
+
+def test_every_server_event_of_the_standard_is_sent_or_is_not_of_text(
+    client_script: Callable[..., Any],
+) -> None:
+    told = client_script("openai_types.py", "fields")["told"]
+    sent = {kind.__struct_config__.tag for kind in get_args(server.ServerEvent)}
+    unsent = {kind for kind in told if kind not in sent}
+    assert {kind for kind in unsent if not kind.startswith(NOT_OF_TEXT)} == set()
 
 
 def test_every_value_of_the_standard_is_served_or_named(client_script: Callable[..., Any]) -> None:

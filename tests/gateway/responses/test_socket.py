@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,6 +121,51 @@ async def test_a_prefilled_prompt_is_chainable_and_says_nothing() -> None:
         assert told_next["status"] == "completed" and told_next["output"]
         listed = (await stage.ask("GET", f"/v1/responses/{told_next['id']}/input_items?order=asc")).json
         assert [item["content"][0]["text"] for item in listed["data"]] == ["A long beginning.", "b"]
+
+
+async def test_a_prefilled_prompt_is_computed_to_its_last_token_and_goes_on_in_its_session() -> None:
+    async with staged(link=told("", "One.", "", "Two.", "Three.")) as stage, connected(stage) as line:
+        warm = await line.response(LONG, generate=False)
+        (live,) = stage.service.sessions()
+        before = len(stage.link.log)
+        again = await line.response([], previous_response_id=warm["id"])
+        assert text_of(again) == "One."
+        assert again["kv"]["resident"] == warm["usage"]["input_tokens"] - 1, (
+            "but the last, which is fed again"
+        )
+        assert not any(verb in ("begin", "open") for verb, *_ in stage.link.log[before:]), "the same sequence"
+        warm = await line.response("b", generate=False, previous_response_id=again["id"])
+        told_next = await line.response([], previous_response_id=warm["id"])
+        assert text_of(told_next) == "Two."
+        assert told_next["kv"]["resident"] == warm["usage"]["input_tokens"] - 1
+        assert stage.service.sessions() == [live] and len(live.session.history) == 4
+        lane = await line.response("c", previous_response_id=warm["id"])
+        assert lane["status"] == "completed" and len(stage.service.sessions()) == 2, (
+            "another way on is a fork"
+        )
+
+
+async def test_a_prefilled_prompt_is_there_for_the_next_server(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage, connected(stage) as line:
+        warm = await line.response("a", generate=False)
+    async with staged(tmp_path, link=told("One.")) as stage:
+        response = await stage.create("b", previous_response_id=warm["id"])
+        assert text_of(response) == "One."
+        (live,) = stage.service.sessions()
+        assert [item.text for item in live.session.history.items()] == ["a", "b", "One."]
+
+
+async def test_a_prefill_that_fails_leaves_no_session() -> None:
+    link = told("")
+    async with staged(link=link) as stage, connected(stage) as line:
+        link.model = broken
+        failed = await line.response("a", generate=False)
+        assert failed["status"] == "failed" and stage.service.sessions() == []
+
+
+def broken(tokens: list[int]) -> int:
+    """Nothing can be sampled."""
+    raise RuntimeError("broken")
 
 
 async def test_what_is_not_stored_is_remembered_for_its_connection_alone() -> None:

@@ -210,6 +210,44 @@ async def test_a_response_that_ran_when_its_server_ended_is_failed(tmp_path: Pat
 # --- references and compaction ------------------------------------------------------------------------------
 
 
+async def test_a_conversation_that_is_not_stored_is_used_again_in_memory_and_never_on_disk(
+    tmp_path: Path,
+) -> None:
+    async with staged(tmp_path, link=told("One.", "Two.", "Three.", "Four.", "Five.")) as stage:
+        given = [user("Zanzibar")]
+        first = await stage.create(given, store=False)
+        given += [*first["output"], user("Samarkand")]
+        second = await stage.create(given, store=False)
+        assert second["kv"]["prefilled"] == second["kv"]["new"] < second["usage"]["input_tokens"]
+        (live,) = stage.service.sessions()
+        assert not live.session.log.durable
+        given += [*second["output"], user("Timbuktu")]
+        third = await stage.create(given)
+        assert text_of(third) == "Three." and len(stage.service.sessions()) == 2, (
+            "what is stored is whole there"
+        )
+        given += [*third["output"], user("Valparaiso")]
+        fourth = await stage.create(given, store=False)
+        assert fourth["kv"]["prefilled"] == fourth["kv"]["new"] < fourth["usage"]["input_tokens"]
+        assert [live.session.log.durable for live in stage.service.sessions()] == [False, True, False]
+        given += [*fourth["output"], user("Wagadugu")]
+        fifth = await stage.create(given, store=False)
+        assert fifth["kv"]["prefilled"] == fifth["kv"]["new"] and len(stage.service.sessions()) == 3
+    disk = bytes_below(tmp_path)
+    assert b"Timbuktu" in disk and b"Zanzibar" in disk, "the past of what is stored is stored"
+    assert b"Valparaiso" not in disk and b"Wagadugu" not in disk
+    async with staged(tmp_path, link=told("Five.")) as stage:
+        again = await stage.create(given, store=False)
+        assert again["kv"]["new"] < again["usage"]["input_tokens"], "the stored beginning goes on, as a copy"
+        (live,) = stage.service.sessions()
+        assert text_of(again) == "Five." and not live.session.log.durable
+
+
+def bytes_below(folder: Path) -> bytes:
+    """All files of a folder."""
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
 async def test_references_name_stored_items() -> None:
     async with staged(link=told("One.", "Two.", "Three.")) as stage:
         first = await stage.create([user("a")])
