@@ -272,6 +272,7 @@ class MethodRefused(GatewayError):
     """The server serves this path, but not by this method. ``allowed``: the methods that it serves."""
 
     wire = _invalid("method_not_allowed", 405)
+    allowed = ""
 
     def __init__(self, message: str, allowed: Iterable[str]) -> None:
         super().__init__(message)

@@ -133,14 +133,6 @@ def test_each_event_of_a_messages_stream_is_in_the_document() -> None:
     assert {"message_start", "content_block_delta", "message_stop", "ping", "error"} <= names
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.refusal is not None], ids=lambda row: row.path)
-async def test_a_refusal_of_another_form_is_as_the_document_says(row: RouteRow) -> None:
-    status, _, body = await asked(app_of(), row.method, row.path)
-    schema = OPENAPI["paths"][row.path][row.method.lower()]["responses"]["default"]
-    validator(OPENAPI, schema["content"]["application/json"]["schema"]).validate(json.loads(body))
-    assert status == 400 and msgspec.json.decode(body, type=row.refusal).error.details.error_code
-
-
 async def test_routes_that_need_a_key_say_so() -> None:
     app = app_of(api_key="s3cret")
     for row in ROWS:

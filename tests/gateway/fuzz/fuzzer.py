@@ -214,8 +214,9 @@ class Fuzzer:
         if reply.status == 200:
             self._learn(told)
             if row.response is not None and not anthropic:
+                form = row.response[0] if isinstance(row.response, tuple) else row.response
                 try:
-                    msgspec.json.decode(reply.body, type=row.response)
+                    msgspec.json.decode(reply.body, type=form)
                 except msgspec.ValidationError as error:
                     return f"it does not fit its type: {error}"
             return None
