@@ -1,6 +1,6 @@
 """Run by `.venv-clients`: the `anthropic` package against a server, as users write their clients.
 
-    python anthropic_messages.py http://127.0.0.1:8421 pocket KEY
+    python anthropic_messages.py http://127.0.0.1:8040 pocket KEY
 
 Prints what each call gave. Every message and every event of a stream must also fit the package's own type.
 """

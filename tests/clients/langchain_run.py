@@ -1,6 +1,6 @@
 """Run by `.venv-clients-langchain`: LangChain's chat model for OpenAI, alone and in an agent of LangGraph.
 
-    python langchain_run.py http://127.0.0.1:8421 pocket chat|responses
+    python langchain_run.py http://127.0.0.1:8040 pocket chat|responses
 
 Prints what was said, which cities its tool was asked for, and the usage of the last reply.
 """

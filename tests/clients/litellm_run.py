@@ -1,6 +1,6 @@
 """Run by `.venv-clients-litellm`: LiteLLM against a server, as a provider that is compatible with OpenAI.
 
-    python litellm_run.py http://127.0.0.1:8421 pocket
+    python litellm_run.py http://127.0.0.1:8040 pocket
 
 Prints what was said, which cities its tool was asked for, and which error each bad call raised.
 """

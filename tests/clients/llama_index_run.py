@@ -1,6 +1,6 @@
 """Run by `.venv-clients-llama-index`: LlamaIndex's model for servers like OpenAI's, alone and in its agent.
 
-    python llama_index_run.py http://127.0.0.1:8421 pocket
+    python llama_index_run.py http://127.0.0.1:8040 pocket
 
 Prints what was said, and which cities its tool was asked for.
 """

@@ -1,6 +1,6 @@
 """Run by `.venv-clients`: agents of the openai-agents package on its own model class for Chat Completions.
 
-    python openai_agents_chat.py http://127.0.0.1:8421 pocket
+    python openai_agents_chat.py http://127.0.0.1:8040 pocket
 
 Prints what was said, which tools ran with what, which agent answered after a handoff, and the cached tokens.
 """

@@ -1,6 +1,6 @@
 """Run by `.venv-clients`: a `RealtimeAgent` of the openai-agents package, as its documentation writes one.
 
-    python openai_agents_realtime.py ws://127.0.0.1:8421/v1/realtime MODEL text|audio
+    python openai_agents_realtime.py ws://127.0.0.1:8040/v1/realtime MODEL text|audio
 
 Its first `session.update` names audio formats, a voice and turn detection. Prints which tools ran, what the
 model said, the session's errors, the session as the server told it last, and all that it called unserved.

@@ -1,6 +1,6 @@
 """Run by `.venv-clients`: an agent with a tool on the Responses models of openai-agents, HTTP and WebSocket.
 
-    python openai_agents_responses.py http://127.0.0.1:8421 pocket
+    python openai_agents_responses.py http://127.0.0.1:8040 pocket
 
 Prints what each said, what its tool was asked, and the cached tokens of each step.
 """

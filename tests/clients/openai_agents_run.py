@@ -1,6 +1,6 @@
 """Run by `.venv-clients`: an agent of the openai-agents package, written as its users do, on our model.
 
-    python openai_agents_run.py ws://127.0.0.1:8421
+    python openai_agents_run.py ws://127.0.0.1:8040
 
 Prints what it said, which tools ran, and what the server had to read anew at each step.
 """

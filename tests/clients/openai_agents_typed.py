@@ -1,6 +1,6 @@
 """Run by `.venv-clients`: agents of the openai-agents package with an output type, on our model.
 
-    python openai_agents_typed.py ws://127.0.0.1:8421 [bare]
+    python openai_agents_typed.py ws://127.0.0.1:8040 [bare]
 
 Prints what came of each, or the error that was raised. `bare`: the server's model writes calls as bare JSON.
 """

@@ -1,6 +1,6 @@
 """Run by `.venv-clients`: Chat Completions, Completions and models through the unmodified `openai` package.
 
-    python openai_chat.py http://127.0.0.1:8421 pocket
+    python openai_chat.py http://127.0.0.1:8040 pocket
 
 Prints what each call gave, by its name, as JSON. Each answer must fit the package's own type, strictly.
 """

@@ -1,6 +1,6 @@
 """Run by `.venv-clients`: `client.realtime.connect`, as users write it.
 
-    python openai_realtime.py http://127.0.0.1:8421 pocket
+    python openai_realtime.py http://127.0.0.1:8040 pocket
 
 `talk` is two turns with a tool call, `verbs` the rest of the protocol's text part, `blocking` the synchronous
 client. Prints what came back; each event must also fit the package's own type.

@@ -1,6 +1,6 @@
 """Run by `.venv-clients`: the calls of `client.responses` and `client.conversations`, as users write them.
 
-    python openai_responses.py http://127.0.0.1:8421 pocket
+    python openai_responses.py http://127.0.0.1:8040 pocket
 
 Prints what came back. Every event must also fit the package's own type.
 """

@@ -1,6 +1,6 @@
 """Run by `.venv-clients-pydantic-ai`: an agent of pydantic-ai with a tool, on its model for Chat Completions.
 
-    python pydantic_ai_run.py http://127.0.0.1:8421 pocket chat|responses
+    python pydantic_ai_run.py http://127.0.0.1:8040 pocket chat|responses
 
 Prints what was said, which cities its tool was asked for, and the usage of each run.
 """

@@ -139,9 +139,10 @@ class Kept(SessionLog):
     """A journal in memory."""
 
     def __init__(self, operations: list[AnyOperation]) -> None:
+        super().__init__()
         self.operations = list(operations)
 
-    def append(self, operation: AnyOperation) -> None:
+    def _take(self, operation: AnyOperation) -> None:
         self.operations.append(operation)
 
 

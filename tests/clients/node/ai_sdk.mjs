@@ -1,7 +1,7 @@
 // Read by Node in `.venv-clients-node`: the Vercel AI SDK, with its provider for servers like OpenAI's (Chat
 // Completions and Completions) and the one for OpenAI itself (Responses).
 //
-//     node --input-type=module - http://127.0.0.1:8421 pocket < ai_sdk.mjs
+//     node --input-type=module - http://127.0.0.1:8040 pocket < ai_sdk.mjs
 //
 // Prints what each call gave, by its name, as JSON.
 

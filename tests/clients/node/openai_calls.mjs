@@ -1,6 +1,6 @@
 // Read by Node in `.venv-clients-node`: the unmodified `openai` package for JavaScript.
 //
-//     node --input-type=module - http://127.0.0.1:8421 pocket < openai_calls.mjs
+//     node --input-type=module - http://127.0.0.1:8040 pocket < openai_calls.mjs
 //
 // Prints what each call gave, by its name, as JSON.
 
