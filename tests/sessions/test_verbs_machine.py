@@ -305,6 +305,7 @@ class VerbsMachine(RuleBasedStateMachine):
             if isinstance(event, ReplyDone):
                 self.count(shadow, event)
                 mirror, response = deepcopy(shadow), None
+        session.log.gather()  # as a fork does
         if response is not None and response._recorded:
             reply = mirror.speak(response._recorded)
             items = [item for item, _ in [(item.id, 0) for item in response._run.reader.items()]]
