@@ -107,8 +107,8 @@ def every_event() -> list[server.ServerEvent]:
         for spoken in (*SPOKEN, ReplyDone(status, reason, (TEXT, CALL), TurnUsage(input_tokens=3))):
             told.extend(conversation.reply(response_id, spoken))
     receive(client.ResponseCreate(response=response.ResponseParams(conversation="none")))
-    told.extend(conversation.reply(conversation.running[0], ReplyStarted(3)))
-    told.extend(conversation.failed(conversation.running[0], RuntimeError("broke")))
+    told.extend(conversation.reply(next(iter(conversation.running)), ReplyStarted(3)))
+    told.extend(conversation.failed(next(iter(conversation.running)), RuntimeError("broke")))
     left = server.RateLimit(name="requests", limit=60, remaining=59, reset_seconds=1.0)
     told.append(server.RateLimitsUpdated(event_id="e", rate_limits=[left]))
     return told
