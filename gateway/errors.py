@@ -269,11 +269,12 @@ class RouteUnknown(GatewayError):
 
 
 class MethodRefused(GatewayError):
-    """The server serves this path, but not by this method. ``allowed``: the methods by which it does."""
+    """The server serves this path, but not by this method."""
 
     wire = _invalid("method_not_allowed", 405)
 
-    def __init__(self, message: str, allowed: Iterable[str] = ()) -> None:
+    def __init__(self, message: str, allowed: Iterable[str]) -> None:
+        """``allowed``: the methods by which it does."""
         super().__init__(message)
         self.allowed = sorted(allowed)
 
@@ -428,6 +429,6 @@ def _headers(status: int, error: BaseException) -> dict[str, str] | None:
     """The headers of an answer with this status; None if there are none."""
     if status in (429, 503, OVERLOADED):
         return {"Retry-After": str(math.ceil(max(1.0, retry_after(error) or 0.0)))}
-    if isinstance(error, MethodRefused):
-        return {"Allow": ", ".join(error.allowed)}
+    if allowed := getattr(error, "allowed", None):
+        return {"Allow": ", ".join(allowed)}
     return _HEADERS.get(status)
