@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ...runtime.errors import EngineGone, VerbRefused
 from ..errors import PromptTooLong, TemplateFailed
-from ..items import FunctionCallOutput, Growing
+from ..items import FunctionCallOutput, Growing, Message
 from ..token_ids import Ids, common_prefix
 from ..turn.branch import Branch
 from .renderer import text_of
@@ -29,7 +29,7 @@ class PrefilledInput:
     """The tokens of a committed text and of what the template writes around it.
 
     ``prefilled``: those sent to the engine before the commit. ``left``: the others, with the reply's opening; a
-    lower bound if the text is too long for the model's context.
+    lower bound if the text is too long for the model's context, or a reply runs.
     """
 
     prefilled: int
@@ -68,7 +68,12 @@ class EagerPrefill:
 
         Begins to prefill the rest, because committed text will be answered.
         """
-        script = self._branch.history.script()
+        history, tokenizer = self._branch.history, self._branch.language.tokenizer
+        if history.busy:  # the text comes after a reply that is not known yet
+            item = history.items()[-1]
+            assert isinstance(item, Message | FunctionCallOutput), "such a text was committed"
+            return PrefilledInput(0, tokenizer.least(text_of(item)))
+        script = history.script()
         try:
             draft = await self._branch.draft(script, self._branch.link.hello.max_context)
         except PromptTooLong as fault:

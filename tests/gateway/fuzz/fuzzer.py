@@ -59,6 +59,8 @@ WEIGHTS = {
 """How often a route or a WebSocket is drawn in a round; others once."""
 MISTAKES = frozenset({"internal_error", "engine_unavailable", "turn_failed", "sequence_poisoned"})
 """Codes of errors that are the server's own."""
+COMPILED = frozenset({"invalid_grammar", "grammar_stuck"})
+"""Codes of faults of a client's grammar that the engine finds when it compiles or follows it."""
 QUERIES = ("", "?limit=1&order=asc", "?limit=101", "?order=up", "?after=item_0", "?stream=true", "?stream=2")
 PLACES = (
     "starting_after=-2",
@@ -243,8 +245,9 @@ class Fuzzer:
             if isinstance(told, dict) and told.get("error") is not None:
                 anthropic = path == "/v1/messages"
                 return self._wrong_error(anthropic, told if anthropic else {"error": told["error"]})
-            if isinstance(told, dict) and told.get("type") == "response.failed":
-                return "the response failed"
+            failed = told["response"]["error"]["type"] if kind_of(told) == "response.failed" else None
+            if failed is not None and failed not in COMPILED:
+                return f"the response failed: {failed}"
         return None if events and events[-1].startswith(last) else "the stream did not end"
 
     def _learn(self, told: Any) -> None:
@@ -313,7 +316,9 @@ class Fuzzer:
                     if told["error"]["code"] in MISTAKES:
                         return f"a mistake of the server: {told['error']}"
                 case "response.done" if told["response"]["status"] == "failed":
-                    return f"a response failed: {told['response']['status_details']}"
+                    details = told["response"]["status_details"]
+                    if details["error"]["code"] not in COMPILED:
+                        return f"a response failed: {details}"
 
     async def _lanes(self, dice: random.Random, socket: ClientConnection) -> str | None:
         """Read until a response in a lane of our own has ended. Returns what is wrong."""
@@ -333,7 +338,7 @@ class Fuzzer:
                         return f"a mistake of the server: {told}"
                     if told.get("stream_id") == mark:
                         return None if code.startswith("websocket_") else f"the socket does not go on: {told}"
-                case "response.failed":
+                case "response.failed" if told["response"]["error"]["type"] not in COMPILED:
                     return f"a response failed: {told['response']['error']}"
                 case kind if kind in ENDED and told.get("stream_id") == mark:
                     return None
@@ -347,6 +352,11 @@ class Fuzzer:
 
 def _name(target: RouteRow | str) -> str:
     return target if isinstance(target, str) else target.path
+
+
+def kind_of(told: Any) -> str | None:
+    """The type of an event."""
+    return told.get("type") if isinstance(told, dict) else None
 
 
 def _text(frame: bytes) -> str | bytes:

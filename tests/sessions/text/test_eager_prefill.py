@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from holdfast.runtime.link.messages import VerbReply
-from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message
+from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings
 
@@ -145,3 +145,21 @@ async def test_text_that_no_turn_could_be_made_of_takes_nothing_from_the_engine(
     assert (await session.prefilled_input()).left > link.max_context
     await asyncio.sleep(LONG_ENOUGH)
     assert link.log == []
+
+
+@run
+async def test_text_that_is_committed_while_the_first_reply_runs_is_left_for_the_next_turn() -> None:
+    link = reciting("Nothing.")
+    link.flowing = False
+    session = session_on(link, Preamble(instructions="Be brief."))  # the reply has no items before it
+    reading = asyncio.create_task(read(session))
+    verbs = len(await handed(link, 1))
+    session.history.insert(Message(id="item_1", role="user", text=TEXT))
+    arrival = await session.prefilled_input()
+    assert arrival.prefilled == 0 and 0 <= arrival.left <= len(one_shot(("user", TEXT)))
+    await asyncio.sleep(0)
+    assert len(link.log) == verbs, "nothing is sent to the engine"
+    link.flowing = True
+    await link.stuck.wait()
+    link.flow()
+    await reading
