@@ -223,8 +223,8 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """The most tokens that the turn has still to compute or to sample. Without a turn: the tokens to
-        compute."""
+        """The most tokens that are left to do: those without KV, of the prompt or sampled, and those that the
+        turn may still sample, if there is a turn."""
         left = 0 if self.turn is None else self.turn.allowed - self.turn.sampled
         return len(self.tokens) - self.computed + left
 

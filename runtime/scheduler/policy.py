@@ -36,8 +36,8 @@ class Policy(ABC):
     def order(self, turns: list[Sequence], step: int) -> list[Sequence]:
         """``turns`` in the order in which they are to run, as a new list. Each of the sequences has a turn.
 
-        Called with the waiting turns of one `line`, which are admitted from the front. ``step``: the number of
-        steps planned so far.
+        Called with the waiting turns of one `line`, which are admitted from the front; the default `rows` calls
+        it with the running turns. ``step``: the number of steps planned so far.
         """
 
     def rows(self, running: list[Sequence], step: int) -> list[Sequence]:
@@ -88,7 +88,7 @@ class Policy(ABC):
     def idle_victim(self, idle: Iterable[Sequence], longest: Sequence, now: float) -> Sequence:
         """The one of ``idle`` that loses its KV next. By default ``longest``.
 
-        ``idle``: sequences without a turn, in no order. ``longest``: the one expected to stay idle longest.
+        ``idle``: sequences that hold blocks, without a turn and without a lease, in no order. ``longest``: the one expected to stay idle longest.
         ``now``: seconds, by the clock of ``Sequence.used`` and ``Sequence.returns``.
         """
         return longest
@@ -126,7 +126,8 @@ class FirstComeFirstServed(Policy):
 class Aged(Policy):
     """Another policy's order, except that turns that are ``patience`` steps old come first, the oldest first.
 
-    So each turn ends: once it is that old, no younger turn is put before it, and the older turns end.
+    So each turn ends: once it is that old, no younger turn is put before it, and the older turns end. Of the
+    other policy only `order`, `idle_victim` and `charge` are used: lines and shares cannot be aged.
     """
 
     def __init__(self, policy: Policy, patience: int) -> None:
@@ -141,7 +142,7 @@ class Aged(Policy):
         return sorted(old, key=by_age) + self._policy.order(others, step)
 
     def idle_victim(self, idle: Iterable[Sequence], longest: Sequence, now: float) -> Sequence:
-        """The wrapped policy's choice. Its lines and shares are not used: ageing compares all turns."""
+        """The wrapped policy's choice."""
         return self._policy.idle_victim(idle, longest, now)
 
     def charge(self, sequence: Sequence, tokens: int) -> None:
