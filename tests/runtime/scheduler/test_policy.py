@@ -9,6 +9,7 @@ from holdfast.runtime.link.messages import Finish, Sampling, TokenLimits
 from holdfast.runtime.scheduler.policy import Aged, FirstComeFirstServed, policy_named
 from holdfast.runtime.sequence import Sequence, Turn, TurnPlace
 from holdfast.runtime.tokens import TokenList
+from holdfast.tests.runtime.scheduler.shortest_remaining import ShortestRemaining
 from holdfast.tests.runtime.scheduler.shuffled import Shuffled
 
 SHUFFLED = "holdfast.tests.runtime.scheduler.shuffled:Shuffled"
@@ -62,3 +63,14 @@ def test_what_remains_of_a_turn() -> None:
     assert sequence.remaining == 3 + 4
     sequence.computed, sequence.turn = 2, None
     assert sequence.remaining == 1
+
+
+def test_the_turn_with_the_least_left_comes_first() -> None:
+    long, short, equal = turns(0, 1, 2)
+    for sequence in (short, equal):
+        sequence.computed = 2
+    policy = Aged(ShortestRemaining(), 10)
+    assert policy.order([equal, long, short], 5) == [short, equal, long]
+    assert policy.order([equal, long, short], 10) == [long, short, equal]
+    short.computed = 0  # its KV was lost
+    assert policy.order([equal, long, short], 5) == [equal, long, short]
