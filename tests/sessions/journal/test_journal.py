@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from holdfast.runtime.link.messages import Grammar, GrammarKind, Sampling
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StorageUnavailable
 from holdfast.sessions.handles import digest_of
+from holdfast.sessions.input_text_buffer import InputTextBuffer
 from holdfast.sessions.items import Message, Preamble, Tool
 from holdfast.sessions.journal.journal import Journal, JournaledLog
 from holdfast.sessions.journal.records import (
@@ -33,7 +34,6 @@ from holdfast.sessions.journal.segment import Kind
 from holdfast.sessions.journal.store import JournalStore, StoredSession
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
-from holdfast.sessions.text.text_buffer import TextBuffer
 from holdfast.sessions.tools.formats import CallForm, Forms
 from holdfast.sessions.turn.events import EndReason, ReplyCallDone, ReplyStatus, ReplyTextDelta
 from holdfast.sessions.turn.request import RequestBounds, TurnRequest
@@ -889,7 +889,7 @@ async def test_an_output_that_is_streamed_in_outlives_a_snapshot() -> None:
             handle = await left(session)
         async with registry_in(path, reciting()) as registry:
             typed = (await resumed(registry, handle)).replayed.typed
-            assert typed == TextBuffer("x" * 60, None, "item_9", "call_1")
+            assert typed == InputTextBuffer("x" * 60, None, "item_9", "call_1")
 
 
 @run
