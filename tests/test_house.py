@@ -86,11 +86,12 @@ INSIDE = {
         ["history", "engine_copy", "tenants", "turn.reply_reader", "continuation"],
         ["text"],
         ["journal", "edits", "placement"],
-        ["fork_tree", "handles", "stored"],
+        ["fork_trees", "handles", "stored"],
         ["turn"],
         ["text.eager_prefill"],
         ["session"],
         ["registry"],
+        ["forks"],
     ],
     "sdk": [
         ["errors"],
