@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from ..kvstore.log_lines import about
 from ..sessions.continuation import Digest, digests_of
 from ..sessions.errors import RecordDamaged, SessionLimit, StorageUnavailable
+from ..sessions.forks import Forks
 from ..sessions.items import Item, Preamble
 from ..sessions.journal.records import Configured
 from ..sessions.registry import Reopened, SessionRegistry
@@ -74,6 +75,8 @@ class LiveSessions:
 
     def __init__(self, registry: SessionRegistry, limits: ClientLimits, turns: Turns | None = None) -> None:
         self.registry = registry
+        self.forks = Forks(registry)
+        """Makes the sessions that begin like another one."""
         self.turns = turns or Turns()
         self._limits = limits
         self._live: dict[str, LiveSession] = {}
@@ -81,7 +84,7 @@ class LiveSessions:
         self._leases: dict[str, tuple[asyncio.TimerHandle, bytes]] = {}  # each with its tenant's salt
         self._left: dict[bytes, dict[str, LiveSession]] = {}
         """Sessions without a connection, by tenant. Those without one for longest come first."""
-        self._forks: dict[bytes, dict[str, tuple[LiveSession, float]]] = {}
+        self._unopened: dict[bytes, dict[str, tuple[LiveSession, float]]] = {}
         """Forks that no client has opened yet, and the time at which each was made, by tenant."""
         self._leaving: set[asyncio.Task[None]] = set()
         self._works: set[asyncio.Task[Any]] = set()
@@ -146,7 +149,7 @@ class LiveSessions:
     def _may_go(self, live: LiveSession) -> bool:
         if not live.at_rest:
             return False
-        return live.session.log.durable or live.disposable or self.registry.unopened(live.id)
+        return live.session.log.durable or live.disposable or self.forks.unopened(live.session)
 
     async def continue_(
         self,
@@ -193,7 +196,7 @@ class LiveSessions:
     ) -> tuple[LiveSession | None, int]:
         """A live session with the longest known beginning of a conversation, and the number of its items."""
         found = self.registry.find(digests)
-        if found is not None and found[1] >= self.registry.stored_beginning(digests)[1]:
+        if found is not None and found[1] >= self.forks.stored_beginning(digests)[1]:
             session, shared = found
             same = self.registry.keeps(session, kept=kept)
             live = self._live.get(session.id)
@@ -201,11 +204,11 @@ class LiveSessions:
                 return live, shared
             self.make_room(salt)
             if (same or not kept) and self.registry.is_open(session):  # it was not put away to make room
-                child = await self.registry.branch_off(session, shared, face.config(), kept=kept)
+                child = await self.forks.branch_off(session, shared, face.config(), kept=kept)
                 return self._begun(face, child), shared
         self.make_room(salt)
         with suppress(RecordDamaged):  # it is logged; the conversation begins anew
-            stored = await self.registry.branch_off_stored(digests, salt, face.config(), kept=kept)
+            stored = await self.forks.branch_off_stored(digests, salt, face.config(), kept=kept)
             if stored is not None:
                 return self._begun(face, stored[0]), stored[1]
         return None, 0
@@ -266,19 +269,19 @@ class LiveSessions:
         older turns in them. They have no connection: each stays in memory for ``resume_seconds``, for a client
         with its handle.
 
-        Raises what ``SessionRegistry.fork`` does.
+        Raises what ``Forks.fork`` does.
         """
         return await self._whole(self._fork(live, children, at, compaction))
 
     async def _fork(
         self, live: LiveSession, children: int, at: str | None, compaction: ForkSummary | None
     ) -> list[LiveSession]:
-        self.registry.check_fork(live.id, children)
-        salt = self.registry.salt_of(live.id)
+        self.forks.check(live.id, children)
+        salt = self.registry.record_of(live.id).salt
         self._thin_forks(salt, children)
         self.make_room(salt, children)
         configs = [live.face.child_config() for _ in range(children)]
-        sessions = await self.registry.fork(live.id, configs, at, compaction)
+        sessions = await self.forks.fork(live.id, configs, at, compaction)
         made: list[LiveSession] = []
         try:
             for session, config in zip(sessions, configs, strict=True):
@@ -292,7 +295,7 @@ class LiveSessions:
             log.info("session forked", extra=about(child.id, parent=live.id))
             self._live[child.id] = child
             self._begin_lease(child)
-            self._forks.setdefault(salt, {})[child.id] = (child, asyncio.get_running_loop().time())
+            self._unopened.setdefault(salt, {})[child.id] = (child, asyncio.get_running_loop().time())
         return made
 
     def _thin_forks(self, salt: bytes, more: int) -> None:
@@ -302,7 +305,7 @@ class LiveSessions:
         Forks younger than ``young_seconds`` stay, and so do those that are not in the journal. Raises
         ``SessionLimit`` if there are too many of these; then none is put away.
         """
-        forks, most = self._forks.get(salt, {}), self._limits.unopened_forks
+        forks, most = self._unopened.get(salt, {}), self._limits.unopened_forks
         excess = len(forks) + more - most
         if excess > 0:
             born = asyncio.get_running_loop().time() - self._limits.young_seconds
@@ -319,9 +322,9 @@ class LiveSessions:
 
     async def prune(self, session_id: str, target: str) -> None:
         """Close the session ``target`` and remove it from the journal. It is in the fork tree of the session
-        ``session_id``. Raises what ``SessionRegistry.check_pruned`` does; then nothing has changed."""
+        ``session_id``. Raises what ``Forks.begin_pruning`` does; then nothing has changed."""
         owner = self.registry.get(session_id).handles.owner  # all sessions of a tree have the same owner
-        number = await self.registry.check_pruned(session_id, target)
+        number = await self.forks.begin_pruning(session_id, target)
         await self._whole(self._prune(target, number, owner))
 
     async def _prune(self, target: str, number: int | None, owner: bytes) -> None:
@@ -334,7 +337,7 @@ class LiveSessions:
             if live is not None:
                 await self.registry.close(target, leave_readers=live.aclose)
         finally:
-            await self.registry.forget(target, number)
+            await self.forks.forget(target, number)
         log.info("session pruned", extra=about(target))
 
     async def _whole(self, work: Coroutine[None, None, _T]) -> _T:
@@ -393,7 +396,7 @@ class LiveSessions:
         """The session has no connection: put it away after ``resume_seconds``, unless `_end_lease` is called
         before."""
         loop = asyncio.get_running_loop()
-        salt = self.registry.salt_of(live.id)
+        salt = self.registry.record_of(live.id).salt
         timer = loop.call_later(self._limits.resume_seconds, self._put_away, live)
         self._leases[live.id] = (timer, salt)
         self._left.setdefault(salt, {})[live.id] = live
@@ -404,7 +407,7 @@ class LiveSessions:
         if timer is not None:
             timer.cancel()
             self._left[salt].pop(session_id)
-            self._forks.get(salt, {}).pop(session_id, None)
+            self._unopened.get(salt, {}).pop(session_id, None)
 
     def _discard(self, session: Session, *, interrupt: bool = False) -> None:
         """Close, in a task, a session for which its face could not make a live session.

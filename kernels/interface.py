@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .batch import PagedBatch
 from .reference.penalties import Said
-from .reference.sampling import Typical
+from .reference.seeded_sampling import Typical
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Kernels(Protocol):
         typical: Typical | None = None,
         candidates: int | None = None,
     ) -> Tensor:
-        """Sample one token id per row, int64 ``[rows]``; every backend samples as `sampling.sample` does."""
+        """Sample one token id per row, int64 ``[rows]``, as `reference.seeded_sampling.sample` does."""
         ...
 
     def penalize(
@@ -139,5 +139,5 @@ class Kernels(Protocol):
         ...
 
     def log_probabilities(self, logits: Tensor, ids: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Log probabilities of ``ids``, and of the ``most`` likeliest: see `sampling.log_probabilities`."""
+        """Log probabilities of ``ids``, and of the ``most`` likeliest, as the reference gives them."""
         ...

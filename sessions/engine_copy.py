@@ -87,7 +87,7 @@ class IllegalMove(AssertionError):
 class _GrantedLease:
     """A lease that the engine granted. It ends at ``until``; the session is expected back at ``returns``.
 
-    Both are seconds of ``time.monotonic()``.
+    Both are seconds by the copy's clock.
     """
 
     priority: int
@@ -103,7 +103,7 @@ class EngineCopy:
     """At most one sequence of the engine, and the tokens it is known to hold.
 
     ``origin``: the copy that this one begins as a fork of, if the two share at least a block. ``reopened``: the
-    branch comes from the journal, so an earlier engine held it.
+    branch comes from the journal, so an earlier engine held it. ``clock``: seconds, for leases.
     """
 
     def __init__(
@@ -113,8 +113,10 @@ class EngineCopy:
         origin: EngineCopy | None = None,
         *,
         reopened: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
+        self._clock = clock
         self._salt = salt
         self._origin = origin
         self.state = CopyState.EMPTY
@@ -187,7 +189,7 @@ class EngineCopy:
     def child(self) -> EngineCopy:
         """A new, empty copy with this one as its origin: its first verb forks this one's sequence, if they
         share a block."""
-        return EngineCopy(self._link, self._salt, self)
+        return EngineCopy(self._link, self._salt, self, clock=self._clock)
 
     async def fork(self, children: Sequence[EngineCopy], ids: Ids) -> None:
         """Fork the part of ``ids`` that this copy holds to all children, with one verb.
@@ -305,7 +307,7 @@ class EngineCopy:
         finally:
             self._lease_verbs -= 1
         self._lease = None
-        now = time.monotonic()
+        now = self._clock()
         if receipt.ttl > 0 or (receipt.returns_in > 0 and turns == self._turns):
             self._lease = _GrantedLease(receipt.priority, now + receipt.ttl, now + receipt.returns_in)
         return receipt
@@ -411,12 +413,12 @@ class EngineCopy:
     def _live_lease(self) -> _GrantedLease | None:
         """The granted lease; None if there is none, or both its end and the expected return are over."""
         lease = self._lease
-        return lease if lease is not None and max(lease.until, lease.returns) > time.monotonic() else None
+        return lease if lease is not None and max(lease.until, lease.returns) > self._clock() else None
 
     def _end_return_hint(self) -> None:
         """Drop the return hint, because a turn begins. A lease stays until its time is over."""
         self._turns += 1
-        if self._lease is not None and self._lease.until <= time.monotonic():
+        if self._lease is not None and self._lease.until <= self._clock():
             self._lease = None
 
     @property
@@ -527,7 +529,7 @@ class EngineCopy:
         self._move(CopyState.HELD, sequence, ids)
         lease = self._live_lease
         if lease is not None:
-            now = time.monotonic()
+            now = self._clock()
             with suppress(VerbRefused):
                 ttl, returns_in = max(0.0, lease.until - now), max(0.0, lease.returns - now)
                 await self._link.lease(sequence.seq, lease.priority, ttl, returns_in)

@@ -48,8 +48,8 @@ class Session:
     told.
 
     ``log``: the session's log in the journal. ``handles``: the secrets that open it. ``history``: given if the
-    session was forked or comes from the journal (``reopened``). ``sequence``: given for a fork: its copy in the
-    engine. ``waits``: records the pauses between turns. ``tenant``: counts its running replies.
+    session was forked or comes from the journal. ``sequence``: its copy in the engine; None makes an empty one.
+    ``waits``: records the pauses between turns. ``tenant``: counts its running replies.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class Session:
         settings: SessionSettings | None = None,
         log: SessionLog | None = None,
         handles: SessionHandles | None = None,
-        reopened: bool = False,
         sequence: EngineCopy | None = None,
         waits: Waits | None = None,
         tenant: Tenant | None = None,
@@ -78,7 +77,7 @@ class Session:
         else:
             self.history = history.branch(self.log.append)
         self.handles = handles or SessionHandles(b"", self.log)
-        self._sequence = sequence or EngineCopy(link, salt, reopened=reopened)
+        self._sequence = sequence or EngineCopy(link, salt)
         self._turn_grammar = TurnGrammar(language)
         now = now or datetime.now().astimezone()
         renderer = Renderer(language.tokenizer, now, language.prefix_rule, language.report.rules)

@@ -7,9 +7,9 @@ from functools import partial
 import torch
 
 from ...kernels.gpu import rowwise, store
-from ...kernels.gpu.sampling import sample
+from ...kernels.gpu.seeded_sampling import sample
 from ...kernels.interface import HeadNorm
-from ...kernels.reference import sampling
+from ...kernels.reference import seeded_sampling
 from .measure import Bench, Figure, figure, median_us, of_copy_rate
 
 COPIES = 4
@@ -78,7 +78,7 @@ def draws(bench: Bench) -> list[Figure]:
     ):
         numbers = (ones, whole * 0 + k, ones * p, whole, whole)
         ours = [partial(sample, one, *numbers, candidates=candidates) for one in sets]
-        theirs = [partial(sampling.sample, one, *numbers, candidates=candidates) for one in sets]
+        theirs = [partial(seeded_sampling.sample, one, *numbers, candidates=candidates) for one in sets]
         same = sum(int((one() == other()).sum()) for one, other in zip(ours, theirs, strict=True))
         lines.append(figure(f"draw {name}, equal to the reference", same, "rows", COPIES * count))
         lines.append(figure(f"draw {count} x {vocab} {name}", median_us(bench, ours), "us", goal, "lower"))

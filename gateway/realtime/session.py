@@ -22,13 +22,13 @@ from ...sdk.frames.client import ResponseSteer, SessionFork, SessionName, Sessio
 from ...sdk.frames.server import SteerAccepted
 from ...sdk.frames.session import SessionResource
 from ...sessions.errors import HandleUnknown, SessionError, ShareFull, StorageUnavailable
+from ...sessions.input_text_buffer import InputTextBuffer
 from ...sessions.items import derived_id, new_id
 from ...sessions.journal.records import Begun, Configured, EventReceived, Typed
 from ...sessions.journal.replay import Past, error_of
 from ...sessions.registry import Reopened
 from ...sessions.session import Session
 from ...sessions.text.eager_prefill import PrefilledInput
-from ...sessions.text.text_buffer import TextBuffer
 from ...sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyTextDelta
 from ...sessions.turn.response import TurnResponse
 from ..errors import INTERNAL, Draining, wire_error
@@ -560,7 +560,7 @@ class EventDerivedIds:
         return derived_id(prefix, self._session_id, self._event_id, str(self._made))
 
 
-def typed_since(before: TextBuffer, after: TextBuffer) -> Typed:
+def typed_since(before: InputTextBuffer, after: InputTextBuffer) -> Typed:
     """The journal's operation for a change of the streamed text from ``before`` to ``after``: the text from the
     first character that differs."""
     appended = after.text.startswith(before.text)

@@ -14,9 +14,9 @@ from msgspec import UNSET
 
 from ...sdk.frames import client, server
 from ...sessions.errors import CallAnswered, CallUnknown, PromptTooLong
+from ...sessions.input_text_buffer import InputTextBuffer
 from ...sessions.items import FunctionCallOutput, Item, Role, checked_item
 from ...sessions.text.eager_prefill import PrefilledInput
-from ...sessions.text.text_buffer import TextBuffer
 from .effects import Effect, PrefillText, Send, TellCommitted
 
 BufferEvent: TypeAlias = client.TextAppend | client.TextReplace | client.TextClear | client.TextCommit
@@ -39,7 +39,7 @@ class IncomingText:
         insert: Callable[[Item], tuple[Send, ...]],
         most_characters: int | None = None,
     ) -> None:
-        self.buffer = TextBuffer()
+        self.buffer = InputTextBuffer()
         """The text that was streamed in since the last commit."""
         self._event_id = event_id
         self._ids = ids

@@ -149,7 +149,7 @@ class SessionVerbs:
                 forks = [Fork(id=child.id, handle=child.session.handles.current) for child in made]
                 return [SessionForked(event_id=self._event_id(), sessions=forks)]
             case SessionTree(limit=limit, after=after):
-                page = await self._sessions.registry.fork_tree(self._live.id, limit, after)
+                page = await self._sessions.forks.page(self._live.id, limit, after)
                 members = msgspec.convert(page.members, list[Relative], from_attributes=True)
                 more = page.after is not None
                 event_id = self._event_id()
@@ -157,7 +157,7 @@ class SessionVerbs:
                     SessionTreeListed(event_id=event_id, sessions=members, has_more=more, next=page.after)
                 ]
             case SessionName(name=name):
-                kept = await self._sessions.registry.name(self._live.id, name)
+                kept = await self._sessions.forks.name(self._live.id, name)
                 return [SessionNamed(event_id=self._event_id(), name=kept)]
             case SessionPrune(session=target):
                 await self._sessions.prune(self._live.id, target)

@@ -15,7 +15,7 @@ from ..interface import Attention, HeadNorm
 from ..reference import backend
 from ..reference.backend import copy_blocks
 from ..reference.penalties import allow, penalize
-from ..reference.sampling import log_probabilities, sample
+from ..reference.seeded_sampling import log_probabilities, sample
 from . import copying, decode, elementwise, prefill
 from .batch import CpuBatch, lay_out
 from .compiling import parts_for

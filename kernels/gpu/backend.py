@@ -9,14 +9,14 @@ from torch import Tensor
 from ..batch import PagedBatch, lay_out
 from ..interface import Attention, HeadNorm
 from ..reference import backend
-from ..reference import sampling as reference_sampling
+from ..reference import seeded_sampling as reference_sampling
 from ..reference.backend import copy_pieces
-from ..reference.sampling import Typical
-from . import ops, rowwise, sampling, store
+from ..reference.seeded_sampling import Typical
+from . import ops, rowwise, seeded_sampling, store
 from .decode import decode_attention
 from .extend import extend_attention
 from .penalties import allow, penalize
-from .sampling import log_probabilities
+from .seeded_sampling import log_probabilities
 from .store import copy_blocks
 from .support import check_supported
 
@@ -106,4 +106,4 @@ def sample(
     limits = (logits, temperature, top_k, top_p, seeds, positions)
     if typical is not None:
         return reference_sampling.sample(*limits, min_p=min_p, typical=typical, candidates=candidates)
-    return sampling.sample(*limits, min_p=min_p, candidates=candidates)
+    return seeded_sampling.sample(*limits, min_p=min_p, candidates=candidates)

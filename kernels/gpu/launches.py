@@ -16,7 +16,7 @@ from torch import Tensor
 from ..batch import Families, PagedBatch
 from ..float8 import E4M3
 from ..interface import Attention, HeadNorm
-from . import invariant_kernels, rowwise, sampling, store
+from . import invariant_kernels, rowwise, seeded_sampling, store
 from .decode import decode_attention
 from .extend import extend_attention
 from .prefix import prefix_attention
@@ -116,7 +116,7 @@ def draws(vocab: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
     whole, real = empty(ROWS, device=device), empty(ROWS, dtype=torch.float32, device=device)
     for name, candidates in (("top-k 50", 50), ("any limits", vocab)):
         arguments = (logits, real, whole, real, whole, whole)
-        yield f"draw {vocab} {name}", partial(sampling.sample, *arguments, candidates=candidates)
+        yield f"draw {vocab} {name}", partial(seeded_sampling.sample, *arguments, candidates=candidates)
 
 
 def linears(width: int, outs: int, device: torch.device) -> Iterator[tuple[str, Launch]]:

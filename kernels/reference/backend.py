@@ -17,7 +17,7 @@ from ..batch import Gather, PagedBatch, gathers_of, lay_out
 from ..float8 import as_bytes, narrowed
 from ..interface import Attention, HeadNorm
 from .penalties import allow, penalize
-from .sampling import log_probabilities, sample
+from .seeded_sampling import log_probabilities, sample
 
 __all__ = [
     "add_norm",

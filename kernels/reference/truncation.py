@@ -23,7 +23,7 @@ def likeliest(scores: Tensor, top_k: Tensor, top_p: Tensor, candidates: int) -> 
 
     How many are kept depends only on the sorted scores; of equal scores the lower ids are kept (transformers
     keeps more than ``top_k`` tokens if the last is one of several equal ones). ``top_k`` (0: all) and
-    ``top_p`` (1: all): ``[rows]``. ``candidates``: see `sampling.sample`.
+    ``top_p`` (1: all): ``[rows]``. ``candidates``: see `seeded_sampling.sample`.
     """
     vocab = scores.shape[-1]
     width = min(candidates, vocab)

@@ -3,6 +3,8 @@
 The tokens before a row's last one reach the device from the plan, so a row samples the same after a preemption
 or a restart. Only each row's last token is taken from the device, where a step in flight may have left it. Rows
 that ask for nothing cost an argmax. Knows no sequences.
+
+The seeded draw itself is a kernel: `seeded_sampling.py` in `kernels/reference/` and in `kernels/gpu/`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from ...kernels.batch import upload
 from ...kernels.interface import Kernels
 from ...kernels.reference import backend, penalties
 from ...kernels.reference.penalties import NO_TOKEN, NOTHING, Said
-from ...kernels.reference.sampling import Typical
+from ...kernels.reference.seeded_sampling import Typical
 from ..errors import GrammarInvalid, GrammarStuck
 from ..grammar.llguidance import Matchers
 from ..link.messages import Sampling, TokenLogprob

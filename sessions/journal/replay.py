@@ -19,9 +19,9 @@ from ...runtime.link.messages import Sampling, TokenLogprob
 from .. import errors
 from ..errors import RecordDamaged, SessionError
 from ..history import ContextGap, History, Placed
+from ..input_text_buffer import InputTextBuffer
 from ..items import Item, Tool, derived_id
 from ..text.language import Language
-from ..text.text_buffer import TextBuffer
 from ..token_ids import Ids, bytes_of, ids_from
 from ..tree import Draft, Script, Segment, TurnNode, TurnReply, turns_of
 from ..turn.events import EndReason, LeftOut, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus
@@ -71,7 +71,7 @@ class Replayed:
     orphans: dict[str, Begun] = field(default_factory=dict)
     after_reply: set[str] = field(default_factory=set)
     config: bytes | None = None
-    typed: TextBuffer = field(default_factory=TextBuffer)
+    typed: InputTextBuffer = field(default_factory=InputTextBuffer)
 
 
 def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: int = 1024) -> Replayed:
@@ -119,7 +119,7 @@ def _step(replayed: Replayed, operation: AnyOperation) -> None:
             history.delete(item_id)
             replayed.after_reply.discard(item_id)
         case records.Typed(start=start, text=text, role=role, item=item_id, call=call):
-            replayed.typed = TextBuffer(replayed.typed.text[:start] + text, role, item_id, call)
+            replayed.typed = InputTextBuffer(replayed.typed.text[:start] + text, role, item_id, call)
         case records.Configured(preamble=preamble, config=config):
             history.preamble = preamble
             replayed.config = config
@@ -158,7 +158,7 @@ def _begin_from(replayed: Replayed, snapshot: SessionSnapshot) -> None:
     replayed.responses, replayed.config = snapshot.responses, snapshot.config
     replayed.after_reply.update(snapshot.after)
     if (typed := snapshot.typed) is not None:
-        replayed.typed = TextBuffer(typed.text, typed.role, typed.item, typed.call)
+        replayed.typed = InputTextBuffer(typed.text, typed.role, typed.item, typed.call)
     if (last := snapshot.last) is not None:
         # it has ended, so it needs no place in the history
         nowhere = Placed(None, Script(snapshot.preamble, ()), aside=False)

@@ -23,7 +23,7 @@ from ..tools.formats import HERMES, CallForm, Forms, ReasoningForm, find_forms
 from ..tools.scanner import CallArguments, CallOpened
 from ..tree import Segment, TurnReply
 from .chat_template import ChatTemplate, RoleRules
-from .stable_prefix import StablePrefixRule
+from .streaming_tokenizer import StablePrefixRule
 from .template_sandbox import broken_limit
 from .tokenizer import ChatTokenizer, template_file
 

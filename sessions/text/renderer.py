@@ -19,7 +19,7 @@ from ..token_ids import NONE, Ids
 from ..tree import Draft, Paths, Script, Segment, TurnNode, TurnReply, turns_of
 from ..workers import Stopped
 from .chat_template import ChatTemplate, RoleRules
-from .stable_prefix import GrowingPrefix, StablePrefixRule
+from .streaming_tokenizer import GrowingPrefix, StablePrefixRule
 from .tokenizer import ChatTokenizer
 
 SHARED = 4

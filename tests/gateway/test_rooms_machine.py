@@ -91,7 +91,7 @@ class RoomsMachine(RuleBasedStateMachine):
         return self.runner.run(asyncio.wait_for(work, 20))
 
     def counted(self, tenant: bytes) -> int:
-        return sum(self.book.salt_of(live.id) == tenant for live in self.sessions.live())
+        return sum(self.book.record_of(live.id).salt == tenant for live in self.sessions.live())
 
     def one(self, index: int) -> tuple[LiveSession, Socket]:
         return list(self.held.values())[index % len(self.held)]
@@ -120,10 +120,10 @@ class RoomsMachine(RuleBasedStateMachine):
         if not self.held:
             return
         live, _ = self.one(index)
-        tenant = self.book.salt_of(live.id)
+        tenant = self.book.record_of(live.id).salt
 
         async def forked() -> None:
-            tree = sum(self.book.unopened(one.id) for one in self.sessions.live())
+            tree = sum(self.sessions.forks.unopened(one.session) for one in self.sessions.live())
             sure = self.counted(tenant) + children <= SURE.get(tenant, 0) and tree + children <= 6
             try:
                 made = await self.sessions.fork(live, children, None)
@@ -139,7 +139,7 @@ class RoomsMachine(RuleBasedStateMachine):
         if not self.held:
             return
         live, socket = self.one(index)
-        self.handles.append((live.session.handles.current, self.book.salt_of(live.id)))
+        self.handles.append((live.session.handles.current, self.book.record_of(live.id).salt))
         del self.held[live.id]
         if not live.running:
             self.keep.discard(live.id)

@@ -415,6 +415,24 @@ async def test_a_turn_that_begins_anew_has_the_lease_it_was_promised() -> None:
     assert [entry[0] for entry in link.log] == ["open", "lease", "generate"]
 
 
+@pytest.mark.parametrize("forked", [False, True])
+@run
+async def test_a_lease_that_is_over_is_not_requested_again(forked: bool) -> None:
+    now = 0.0
+    link = counting()
+    sequence = EngineCopy(link, clock=lambda: now)
+    if forked:
+        sequence = sequence.child()
+    await sequence.begin(span(1, 9), Sampling(), TokenLimits(1))
+    await sequence.lease(span(1, 9), 2, 60.0, 30.0)
+    now += 61.0
+    link.die()
+    link.restart()
+    link.log.clear()
+    await sequence.begin(span(1, 9), Sampling(), TokenLimits(1))
+    assert "lease" not in [entry[0] for entry in link.log]
+
+
 @run
 async def test_a_fork_of_other_tokens_shares_only_what_both_have() -> None:
     link = counting()

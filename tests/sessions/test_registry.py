@@ -11,7 +11,7 @@ from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.turn.request import TurnRequest
 
-from .session_stage import LANGUAGE, ask, reciting
+from .session_stage import LANGUAGE, ask, reciting, run
 
 
 def test_sessions_are_found_counted_and_closed() -> None:
@@ -40,3 +40,20 @@ def test_sessions_are_found_counted_and_closed() -> None:
         assert link.held == {}
 
     asyncio.run(play())
+
+
+@run
+async def test_leases_and_pauses_are_measured_by_the_registrys_clock() -> None:
+    now = 0.0
+    link = reciting("Hello", "Again")
+    registry = SessionRegistry(link, LANGUAGE, clock=lambda: now)
+    session = registry.create()
+    await ask(session, "Hi")
+    await session.placement.lease(2, 60.0, 30.0)
+    now += 61.0
+    link.die()
+    link.restart()
+    link.log.clear()
+    await ask(session, "There?")
+    assert "lease" not in [entry[0] for entry in link.log]
+    assert registry.statistics()["waits_real_seconds"] == 61.0

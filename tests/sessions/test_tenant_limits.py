@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.sessions.errors import HandleUnknown, SessionLimit, ShareFull, StorageUnavailable, TurnLimit
+from holdfast.sessions.forks import Forks
 from holdfast.sessions.items import Preamble
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.records import (
@@ -98,9 +99,9 @@ async def test_one_tenant_has_no_more_open_than_it_may_forks_counted() -> None:
     registry = registry_of(TenantLimits(sessions=3), "one", "two")
     first = registry.create(salt=ACME)
     await ask(first, "a")
-    (child,) = await registry.fork(first.id, [b""])
+    (child,) = await Forks(registry).fork(first.id, [b""])
     with pytest.raises(SessionLimit, match="2 sessions open, and may have 3"):
-        await registry.fork(first.id, [b"", b""])
+        await Forks(registry).fork(first.id, [b"", b""])
     assert registry.statistics()["sessions"] == 2, "none of the two was made"
     registry.create(salt=ACME)
     with pytest.raises(SessionLimit):
@@ -173,7 +174,7 @@ async def test_sessions_that_come_back_from_the_journal_are_counted() -> None:
             assert isinstance(found, Reopened) and found.record.salt == ACME
             assert (await registry.statistics_of(ACME))["sessions"] == 2
             with pytest.raises(SessionLimit):
-                await registry.fork(first, [b""])
+                await Forks(registry).fork(first, [b""])
 
 
 # --- the journal --------------------------------------------------------------------------------------------
@@ -214,7 +215,7 @@ async def test_open_sessions_that_fill_the_share_begin_nothing_new_until_one_has
             with pytest.raises(ShareFull, match="share of the journal, 20000 bytes"):
                 registry.create(salt=ACME)
             with pytest.raises(ShareFull):
-                await registry.fork(small.id, [b""])
+                await Forks(registry).fork(small.id, [b""])
             assert stranger.log.fault is None and (await ask(stranger, "a")).status.value == "completed"
             registry.create(salt=ZENITH)
             await registry.close(big.id)
@@ -235,15 +236,15 @@ async def test_a_client_that_learns_of_a_prune_has_its_room() -> None:
         async with kept_in(path, limits, share) as registry:
             assert registry.journal is not None
             small = registry.create(salt=ACME)
-            (big,) = await registry.fork(small.id, [b""])
+            (big,) = await Forks(registry).fork(small.id, [b""])
             say(big, "long " * 5000)
             await durable(big)
-            number = await registry.check_pruned(small.id, big.id)
+            number = await Forks(registry).begin_pruning(small.id, big.id)
             before = Question(registry.journal)
             await before.heard.wait()
             assert isinstance(small.log.fault, ShareFull)
             await registry.close(big.id)
-            await registry.forget(big.id, number)
+            await Forks(registry).forget(big.id, number)
             told, after = small.log.sync(), Question(registry.journal)
             await asyncio.sleep(0)
             before.answered.set()

@@ -14,6 +14,7 @@ from holdfast.sessions.errors import (
     SessionLimit,
     SessionUnknown,
 )
+from holdfast.sessions.forks import Forks
 from holdfast.sessions.journal.records import SessionSnapshot, drop
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened, SessionRegistry
@@ -22,7 +23,6 @@ from holdfast.sessions.turn.events import ReplyDone, ReplyTextDelta
 from holdfast.sessions.turn.request import TurnRequest
 
 from .journal.journal_stage import folder, registry_in, store_in
-from .scripted_link import ScriptedLink
 from .session_stage import LANGUAGE, ask, read, reciting, run, say
 
 
@@ -52,7 +52,7 @@ async def test_a_cut_a_rewind_and_a_fork_outlive_the_server() -> None:
             there = session.history.items()
             session.cut(there[1].id, 7)
             session.rewind(there[2].id)
-            (child,) = await registry.fork(session.id, [b"config"])
+            (child,) = await Forks(registry).fork(session.id, [b"config"])
             await read(child)
             wanted, childs = texts(session), texts(child)
             ids, childs_ids = tokens(session), tokens(child)
@@ -100,7 +100,7 @@ async def test_a_fork_in_mid_reply_outlives_the_server_without_the_rest() -> Non
             response = session.respond(TurnRequest.checked())
             for _ in range(4):
                 await anext(response)
-            (child,) = await registry.fork(session.id, [b""])
+            (child,) = await Forks(registry).fork(session.id, [b""])
             shared, handle = texts(child), child.handles.current
             async for _ in response:
                 pass
@@ -119,9 +119,9 @@ async def test_the_parent_of_a_fork_can_be_forgotten_first() -> None:
         async with registry_in(path, reciting("one", "two", "three")) as registry:
             session = registry.create(owner=b"me")
             await ask(session, "a")
-            (child,) = await registry.fork(session.id, [b""])
+            (child,) = await Forks(registry).fork(session.id, [b""])
             await ask(child, "b")
-            (grandchild,) = await registry.fork(child.id, [b""])
+            (grandchild,) = await Forks(registry).fork(child.id, [b""])
             await ask(grandchild, "c")
             handles = [one.handles.current for one in (session, child, grandchild)]
             wanted = texts(grandchild)
@@ -150,8 +150,8 @@ async def test_long_sessions_are_condensed_and_forks_of_them_come_back() -> None
             for number in range(6):
                 await ask(session, f"ask {number}")
                 await synced(session)
-            (child,) = await registry.fork(session.id, [b""])
-            (grandchild,) = await registry.fork(child.id, [b""])
+            (child,) = await Forks(registry).fork(session.id, [b""])
+            (grandchild,) = await Forks(registry).fork(child.id, [b""])
             for number in range(6):
                 for one in (session, child, grandchild):
                     await ask(one, f"then {number}")
@@ -180,24 +180,6 @@ def entries(store: JournalStore) -> int:
 
 
 @run
-async def test_a_fork_is_one_verb_and_sends_nothing_down_twice() -> None:
-    link: ScriptedLink = reciting("one two three four five six seven", "left", "right")
-    registry = SessionRegistry(link, LANGUAGE, None)
-    session = registry.create()
-    await ask(session, "count")
-    link.log.clear()
-    children = await registry.fork(session.id, [b""] * 3)
-    assert [verb[0] for verb in link.log] == ["fork"]
-    assert len(link.held) == 4
-    whole = tokens(session)
-    for child in children[:2]:
-        link.log.clear()
-        await ask(child, "and?")
-        assert [verb[0] for verb in link.log] == ["extend", "generate"], "what is shared is not sent again"
-        assert tokens(child)[: len(whole)] == whole
-
-
-@run
 async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     link = reciting("one two three", "four five six")
     registry = SessionRegistry(link, LANGUAGE)
@@ -217,11 +199,11 @@ async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
         with pytest.raises(error):
             wrong()
     with pytest.raises(ItemUnknown):
-        await registry.fork(session.id, [b""], "unknown")
+        await Forks(registry).fork(session.id, [b""], "unknown")
     with pytest.raises(SessionUnknown):
-        await registry.fork("sess_nobody", [b""])
+        await Forks(registry).fork("sess_nobody", [b""])
     with pytest.raises(SessionLimit):
-        await registry.fork(session.id, [b""] * 20_000)
+        await Forks(registry).fork(session.id, [b""] * 20_000)
     say(session, "go on")
     response = session.respond(TurnRequest.checked())
     await anext(response)
@@ -232,7 +214,7 @@ async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     assert texts(session)[:2] == before and len(registry._sessions) == 2
     await registry.close(session.id)
     with pytest.raises(SessionUnknown):
-        await registry.fork(session.id, [b""])
+        await Forks(registry).fork(session.id, [b""])
     for closed in (lambda: session.rewind("root"), lambda: session.cut(reply.id, 1), session.branch):
         with pytest.raises(SessionClosed):
             closed()

@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from holdfast.sessions.engine_copy import EngineCopy
 from holdfast.sessions.errors import ConversationBusy, CutInvalid, ItemUnknown
 from holdfast.sessions.items import Message
 from holdfast.sessions.journal.records import AnyOperation, SessionLog
@@ -379,7 +380,7 @@ class VerbsMachine(RuleBasedStateMachine):
         session = self.sessions[at]
         operations = session.log.operations
         self.run(session.aclose())
-        self.sessions[at] = self.run(self.opened(operations, reopened=True))
+        self.sessions[at] = self.run(self.opened(operations, sequence=EngineCopy(self.link, reopened=True)))
 
     @precondition(lambda self: len(self.sessions) > 1)
     @rule(index=INDEX)

@@ -144,14 +144,14 @@ async def test_a_session_pruned_while_it_is_resumed_is_gone(
             return replay(*args, **limits)
 
         monkeypatch.setattr(registry, "replay", slowly)
-        check, checked = book.check_pruned, anyio.Event()
+        check, checked = sessions.forks.begin_pruning, anyio.Event()
 
         async def told(*args: Any) -> Any:
             place = await check(*args)
             checked.set()
             return place
 
-        book.check_pruned = told  # type: ignore[method-assign]
+        sessions.forks.begin_pruning = told  # type: ignore[method-assign]
         lost: list[BaseException] = []
 
         async def come_back() -> None:

@@ -16,10 +16,10 @@ from holdfast.gateway.realtime.session import typed_since
 from holdfast.sdk.frames import client, codec, server
 from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.history import History
+from holdfast.sessions.input_text_buffer import InputTextBuffer
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message
 from holdfast.sessions.journal.records import AnyOperation, Typed
 from holdfast.sessions.text.eager_prefill import PrefilledInput
-from holdfast.sessions.text.text_buffer import TextBuffer
 from holdfast.sessions.turn.events import ReplyCallDone, ReplyCallStarted, ReplyStarted
 from holdfast.sessions.turn.request import TurnRequest
 
@@ -80,7 +80,7 @@ def test_the_pieces_become_the_calls_output(stage: Stage) -> None:
     item = stage.commits()
     assert isinstance(item, FunctionCallOutput) and (item.call_id, item.output) == ("c", "21 °")
     assert stage.history.items()[-1] is item
-    assert stage.conversation.incoming.buffer == TextBuffer()
+    assert stage.conversation.incoming.buffer == InputTextBuffer()
     assert isinstance(stage.appends("Well?"), Message), "what comes then is a user's again"
 
 
@@ -169,10 +169,10 @@ def test_the_first_piece_may_come_while_the_reply_still_runs(stage: Stage) -> No
 
 
 def test_the_journal_keeps_the_call_of_the_text() -> None:
-    buffer, empty = TextBuffer(), TextBuffer()
+    buffer, empty = InputTextBuffer(), InputTextBuffer()
     buffer.append("", call_id="c")
     assert typed_since(empty, buffer) == Typed(start=0, text="", item=buffer.id, call="c")
-    before = TextBuffer(buffer.text, buffer.role, buffer.id, buffer.call_id)
+    before = InputTextBuffer(buffer.text, buffer.role, buffer.id, buffer.call_id)
     buffer.append("21")
     assert typed_since(before, buffer) == Typed(start=0, text="21", item=buffer.id, call="c")
     assert typed_since(buffer, empty) == Typed(start=0)
@@ -195,7 +195,7 @@ def test_an_output_that_comes_whole_takes_the_place_of_its_pieces(stage: Stage, 
     else:
         effects = stage.does("response.create", items=[whole])
     assert effects.count(PrefillText(None)) == 1
-    assert stage.conversation.incoming.buffer == TextBuffer()
+    assert stage.conversation.incoming.buffer == InputTextBuffer()
     assert isinstance(stage.appends("And you?"), Message)
 
 

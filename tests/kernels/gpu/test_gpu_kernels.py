@@ -7,7 +7,7 @@ import torch
 
 from holdfast.kernels.interface import Attention
 from holdfast.kernels.reference import backend as reference
-from holdfast.kernels.reference import sampling
+from holdfast.kernels.reference import seeded_sampling
 from holdfast.kernels.reference.attention import extend_attention
 
 pytestmark = [
@@ -48,13 +48,13 @@ def test_rows() -> None:
 
 @pytest.mark.parametrize(("k", "p", "candidates"), [(0, 1.0, 0), (50, 0.9, 50), (0, 0.9, 151_936)])
 def test_draws(k: int, p: float, candidates: int) -> None:
-    from holdfast.kernels.gpu.sampling import sample
+    from holdfast.kernels.gpu.seeded_sampling import sample
 
     logits = torch.randn(64, 151_936, device="cuda") * 3
     ones, whole = torch.ones(64, device="cuda"), torch.arange(64, device="cuda")
     numbers = (ones, whole * 0 + k, ones * p, whole, whole)
     got = sample(logits, *numbers, candidates=candidates)
-    assert got.tolist() == sampling.sample(logits, *numbers, candidates=candidates).tolist()
+    assert got.tolist() == seeded_sampling.sample(logits, *numbers, candidates=candidates).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -99,7 +99,7 @@ def test_kv_of_8_bits() -> None:
 
 def test_penalties_and_log_probabilities() -> None:
     from holdfast.kernels.gpu import edits
-    from holdfast.kernels.reference import penalties, sampling
+    from holdfast.kernels.reference import penalties, seeded_sampling
 
     logits = torch.randn(5, 151_936, device="cuda") * 3
     tokens = torch.randint(0, 300, (4000,), device="cuda")
@@ -112,6 +112,9 @@ def test_penalties_and_log_probabilities() -> None:
     edits.penalize(got, said, *strengths)
     assert torch.equal(got, expected)
     ids = torch.arange(5, device="cuda") * 1000
-    ours, theirs = edits.log_probabilities(logits, ids, 20), sampling.log_probabilities(logits, ids, 20)
+    ours, theirs = (
+        edits.log_probabilities(logits, ids, 20),
+        seeded_sampling.log_probabilities(logits, ids, 20),
+    )
     torch.testing.assert_close(ours[0], theirs[0], atol=1e-10, rtol=0)
     assert torch.equal(ours[1], theirs[1])

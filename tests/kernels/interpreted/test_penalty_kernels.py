@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.kernels.gpu.penalties import allow, penalize
-from holdfast.kernels.gpu.sampling import log_probabilities
-from holdfast.kernels.reference import penalties, sampling
+from holdfast.kernels.gpu.seeded_sampling import log_probabilities
+from holdfast.kernels.reference import penalties, seeded_sampling
 from holdfast.kernels.reference.penalties import Said
 
 VOCAB = 9_001
@@ -50,7 +50,7 @@ def test_log_probabilities(most: int) -> None:
     logits = torch.randn((3, VOCAB), generator=torch.Generator().manual_seed(2)) * 5
     logits[1, 7] = float("-inf")
     ids = torch.tensor([3, 7, VOCAB - 1])
-    got, expected = log_probabilities(logits, ids, most), sampling.log_probabilities(logits, ids, most)
+    got, expected = log_probabilities(logits, ids, most), seeded_sampling.log_probabilities(logits, ids, most)
     torch.testing.assert_close(got[0], expected[0], atol=1e-12, rtol=1e-12)
     assert got[1].tolist() == expected[1].tolist()
     torch.testing.assert_close(got[2], expected[2], atol=1e-12, rtol=1e-12)

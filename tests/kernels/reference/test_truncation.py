@@ -16,7 +16,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from holdfast.kernels.reference.sampling import Typical, sample
+from holdfast.kernels.reference.seeded_sampling import Typical, sample
 
 VOCAB, DRAWS, CHUNK = 64, 100_000, 25_000
 NO_IDS = torch.zeros((1, 1), dtype=torch.int64)

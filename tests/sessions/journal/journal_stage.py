@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from msgspec.structs import replace as replaced
@@ -15,7 +16,7 @@ from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.records import Keyring, Origin, SessionRecord, put
 from holdfast.sessions.journal.segment import Fresh
 from holdfast.sessions.journal.store import JournalStore
-from holdfast.sessions.registry import SessionRegistry
+from holdfast.sessions.registry import SessionRegistry, local_time
 from holdfast.sessions.settings import JournalSettings
 
 from ..scripted_link import ScriptedLink
@@ -59,10 +60,12 @@ def record_of(number: int) -> SessionRecord:
 
 
 @asynccontextmanager
-async def registry_in(path: Path, link: ScriptedLink, **changes: object) -> AsyncIterator[SessionRegistry]:
+async def registry_in(
+    path: Path, link: ScriptedLink, now: Callable[[], datetime] = local_time, **changes: object
+) -> AsyncIterator[SessionRegistry]:
     """A registry on the store; at the end everything is closed as by a server that leaves."""
     journal = await Journal.open(path, MODEL, replace(SMALL, **changes))
-    registry = SessionRegistry(link, LANGUAGE, journal=journal)
+    registry = SessionRegistry(link, LANGUAGE, journal=journal, now=now)
     try:
         yield registry
     finally:

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from holdfast.runtime.link.messages import Grammar, GrammarKind, Sampling
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StorageUnavailable
+from holdfast.sessions.forks import Forks
 from holdfast.sessions.handles import digest_of
+from holdfast.sessions.input_text_buffer import InputTextBuffer
 from holdfast.sessions.items import Message, Preamble, Tool
 from holdfast.sessions.journal.journal import Journal, JournaledLog
 from holdfast.sessions.journal.records import (
@@ -33,7 +35,6 @@ from holdfast.sessions.journal.segment import Kind
 from holdfast.sessions.journal.store import JournalStore, StoredSession
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
-from holdfast.sessions.text.text_buffer import TextBuffer
 from holdfast.sessions.tools.formats import CallForm, Forms
 from holdfast.sessions.turn.events import EndReason, ReplyCallDone, ReplyStatus, ReplyTextDelta
 from holdfast.sessions.turn.request import RequestBounds, TurnRequest
@@ -371,7 +372,7 @@ async def test_a_session_of_an_earlier_version_opens_for_its_key() -> None:
                 with pytest.raises(HandleUnknown):
                     await registry.resume(handle, owner, None, former)
             found = await registry.resume(handle, b"now", None, b"former")
-            (fork,) = await registry.fork(found.session.id, [b""])
+            (fork,) = await Forks(registry).fork(found.session.id, [b""])
             assert fork.handles.owner == b"former", "a tree has one owner"
 
 
@@ -379,8 +380,8 @@ async def test_a_session_of_an_earlier_version_opens_for_its_key() -> None:
 async def test_a_session_comes_back_with_its_words_its_tokens_and_its_date() -> None:
     with folder() as path:
         link = reciting("Hello Ann.", "You are Ann.")
-        async with registry_in(path, link) as registry:
-            session = registry.create(now=datetime(2025, 3, 1), salt=b"salt", owner=b"key", config=b"c")
+        async with registry_in(path, link, now=lambda: datetime(2025, 3, 1)) as registry:
+            session = registry.create(salt=b"salt", owner=b"key", config=b"c")
             session.history.preamble = Preamble(instructions="Be brief.", tools=(Tool(name="f"),))
             session.log.append(Configured(preamble=session.history.preamble, config=b"new"))
             await ask(session, "I am Ann.")
@@ -795,7 +796,7 @@ def test_a_session_that_is_opened_again_goes_on_as_one_that_was_not(actions: lis
     """Two sessions live the same life; one of them is put away at every chance."""
 
     async def live(registry: SessionRegistry, link: ScriptedLink, restarts: bool) -> tuple[object, ...]:
-        session = registry.create(now=datetime(2025, 3, 1))
+        session = registry.create()
         for at, action in enumerate(actions):
             if action == "restart" and restarts:
                 handle = await left(session)
@@ -838,7 +839,7 @@ def test_a_session_that_is_opened_again_goes_on_as_one_that_was_not(actions: lis
             for name in ("one", "other"):
                 link = parrot()
                 (path / name).mkdir()
-                async with registry_in(path / name, link, **often) as registry:
+                async with registry_in(path / name, link, lambda: datetime(2025, 3, 1), **often) as registry:
                     lives.append(await live(registry, link, restarts=name == "other"))
             assert lives[0] == lives[1]
 
@@ -889,7 +890,7 @@ async def test_an_output_that_is_streamed_in_outlives_a_snapshot() -> None:
             handle = await left(session)
         async with registry_in(path, reciting()) as registry:
             typed = (await resumed(registry, handle)).replayed.typed
-            assert typed == TextBuffer("x" * 60, None, "item_9", "call_1")
+            assert typed == InputTextBuffer("x" * 60, None, "item_9", "call_1")
 
 
 @run

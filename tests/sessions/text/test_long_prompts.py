@@ -12,7 +12,7 @@ from holdfast.sessions.errors import PromptTooLong
 from holdfast.sessions.history import History
 from holdfast.sessions.items import Message, Preamble, Tool
 from holdfast.sessions.registry import SessionRegistry
-from holdfast.sessions.text.stable_prefix import StablePrefixRule
+from holdfast.sessions.text.streaming_tokenizer import StablePrefixRule
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.turn.events import EndReason, ReplyDone, ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest

@@ -15,7 +15,7 @@ from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool, new_id
 from holdfast.sessions.text.chat_template import ChatTemplate
 from holdfast.sessions.text.renderer import Renderer
-from holdfast.sessions.text.stable_prefix import StablePrefixRule
+from holdfast.sessions.text.streaming_tokenizer import StablePrefixRule
 from holdfast.sessions.token_ids import ids_of
 from holdfast.sessions.tree import Segment, TurnReply
 from holdfast.sessions.turn.request import TurnRequest

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
 from holdfast.sessions.text.renderer import Renderer
-from holdfast.sessions.text.stable_prefix import StablePrefixRule
+from holdfast.sessions.text.streaming_tokenizer import StablePrefixRule
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.token_ids import ids_of
 from holdfast.sessions.tree import Script, TurnReply

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from holdfast.sessions.text import stable_prefix
-from holdfast.sessions.text.stable_prefix import GrowingPrefix, StablePrefixRule
+from holdfast.sessions.text import streaming_tokenizer
+from holdfast.sessions.text.streaming_tokenizer import GrowingPrefix, StablePrefixRule
 from holdfast.sessions.text.tokenizer import ChatTokenizer, _any_of
 
 from .chat_languages import FAMILIES, ours
-from .test_stable_prefix import KINDS, SNIPPETS, odd, tokenizer
+from .test_streaming_tokenizer import KINDS, SNIPPETS, odd, tokenizer
 
 ODD = ["cuts within characters", "strips", "begins anew", "takes white space"]
 LETTERS = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
@@ -26,8 +26,8 @@ HEAD, TAIL = "<|im_start|>user\n", "<|im_end|>\n"
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stable_prefix, "PIECE", 40)
-    monkeypatch.setattr(stable_prefix, "BEHIND", 8)
+    monkeypatch.setattr(streaming_tokenizer, "PIECE", 40)
+    monkeypatch.setattr(streaming_tokenizer, "BEHIND", 8)
 
 
 def chat_of(kind: str) -> ChatTokenizer:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from holdfast.sessions.errors import TemplateFailed, TokenizerUnreadable
-from holdfast.sessions.text.stable_prefix import StablePrefixRule
+from holdfast.sessions.text.streaming_tokenizer import StablePrefixRule
 from holdfast.sessions.text.tokenizer import CLOSE_MARK, LONG, OPEN_MARK, ChatTokenizer
 
 from .chat_languages import CHATML, FAMILIES, ours, reference

@@ -14,7 +14,7 @@ from holdfast.runtime.model.folder import find_model
 from holdfast.sessions.errors import GrammarInvalid
 from holdfast.sessions.items import Tool
 from holdfast.sessions.text.language import Language, classify_template
-from holdfast.sessions.text.stable_prefix import StablePrefixRule
+from holdfast.sessions.text.streaming_tokenizer import StablePrefixRule
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.tools.formats import SYNTAXES, CallForm, Forms
 from holdfast.sessions.tools.grammar import CallSyntax, CallWriter, json_format

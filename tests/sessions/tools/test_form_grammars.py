@@ -19,7 +19,7 @@ from holdfast.runtime.link.messages import Grammar
 from holdfast.sessions.errors import GrammarInvalid
 from holdfast.sessions.items import Tool
 from holdfast.sessions.text.language import Language, classify_template
-from holdfast.sessions.text.stable_prefix import StablePrefixRule
+from holdfast.sessions.text.streaming_tokenizer import StablePrefixRule
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.tools.formats import SYNTAXES, CallForm, Forms, ReasoningForm
 from holdfast.sessions.tools.grammar import json_format

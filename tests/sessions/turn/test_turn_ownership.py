@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.sessions import session as session_module
 from holdfast.sessions.errors import GrammarInvalid
+from holdfast.sessions.forks import Forks
 from holdfast.sessions.items import Preamble, Tool
 from holdfast.sessions.journal.records import AnyOperation, Begun, Ended
 from holdfast.sessions.registry import Reopened
@@ -255,9 +256,9 @@ async def test_a_fork_that_fails_leaves_no_session_without_a_handle() -> None:
                 with pytest.MonkeyPatch.context() as monkeypatch:
                     plant(monkeypatch, session, planted)
                     with pytest.raises(Planted):
-                        await registry.fork(session.id, [b"", b""])
+                        await Forks(registry).fork(session.id, [b"", b""])
             await session.log.sync()
             assert registry.statistics()["sessions"] == 1
             assert registry.tenants[b""].sessions == 1
-            assert len((await registry.fork_tree(session.id)).members) == 1
-            assert len(await registry.fork(session.id, [b"", b""])) == 2
+            assert len((await Forks(registry).page(session.id)).members) == 1
+            assert len(await Forks(registry).fork(session.id, [b"", b""])) == 2

@@ -1,4 +1,4 @@
-"""The stable prefix of a text that is still being written: the tokens that no later text can change.
+"""Tokenizes text piece by piece while it grows: the ids of its stable prefix, which no later text can change.
 
 Tokenizers cut text into words (pre-tokens) and then tokenize each word on its own. So all words are stable but
 the last ones, which more text may change. Not stable are: white space at the end (it joins what follows, and

@@ -1,13 +1,14 @@
 """Fork trees: the sessions that were forked from one first session, directly or through other forks.
 
-A session's parent is the one it was forked from; a session may have a name. Pure: the registry says which
-sessions are open, the journal which ones it keeps.
+A session's parent is the one it was forked from; a session may have a name. Does no I/O: the registry says
+which sessions are open, the journal which ones it keeps. `forks.py` makes the forks.
 """
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right, insort
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Set
 from dataclasses import dataclass
 from unicodedata import normalize
 
@@ -52,14 +53,16 @@ def root_of(record: SessionRecord) -> str:
 class ForkTree:
     """One tree: its open sessions, and after `load` those that only the journal has.
 
-    Sessions are ordered by their numbers in the journal, so a parent stands before its children. The registry
-    keeps two fields: ``opened`` counts the sessions in memory; ``unopened`` are the ids of forks in memory
-    that no client has opened yet.
+    Sessions are ordered by their numbers in the journal, so a parent stands before its children.
     """
 
     def __init__(self) -> None:
-        self.opened = 0
+        self.open: set[str] = set()
+        """Ids of the sessions in memory."""
         self.unopened: set[str] = set()
+        """Ids of the forks in memory that no client has opened yet."""
+        self.loading = asyncio.Lock()
+        """Held from `begin_load` to `load`: the journal is asked once."""
         self._numbers: list[int] = []
         self._members: dict[int, Member] = {}
         self._places: dict[str, int] = {}
@@ -67,6 +70,24 @@ class ForkTree:
         self._past: dict[str, int] = {}  # numbers of removed sessions
         self._changed: set[str] | None = None  # ids, since a load began
         self._loaded: float | None = None
+
+    def enter(self, number: int, record: SessionRecord) -> None:
+        """A session is open now. ``number``: in the journal."""
+        self.add(number, record)
+        self.open.add(record.id)
+
+    def forked(self, session_id: str) -> None:
+        """An open session is a fork that no client has opened yet."""
+        self.unopened.add(session_id)
+
+    def client_opened(self, session_id: str) -> None:
+        """A client has opened this session."""
+        self.unopened.discard(session_id)
+
+    def leave(self, session_id: str) -> None:
+        """A session is closed. It stays in the tree until `drop`."""
+        self.unopened.discard(session_id)
+        self.open.discard(session_id)
 
     def add(self, number: int, record: SessionRecord) -> None:
         """Add a session with its number in the journal, or replace its record."""
@@ -98,23 +119,18 @@ class ForkTree:
         self._changed = set()
 
     def load(
-        self,
-        kept: Iterable[tuple[int, SessionRecord]],
-        now: float,
-        *,
-        open_: Container[str] = (),
-        pruned: Container[str] = (),
+        self, kept: Iterable[tuple[int, SessionRecord]], now: float, pruned: Container[str] = ()
     ) -> None:
-        """Take in the journal's sessions, (number, record) each, but none that is in ``open_`` or ``pruned``.
+        """Take in the journal's sessions, (number, record) each, but none that is open or in ``pruned``.
         Sessions of the tree that are neither in ``kept`` nor open are removed. A session that changed since
         `begin_load` stays as it is. ``now``: the time in seconds, for `stale`."""
         changed, there = self._changed or set(), set()
         for number, record in kept:
             there.add(record.id)
-            if record.id not in changed and record.id not in open_ and record.id not in pruned:
+            if record.id not in changed and record.id not in self.open and record.id not in pruned:
                 self._put(number, record)
         for session_id in list(self._places):
-            if session_id not in there and session_id not in changed and session_id not in open_:
+            if session_id not in there and session_id not in changed and session_id not in self.open:
                 self.drop(session_id)
         self._changed = None
         self._loaded = now
@@ -173,3 +189,42 @@ class ForkTree:
         self._places[record.id] = number
         if record.name:
             self._names[normalize("NFC", record.name)] = record.id
+
+
+class ForkTrees:
+    """The fork trees of the open sessions. A tree is here while one of its sessions is open."""
+
+    def __init__(self) -> None:
+        self._trees: dict[str, ForkTree] = {}  # by the id of the first session
+        self._pruned: set[str] = set()
+
+    @property
+    def pruned(self) -> Set[str]:
+        """Ids of the sessions that are being forgotten. No handle opens them."""
+        return self._pruned
+
+    def of(self, record: SessionRecord) -> ForkTree:
+        """The tree of an open session, as far as it is known."""
+        return self._trees[root_of(record)]
+
+    def enter(self, number: int, record: SessionRecord) -> None:
+        """A session is open now. ``number``: in the journal."""
+        self._trees.setdefault(root_of(record), ForkTree()).enter(number, record)
+
+    def leave(self, record: SessionRecord, *, kept: bool) -> None:
+        """A session is closed. ``kept``: the journal has it, so it stays in its tree."""
+        tree = self.of(record)
+        tree.leave(record.id)
+        if not kept:
+            tree.drop(record.id)
+        if not tree.open:
+            del self._trees[root_of(record)]
+
+    def begin_pruning(self, tree: ForkTree, target: str) -> None:
+        """Take the session ``target`` out of its ``tree``."""
+        self._pruned.add(target)
+        tree.drop(target)
+
+    def end_pruning(self, target: str) -> None:
+        """The session ``target`` is forgotten."""
+        self._pruned.discard(target)

@@ -1,4 +1,4 @@
-"""Text on its way against a plain string: append, replace, clear, commit."""
+"""The input text buffer against a plain string: append, replace, clear, commit."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.sessions import input_text_buffer
 from holdfast.sessions.errors import InputInvalid
+from holdfast.sessions.input_text_buffer import InputTextBuffer
 from holdfast.sessions.items import FunctionCallOutput
-from holdfast.sessions.text import text_buffer
-from holdfast.sessions.text.text_buffer import TextBuffer
 
 moves = st.lists(
     st.tuples(st.sampled_from(["append", "replace", "clear"]), st.integers(0, 30), st.text(max_size=8))
@@ -20,7 +20,7 @@ moves = st.lists(
 
 @given(moves)
 def test_it_holds_what_a_string_would(steps: list[tuple[str, int, str]]) -> None:
-    buffer, shadow = TextBuffer(), ""
+    buffer, shadow = InputTextBuffer(), ""
     for verb, start, text in steps:
         if verb == "append":
             buffer.append(text)
@@ -43,7 +43,7 @@ def test_it_holds_what_a_string_would(steps: list[tuple[str, int, str]]) -> None
 
 
 def test_the_role_comes_with_the_first_piece_and_stays() -> None:
-    buffer = TextBuffer()
+    buffer = InputTextBuffer()
     buffer.append("Be ", "system")
     buffer.append("brief.")
     with pytest.raises(InputInvalid):
@@ -55,7 +55,7 @@ def test_the_role_comes_with_the_first_piece_and_stays() -> None:
 
 
 def test_the_item_keeps_its_id_while_its_text_grows() -> None:
-    buffer = TextBuffer()
+    buffer = InputTextBuffer()
     buffer.append("a")
     first = buffer.item()
     buffer.append("b")
@@ -63,8 +63,8 @@ def test_the_item_keeps_its_id_while_its_text_grows() -> None:
 
 
 def test_a_buffer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_buffer, "MAX_CHARACTERS", 3)
-    buffer = TextBuffer()
+    monkeypatch.setattr(input_text_buffer, "MAX_CHARACTERS", 3)
+    buffer = InputTextBuffer()
     buffer.append("abc")
     with pytest.raises(InputInvalid):
         buffer.append("d")
@@ -72,7 +72,7 @@ def test_a_buffer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_buffer_may_hold_what_a_tool_answers_be_it_nothing() -> None:
-    buffer = TextBuffer()
+    buffer = InputTextBuffer()
     buffer.append("", call_id="call_1")
     begun = buffer.item()
     assert isinstance(begun, FunctionCallOutput) and (begun.call_id, begun.output) == ("call_1", "")
@@ -80,7 +80,7 @@ def test_the_buffer_may_hold_what_a_tool_answers_be_it_nothing() -> None:
     buffer.append("degrees")
     buffer.replace(3, "°")
     assert buffer.commit() == FunctionCallOutput(id=begun.id, call_id="call_1", output="21 °")
-    assert buffer == TextBuffer()
+    assert buffer == InputTextBuffer()
     buffer.append("", call_id="call_2")
     nothing = buffer.commit()
     assert isinstance(nothing, FunctionCallOutput) and nothing.output == ""
@@ -97,7 +97,7 @@ def test_the_buffer_may_hold_what_a_tool_answers_be_it_nothing() -> None:
     ],
 )
 def test_text_of_one_kind_takes_no_other(first: dict, then: dict, param: str) -> None:
-    buffer = TextBuffer()
+    buffer = InputTextBuffer()
     if first:
         buffer.append("a", **first)
     before = replace(buffer)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from holdfast.kernels.reference.philox import uniform
-from holdfast.kernels.reference.sampling import sample
+from holdfast.kernels.reference.seeded_sampling import sample
 
 
 def draw(logits, *, temperature=1.0, top_k=0, top_p=1.0, seeds=None, positions=None, candidates=None):

@@ -1,5 +1,5 @@
-"""Sampling: the token that each row's logits and limits give, by a counter-based random number; log
-probabilities.
+"""Seeded sampling: the token that each row's logits and limits give, at the random number of its seed and
+position; log probabilities.
 
 The order on a row's logits is that of transformers' processors: bias, penalties, forbidden tokens
 (`penalties`); temperature, top-k, top-p, min-p, typical (`truncation`); the sample.

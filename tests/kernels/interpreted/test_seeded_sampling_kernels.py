@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.kernels.gpu.sampling import sample
-from holdfast.kernels.reference import sampling
+from holdfast.kernels.gpu.seeded_sampling import sample
+from holdfast.kernels.reference import seeded_sampling
 
 VOCAB = 5_011
 
@@ -37,7 +37,7 @@ def both(
         torch.arange(count) * 0x7_0000_0001,
     )
     min_p = torch.full((count,), least) if least else None
-    expected = sampling.sample(*arguments, min_p=min_p)
+    expected = seeded_sampling.sample(*arguments, min_p=min_p)
     assert sample(*arguments, min_p=min_p, candidates=candidates).tolist() == expected.tolist()
 
 

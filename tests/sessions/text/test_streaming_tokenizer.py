@@ -1,4 +1,4 @@
-"""What is settled of a text that grows begins the tokens of the whole text, for the tokenizers in use."""
+"""The stable prefix of a text that grows begins the tokens of the whole text, for the tokenizers in use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from holdfast.sessions.text.stable_prefix import GrowingPrefix, StablePrefixRule
+from holdfast.sessions.text.streaming_tokenizer import GrowingPrefix, StablePrefixRule
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 
 from .chat_languages import CORPUS, FAMILIES, ours

@@ -1,9 +1,9 @@
-"""Sampling without a sort: limits are found by bisection over the bits of the logits. Log probabilities.
+"""Seeded sampling without a sort: limits are found by bisection over the bits of the logits. Log probabilities.
 
-It samples the same tokens as `reference.sampling`. The number of kept tokens and the mass above a logit are
-monotone in that logit, so 32 counts find the limit of top-k or top-p. If every limited row has a top-k, each
-stretch of the vocabulary first selects its own k best, and the rest is done on those. Masses are fp64; the
-uniform number is Philox's of (seed, position).
+It samples the same tokens as `reference.seeded_sampling`. The number of kept tokens and the mass above a
+logit are monotone in that logit, so 32 counts find the limit of top-k or top-p. If every limited row has a
+top-k, each stretch of the vocabulary first selects its own k best, and the rest is done on those. Masses are
+fp64; the uniform number is Philox's of (seed, position).
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def sample(
     min_p: Tensor | None = None,
     candidates: int | None = None,
 ) -> Tensor:
-    """Sample one token id per row, int64 ``[rows]``: arguments and result of `sampling.sample` of the
+    """Sample one token id per row, int64 ``[rows]``: arguments and result of `seeded_sampling.sample` of the
     reference.
 
     ``candidates`` None means vocab, so nothing waits for the device.

@@ -1,18 +1,18 @@
-"""Input text that is streamed in, before it becomes an item: typed, recognised from speech, or a tool's.
-Pure."""
+"""The input text buffer: text that a client streams in, before it becomes an item. It is typed, recognised from
+speech, or a tool's output. Pure; `text/streaming_tokenizer.py` tokenizes it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import InputInvalid
-from ..items import FunctionCallOutput, Growing, Message, Role, new_id
+from .errors import InputInvalid
+from .items import FunctionCallOutput, Growing, Message, Role, new_id
 
 MAX_CHARACTERS = 1 << 22
 
 
 @dataclass(slots=True)
-class TextBuffer:
+class InputTextBuffer:
     """The text since the last commit. The first piece sets ``role``, or the ``call_id`` that the text answers.
     ``id`` becomes the item's."""
 
