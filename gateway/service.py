@@ -141,8 +141,8 @@ class Service:
         self._opened.set()
 
     async def close(self) -> None:
-        """Admit no client any more, close all sockets, and close all sessions in memory; the journal keeps
-        them. Running turns count as interrupted: the next server continues them.
+        """Admit no client any more, close all sockets, and close all sessions in memory. Running turns count as
+        interrupted, so that the next server can continue those that the journal has.
 
         Sockets, tasks that outlive their requests, and sessions get at most ``close_seconds`` each, because the
         engine may not answer.
