@@ -58,8 +58,8 @@ WRITER = "writer"
 _EVENT_ID = re.compile(r"event_([0-9a-f]{8})-([0-9]{1,18})-([0-9]{1,18})-([0-9]{1,18})(-[0-9a-f]{4})?")
 _NO_REPLY = (0, 0)
 _ALONE = (TextDelta, ArgumentsDelta, ReasoningDelta, OutputItemDone, ResponseDone)
-"""Types of events that mostly come one at a time, so that a write of its own costs nothing: the deltas, and the
-last events of a reply."""
+"""Types of events that mostly come one at a time, so they are written at once and not gathered: the deltas, and
+the last events of a reply in brief."""
 
 
 @dataclass(frozen=True, slots=True)
