@@ -370,8 +370,8 @@ class LiveSessions:
             self._put_away(live)
 
     async def drop(self, live: LiveSession, connection: SessionConnection) -> None:
-        """Close and forget, in the journal too, a new session whose first turn failed, so that no client can
-        come back to it. Does nothing if it is not on ``connection``, or something still runs in it."""
+        """Close and forget, in the journal too, a new session after its first turn failed, so that no client
+        can come back to it. Does nothing if it is not on ``connection``, or something still runs in it."""
         if self._connections.get(live.id) is connection and live.at_rest:
             del self._connections[live.id], self._live[live.id]
             live.face.detach()

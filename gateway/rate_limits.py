@@ -124,7 +124,7 @@ class RateLimiter:
             bucket.spend(tokens)
 
     def left(self, key: bytes, salt: bytes) -> RateLimits:
-        """What the key, whose tenant has this salt, has left now."""
+        """What the key has left now. ``salt``: of its tenant."""
         return _told(self._of(key, salt))
 
     def _of(self, key: bytes, salt: bytes) -> dict[Counted, TokenBucket]:

@@ -87,7 +87,7 @@ class Ask:
 
 class Transcripts:
     """Runs the turns of clients that send whole conversations. It is the `Face` by which `LiveSessions` makes
-    their sessions. ``default_max_tokens``: the most tokens of a reply whose request sets no limit; None: as
+    their sessions. ``default_max_tokens``: the most tokens of a reply if its request sets no limit; None: as
     many as fit into the context."""
 
     def __init__(self, sessions: LiveSessions, link: EngineLink, default_max_tokens: int | None) -> None:

@@ -31,7 +31,7 @@ from .translate import sampling_of, structured_of
 MAX_PROMPTS = 256
 MAX_LOGPROBS = 20
 DEFAULT_TOKENS = 16
-"""The most tokens of a reply whose request sets no limit, as the standard has it."""
+"""The most tokens of a reply if its request sets no limit, as the standard has it."""
 
 
 class CompletionRequest(SamplingBody, kw_only=True, frozen=True):

@@ -24,8 +24,8 @@ def ask_of(
     body: frames.ChatRequest, bounds: RequestBounds, sampling: Mapping[str, Any], default_tokens: int | None
 ) -> Ask:
     """The turn that a body asks for. ``bounds``: what the model allows. ``sampling``: the model's defaults, for
-    fields that the body leaves out. ``default_tokens``: the most tokens of a reply whose request sets no limit;
-    None: as many as the context holds.
+    fields that the body leaves out. ``default_tokens``: the most tokens of a reply if its request sets no
+    limit; None: as many as the context holds.
 
     Raises ``FieldInvalid``, ``FieldMissing``, and what `TurnRequest.checked` raises.
     """

@@ -1,5 +1,5 @@
-"""The server events of one session: their order, their ids, and a copy of the latest ones for a client whose
-connection was lost.
+"""The server events of one session: their order, their ids, and a copy of the latest ones for a client that
+lost its connection.
 
 Events are posted to *lanes*: each lane is a queue with a name. The events of a lane leave in order; to leave is
 to get an id and to be sent, or only kept if there is no socket. An event that acknowledges something has a
@@ -148,7 +148,7 @@ class _Sent(msgspec.Struct, frozen=True, gc=False):
 
 class EventLog:
     """The server events of one session. It numbers them, sends them to the session's socket in order, holds
-    back what the journal does not have yet, and keeps the latest for a client whose connection was lost.
+    back what the journal does not have yet, and keeps the latest for a client that lost its connection.
 
     ``limits``: how many bytes are kept. ``replies``: the number of replies that the session has had, without
     the last one if that one's events are posted again from the journal; the next reply gets the next number.

@@ -569,7 +569,7 @@ class EventDerivedIds:
 
 def typed_since(before: TextBuffer, after: TextBuffer) -> Typed:
     """The journal's record of a change of the text that the client streams in, from ``before`` to ``after``:
-    the new text from the first character that differs, and whose text it is."""
+    the new text from the first character that differs, and the role or tool call that the text belongs to."""
     appended = after.text.startswith(before.text)
     start = len(before.text) if appended else _shared(before.text, after.text)
     return Typed(start=start, text=after.text[start:], role=after.role, item=after.id, call=after.call_id)

@@ -61,7 +61,7 @@ from .items import (
 
 Cuts: TypeAlias = list[list[tuple[int, int]]]
 """For each output item of a response a list with a pair for each of its deltas: the delta's number of
-characters, and the number of tokens whose log probabilities it has."""
+characters, and the number of tokens that it has log probabilities of."""
 
 _TERMINAL = {"completed": "response.completed", "failed": "response.failed"}
 """The type of a response's last event by the response's status. For other statuses it is

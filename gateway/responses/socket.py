@@ -55,8 +55,8 @@ LANES = 32
 MAX_STEERS = 16
 """The most `response.steer` events that wait for the end of one response."""
 REMEMBERED = 256
-"""The number of latest ended responses whose ids a socket remembers, so that a `response.steer` that comes too
-late gets an error that says so."""
+"""A socket remembers the ids of so many responses that have ended, the latest ones, so that a `response.steer`
+that comes too late gets an error that says so."""
 
 _ENCODER = msgspec.json.Encoder()
 

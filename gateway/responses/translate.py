@@ -208,7 +208,7 @@ def ask_of(
 ) -> Ask:
     """The turn that a body asks for, in the conversation ``transcript``. ``bounds``: what the model allows.
     ``defaults``: the model's sampling parameters, for fields that the body leaves out; ``default_tokens``: the
-    most tokens of a reply whose request sets no limit; None: as many as the context holds. ``streamed``:
+    most tokens of a reply if its request sets no limit; None: as many as the context holds. ``streamed``:
     deliver a tool call's arguments while they come.
 
     Raises ``FieldInvalid``, and what `TurnRequest.checked` raises.
