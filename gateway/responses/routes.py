@@ -52,7 +52,7 @@ RESPONSES = "/v1/responses"
 CONVERSATIONS = "/v1/conversations"
 T = TypeVar("T")
 PAGE, MOST = 20, 100
-"""Items of a page if the client asks for no number, and the most that it may ask for."""
+"""``PAGE``: the items of a page if the client asks for no number. ``MOST``: the most that it may ask for."""
 LATEST = 2**31
 """The greatest ``sequence_number`` of an event that a client may name."""
 
