@@ -59,7 +59,7 @@ def started(words: Sequence[str], threads: int) -> Iterator[tuple[str, int]]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """The user and system time of a process so far, of all its threads, in ticks of the kernel's clock (10
+    """The user and system time of a process so far, of all its threads, in seconds, to the kernel's tick (10
     ms)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICK
