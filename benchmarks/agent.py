@@ -1,10 +1,10 @@
-"""``holdfast bench agent``: a loop of 25 tool calls in a session, against resending all of it.
+"""``holdfast bench agent``: a loop of 25 tool calls in a session, against a client that resends all of it.
 
-Every reply of the toy is one call that a grammar forces (`harness/callers.py`); its history begins with 4,096
-or 16,384 tokens. Two loops alternate on one server: `chat.run`, which sends only tool outputs, and a stateless
-client (`response.create{conversation: "none", input: [all]}`). Steps after the first are compared: both loops
-find all but the new tokens in the cache. The engine reports how long it computed and was idle; the rest of a
-step belongs to the other processes. Then the same with a tool that streams `--streamed-tokens` over
+Every reply of the toy model is one call that a grammar forces (`harness/callers.py`); its history begins with
+4,096 or 16,384 tokens. Two loops alternate on one server: `chat.run`, which sends only tool outputs, and a
+stateless client (`response.create{conversation: "none", input: [all]}`). Steps after the first are compared:
+both loops find all but the new tokens in the cache. The engine reports how long it computed and was idle; the
+rest of a step belongs to the other processes. Then the same with a tool that streams `--streamed-tokens` over
 `--tool-seconds`. Last, the time from the sampled closing brace of a call until the client starts its tool.
 """
 
@@ -40,19 +40,21 @@ from .report import Goal, show, summary, table
 
 HISTORIES, STEPS = (4096, 16384), 25
 TOOL_SECONDS, STREAMED_TOKENS = 0.285, 256
-"""The median tool of the coding workload, and about a third of what one answers there."""
+"""The duration of the median tool of the coding workload, and about a third of the tokens that a tool answers
+there."""
 WAYS = ("session", "resent")
 STEP_TIME = "time per step ÷ resent"
 LESS_BYTES, LESS_CPU, STEP_SHARE, DISPATCH_MS = 0.9, 0.8, 0.7, 5.0
-"""The goals."""
+"""The goals: the share of bytes and of gateway CPU that is saved, the ratio of times per step, milliseconds to
+a tool."""
 COMPUTE, BETWEEN = ("t_launch", "t_device"), ("t_gap",)
 ENGINE = (*COMPUTE, *BETWEEN, "steps")
-"""What the engine tells of its steps."""
+"""The names of the engine's statistics of its steps: seconds by part, and their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """A tool output that is produced over ``seconds``."""
+    """A tool output of so many ``tokens`` that is produced over ``seconds``."""
 
     seconds: float
     tokens: int
@@ -60,7 +62,9 @@ class Streamed:
 
 @dataclass(slots=True)
 class Loop:
-    """The cost of one loop: its steps after the first."""
+    """What one loop cost, without its first step. ``step_seconds``: of each step. ``wire_bytes``: both ways;
+    ``sent_bytes``: to the server. ``engine``: how much the engine's statistics grew. ``prompts``: tokens of
+    each prompt."""
 
     step_seconds: list[float] = field(default_factory=list)
     wire_bytes: int = 0
@@ -83,7 +87,7 @@ class Loop:
 
 
 class Counted:
-    """A transport that counts the bytes of what it carries, both ways."""
+    """A transport that counts the bytes that it carries, both ways."""
 
     def __init__(self, inner: WebSocketTransport) -> None:
         self._inner = inner
@@ -136,7 +140,8 @@ def measure(options: Options, device: str, histories: Sequence[int], steps: int,
 def measured(
     options: Options, device: str, histories: Sequence[int], steps: int, streamed: Streamed
 ) -> Iterator[tuple[str, dict[str, Any], list[Goal]]]:
-    """Each result in turn: its name (model and history; the model for dispatch times), figures, goals."""
+    """Run all measurements, and yield each result: its name (model and history; only the model for the times to
+    a tool), its figures, its goals."""
     for model in options.models:
         with tempfile.TemporaryDirectory() as folder:
             caller = Caller.make(model, Path(folder), options.seed, options.dtype)
@@ -171,7 +176,9 @@ def by_turns(
     steps: int,
     streamed: Streamed | None = None,
 ) -> dict[str, list[Loop]]:
-    """One loop of each of `WAYS` per round; the order alternates."""
+    """Run one loop in each of the `WAYS` in every round, in alternating order. ``history``: tokens before the
+    first step. ``streamed``: how the tool streams its output; None: it answers at once. Returns the loops by
+    way."""
     found: dict[str, list[Loop]] = {way: [] for way in WAYS}
     for number in range(options.rounds):
         for way in WAYS if number % 2 else reversed(WAYS):
@@ -195,7 +202,7 @@ async def _loop(running: Server, way: str, caller: Caller, told: str, steps: int
 
 
 async def _resend(chat: Chat, told: str, steps: int, tool: Tool, meter: _Meter) -> None:
-    """The loop of a client that keeps the history itself."""
+    """Run the loop as a client that keeps the history itself and sends all of it with each request."""
     items: list[AnyItem] = [MessageItem.of("user", told)]
     for _ in range(steps):
         async for _event in chat.respond(conversation="none", input=items):
@@ -210,7 +217,7 @@ async def _resend(chat: Chat, told: str, steps: int, tool: Tool, meter: _Meter) 
 
 
 class _Meter:
-    """Reads bytes, CPU and time at the end of each response."""
+    """Reads bytes, CPU and time at the end of each response of a loop, and adds them to ``loop``."""
 
     def __init__(self, loop: Loop, counted: Counted, running: Server) -> None:
         self._loop = loop
@@ -242,7 +249,7 @@ class _Meter:
         self._before = time.perf_counter()
 
     def over(self) -> None:
-        """The loop has ended; gives the engine's work since the first response."""
+        """The loop has ended: add to it what the engine has done since the first response."""
         now = engine_statistics(self._running.url)
         self._loop.engine = {name: now[name] - self._engine[name] for name in ENGINE}
 
@@ -263,7 +270,8 @@ async def _session(url: str, caller: Caller, tool: Tool) -> AsyncIterator[tuple[
 
 
 async def dispatched(caller: Caller, options: Options, device: str, history: int, steps: int) -> list[float]:
-    """Milliseconds from sampling the closing brace to its tool being begun, for each call."""
+    """For each call of some loops, the milliseconds from sampling its closing brace to the start of its
+    tool."""
     stamps, begun = caller.folder / "stamps", list[int]()
 
     def trace(event: RunEvent) -> None:
@@ -289,7 +297,7 @@ async def dispatched(caller: Caller, options: Options, device: str, history: int
 
 @dataclass(frozen=True, slots=True)
 class SessionShares:
-    """The cost of a session as a share of the cost of resending: the median of the rounds' ratios."""
+    """What a session costs, divided by what resending costs: the median of the rounds' ratios, each."""
 
     bytes: float
     gateway_cpu: float
@@ -297,7 +305,8 @@ class SessionShares:
 
 
 def shares(loops: dict[str, list[Loop]]) -> SessionShares:
-    """Shares from alternating loops. Raises ``CannotMeasure`` if they have not computed the same."""
+    """The shares from alternating loops. Raises ``CannotMeasure`` if the prompts of the two ways had different
+    lengths."""
     ours, theirs = (loops[way] for way in WAYS)
     if [loop.prompts for loop in ours] != [loop.prompts for loop in theirs]:
         raise CannotMeasure("the two ways have not put the same number of tokens before the model")

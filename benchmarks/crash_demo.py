@@ -32,7 +32,7 @@ STORY = "Tell me the story of the fox."
 LINES = ("My name is Marisol.", STORY, STORY, "What is my name?")
 LAST = "What is my name?"
 PIECES_BEFORE = 12
-"""Pieces of a reply before a process is killed."""
+"""The number of a reply's text pieces after which a process is killed."""
 KILLED = ("the engine was killed in mid-reply", "the server was killed in mid-reply")
 
 Kill = Callable[[], Awaitable[None]]
@@ -40,14 +40,16 @@ Kill = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class DisturbedReply:
-    """A reply's text, and the longest wait for a piece of it in seconds."""
+    """A reply that was interrupted by a crash: its text, and as ``gap`` the longest wait for a piece of it, in
+    seconds."""
 
     text: str
     gap: float
 
 
 class ServerProcess:
-    """``holdfast serve``, always on the same port and store."""
+    """A process of ``holdfast serve`` that is killed and started again, always on the same port and with the
+    same store."""
 
     def __init__(self, model: str, store: Path) -> None:
         with socket.create_server((DEFAULT_HOST, 0)) as free:
@@ -58,12 +60,12 @@ class ServerProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start it and wait until it is ready."""
+        """Start the server and wait until it is ready."""
         self._process = await asyncio.create_subprocess_exec(*self._command, stderr=asyncio.subprocess.PIPE)
         await address_of(self._process)
 
     async def kill_engine(self) -> None:
-        """Kill the engine's process; the server starts another."""
+        """Kill the engine's process; the server starts another one."""
         assert self._process is not None, "the server runs"
         for pid in _engines(self._process.pid):
             os.kill(pid, signal.SIGKILL)
@@ -81,7 +83,8 @@ class ServerProcess:
 
 
 async def play_crashes(model: str, console: Console, longest: int | None = None) -> list[str]:
-    """Play both acts. ``longest``: tokens of a reply, at most. Returns what went wrong, in lines."""
+    """Play the second and the third act. ``longest``: the most tokens of a reply; None: the session's default.
+    Returns what went wrong, a line for each fault."""
     limits: dict[str, Any] = {} if longest is None else {"max_output_tokens": longest}
     # The disk tier's process may write for a moment after its server was killed.
     kept = tempfile.TemporaryDirectory(prefix="holdfast-demo-", ignore_cleanup_errors=True)
@@ -104,7 +107,8 @@ async def play_crashes(model: str, console: Console, longest: int | None = None)
 
 
 async def _use_disk(chat: Chat, line: str, expected: str, model: str, console: Console) -> list[str]:
-    """Lease the session, send its KV to disk and run a turn on it. Returns what went wrong."""
+    """Lease the session's KV, send it to disk and take a turn on it. ``expected``: the text that the reply must
+    be. Returns what went wrong, a line for each fault."""
     receipt = await chat.lease(priority=1, ttl=60.0, returns_in=30.0)
     settled = await chat.settle("disk")
     told = await _say(chat, line, None)
@@ -161,11 +165,11 @@ def _show(chat: Chat, line: str, told: DisturbedReply, name: str, model: str, co
 
 
 def _excerpt(text: str) -> str:
-    """Whole words of the beginning and of the end."""
+    """The beginning and the end of a long text, whole words of each, with dots between."""
     return f"{text[:60].rsplit(None, 1)[0]} … {text[-16:].split(None, 1)[-1]}"
 
 
 def _engines(server: int) -> list[int]:
-    """Process ids of a server's engines."""
+    """Ids of the engine processes of a server. ``server``: its process id."""
     command_lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children_of(server)}
     return [pid for pid, words in command_lines.items() if b"holdfast.runtime\0" in words]

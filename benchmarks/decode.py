@@ -1,7 +1,7 @@
-"""``holdfast bench decode``: tokens per second at 1, 8 and 32 sequences, against peers in the same run.
+"""``holdfast bench decode``: tokens per second at 1, 8 and 32 sequences, against other engines in the same run.
 
-64 prompt and 128 generated tokens each; the time includes the prompt. With ``--profile``,
-where our own step's time goes: parts by the step log, operators by torch's profiler.
+64 prompt and 128 generated tokens each; the time includes the prompt. With ``--profile`` it also says where our
+own step's time goes: parts by the step log, operators by torch's profiler.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OVER_OPENVINO = 0.6
 PROMPT, OUT = 64, 128
 
 Rates = dict[int, dict[str, list[float]]]
-"""Tokens per second: size, engine, rounds."""
+"""Tokens per second: by size (sequences, or tokens of a prompt), then by engine's name, one for each round."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -74,7 +74,8 @@ def rates_of(
     rounds: int,
     drawn: Callable[[int], Callable[[EngineWorker], float]],
 ) -> Rates:
-    """The rates of all engines. ``drawn`` draws a round's input of a size and gives what measures an engine."""
+    """Measure the rates of all engines, ``rounds`` times at each of the ``sizes``. ``drawn`` draws a round's
+    input of a size, and returns a function that measures one engine with it, in tokens per second."""
     rates: Rates = {}
     for size in sizes:
         rates[size] = {worker.name: [] for worker in workers}
@@ -90,7 +91,8 @@ def rates_of(
 def _steps(
     ours: EngineWorker, sequences: Sequence[int], options: Options, model: str, *, profiled: bool
 ) -> dict[int, Any]:
-    """Step-log means of one more run of ours per number of sequences; torch operators if asked for."""
+    """For each number of sequences, means of the step log over one more run of our engine; if ``profiled``,
+    torch's operators of a further run, too."""
     rng = random.Random(f"{options.seed} steps")
     found: dict[int, Any] = {}
     for count in sequences:

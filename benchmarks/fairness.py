@@ -1,12 +1,12 @@
-"""``holdfast bench fairness``: a tenant's TTFT beside one that keeps the engine full.
+"""``holdfast bench fairness``: a tenant's TTFT beside another tenant that keeps the engine full.
 
-Each attack and each policy of the scheduler meets a new server with two tenants. The attacker
+Each attack is run under each policy of the scheduler, against a new server with two tenants. The attacker
 (`harness/flood.py`) sends what any client may, and more than runs at once: 64 talkers, 32 sessions with 8
-replies out of band each, or 16 prompts of about 3,000 tokens, again and again. Three windows of the same
-length: the victim takes turns alone; the attacker runs and the victim is idle; both run. The 90th percentile
-of the victim's token gaps beside the attack counts as the length of a step. The attacker's throughput is what
-the engine computes while the victim is idle, in tokens per second; the goal compares it with that under first
-come, first served.
+replies out of band each, or 16 prompts of about 3,000 tokens, again and again. There are three windows of the
+same length: the victim takes turns alone; the attacker runs and the victim is idle; both run. The 90th
+percentile of the victim's token gaps beside the attack counts as the length of a step. The attacker's
+throughput is what the engine computes while the victim is idle, in tokens per second; the goal compares it with
+that under first come, first served.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def measure(
 
 
 async def _meet(options: Options, name: str, policy: str, seconds: float, warm: float) -> dict[str, Any]:
-    """One attack under one policy."""
+    """Run the attack ``name`` under one policy. ``seconds``: of each window; ``warm``: of the attack before it
+    is measured. Returns the figures."""
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys.toml"
         keys.write_text(KEYS)

@@ -1,10 +1,10 @@
 """``holdfast bench floods``: what one tenant's floods cost another tenant.
 
-Each flood meets a new server. Its attacker has no limits (`harness/flood.py`, a process at the lowest
-priority); the victim is promised 50 sessions, opens them one by one with a turn each, and goes on taking
-turns. The report compares the victim's TTFT, token gaps and refusals alone and under the flood, and the
-growth of the gateway's memory. The 90th percentile of the victim's gaps during the flood counts as the
-length of an engine step.
+Each flood is sent to a new server. Its attacker has no limits (`harness/flood.py`, a process at the lowest
+priority); the victim is promised 50 sessions, opens them one by one with a turn each, and goes on taking turns.
+The report compares the victim's TTFT, token gaps and refusals alone and under the flood, and the growth of the
+gateway's memory. The 90th percentile of the victim's gaps during the flood counts as the length of an engine
+step.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ sessions = {PROMISED}
 
 @dataclass(slots=True)
 class Window:
-    """The victim's measurements in one interval. Times in seconds, memory in bytes. ``failed``: its refused
-    or lost requests. ``opened``: its number of sessions at the end."""
+    """What was measured of the victim in one interval. ``ttft``, ``gaps``: in seconds. ``failed``: texts of its
+    refused or lost requests. ``opened``: its number of sessions at the end. ``growth``: of the gateway's
+    memory, in bytes. ``gateway_cpu``: in seconds, during the ``seconds`` of the interval."""
 
     ttft: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
@@ -131,7 +132,8 @@ async def _flood(options: Options, name: str, seconds: float) -> tuple[Window, W
 
 
 async def victim(running: Server, seconds: float, *, turns: int | None = None) -> Window:
-    """Take turns of the victim for a time, or a number of turns."""
+    """Take turns as the victim, for so many seconds; or, if ``turns`` is set, so many turns. Returns what was
+    measured."""
     window = Window()
     before, spent = memory_bytes(running.gateway)["now"], cpu_seconds(running.gateway)
     began = time.perf_counter()

@@ -1,8 +1,9 @@
 """``holdfast bench fork``: the time of a fork in the engine, by length and number of children.
 
 Runs the real scheduler, pool and block manager on a device that computes nothing. A fork touches no tensor; it
-is timed as the verb alone, for idle and for generating parents, and so is a child's first own tokens, which
-copy the ids it shares. Copies and blocks are counted, not timed.
+is timed as the verb alone, for parents that are idle and for parents that generate. So is the verb that appends
+a child's first own tokens, which copies the token ids that it shares. Block copies and blocks are counted, not
+timed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ MOST_MEMORY = 1.2
 
 
 class ForkStage:
-    """A scheduler, and one parent of ``length`` tokens in it, all computed but the last."""
+    """A scheduler with one parent sequence of ``length`` tokens, all computed but the last, and with room for
+    ``children`` forks of it."""
 
     def __init__(self, length: int, *, children: int) -> None:
         blocks = -(-length // BLOCK) + 8 * (children + 1)
@@ -57,7 +59,7 @@ class ForkStage:
         return time.perf_counter() - began
 
     def step(self) -> bool:
-        """Run one step; False if there was nothing to do."""
+        """Run one step. Returns False if there was nothing to do."""
         plan = self.scheduler.plan(0.0)
         if plan is not None:
             self.scheduler.commit(plan, ReplayedStep(plan).tokens(), 0.0)
@@ -124,7 +126,8 @@ def measure(options: Options) -> None:
 
 
 def _timed(length: int, children: int, options: Options) -> dict[str, Any]:
-    """Microseconds of each fork, alternately from an idle and from a generating parent."""
+    """The microseconds of each fork of ``length`` tokens into ``children``: first from an idle, then from a
+    generating parent; also of the children's first own tokens, and the most blocks copied per child."""
     stage = ForkStage(length - length % BLOCK + PART, children=children)
     seconds: dict[str, list[float]] = {"idle": [], "generating": [], "first_own_tokens": []}
     copied = 0.0
@@ -147,7 +150,8 @@ def _timed(length: int, children: int, options: Options) -> dict[str, Any]:
 
 
 def _begin(stage: ForkStage, children: Sequence[int]) -> list[float]:
-    """Append a first own token to each child; seconds of that verb."""
+    """Append a first own token to each child and let it generate one. Returns the seconds of each verb that
+    appended."""
     took = [stage.apply(Extend(0, seq, [2])) for seq in children]
     for seq in children:
         stage.generate(seq, 1)
@@ -156,7 +160,8 @@ def _begin(stage: ForkStage, children: Sequence[int]) -> list[float]:
 
 
 def _memory() -> dict[str, float]:
-    """Blocks of 16 branches of one prefix with own tokens, and of one branch plus these tokens."""
+    """Blocks held by one prefix, by 16 branches of it with own tokens, and by these own tokens alone; and the
+    ratio of the branches to the sum of the other two."""
     stage = ForkStage(PREFIX + PART, children=BRANCHES)
     one = stage.held
     made, _ = stage.fork(BRANCHES)

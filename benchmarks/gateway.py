@@ -33,21 +33,22 @@ from .harness.workers import environment
 from .report import Goal, show, summary, table
 
 ALONE = 5.0
-"""The goal with one session, as a ratio to the bare sender."""
+"""The goal for one session: the gateway's CPU time per token ÷ the bare sender's."""
 TOGETHER = 3.0
-"""The same with many."""
+"""The goal for many sessions: the gateway's CPU time per token ÷ the bare sender's."""
 RECEIVED = 3.0
 TURN_BEFORE = 11.0
-"""A turn of `SHORT` tokens ÷ `SHORT` bare frames, as first measured by this benchmark; the goal is half."""
+"""The CPU time of a turn of `SHORT` tokens ÷ that of `SHORT` bare frames, as this benchmark first measured it;
+the goal is half."""
 SHORT = 16
 IDLE_KIB = 32.0
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLoad:
-    """``tokens``: of a long reply. ``replies``: how many sessions
-    generate at once, one number for each measurement. ``talkers``, ``turns``: sessions that take so many short
-    turns each. ``idle``: sessions that only stay open."""
+    """What is measured. ``tokens``: of a long reply. ``replies``: how many sessions generate at once, one
+    number for each measurement. ``talkers``, ``turns``: so many sessions take so many short turns each.
+    ``idle``: sessions that only stay open."""
 
     tokens: int = 400
     replies: tuple[int, ...] = (1, 32, 64)
@@ -100,7 +101,8 @@ def measure(options: Options, load: TokenLoad, *, quiet: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A serving process: the socket at which its steps are asked for, its address, and its id."""
+    """A serving process: the socket at which its steps are asked for (``pace``), its address, and its process
+    id."""
 
     pace: Path
     url: str
@@ -151,7 +153,8 @@ def _read_name(sessions: int) -> str:
 
 
 async def _warmed(gateway: Process, load: TokenLoad) -> list[bytes]:
-    """Take a first turn; gives its deltas as frames. Raises ``CannotMeasure`` unless each token had its own."""
+    """Take a first turn. Returns its text deltas as encoded frames. Raises ``CannotMeasure`` unless each token
+    had a frame of its own."""
     connection = await opened(gateway.url)
     deltas = await reply(connection, asked(load.tokens), Lockstep(gateway.pace, 1, load.tokens))
     await connection.close()
@@ -161,7 +164,7 @@ async def _warmed(gateway: Process, load: TokenLoad) -> list[bytes]:
 
 
 async def _ours(gateway: Process, sessions: int, tokens: int, turns: int) -> float:
-    """CPU seconds of the gateway, in which so many sessions take their turns."""
+    """The gateway's CPU seconds while so many ``sessions`` take ``turns`` turns of ``tokens`` tokens each."""
     async with AsyncExitStack() as stack:
         connections = [await stack.enter_async_context(await opened(gateway.url)) for _ in range(sessions)]
 
@@ -176,7 +179,8 @@ async def _ours(gateway: Process, sessions: int, tokens: int, turns: int) -> flo
 
 
 async def _bare(bare: Process, deltas: list[bytes], sessions: int, tokens: int, turns: int) -> float:
-    """CPU seconds of the bare sender, in which it sends as many frames."""
+    """The bare sender's CPU seconds while it sends as many frames, of the same content, to as many
+    connections."""
     message = json.dumps({"frames": tokens, "frame": deltas[-1].decode()})
     async with AsyncExitStack() as stack:
         dialled = [
@@ -198,7 +202,8 @@ async def _bare(bare: Process, deltas: list[bytes], sessions: int, tokens: int, 
 
 
 async def _received(kind: str, gateway: Process, sessions: int, tokens: int) -> dict[str, float]:
-    """What a client process of this kind tells (`harness.receivers`)."""
+    """The CPU seconds and text pieces of a client process of this kind, ``sdk`` or ``bare``
+    (`harness.receivers`)."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", f"{__package__}.harness.receivers"),
         *(kind, gateway.url, str(gateway.pace), str(sessions), str(tokens)),
@@ -215,7 +220,8 @@ async def _received(kind: str, gateway: Process, sessions: int, tokens: int) -> 
 
 
 async def _idle(gateway: Process, sessions: int) -> dict[str, float]:
-    """The growth of the gateway's resident memory while so many sockets with a session each are opened."""
+    """The growth of the gateway's resident memory while so many sockets, with a session each, are opened: KiB
+    for each."""
     before = memory_bytes(gateway.pid)["now"]
     async with AsyncExitStack() as stack:
         for _ in range(sessions):

@@ -1,8 +1,8 @@
 """``holdfast bench grammar``: what following a grammar costs a decode, and how long grammars take to compile.
 
-A batch that writes JSON by its schema against the same batch left free, in turns, on one engine; then the
-compile times of schemas as people have them, each new to the engine, and of ones that are refused, while
-another sequence decodes. Random weights, the pocket model's tokenizer.
+A batch of sequences that write JSON by a schema against the same batch without a grammar, in turns, on one
+engine; then the compile times of realistic schemas, each new to the engine, and the time to refuse bad
+grammars, while another sequence decodes. Random weights, the pocket model's tokenizer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ BATCH, PROMPT, OUT = 8, 64, 128
 MOST_COST = 15.0
 MOST_REFUSAL_MS = 1000.0
 MOST_GAP = 1.5
-"""Another sequence's 99th gap between tokens while grammars are refused, to that before."""
+"""The goal for another sequence's 99th percentile of gaps between tokens: while grammars are refused ÷
+before."""
 
 ENDLESS = {
     "type": "array",
@@ -51,7 +52,7 @@ ENDLESS = {
         "additionalProperties": False,
     },
 }
-"""Never ends within a run, so that both batches say as many tokens."""
+"""A schema that never ends within a run, so that both batches write as many tokens."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -99,7 +100,8 @@ async def _measure(link: EngineLink, options: Options) -> dict[str, Any]:
 
 
 async def _rate(link: EngineLink, sampling: Sampling, out: int) -> float:
-    """Tokens per second of a batch with computed prompts."""
+    """The tokens per second of a batch of sequences, from a moment at which their prompts are there to their
+    ends."""
     opened = [(await link.open(_prompt(number))).seq for number in range(BATCH)]
     began = time.perf_counter()
     counts = [0] * BATCH
@@ -121,7 +123,8 @@ async def _rate(link: EngineLink, sampling: Sampling, out: int) -> float:
 
 
 async def _first(link: EngineLink, schema: dict[str, Any]) -> dict[str, float]:
-    """Milliseconds to the first token: with a new grammar, with the same known grammar, without one."""
+    """Milliseconds to the first token of a reply: with a grammar that is new to the engine, with the same
+    grammar when it is known, and without one."""
     known = Sampling(grammar=_json(schema))
     return {
         "new": await _first_token(link, known),
@@ -144,14 +147,16 @@ async def _first_token(link: EngineLink, sampling: Sampling) -> float:
 
 @dataclass(slots=True)
 class _Gaps:
-    """Milliseconds between another sequence's tokens; ``calm``: the 99th percentile before the refusals."""
+    """Milliseconds between the tokens of another sequence; ``calm``: their 99th percentile before grammars were
+    refused."""
 
     ms: list[float]
     calm: float = 0.0
 
 
 async def _refusals(link: EngineLink, options: Options) -> tuple[dict[str, float], _Gaps]:
-    """Most milliseconds to refuse each bad grammar, repeated while another sequence decodes."""
+    """For each bad grammar, by name, the most milliseconds that its refusal took, repeated while another
+    sequence decodes; and that sequence's gaps."""
     told: dict[str, float] = {}
     gaps = _Gaps([])
     seq = (await link.open(_prompt(1))).seq

@@ -1,8 +1,9 @@
-"""``holdfast bench load``: agent-like sessions against a real server over sockets, open-loop, rate by rate.
+"""``holdfast bench load``: agent-like sessions against a real server over sockets, at several rates of turns.
 
-The pocket model, 64 sessions; many turns call a tool, which answers after a while. First the capacity, with
-every session always busy; then Poisson arrivals at shares of it. A turn that waits for a free session counts
-its wait. The client runs in this process, gateway and engine in theirs, on the same cores.
+The pocket model, 64 sessions; many turns call a tool, which answers after a while. First the capacity is
+measured, with every session always busy. Then turns arrive at random times (Poisson) at shares of it, whether
+the server keeps up or not; a turn that waits for a free session counts its wait. The client runs in this
+process, gateway and engine in theirs, on the same cores.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from .report import Goal, show, table
 
 GATEWAY_MICROSECONDS = 15.0
 SHARES = (0.25, 0.5, 0.75, 1.0)
-"""Of the capacity, in turns per second."""
+"""The rates at which turns arrive, as shares of the capacity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The number of sessions, the seconds per rate, and the rates."""
+    """The load of one run. ``sessions``: their number. ``seconds``: for how long each rate is offered.
+    ``shares``: the rates, as shares of the capacity."""
 
     sessions: int
     seconds: float
@@ -81,7 +83,7 @@ async def _phases(options: Options, offer: Offer) -> list[LoadPoint]:
 
 
 class Load:
-    """The sessions, with closed-loop and open-loop load."""
+    """The client's sessions on a running server, and the two ways to keep them busy: `closed` and `open`."""
 
     def __init__(self, client: Client, running: Server, offer: Offer, seed: int) -> None:
         self._client = client
@@ -94,7 +96,7 @@ class Load:
 
     @asynccontextmanager
     async def sessions(self) -> AsyncIterator[None]:
-        """Keep all open until the end of the block."""
+        """Open all sessions, and keep them open until the end of the block."""
         async with AsyncExitStack() as stack:
             for _ in range(self._offer.sessions):
                 agent = Agent(self._client, self._talks, self._tools)
@@ -104,7 +106,8 @@ class Load:
             yield
 
     async def closed(self, name: str, seconds: float) -> LoadPoint:
-        """Closed loop: every session takes its next turn when its last one ended."""
+        """Closed loop, for so many seconds: every session takes its next turn as soon as its last one has
+        ended. ``name``: of the measurement. Returns its figures."""
         phase = LoadPoint(name, None)
         end = time.monotonic() + seconds
 
@@ -119,7 +122,8 @@ class Load:
         return phase
 
     async def open(self, name: str, rate: float) -> LoadPoint:
-        """Open loop: turns arrive at ``rate`` per second, whether or not the server keeps up."""
+        """Open loop, for the seconds of the offer: turns arrive at ``rate`` per second, whether or not the
+        server keeps up. ``name``: of the measurement. Returns its figures."""
         phase = LoadPoint(name, rate)
 
         async def work(arrived: float) -> None:
@@ -143,7 +147,8 @@ class Load:
 
 
 class Agent:
-    """One client that holds one conversation after the other, each in a session of its own."""
+    """A client that holds one conversation after another, each in a session of its own. ``waiting``: the
+    conversations. ``tools``: decides how long tools take."""
 
     def __init__(self, client: Client, waiting: Iterator[ScoredConversation], tools: random.Random) -> None:
         self._client = client
@@ -162,7 +167,8 @@ class Agent:
         await self._stack.aclose()
 
     async def turn(self, arrived: float) -> list[Request]:
-        """Take the next turn, or the first of the next conversation after the last turn or a failure."""
+        """Take the next turn; after the last turn of a conversation, or a failure, the first turn of the next
+        one. ``arrived``: when the turn was due. Returns its requests."""
         turn = next(self._left, None)
         if turn is None:
             await self.leave()

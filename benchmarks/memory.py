@@ -1,8 +1,8 @@
-"""``holdfast bench memory``: the peak of an engine process that loads a model and fills all its KV.
+"""``holdfast bench memory``: the peak memory of an engine process that loads a model and fills all its KV.
 
-Compared with the memory that it needs: the weights, the pool, and 200 MB for everything else, mainly
-interpreter and torch; without host memory for KV, which has its own budget (``--host-bytes``). The peak is
-the kernel's own (``VmHWM``, what ``time -v`` calls maximum resident set size).
+It is compared with what the process needs: the weights, the pool, and 200 MB for everything else, mainly
+interpreter and torch; without host memory for KV, which has its own budget (``--host-bytes``). The peak is the
+kernel's own (``VmHWM``, what ``time -v`` calls maximum resident set size).
 """
 
 from __future__ import annotations

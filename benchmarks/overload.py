@@ -1,14 +1,14 @@
 """``holdfast bench overload``: many bad clients, and three times as many requests as can be answered.
 
-*Slow readers*: two hundred sockets of one tenant with a reply each that is read at some bytes per second, and
+*Slow readers*: two hundred sockets of one tenant, each with a reply that is read at some bytes per second, and
 two thousand connections that send half of a request's head, and connect again when they are dropped
-(`harness/flood.py`). Four sessions of another tenant generate all the time; the report compares their token
-gaps before and beside the bad clients, when the engine has computed the replies that are read slowly.
+(`harness/bad_clients.py`). Four sessions of another tenant generate all the time; the report compares their
+token gaps before and beside the bad clients, when the engine has computed the replies that are read slowly.
 
-*Overload*: Chat Completions requests arrive at random times (Poisson), whether those before were answered or
-not (`harness/arrivals.py`). Goodput is the number of replies per second with a TTFT within `SLO_SECONDS`. It is
-measured at shares of the capacity, then at three times the rate that had the best goodput. A refusal must say
-when to try again, and must not have cost the engine anything.
+*Overload*: Chat Completions requests arrive at random times (Poisson), whether the earlier ones were answered
+or not (`harness/arrivals.py`). Goodput is the number of replies per second with a TTFT within `SLO_SECONDS`. It
+is measured at shares of the capacity, then at three times the rate that had the best goodput. A refusal must
+say when to try again, and must not have cost the engine anything.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ READERS, HALF_OPEN = 200, 2000
 GAP = 1.2
 SLO_SECONDS = 2.0
 QUEUE_SECONDS = 1.0
-"""`--max-queue-seconds` of the server under overload."""
+"""The server's `--max-queue-seconds` under overload."""
 SHARES = (0.6, 0.8, 1.0, 1.2)
 OVERLOAD = 3.0
 KEPT = 0.9
@@ -95,7 +95,8 @@ def measure(options: Options, seconds: float, *, quiet: bool) -> None:
 
 @contextmanager
 def _served(options: Options, folder: str, *words: str) -> Iterator[Server]:
-    """A server with two tenants."""
+    """Run a server with two tenants, for the block. ``folder``: for its keys file. ``words``: further
+    options."""
     keys = Path(folder, "keys.toml")
     keys.write_text(KEYS)
     with server(
@@ -108,7 +109,8 @@ def _served(options: Options, folder: str, *words: str) -> Iterator[Server]:
 
 
 async def _bad_clients(options: Options, seconds: float, bad: dict[str, int]) -> dict[str, Any]:
-    """``bad``: how many of each kind."""
+    """Measure other sessions' token gaps without and beside bad clients. ``bad``: how many of each kind, by its
+    name."""
     with tempfile.TemporaryDirectory() as folder, _served(options, folder) as running:
         await _gaps(running, seconds / 3)
         alone = await _gaps(running, seconds)
@@ -140,7 +142,7 @@ async def _bad_clients(options: Options, seconds: float, bad: dict[str, int]) ->
 
 
 async def _gaps(running: Server, seconds: float) -> list[float]:
-    """The token gaps, in seconds, of `TALKERS` clients that generate for a time."""
+    """The token gaps, in seconds, of `TALKERS` clients that generate for so many seconds."""
     gaps: list[float] = []
     end = time.perf_counter() + seconds
 
@@ -158,7 +160,7 @@ async def _gaps(running: Server, seconds: float) -> list[float]:
 
 
 async def _attack(running: Server, kind: str, count: int) -> asyncio.subprocess.Process:
-    """Start bad clients, and wait until all are connected."""
+    """Start ``count`` bad clients of one kind, and wait until all are connected. Raises ``CannotMeasure``."""
     command = (
         sys.executable,
         "-m",
@@ -182,7 +184,7 @@ async def _attack(running: Server, kind: str, count: int) -> asyncio.subprocess.
 
 
 async def _stopped(attacker: asyncio.subprocess.Process) -> dict[str, int]:
-    """End an attack; gives its counts."""
+    """End the process of the bad clients. Returns the counts that it prints."""
     with suppress(ProcessLookupError):
         attacker.terminate()
     said, _ = await attacker.communicate()
@@ -190,7 +192,7 @@ async def _stopped(attacker: asyncio.subprocess.Process) -> dict[str, int]:
 
 
 async def _computed(running: Server) -> None:
-    """Wait until the engine has no turns."""
+    """Wait until no turn runs or waits in the engine."""
     async with asyncio.timeout(300):
         while True:
             told = await asyncio.to_thread(engine_statistics, running.url, OPERATOR)
@@ -203,7 +205,7 @@ async def _computed(running: Server) -> None:
 
 
 async def _overload(options: Options, seconds: float) -> list[dict[str, Any]]:
-    """The loads in their order, the overload last."""
+    """Measure all loads of Chat Completions in order, the overload last. Returns the figures of each."""
     with (
         tempfile.TemporaryDirectory() as folder,
         _served(options, folder, "--max-queue-seconds", str(QUEUE_SECONDS)) as running,
@@ -221,7 +223,8 @@ async def _overload(options: Options, seconds: float) -> list[dict[str, Any]]:
 async def _load(
     options: Options, running: Server, seconds: float, rate: float | None = None
 ) -> dict[str, Any]:
-    """Requests for a time, at a rate, or without one as many as are answered."""
+    """Send requests for so many seconds, at ``rate`` per second; None: as many as are answered. Returns the
+    figures."""
     words = ("--seconds", str(seconds), "--seed", str(options.seed), *(("--rate", str(rate)) if rate else ()))
     before = engine_statistics(running.url, OPERATOR)
     spent = cpu_seconds(running.gateway)

@@ -1,8 +1,10 @@
-"""``holdfast bench paired --before CHECKOUT NAME…``: other benchmarks alternately on this and older code.
+"""``holdfast bench paired --before CHECKOUT NAME…``: run other benchmarks in turn on this code and on older
+code.
 
 ``CHECKOUT`` is another working tree of this repository with its own environment (`make .venv/ready` there).
-Each round takes the ratio of every figure; the result is their geometric mean and its 95 % interval
-(Student's t on the logarithms). A figure counts as slower only if the whole interval is worse than 5 %.
+Each round gives the ratio of every figure, new code ÷ old code; the result is the geometric mean of the rounds'
+ratios and its 95 % interval (Student's t on the logarithms). A figure counts as slower only if the whole
+interval is worse than 5 %.
 """
 
 from __future__ import annotations
@@ -27,14 +29,16 @@ WORSE = 1.05
 ROUND_SECONDS = 3600.0
 _T95 = "12.71 4.30 3.18 2.78 2.57 2.45 2.36 2.31 2.26 2.23 2.20 2.18 2.16 2.14 2.13 2.12 2.11 2.10"
 T95 = tuple(map(float, _T95.split()))
-"""Student's t for a two-sided 95 % interval, by degrees of freedom from 1 on; beyond them 2.09 at most."""
+"""Student's t for a two-sided 95 % interval. Entry 0 is for one degree of freedom, the next for two, and so on;
+beyond the last it is at most 2.09."""
 
 Better = Literal["lower", "higher"]
 
 
 @dataclass(frozen=True, slots=True)
 class PairedBench:
-    """The command of one benchmark, and the compared figures, by path in its JSON."""
+    """How one benchmark is run and compared. ``words``: its options. ``figures``: the paths in its JSON of the
+    figures that are compared, with wildcards, and whether higher or lower is better."""
 
     words: str
     figures: dict[str, Better]
@@ -63,7 +67,8 @@ BENCHES = {
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """After ÷ before over all rounds: the geometric mean and its 95 % interval."""
+    """The ratio of a figure, new code ÷ old code, over all rounds: its geometric mean, the ends of its 95 %
+    interval, and each round's ratio."""
 
     mean: float
     low: float
@@ -72,14 +77,15 @@ class Ratio:
 
     @classmethod
     def of(cls, runs: Sequence[float]) -> Ratio:
-        """Needs at least two rounds."""
+        """The mean and interval of these ratios, one for each round. Needs at least two."""
         logs = [log(value) for value in runs]
         degrees = len(logs) - 1
         wide = (T95[degrees - 1] if degrees <= len(T95) else 2.09) * stdev(logs) / sqrt(len(logs))
         return cls(exp(mean(logs)), exp(mean(logs) - wide), exp(mean(logs) + wide), tuple(runs))
 
     def slower(self, better: Better) -> float:
-        """The best end of the interval for the new code, as time: above `WORSE` it is slower."""
+        """How much slower the new code is at the end of the interval that is best for it, as a ratio of times:
+        above `WORSE` it is slower for certain. ``better``: which direction of the figure is good."""
         return self.low if better == "lower" else 1 / self.high
 
 
@@ -152,13 +158,15 @@ def _figures(name: str, checkout: Path, seed: int, *, quick: bool) -> dict[str, 
 
 
 def _fits(path: str, pattern: str) -> bool:
-    """Whether each part of the path matches the same part of the pattern."""
+    """Whether each part of the path, between slashes, matches the same part of the pattern, which may have
+    wildcards."""
     parts, wanted = path.split("/"), pattern.split("/")
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
 
 def _leaves(told: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """All numbers by path; the median if there are several runs."""
+    """All numbers in a benchmark's JSON by their path, ``a/0/b``. Of a figure with several runs only the
+    median."""
     if isinstance(told, dict) and {"median", "runs"} <= told.keys():
         yield path, float(told["median"])
     elif isinstance(told, dict):

@@ -1,6 +1,6 @@
-"""``holdfast bench prefill``: tokens per second of an uncached prompt, against peers in the same run.
+"""``holdfast bench prefill``: tokens per second of an uncached prompt, against other engines in the same run.
 
-512, 2,048 and 4,096 tokens, to the first generated token, with nothing cached.
+Prompts of 512, 2,048 and 4,096 tokens, timed to the first generated token, with nothing cached.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _rates(workers: list[EngineWorker], lengths: Sequence[int], options: Options
 
 
 def _goals(model: str, rates: Rates) -> list[Goal]:
-    """The goal is not to be slower than transformers."""
+    """The goals: not to be slower than transformers, at each length."""
     goals = []
     for length, engines in rates.items():
         if "transformers" in engines:

@@ -1,4 +1,4 @@
-"""The output of every benchmark: machine, versions, figures and goals, as a short table and as JSON."""
+"""The output of every benchmark: the machine, versions, figures and goals, as a short table and as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ LIBRARIES = ("holdfast", "torch", "transformers", "numpy", "msgspec", "uvicorn",
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure and its goal."""
+    """A measured figure, ``value``, and the ``goal`` that it is to reach: at least that if ``better`` is
+    ``higher``, at most that if ``lower``."""
 
     name: str
     value: float
@@ -32,7 +33,7 @@ class Goal:
 
     @property
     def met(self) -> bool:
-        """Whether the figure meets it."""
+        """Whether the figure reaches its goal."""
         return self.value >= self.goal if self.better == "higher" else self.value <= self.goal
 
     def told(self) -> dict[str, Any]:
@@ -40,13 +41,14 @@ class Goal:
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The nearest-rank percentile; ``share`` in 0 to 1. NaN for no values."""
+    """The percentile of the values by nearest rank. ``share``: 0.9 for the 90th. NaN for no values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
 def summary(values: Iterable[float], digits: int = 3) -> dict[str, Any]:
-    """A figure: its median, percentiles (nearest rank) and all runs."""
+    """A figure that was measured several times: its ``median``, percentiles ``p50``, ``p90``, ``p99`` (nearest
+    rank), and all values as ``runs``, rounded to so many digits."""
     runs = [round(value, digits) for value in values]
     ranks = {f"p{round(100 * share)}": percentile(runs, share) for share in (0.5, 0.9, 0.99)}
     return {"median": round(median(runs), digits), **ranks, "runs": runs}
@@ -65,7 +67,8 @@ def machine() -> dict[str, Any]:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a short table, to stdout: the first column is text, the others are figures."""
+    """Print a short table to stdout. ``columns``: the headings. ``rows``: a cell for each column; the first
+    column is text, the others are figures."""
     shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for number, column in enumerate(columns):
         shown.add_column(column, justify="right" if number else "left", no_wrap=True)
@@ -83,7 +86,9 @@ def show(
     *,
     quiet: bool = False,
 ) -> None:
-    """Print the table of goals, unless ``quiet``, and the JSON to stdout; save the JSON in folder ``out``."""
+    """Print the goals as a table, unless ``quiet``, and everything as JSON, to stdout. ``name``: of the
+    benchmark. ``figures``: what goes into the JSON beside the machine, the seed and the goals. ``out``: a
+    folder in which the JSON is saved, too; None: nowhere."""
     width = max((len(goal.name) for goal in goals), default=0)
     for goal in () if quiet else goals:
         sign = "≥" if goal.better == "higher" else "≤"

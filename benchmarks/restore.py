@@ -1,8 +1,10 @@
-"""``holdfast bench restore``: TTFT of a turn with KV in the host tier or on disk, against a resident one.
+"""``holdfast bench restore``: TTFT of a turn with KV in the host tier or on disk, against a turn with KV on the
+device.
 
-The same short turn on 2k and 4k tokens, after its KV was dropped from the device, or from the host tier too, or
-also from the page cache. The limit is TTFT with KV on the device, before and after, plus 1.3 times the time to
-copy as many bytes in the same round. The turn must prefill only its new tokens: recomputing is switched off.
+The same short turn is taken after 2k and 4k tokens, when their KV was dropped from the device, or from the host
+tier too, or also from the page cache. The limit is TTFT with KV on the device, before and after, plus 1.3 times
+the time to copy as many bytes in the same round. The turn must prefill only its new tokens: recomputing is
+switched off.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ LENGTHS = (2048, 4096)
 NEW = 16
 FACTOR = 1.3
 SOURCES = {"host": "memcpy", "disk, page cache warm": "warm", "disk, page cache cold": "cold"}
-"""The sources of KV, and the rate that each is compared with."""
+"""Where KV is restored from, and the name of the copying rate that each of these is compared with."""
 
 
 @dataclass
 class TierTimes:
-    """Seconds by round. ``share``: TTFT over its limit; ``times``: the restore's part of it in copies."""
+    """The times of one source of KV, in seconds, one for each round: TTFT with KV from there (``ttft``), TTFT
+    with KV on the device (``resident``), and the time to copy as many bytes (``copy``). ``bytes``: of the
+    restored KV."""
 
     ttft: list[float] = field(default_factory=list)
     resident: list[float] = field(default_factory=list)
@@ -42,13 +46,14 @@ class TierTimes:
 
     @property
     def share(self) -> float:
-        """TTFT ÷ (resident TTFT + 1.3 × bytes ÷ rate): the median of the rounds' own."""
+        """TTFT ÷ its limit, which is the resident TTFT + 1.3 × the copy's time: the median over the rounds."""
         rounds = zip(self.ttft, self.resident, self.copy, strict=True)
         return median(ttft / (resident + FACTOR * copy) for ttft, resident, copy in rounds)
 
     @property
     def times(self) -> float:
-        """(TTFT − resident TTFT) ÷ (bytes ÷ rate): to compare with the allowed 1.3."""
+        """(TTFT − resident TTFT) ÷ the copy's time, to compare with the allowed 1.3: the median over the
+        rounds."""
         rounds = zip(self.ttft, self.resident, self.copy, strict=True)
         return median((ttft - resident) / copy for ttft, resident, copy in rounds)
 
@@ -93,7 +98,8 @@ def measure(options: Options, lengths: Sequence[int]) -> None:
 def _rounds(
     worker: EngineWorker, model: str, length: int, options: Options
 ) -> tuple[dict[str, TierTimes], float]:
-    """Each tier's rounds, after one to warm up; the most prefilled tokens of a turn beyond its new ones."""
+    """The times of each source by round, after one round to warm up; and the greatest ratio of tokens prefilled
+    by a turn with restored KV to those of the same turn with KV on the device."""
     rng = random.Random(options.seed)
     worker.ask("open", tokens=prompt(rng, length, vocabulary(model)))
     new = prompt(rng, NEW, vocabulary(model))
@@ -117,12 +123,12 @@ def _rounds(
 
 
 def _computed(turn: dict[str, Any]) -> int:
-    """Tokens that a turn computed before it sampled its first token."""
+    """The number of tokens that a turn computed before it sampled its first token."""
     return int(turn["work"]["prefilled"] + turn["work"]["recomputed"])
 
 
 def _blocks(restored: dict[str, Any], name: str) -> int:
-    """Restored blocks; all must come from the expected tier."""
+    """The number of restored blocks. Raises ``CannotMeasure`` unless all KV came from the source ``name``."""
     work = restored["work"]
     came = work["host"] if name == "host" else work["disk"]
     if not came or came != work["host"] + work["disk"] + work["resident"]:

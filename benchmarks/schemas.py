@@ -88,7 +88,7 @@ REAL: dict[str, dict[str, Any]] = {
         "additionalProperties": False,
     },
 }
-"""Of all sizes."""
+"""Realistic JSON schemas of all sizes, by name."""
 
 
 def _bomb(schema: dict[str, Any]) -> Grammar:
@@ -106,4 +106,5 @@ REFUSED: dict[str, Grammar] = {
     "no regex": Grammar(GrammarKind.REGEX, "("),
     "no schema": _bomb({"type": "nope"}),
 }
-"""Past the sessions' own checks, which refuse most of these sooner."""
+"""Grammars that the engine must refuse, by name. The benchmark passes them to the engine directly, because the
+checks of `sessions` would refuse most of them sooner."""

@@ -3,8 +3,9 @@
 Counts tokens prefilled ÷ truly new ones. A seeded trace (`harness/agents.py`) runs through the real scheduler
 and tiers on a device that computes nothing; lower tiers hold everything, half of the working set, or nothing.
 It is compared with the optimum that knows the future, and with a policy that knows the odds of each pause
-(`harness/optimum.py`). *Tools foreseen*: the engine gets hints of tools' pauses, exact or off by a factor of
-1.6 for half of them. Also times TTFT on a toy, on a quarter of the working set against all of it.
+(`harness/optimum.py`). In the runs named *tools foreseen* the engine gets hints of how long tools' pauses last,
+exact or off by a factor of 1.6 for half of them. Also times TTFT on a toy model, with a device for a quarter of
+the working set and with one for all of it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from .report import Goal, percentile, show, summary, table
 AMPLE = 1.1
 NEAR = 1.15
 ROUGH, FORESIGHT_SEED = 0.7, 7
-"""Standard deviation of the logarithm of what a tool's duration is off by: half are off by a factor of 1.6."""
+"""``ROUGH``: the standard deviation of the logarithm of the factor by which a hint of a tool's duration is off;
+half of them are off by a factor of 1.6 or more. ``FORESIGHT_SEED``: the seed of these factors."""
 REAL = Scale(tokens=64, times=100.0, context=1024)
 REAL_SESSIONS = 16
 
@@ -107,7 +109,8 @@ def _line(name: str, tally: TokenTally, new: int) -> list[object]:
 
 
 def _timed(worker: EngineWorker, trace: Sequence[TraceTurn], options: Options) -> dict[str, Any]:
-    """Play each turn on both engines, in alternating order."""
+    """Play each turn of the trace on both engines of ``worker``, in alternating order. Returns their
+    figures."""
     blocks = working_set(trace, REAL, BLOCK)
     device = max(blocks // 4, REAL.context // BLOCK)
     told = worker.ask("build", device=device, ample=8 * blocks, seed=options.seed)

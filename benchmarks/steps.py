@@ -1,8 +1,9 @@
 """``holdfast bench steps``: a million steps of scheduler, block manager and tiers on a device without tensors.
 
-A storm of 64 sessions on a pool of 1.05 times what one needs: turns, cuts, forks, leases, preemption, deaths.
-``tests/runtime/worlds`` predicts every answer, token, ending and bound, so a checkout is needed. Exits 1 at the
-first difference, with its seed; another run may pass, as prefill beside turns depends on step times.
+64 sessions on a pool of 1.05 times what one of them needs: random turns, truncations, forks, leases,
+preemption, deaths of the engine. ``tests/runtime/worlds`` predicts every answer, token, ending and bound, so a
+checkout is needed. Exits 1 at the first difference, with its seed; another run may pass, as prefill beside
+turns depends on step times.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ FIGURES = ("steps", "turns", "moves", "preempted", "deaths")
 
 @dataclass(frozen=True)
 class Course:
-    """Settings of a storm."""
+    """The settings of one run. ``depth``: steps in flight at once. ``slots``: of the host tier; None: there is
+    none. ``disk``: there is a disk tier."""
 
     depth: int
     slots: int | None = None
@@ -53,7 +55,8 @@ COURSES = {
 
 @dataclass
 class Passed:
-    """Results of one course."""
+    """What came of one run: counts, seconds, and as ``mismatch`` the first difference, empty if there was
+    none."""
 
     course: str
     steps: int = 0
@@ -70,7 +73,7 @@ class Passed:
 
 
 class Storm:
-    """Seeded random clients of one world."""
+    """Random clients, by a seed, of one engine and its prediction (``world``)."""
 
     def __init__(self, course: Course, seed: int) -> None:
         worlds = import_module("holdfast.tests.runtime.worlds")
@@ -91,7 +94,8 @@ class Storm:
         self.random = Random(seed)
 
     def rage(self, steps: int, passed: Passed) -> None:
-        """Run at least so many steps. Raises on a mismatch of the world or the engine's audit."""
+        """Run at least so many steps, and count them in ``passed``. Raises on a difference from the prediction,
+        or if the engine's audit fails."""
         while steps > 0:
             stint = min(steps, REST_EVERY)
             began = self.world.steps
@@ -147,13 +151,13 @@ class Storm:
         world.generate(seq, random.randint(1, 25), stop_ids=stop_ids)
 
     def _prompt(self) -> list[int]:
-        """A prefix of one of eight stories, so that prefixes are shared."""
+        """The first tokens of one of eight fixed texts, so that prompts share prefixes."""
         story = Random(self.random.randrange(8))
         return [story.randrange(200) for _ in range(self.random.randint(1, 40))]
 
 
 def run(course: Course, steps: int, seed: int) -> Passed:
-    """Run a course to its end, or to the first mismatch."""
+    """Run with the settings of ``course`` for so many steps, or to the first mismatch."""
     passed, began = Passed(course.name), time.perf_counter()
     while passed.steps < steps and not passed.mismatch:
         try:

@@ -27,7 +27,8 @@ from .report import Goal, percentile, show, summary, table
 from .toys import SHAPES, make_toy, teach
 
 TTFT, GAP, SWEEP, CUT = 0.15, 1.5, 1.0, 1.2
-"""The goals, all ratios."""
+"""The goals, all of them ratios: of TTFT, of the others' token gaps, of TTFT in the sweep, of TTFT after a
+cancel."""
 
 CUTS = 4  # per round
 QUICK = Sizes((48, 96), others=2, loads=(0.5,), turns=2, turn=32)
@@ -130,7 +131,7 @@ def _ms(seconds: Iterable[float]) -> dict[str, Any]:
 
 
 def _wasted(runs: Iterable[Spoken]) -> float:
-    """Tokens prefilled beyond the truly new ones, per new one."""
+    """Tokens prefilled beyond the truly new ones, divided by the new ones, over all these turns."""
     listed = list(runs)
     return sum(one.prefilled for one in listed) / sum(one.new for one in listed) - 1
 

@@ -42,7 +42,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 4096,
     },
 }
-"""Name to shape: tied embeddings, no end token (a run has the length it is given)."""
+"""The configuration of each toy, by its name: all have tied embeddings, and no end token, so that a run has the
+length that is asked for."""
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -83,14 +84,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "logits_scaling": 2.5,
     },
 }
-"""Model type to fields that make its differences visible on a small model."""
+"""By model type, configuration fields that make the differences of this type visible on a small model."""
 
 
 USER, ASSISTANT = 0, 1
-"""The first token of a message of each role in the toys' chat template."""
+"""The token that begins a user's message, and the one that begins an assistant's, in the toys' chat
+template."""
 
 FIRST_CHARACTER = 0x4E00
-"""Token 0's character; the others follow it. All are plain letters to every tokenizer."""
+"""The code point of token 0's character; that of token n is n further. All are plain letters to every
+tokenizer."""
 
 
 def make_toy(
@@ -105,11 +108,12 @@ def make_toy(
     shard_size: str = "5GB",
     **changes: Any,
 ) -> Path:
-    """Write toy ``name`` to ``folder`` and return it; the same seed writes the same weights.
+    """Write the toy ``name`` to ``folder`` and return the folder; the same seed writes the same weights.
 
     ``family``: a model type of `FAMILIES`. ``projection_scale`` multiplies every projection matrix; ``noise``
     times a normal number is added to biases and norm weights, which begin as 0 and 1. ``shard_size``: the
-    largest shard, as transformers reads it ("100KB"). ``changes``: configuration fields instead of the shape's.
+    largest file of weights, as transformers takes it ("100KB"). ``changes``: configuration fields in place of
+    the shape's.
     """
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -134,10 +138,11 @@ def make_toy(
 
 
 def teach(folder: Path) -> Path:
-    """Write tokenizer and chat template of a toy's language into its folder, and return it.
+    """Write the tokenizer and the chat template of a toy's language into the toy's folder, and return the
+    folder.
 
-    One character is always one token; there are no special tokens. A message is its role's
-    mark and its text: a user's turn of n characters is n + 2 tokens, the mark of the reply included.
+    One character is always one token; there are no special tokens. A message is its role's mark and its text: a
+    user's turn of n characters is n + 2 tokens, the mark of the reply included.
     """
     from tokenizers import Tokenizer, decoders
     from tokenizers.models import BPE

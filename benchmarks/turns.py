@@ -1,11 +1,11 @@
-"""``holdfast bench turns``: TTFT of each turn of one long conversation, against peers in the same run.
+"""``holdfast bench turns``: TTFT of each turn of one long conversation, against other engines in the same run.
 
-20 turns of 168 new and 32 generated tokens. Ours in process and through the gateway; transformers resending
-all history, and with one kept DynamicCache; openvino-genai with its prefix cache. Every engine plays each
-turn before any plays the next, in rotating order; each keeps its own generated tokens as history.
+20 turns of 168 new and 32 generated tokens. Ours in process and through the gateway; transformers resending all
+history, and with one kept DynamicCache; openvino-genai with its prefix cache. Every engine plays each turn
+before any plays the next, in rotating order; each keeps its own generated tokens as history.
 
-``--face chat``: Chat Completions, where each turn carries the whole conversation, against a session,
-without peers. In each round 200 other conversations come between two turns of it, and the server is restarted
+``--face chat``: Chat Completions, where each turn carries the whole conversation, against a session, without
+other engines. In each round 200 other conversations come between two turns of it, and the server is restarted
 between two others; the receipt of each turn says that it prefilled its new tokens and no other.
 """
 
@@ -41,7 +41,7 @@ WARM_UP_TURNS = 2
 
 @dataclass(frozen=True, slots=True)
 class TurnScript:
-    """The number of turns, and their new and generated tokens."""
+    """What the conversation consists of: the number of turns, and the new and generated tokens of each."""
 
     turns: int = TURNS
     new: int = NEW
@@ -54,7 +54,8 @@ class TurnScript:
 
 @dataclass(slots=True)
 class Played:
-    """Results of one engine: TTFT in ms ``[round][turn]``, and its tokens."""
+    """The results of one engine: TTFT in ms as ``[round][turn]``, and the tokens that it generated in each
+    turn."""
 
     ttft: list[list[float]] = field(default_factory=list)
     said: list[list[int]] = field(default_factory=list)
@@ -68,7 +69,7 @@ class Played:
         return [median(turn) for turn in zip(*self.ttft, strict=True)]
 
     def slope(self, script: TurnScript) -> float:
-        """Of the line through the medians, in ms per 1k tokens of history."""
+        """The slope of the line through the turns' median TTFT, in ms per 1k tokens of history."""
         return slope(script.history, self.medians)
 
     def told(self, script: TurnScript) -> dict[str, Any]:
@@ -118,15 +119,16 @@ def measure(options: Options, script: TurnScript, face: str | None = None) -> No
 
 @dataclass(frozen=True, slots=True)
 class _Disturbed:
-    """What comes between the turns of a stateless client: a crowd after a third of them, a restart after two
-    thirds."""
+    """Disturbs the conversation of a client that resends all of it: 200 other conversations after a third of
+    the turns, a restart of the server after two thirds. ``size``: of the vocabulary."""
 
     script: TurnScript
     options: Options
     size: int
 
     def before(self, worker: EngineWorker, turn: int) -> None:
-        """Disturb the worker before this turn, if it is due."""
+        """Disturb the worker before this turn, if this is one of the two turns, and the worker that of Chat
+        Completions."""
         if worker.name not in {engines[1] for engines in FACES.values()}:
             return
         if turn == max(1, self.script.turns // 3):

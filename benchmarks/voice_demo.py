@@ -1,8 +1,9 @@
 """``holdfast demo --voice``: a call without audio. A synthetic recogniser turns speech into words, with errors;
 its partial results are prefilled while they come. The caller interrupts some replies.
 
-The same call is held twice over real sockets and in real time, streamed and not. The demo prints the TTFT from
-the end of speech and the tokens computed in vain, and fails where the replies differ. Speech has 3.3 words a
+The same call is held twice over real sockets and in real time: once each partial result is sent when it comes
+("streamed"), once each line is sent whole at the end of speech. The demo prints the TTFT from the end of speech
+and the tokens computed in vain, and fails if the replies of the two calls differ. Speech has 3.3 words a
 second, a partial result every 200 ms, and one in ten of these is wrong about its last words.
 """
 
@@ -35,7 +36,8 @@ STORY = "Tell me the story of the fox."
 
 @dataclass(frozen=True, slots=True)
 class SpokenLine:
-    """What is spoken, what the reply must contain, and after how many of its characters it is interrupted."""
+    """One line of the call. ``speak``: what the caller says. ``expect``: a text that the reply must contain.
+    ``barge_in``: after how many characters of the reply the caller interrupts it; None: not at all."""
 
     speak: str
     expect: str = ""
@@ -59,12 +61,13 @@ SCRIPT = (
     SpokenLine("What is my name?", "Marisol"),
 )
 DICTATED = 12
-"""A line of so many words is long enough that a part of it can be prefilled while it is spoken."""
+"""A line of at least so many words is long enough that a part of it can be prefilled while it is spoken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The recogniser's result ``at`` so many seconds after the first word."""
+    """A partial result of the recogniser: ``text`` is what it has understood ``at`` so many seconds after the
+    beginning of speech."""
 
     at: float
     text: str
@@ -72,8 +75,9 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class VoiceReply:
-    """A reply, its TTFT in ms from the end of speech, and tokens computed beyond the new ones. Of a streamed
-    line: tokens computed ``ahead``, while it was spoken, and how often sent text was taken back."""
+    """The reply to one line. ``ttft_ms``: milliseconds from the end of speech to its first text. ``wasted``:
+    tokens computed beyond the truly new ones. For a streamed line also ``ahead``: tokens that were prefilled
+    while it was spoken; ``retracted``: how often text that was sent was taken back."""
 
     text: str
     ttft_ms: float
@@ -83,7 +87,8 @@ class VoiceReply:
 
 
 def partials(text: str, chance: Random) -> Iterator[Partial]:
-    """The recogniser's results while ``text`` is spoken. The last one, at the end of speech, is right."""
+    """The recogniser's results while ``text`` is spoken, in order of time. ``chance`` decides which are wrong.
+    The last one, at the end of speech, is right."""
     words = text.split(" ")
     ends = len(words) / WORDS_PER_SECOND
     at = PARTIAL_SECONDS
@@ -99,8 +104,8 @@ def partials(text: str, chance: Random) -> Iterator[Partial]:
 
 
 def run(speed: float = 1.0, lines: int | None = None) -> int:
-    """Hold the call, ``speed`` times as fast as people speak; ``lines``: the first so many. Returns 0 if all
-    was right, 1 if not, 2 if it could not start."""
+    """Hold the call, ``speed`` times as fast as people speak. ``lines``: only the first so many lines; None:
+    all. Returns the exit code: 0 if all was right, 1 if not, 2 if it could not start."""
     return played(lambda console: _call(console, speed, SCRIPT[:lines]))
 
 
@@ -129,7 +134,8 @@ async def _call(console: Console, speed: float, script: tuple[SpokenLine, ...]) 
 
 
 async def _streamed(chat: Chat, line: SpokenLine, chance: Random, speed: float) -> VoiceReply:
-    """Speak a line, and send each partial result when it is recognised."""
+    """Speak a line, and send what each partial result changes when it comes. Returns the reply and its
+    figures."""
     began = time.perf_counter()
     typing, retracted = chat.input(), 0
     for partial in partials(line.speak, chance):
@@ -142,12 +148,13 @@ async def _streamed(chat: Chat, line: SpokenLine, chance: Random, speed: float) 
 
 
 async def _plain(chat: Chat, line: SpokenLine) -> VoiceReply:
-    """Send the same line at the end of speech."""
+    """Send the whole line at the end of speech. Returns the reply and its figures."""
     return await _reply(chat, line.speak, line, time.perf_counter())
 
 
 async def _correct(typing: TextInput, text: str) -> bool:
-    """Send what differs from what was sent. Returns whether something was taken back."""
+    """Change the input so far, ``typing``, into ``text``, by sending only what differs. Returns whether text
+    that was sent was taken back."""
     pairs = enumerate(zip(typing.text, text, strict=False))
     same = next((at for at, (one, other) in pairs if one != other), min(len(typing.text), len(text)))
     if same < len(typing.text):

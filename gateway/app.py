@@ -1,4 +1,5 @@
-"""The Starlette app: the routes of a ``Service`` behind one guard. Each face adds its routes here."""
+"""The Starlette app: all routes of a ``Service``, those of every protocol among them, behind one guard that
+checks keys, hosts and origins."""
 
 from __future__ import annotations
 
@@ -54,14 +55,15 @@ ROWS = (*ROUTES, *CHAT_ROWS, *MESSAGES_ROWS, *RESPONSES_ROWS)
 SOCKETS = (REALTIME_SOCKET, RESPONSES_SOCKET)
 """All WebSockets, for the AsyncAPI document."""
 ELSEWHERE = "/{path:path}"
-"""Every path that is no WebSocket's."""
+"""The path pattern that catches every WebSocket that is not served."""
 TURN_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
-"""Routes that begin a turn when they are posted to: their answers tell what is left to the client's key."""
+"""The routes that begin a turn when they are posted to. Their answers have headers that tell what the client's
+key has left of its limits."""
 
 NEAREST = 3
-"""Routes that the answer to an unknown one names."""
+"""How many routes the answer to an unknown path names."""
 MOST_COMPARED = 256
-"""Characters of an unknown path that are compared with the routes, and told back."""
+"""How many characters of an unknown path are compared with the routes, and quoted in the answer."""
 
 
 def build_app(service: Service) -> ASGIApp:
@@ -96,20 +98,18 @@ def build_app(service: Service) -> ASGIApp:
 
 
 def _readable(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
-    """Wrap ``app`` so that web pages of these origins can read its HTTP answers (CORS). ``*``: pages of any
-    origin. Preflight requests, which have no key, are answered here. Without origins, ``app`` itself.
-
-    If the server has keys, pages of any origin may ask, because they need a key.
-    https://fetch.spec.whatwg.org/#http-cors-protocol
-    """
+    """Wrap ``app`` so that web pages of these origins can read its HTTP answers (CORS); ``*``: pages of any
+    origin. Preflight requests, which have no key, are answered by the wrapper. Without origins, returns ``app``
+    itself.
+    https://fetch.spec.whatwg.org/#http-cors-protocol"""
     if not origins:
         return app
     return CORSMiddleware(app, origins, ("GET", "HEAD", "POST", "DELETE"), ("*",), allow_private_network=True)
 
 
 class _RateLimitHeaders:
-    """ASGI middleware behind the guard: answers of `TURN_ROUTES` have the ``x-ratelimit`` headers if the key
-    has limits; those of Messages have the ``anthropic-ratelimit`` headers, too."""
+    """ASGI middleware behind the guard: it adds the ``x-ratelimit`` headers to answers of `TURN_ROUTES` if the
+    client's key has limits; answers of Anthropic's Messages get the ``anthropic-ratelimit`` headers, too."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -134,7 +134,7 @@ class _RateLimitHeaders:
 
 
 def _path(scope: Scope) -> str:
-    """A request's path without the prefix of a proxy."""
+    """The path of a request's scope, without the prefix under which a proxy serves this server."""
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
@@ -143,8 +143,8 @@ class _Routes:
         self._service = service
 
     async def realtime(self, socket: WebSocket) -> None:
-        """The WebSocket route: serve one Realtime client to its end. A client that is refused gets an HTTP
-        answer.
+        """The WebSocket route of Realtime: serve one client to its end. A client that is refused gets an HTTP
+        answer in place of the WebSocket.
 
         Two query parameters are our own. ``resumable=true``: the client can come back with the handle that it
         is given. So its replies continue while it is away, and an event that is sent twice (same ``event_id``)
@@ -160,13 +160,13 @@ class _Routes:
         await self._service.converse(SocketChannel(socket), _identity(socket))
 
     async def elsewhere(self, socket: WebSocket) -> None:
-        """Answer a WebSocket's handshake with 404 where there is none."""
+        """Answer the handshake of a WebSocket on a path that has none with 404."""
         there = " and ".join(row.path for row in SOCKETS)
         error = RouteUnknown(f"{socket.url.path[:256]} is no WebSocket here; {there} are")
         await socket.send_denial_response(refusal(error, socket.scope))
 
     async def not_upgraded(self, request: Request) -> Response:
-        """Answer a plain HTTP request to the WebSocket's path with 426."""
+        """Answer a plain HTTP request to the path of the Realtime WebSocket with 426."""
         error = UpgradeNeeded(f"{REALTIME} is a WebSocket: connect to it with ws:// or wss://")
         return refusal(error, request.scope)
 
@@ -220,8 +220,8 @@ def _json(body: msgspec.Struct) -> Response:
 
 
 def _not_served(request: Request, error: Exception) -> Response:
-    """The 404 answer for a path, or the 405 answer for a method, that is not served. The first names the routes
-    that are most like it, the second the methods."""
+    """The answer to a request that no route serves. For an unknown path it is a 404 that names the most similar
+    routes; for a known path with another method, a 405 that names the methods."""
     app: Starlette = request.app
     path = _path(request.scope)[:MOST_COMPARED]
     told = f"{request.method} {path} is not served here"

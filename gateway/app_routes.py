@@ -19,7 +19,8 @@ FORMS = {"anthropic-version": "With any value the answer has Anthropic's form, e
 
 
 class Model(msgspec.Struct, kw_only=True, frozen=True):
-    """A name of the served model. `created`: when the server began to serve it, in Unix seconds."""
+    """One entry in the list of models: a name of the served model. `created`: when the server began to serve
+    it, in Unix seconds."""
 
     id: str
     created: int
@@ -35,8 +36,9 @@ class ModelList(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ServerState(msgspec.Struct, kw_only=True, frozen=True):
-    """What the engine does. `fraction`, `detail`: how far loading is. `journal`: how the journal differs from
-    that of the last start, if it does."""
+    """The answer of the probes: what the engine does. `fraction`: how much of its loading is done, from 0 to 1.
+    `detail`: more about the phase. `journal`: how the journal differs from that of the last start, if it
+    does."""
 
     status: Literal["ready", "not ready", "hung"]
     phase: Phase
@@ -46,7 +48,7 @@ class ServerState(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class PackageVersion(msgspec.Struct, kw_only=True, frozen=True):
-    """The version of this package."""
+    """The answer of `/version`: the version of this package."""
 
     name: Literal["holdfast"]
     version: str

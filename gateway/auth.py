@@ -1,13 +1,13 @@
-"""Keys, and the guard before every route, for HTTP and WebSocket alike.
-
-A keys file may hold a key's digest in place of the key, so that reading the file opens nothing:
-``blake2b:HEX``, the BLAKE2b of the key in 32 bytes, or ``sha256:HEX``.
+"""API keys, and the guard that checks every request before its route, for HTTP and WebSocket alike.
 
 With keys, every route except the probes and the pages asks for ``Authorization: Bearer`` or ``x-api-key``. A
 key stands for a tenant; other tenants never find its cached KV. Without keys the server trusts its machine,
 except web pages that the machine's user opens: a foreign ``Origin`` that was not allowed is refused, and so is
 a ``Host`` that is no name of this server. (Otherwise a page could point its own name at this machine and read
 the answers: DNS rebinding.)
+
+A keys file may hold a key's digest in place of the key, so that a thief of the file gets no key:
+``blake2b:HEX``, the BLAKE2b of the key in 32 bytes, or ``sha256:HEX``.
 """
 
 from __future__ import annotations
@@ -46,17 +46,18 @@ log = logging.getLogger(__name__)
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 LEFT = 499
-"""The status of an answer that no client waits for, as nginx has it. It is sent to nothing."""
+"""The status, nginx's, of the answer to a client that has left. No client gets it."""
 PROBES = frozenset({"/health", "/ready"})
 MESSAGES = "/v1/messages"
-"""Errors of this path and of those below it have Anthropic's form."""
+"""The path of Anthropic's Messages API. Errors of this path and of those below it have Anthropic's form."""
 PAGES = frozenset({"/", "/docs", "/openapi.json", "/asyncapi.json"})
 PAGE_FILES = "/page/"
-"""The pages, which are the same for all clients and need no key; and where their files are."""
+"""The path prefix of the pages' files. Like the pages themselves (`PAGES`), they are the same for all clients
+and need no key."""
 OPERATORS_ROUTES = frozenset({"/metrics", "/version"})
 """The routes that an operator's key opens even if it is not a tenant's key."""
 TENANT = "holdfast.tenant"
-"""Where a request's scope has the salt of its tenant."""
+"""The key of a request's ASGI scope under which the guard puts the salt of the client's tenant (`salt_of`)."""
 KEY_WANTED = (
     "{}: send `Authorization: Bearer KEY` or `x-api-key: KEY`, with the key of the server's --api-key or "
     "HOLDFAST_API_KEY, or one of its --keys file"
@@ -64,25 +65,27 @@ KEY_WANTED = (
 KEY_PROTOCOL = "openai-insecure-api-key."
 """A WebSocket subprotocol that begins with this carries the client's key."""
 OPERATOR = "holdfast.operator"
-"""Where the scope says whether the client may see the numbers of all tenants."""
+"""The key of a request's ASGI scope under which the guard puts whether the client may see the numbers of all
+tenants."""
 KEY = "holdfast.key"
-"""Where the scope has the digests of the API key, if the server has keys: the BLAKE2b first, by which a key is
-known here, and the one by which the keys file may name it instead."""
+"""The key of a request's ASGI scope under which the guard puts the digests of the client's API key, if the
+server has keys: first its BLAKE2b, by which the server knows a key, then its SHA-256, by which the keys file
+may name it instead."""
 TRACE_HEADERS = ("traceparent", "tracestate")
 """Headers by which a client names the span that its request is part of. https://www.w3.org/TR/trace-context/"""
 MOST_FILE_BYTES = 1 << 20
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-"""What a tenant's name may be."""
+"""The form of a tenant's name."""
 DIGEST = re.compile(r"(blake2b|sha256):([0-9a-f]{64})", re.IGNORECASE)
-"""A key's digest, as a keys file may hold it."""
+"""The form of a key's digest, as a keys file may hold it in place of the key."""
 HOST = re.compile(r"(\[(?P<address>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(:\d*)?", re.ASCII)
 """The form of a Host header's value."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnCaller:
-    """The client for which turns run. ``key``: the BLAKE2b of its API key, ``salt``: that of its tenant; both
-    are empty without keys. ``trace``: its `TRACE_HEADERS`."""
+    """The client for which turns run. ``key``: the BLAKE2b of its API key. ``salt``: the salt of its tenant
+    (`salt_of`). Both are empty without keys. ``trace``: the `TRACE_HEADERS` that it sent, by name."""
 
     key: bytes = b""
     salt: bytes = b""
@@ -90,15 +93,17 @@ class TurnCaller:
 
 
 def caller_of(scope: Scope) -> TurnCaller:
-    """The caller of a request that the guard has let in."""
+    """The client of the request with this ASGI ``scope``, which the guard has let in."""
     headers = Headers(scope=scope)
     trace = {name: headers[name] for name in TRACE_HEADERS if name in headers}
     return TurnCaller(scope.get(KEY, (b"",))[0], scope.get(TENANT, b""), trace)
 
 
 def owners_of(headers: Headers) -> tuple[bytes, ...]:
-    """The digests by which a client owns sessions, 16 bytes each, with keys or without, however it sends its
-    key: first that of new sessions, then that of sessions which an earlier version made over Realtime."""
+    """Two digests, of 16 bytes each, that stand for a client as the owner of sessions: only a client with the
+    same digest can resume them. New sessions get the first. The second is the one that an earlier version gave
+    its sessions over Realtime, so that they can still be resumed. Both are made from the API key, wherever the
+    headers have it; without a key all clients have the same ones."""
     key = key_of(headers)
     sent = headers.get("authorization", "") or (f"Bearer {key}" if key else "")
     former = hashlib.blake2b(sent.encode(), digest_size=16).digest()
@@ -107,19 +112,20 @@ def owners_of(headers: Headers) -> tuple[bytes, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The valid API keys. ``tenants``: the name of the tenant for the digest of each key. ``operators``: the
-    digests of the keys that may see all tenants' numbers. A digest is the one that the file has, or the BLAKE2b
-    of a key in the file. The keys themselves are not kept."""
+    """The valid API keys, as digests: the keys themselves are not kept. ``tenants``: the name of its tenant by
+    each key's digest. ``operators``: the digests of the keys that may see all tenants' numbers. A digest is the
+    one that the keys file has, or the BLAKE2b of a key in the file."""
 
     tenants: Mapping[bytes, str]
     operators: frozenset[bytes] = frozenset()
 
     @classmethod
     def one(cls, key: str) -> Keys:
-        """One valid key. It belongs to a tenant without a name, and is the operator's key, too.
+        """The keys of a server with a single key, which belongs to a tenant without a name and is the
+        operator's key, too.
 
-        Raises ``KeysUnusable`` if it is empty, because a client without a key would match it, or has blanks at
-        an end.
+        Raises ``KeysUnusable`` if the key is empty, because a client without a key would match it, or begins or
+        ends with a blank.
         """
         if not key or key != key.strip():
             raise KeysUnusable("--api-key is empty, or begins or ends with a blank")
@@ -128,8 +134,8 @@ class Keys:
 
     @classmethod
     def read(cls, path: Path) -> Keys:
-        """Read a file that has a key, or its digest, and its tenant's name on each line. ``#`` begins a
-        comment.
+        """Read a keys file of plain text: on each line a key, or its digest, and the name of its tenant. ``#``
+        begins a comment.
 
         Raises ``KeysUnusable``. The error names the file and the line, never a key.
         """
@@ -154,12 +160,12 @@ class Keys:
         return not self.operators.isdisjoint(_digests(key))
 
     def digests_of(self, key: str) -> tuple[bytes, ...]:
-        """The digests of a valid key, its BLAKE2b first; empty for any other key."""
+        """The BLAKE2b and the SHA-256 of a valid key; empty for a key that is not valid."""
         return () if self.tenant(key) is None else _digests(key)
 
     def with_operators(self, keys: Iterable[str], place: str) -> Keys:
-        """The same keys, with ``keys`` as operators' keys, too. ``place``: where they come from, for the error.
-        Raises ``KeysUnusable`` if one is empty or has blanks."""
+        """A copy of these keys in which ``keys`` are operators' keys, too. ``place``: where they come from, for
+        the error. Raises ``KeysUnusable`` if one is empty or has blanks."""
         operators = set[bytes]()
         for key in keys:
             if len(key.split()) != 1 or key != key.strip():
@@ -168,15 +174,16 @@ class Keys:
         return Keys(self.tenants, self.operators | operators)
 
     def opens(self, digests: Iterable[bytes], salt: bytes) -> bool:
-        """Whether the key with these digests is still valid and belongs to the tenant with this salt."""
+        """Whether one key, of which these are the digests, is still valid and still belongs to the tenant with
+        this salt."""
         tenant = next((self.tenants[digest] for digest in digests if digest in self.tenants), None)
         return tenant is not None and salt_of(tenant) == salt
 
 
 def add_key(tenants: dict[bytes, str], key: str, tenant: str, place: str) -> None:
-    """Add ``key`` to ``tenants``, a mapping from digests to tenants' names, as a key of ``tenant``. ``place``:
-    where the key comes from, for the error. Raises ``KeysUnusable`` if it is not a valid key or belongs to
-    another tenant."""
+    """Add ``key``, a key or its digest, to ``tenants``, a mapping from digests of keys to tenants' names, as a
+    key of ``tenant``. ``place``: where the key comes from, for the error. Raises ``KeysUnusable`` if it is
+    empty, has blanks, is not a valid digest, or belongs to another tenant."""
     if len(key.split()) != 1 or key != key.strip():
         raise KeysUnusable(f"{place} is empty, or has blanks in it")
     if tenants.setdefault(_stored(key, place), tenant) != tenant:
@@ -200,13 +207,13 @@ def salt_of(tenant: str) -> bytes:
 
 
 def written_digest(key: str) -> str:
-    """A key's digest, as a keys file may hold it in place of the key."""
+    """A key's digest in the form in which a keys file may hold it in place of the key: ``blake2b:HEX``."""
     return f"blake2b:{_blake2b(key).hex()}"
 
 
 def _stored(key: str, place: str) -> bytes:
-    """The digest of a key as the file has it: a key, or a digest. ``place``: where it comes from, for the
-    error. Raises ``KeysUnusable``."""
+    """The digest for an entry of a keys file, which is a digest as text or a key; of a key it is the BLAKE2b.
+    ``place``: where the entry comes from, for the error. Raises ``KeysUnusable`` for a malformed digest."""
     found = DIGEST.fullmatch(key)
     if found is not None:
         return bytes.fromhex(found[2])
@@ -216,8 +223,8 @@ def _stored(key: str, place: str) -> bytes:
 
 
 def _digests(key: str) -> tuple[bytes, ...]:
-    """The digests by which a client's key may be known. Keys are looked up by them, so that the time of a
-    look-up reveals nothing of a key. An empty key has none."""
+    """The digests by which a client's key may be known: its BLAKE2b and its SHA-256; empty for an empty key.
+    Keys are looked up by them, so that the time of a look-up reveals nothing of a key."""
     return (_blake2b(key), hashlib.sha256(key.encode()).digest()) if key else ()
 
 
@@ -226,10 +233,10 @@ def _blake2b(key: str) -> bytes:
 
 
 class Hosts:
-    """The host names in a request's Host header that the server answers; ports are ignored.
+    """The host names that the server accepts in a request's Host header; ports are ignored.
 
-    IP addresses and localhost are always allowed, because a web page cannot make them point to this server.
-    ``names``: the other names; ``*.NAME`` allows all names below NAME. None or ``*``: any name.
+    IP addresses and localhost are always accepted, because a web page cannot make them point to this server.
+    ``names``: the other names; ``*.NAME`` stands for all names below NAME, ``*`` for any name. None: any name.
     """
 
     def __init__(self, names: Iterable[str] | None) -> None:
@@ -239,8 +246,8 @@ class Hosts:
     @classmethod
     def of(cls, settings: GatewaySettings, *, keys: bool) -> Hosts:
         """The host names that these settings allow. If they name none: any name if the server has ``keys``,
-        because a web page has no key; else the name that the server listens on, and also the machine's own name
-        if it listens beyond loopback."""
+        because a web page has no key; else the name that the server listens on, and the machine's own name if
+        it listens beyond loopback."""
         if settings.network.allowed_hosts:
             return cls(settings.network.allowed_hosts)
         if keys:
@@ -260,9 +267,9 @@ class Hosts:
 
 class Guard:
     """ASGI middleware that checks every request before ``app`` gets it. ``keys`` returns the keys that are
-    valid now; if it returns None, every client on this machine is admitted. ``hosts``: allowed host names;
-    None: those of a loopback server. ``origins``: origins of other servers' web pages that may connect without
-    a key; ``*``: all.
+    valid now; None: the server has no keys, and every client on this machine is admitted. ``hosts``: allowed
+    host names; None: those of a loopback server. ``origins``: without keys, the origins of other servers' web
+    pages that may connect; ``*``: all.
 
     It puts into the request's scope the tenant's salt (`TENANT`), whether the client may see all tenants'
     numbers (`OPERATOR`), and the digests of the client's key (`KEY`), if the server has keys.
@@ -293,8 +300,9 @@ class Guard:
             await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
-        """Check a request's host, origin and key, and put what `Guard` says into its scope. For a probe only
-        the host is checked.
+        """Check a request's host, origin and key, and put the tenant's salt, the operator's right and the key's
+        digests into its scope. For a probe, a page or a page's file only the host is checked, and the scope
+        gets nothing.
 
         Raises ``HostRefused``, ``OriginRefused`` or ``KeyInvalid``.
         """
@@ -324,8 +332,8 @@ class Guard:
 
 def refusal(error: Exception, scope: Scope) -> Response:
     """Make the HTTP answer that refuses the request of ``scope`` because of ``error``, and log the refusal.
-    Answer and log line have the same new id, which the client finds in the header `x-request-id`. A client of
-    Messages gets Anthropic's form of the error, and the header ``request-id`` besides."""
+    Answer and log line have the same new id, which the client finds in the header ``x-request-id``. A client of
+    Anthropic's Messages gets Anthropic's form of the error, and the header ``request-id`` besides."""
     request_id = new_id("req")
     if speaks_messages(scope):
         body, status, headers = messages_answer(error, request_id)
@@ -344,13 +352,15 @@ def refusal(error: Exception, scope: Scope) -> Response:
 
 
 def speaks_messages(scope: Scope) -> bool:
-    """Whether a request comes from a client of Anthropic's Messages, by its path or its headers."""
+    """Whether a request comes from a client of Anthropic's Messages: its path is of that API, or it has the
+    header ``anthropic-version``."""
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     return path == MESSAGES or path.startswith(f"{MESSAGES}/") or "anthropic-version" in Headers(scope=scope)
 
 
 def refusing(serve: Endpoint) -> Endpoint:
-    """An endpoint that answers an error of ``serve`` by `refusal`. A client that has left gets no answer."""
+    """Wrap an endpoint: an error that ``serve`` raises is answered as `refusal` makes it. A client that has
+    left gets no answer."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -366,8 +376,9 @@ def refusing(serve: Endpoint) -> Endpoint:
 
 
 def key_of(headers: Headers) -> str:
-    """The API key in a request's headers; empty if there is none. It comes from ``Authorization``, else from
-    ``x-api-key``, else from the WebSocket's subprotocols, because a browser cannot set those headers."""
+    """The API key in a request's headers; empty if there is none. It comes from ``Authorization: Bearer``, else
+    from ``x-api-key``, else from the WebSocket's subprotocols, because a browser cannot set those headers. An
+    ``Authorization`` of another scheme counts as no key, whatever else is sent."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme:
         return given.strip() if scheme.lower() == "bearer" else ""
@@ -379,8 +390,8 @@ def key_of(headers: Headers) -> str:
 
 
 def _same_origin(headers: Headers) -> bool:
-    """Whether the ``Origin`` header names this server, or is missing, so that no web page of another server
-    asks. It is compared with the ``Host`` header, which was checked before."""
+    """Whether no web page of another server asks: the ``Origin`` header is missing, or names this server. It is
+    compared with the ``Host`` header, which was checked before."""
     origin = headers.get("origin")
     if origin is None:
         return True

@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Completer:
-    """What all calls share: the engine's link, the model's language, and places for running completions.
+    """What all calls of one `offline.LLM` share: the link to the engine, the model's ``language`` (tokenizer,
+    template and forms of calls), and ``places``, a semaphore that bounds the running completions.
 
     ``recovery_seconds``: how long a completion waits for another engine if its own dies.
     """
@@ -44,16 +45,19 @@ class Completer:
     language: Language
     places: asyncio.Semaphore
     most: int
-    """Places in all: completions that may be with the engine at once, those that wait there included."""
+    """The number of places in ``places``: completions that may be with the engine at once, those that wait
+    there included."""
     recovery_seconds: float = 0.0
 
 
 @dataclass(slots=True)
 class PromptTask:
-    """A prompt, how to complete it, and its completions so far.
+    """One prompt of a call, how to complete it, and the completions of it that have ended (``outputs``).
 
-    ``request``: checked; its seed is that of completion 0. ``begun``: set when completion 0 has a token: then
-    its prompt is in the prefix cache, where the other completions find it.
+    ``params``: what the caller asked for; ``n`` of it is the number of completions. ``request``: the checked
+    request for the engine; its seed is that of completion 0. ``begun``: set when completion 0 has a token: then
+    its prompt is in the prefix cache, where the other completions find it. ``cached``: prompt tokens of
+    completion 0 that had cached KV.
     """
 
     prompt: Prompt
@@ -66,11 +70,11 @@ class PromptTask:
 
     @property
     def ended(self) -> bool:
-        """Whether all completions have ended."""
+        """Whether all completions of the prompt have ended."""
         return len(self.outputs) == self.params.n
 
     def output(self) -> RequestOutput:
-        """The prompt with its completions, after all have ended."""
+        """Make the output of the prompt, with its completions in order, after all have ended."""
         outputs = sorted(self.outputs, key=lambda output: output.index)
         ids = self.prompt.ids.tolist()
         return RequestOutput(self.request_id, self.prompt.text, ids, outputs, num_cached_tokens=self.cached)
@@ -79,9 +83,12 @@ class PromptTask:
 class Completions:
     """The completions of one call of `AsyncLLM`.
 
-    ``await`` gives the list of outputs. ``async for`` gives pieces of text as they come, each with its
-    ``prompt`` and ``completion``; then `outputs` has that list. Nothing is checked or sent before, and it is
-    read once. Leaving the loop, or cancelling the task, ends what still runs.
+    ``await`` it for the list of outputs, one for each prompt. Or iterate with ``async for`` over pieces of text
+    as they come, each with its ``prompt`` and ``completion``; after the loop `outputs` has the list. Nothing is
+    checked or sent before, and it can be read once. Leaving the loop, or cancelling the task, ends what still
+    runs.
+
+    ``run``: does the work; it calls its argument with each piece, and returns the list of outputs.
     """
 
     def __init__(self, run: Callable[[Deliver], Coroutine[Any, Any, list[RequestOutput]]]) -> None:
@@ -91,7 +98,7 @@ class Completions:
 
     @property
     def outputs(self) -> list[RequestOutput]:
-        """One output for each prompt. Raises ``LookupError`` before the end."""
+        """The outputs, one for each prompt, in order. Raises ``LookupError`` before the end."""
         if self._outputs is None:
             raise LookupError("The completions have not ended yet")
         return self._outputs
@@ -121,7 +128,7 @@ class Completions:
 
 
 class CompletionBatch:
-    """All completions of one call.
+    """All completions of one call, for ``tasks``, one for each prompt.
 
     ``tools``: those of the conversations. None: the prompts are no conversations, and their completions are
     plain text, in which no calls and no reasoning are looked for.
@@ -135,11 +142,11 @@ class CompletionBatch:
         self._tools = tools
 
     async def run(self, deliver: Deliver, ended: Callable[[PromptTask], None]) -> list[RequestOutput]:
-        """Complete all prompts; returns one output for each, in order.
+        """Complete all prompts. Returns one output for each, in order.
 
-        ``deliver`` gets the text in pieces, ``ended`` each prompt when all its completions have ended. A
-        completion that fails ends alone, with its `CompletionOutput.error`. Raises ``EngineUnavailable`` if no
-        engine is left that could complete anything.
+        ``deliver`` is called with each piece of text, ``ended`` with each prompt's task when all its
+        completions have ended. A completion that fails ends alone, with its `CompletionOutput.error`. Raises
+        ``EngineUnavailable`` if no engine is left that could complete anything.
         """
         queue = ((place, index) for place, task in enumerate(self._tasks) for index in range(task.params.n))
         count = sum(task.params.n for task in self._tasks)
@@ -159,7 +166,9 @@ class CompletionBatch:
     async def _work(
         self, queue: Iterator[tuple[int, int]], deliver: Deliver, ended: Callable[[PromptTask], None]
     ) -> None:
-        """Take completions from the queue, one after the other, until it is empty."""
+        """Run completions from ``queue``, one after the other, until it is empty. Its entries are pairs: the
+        place of a task in the batch, and the index of one of its completions. The others of a prompt wait until
+        the first one has begun."""
         for place, index in queue:
             task = self._tasks[place]
             try:
@@ -227,7 +236,8 @@ class CompletionBatch:
 
 
 async def _advanced(run: ReplyRun, task: PromptTask) -> list[ReplyEvent]:
-    """The run's next events. A mistake of ours, for example in reading the text, ends this completion alone."""
+    """The next events of ``run``, a completion of ``task``. If a mistake of this server, for example in reading
+    the text, raises, this completion alone ends with an error."""
     try:
         return await run.advance()
     except Exception as fault:
@@ -237,7 +247,7 @@ async def _advanced(run: ReplyRun, task: PromptTask) -> list[ReplyEvent]:
 
 
 def _numbered(request: TurnRequest, index: int) -> TurnRequest:
-    """The request of completion ``index``: each draws with the next seed."""
+    """The request of the completion with this index: the same with its seed raised by the index."""
     if not index:
         return request
     seed = (request.sampling.seed + index) % (MAX_SEED + 1)

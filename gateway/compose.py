@@ -1,6 +1,7 @@
-"""Puts sessions on an engine: loads the model's tokenizer and templates, the journal and the session registry.
+"""Puts sessions on an engine: `opened` loads the model's tokenizer and templates, opens the journal and makes
+the session registry.
 
-The server and the embedded engine both use `opened`.
+The server and the embedded engine both use it.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ def model_name(model: str) -> str:
 async def opened(
     service: Service, model: str, engine: AbstractAsyncContextManager[EngineLink]
 ) -> AsyncIterator[SessionRegistry]:
-    """Load the engine, and the model's tokenizer and templates, at the same time. Then clients can open
-    sessions in ``service`` until the end of the block; after it sessions, journal and engine are closed.
-    Yields their registry. ``model``: a folder, a file or a name.
+    """Run ``service`` on an engine during the block: load the engine, and the model's tokenizer and templates,
+    at the same time; open the journal; let clients open sessions. Yields the session registry. After the block,
+    sessions, journal and engine are closed. ``model``: a folder, a file or a name. ``engine``: entering it
+    loads the engine.
 
     Raises ``ModelUnreadable``, ``SettingsInvalid``, ``TokenizerUnreadable``, ``TemplateFailed``,
     ``EngineDied``, and ``StoreUnusable`` (``StoreHeld`` already before loading).

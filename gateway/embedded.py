@@ -29,11 +29,13 @@ from .service import Service
 from .settings import GatewaySettings
 
 ONE_TRY = Patience(total=0.0)
-"""How often to reconnect inside one process: once. If that fails, the engine was closed."""
+"""How long the client tries to connect again: one try. Inside one process a failure means that the engine was
+closed."""
 
 
 class MemoryTransport:
-    """The client's end of a connection inside this process, for the SDK's client."""
+    """The client's end of a connection inside this process, with the methods by which the SDK's client sends
+    and receives frames."""
 
     def __init__(self, channel: MemoryChannel) -> None:
         self._channel = channel
@@ -65,7 +67,8 @@ async def embedded(
     settings: GatewaySettings | None = None,
 ) -> AsyncIterator[Client]:
     """Load an engine in a thread of this process, and yield a client of it. At the end of the block the engine
-    is closed. ``engine``: settings of the engine, in place of ``model``. ``settings``: those of the gateway.
+    is closed. ``model``: its name or path. ``engine``: all settings of the engine, its model among them; then
+    ``model`` is not used. ``settings``: those of the gateway.
 
     Raises ``ModelUnreadable``, ``SettingsInvalid``, ``TokenizerUnreadable``, ``TemplateFailed`` or
     ``EngineDied``.

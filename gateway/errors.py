@@ -36,7 +36,7 @@ from ..sessions import errors as sessions
 @dataclass(frozen=True, slots=True)
 class WireError:
     """An error as clients see it. ``type``, ``code``: in an ``error`` event and in an HTTP body. ``status``: of
-    an HTTP answer. ``close``: the close code of a socket that the error ends; None if it ends none."""
+    an HTTP answer. ``close``: the close code of the WebSocket that the error ends; None if it ends none."""
 
     type: str
     code: str
@@ -62,7 +62,7 @@ def _unknown(code: str, status: int) -> WireError:
 
 INTERNAL = _server("internal_error")
 OVERLOADED = 529
-"""Anthropic's status for an engine that cannot take more."""
+"""The HTTP status that Anthropic uses for an overloaded engine."""
 _HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
     426: {"Upgrade": "websocket", "Connection": "Upgrade"},
@@ -74,7 +74,7 @@ _MESSAGES_TYPES = {
     408: "timeout_error",
     429: "rate_limit_error",
 }
-"""Anthropic's types of errors by their status; the table's type stands for the others."""
+"""Anthropic's types of errors by HTTP status. For other statuses the type in `TABLE` is used."""
 
 
 class GatewayError(Exception):
@@ -84,7 +84,7 @@ class GatewayError(Exception):
 
     @property
     def message(self) -> str:
-        """What went wrong, in one line; the wire code if no text was given."""
+        """What went wrong, in one line; the wire code if the error was raised without a text."""
         return str(self.args[0]) if self.args else self.wire.code
 
 
@@ -101,7 +101,8 @@ class PortTaken(AddressUnusable):
 
 
 class KeysUnusable(GatewayError):
-    """The keys file cannot be read, a key, tenant or limit in it is invalid, or a key option is."""
+    """The keys file cannot be read; or a key, tenant or limit in it, or an option that gives a key, is
+    invalid."""
 
     wire = _server("keys_unusable", 503)
 
@@ -165,19 +166,19 @@ class SlowReader(GatewayError):
 
 
 class TooManyControlFrames(GatewayError):
-    """A socket sends too many pings and pongs."""
+    """A socket sends pings and pongs faster than it may."""
 
     wire = _invalid("too_many_control_frames", 429, close=1008)
 
 
 class TooManyFragments(GatewayError):
-    """A message came in too many frames."""
+    """One message came in more frames than it may."""
 
     wire = _invalid("too_many_fragments", 429, close=1008)
 
 
 class TooManyInvalid(GatewayError):
-    """A socket sends too many frames that are no events."""
+    """A socket sends frames that are no valid events faster than it may."""
 
     wire = _invalid("too_many_invalid_events", 429, close=1008)
 
@@ -189,13 +190,14 @@ class TooManyResponses(GatewayError):
 
 
 class TooManyMoves(GatewayError):
-    """A session has as many leases, stages, settles and maps of blocks running as it may."""
+    """A session has as many requests about the placement of its KV running (lease, stage, settle, block map) as
+    it may."""
 
     wire = _busy("too_many_moves")
 
 
 class RateLimited(GatewayError):
-    """The key has used its requests or tokens of this minute; nothing began. ``retry_after``: seconds until the
+    """The key has used up its requests or tokens per minute; nothing began. ``retry_after``: seconds until the
     same request may be served."""
 
     wire = _busy("rate_limit_exceeded")
@@ -229,7 +231,7 @@ class ResponseUnknown(GatewayError):
 
 
 class PreviousResponseUnknown(GatewayError):
-    """The response from which a request continues is not known."""
+    """The response that a request names as ``previous_response_id`` is not known."""
 
     wire = _invalid("previous_response_not_found")
 
@@ -245,13 +247,13 @@ class ConversationUnknown(GatewayError):
 
 
 class TooManyLanes(GatewayError):
-    """A socket has used as many lanes (``stream_id``) as it may."""
+    """A WebSocket of Responses has used as many ``stream_id``s (each one a queue of requests) as it may."""
 
     wire = _busy("websocket_stream_limit_reached")
 
 
 class TooManyRequests(GatewayError):
-    """A socket has as many requests in flight as it may."""
+    """A WebSocket of Responses has as many requests in flight as it may."""
 
     wire = _busy("websocket_connection_limit_reached")
 
@@ -286,7 +288,8 @@ class UpgradeNeeded(GatewayError):
 
 
 class ThreadsNotServed(GatewayError):
-    """A request of Messages wants a thread. Clients then send the whole conversation each time."""
+    """A request of Anthropic's Messages uses a thread, which this server does not have. Clients that get this
+    error send the whole conversation with each request instead."""
 
     wire = _invalid("thread_unsupported_request")
 
@@ -384,14 +387,15 @@ TABLE: dict[type[Exception], WireError] = {
 
 
 def wire_error(error: BaseException) -> WireError:
-    """The row of the table for an error: that of its class or of its nearest parent, or ``internal_error`` if
-    there is none."""
+    """The wire error of an exception: that of its class in `TABLE` or of its nearest parent; ``internal_error``
+    if none of them is there."""
     return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), INTERNAL)
 
 
 def error_details(error: BaseException, event_id: str | None = None) -> ErrorDetails:
-    """The body of the ``error`` event for an error. ``event_id``: the client event that caused it. If the error
-    is a mistake of the server, its text is not shown."""
+    """The body of the ``error`` event for an exception. ``event_id``: that of the client event that caused it;
+    None: the exception's own, if it has one. If the exception is a mistake of the server, its text is not
+    shown."""
     wire = wire_error(error)
     told = getattr(error, "message", None) if wire is not INTERNAL else None
     return ErrorDetails(
@@ -405,13 +409,14 @@ def error_details(error: BaseException, event_id: str | None = None) -> ErrorDet
 
 
 def retry_after(error: BaseException) -> float | None:
-    """Seconds after which what was refused may be served; None if the error does not say."""
+    """The seconds, told by an error itself, after which the refused request may be tried again; None if the
+    error has none."""
     return getattr(error, "retry_after", None)
 
 
 def http_answer(error: BaseException) -> tuple[dict[str, object], int, dict[str, str] | None]:
-    """The body, status and headers of the HTTP answer that refuses a request because of ``error``. The headers
-    are None if there are none."""
+    """The body, status and headers of the HTTP answer that refuses a request because of ``error``, in OpenAI's
+    form. Headers of None: there are none."""
     wire, told = wire_error(error), error_details(error)
     body = {"type": wire.type, "code": wire.code, "message": told.message, "param": told.param}
     return {"error": body}, wire.status, _headers(wire.status, error)
@@ -420,7 +425,9 @@ def http_answer(error: BaseException) -> tuple[dict[str, object], int, dict[str,
 def messages_answer(
     error: BaseException, request_id: str
 ) -> tuple[dict[str, object], int, dict[str, str] | None]:
-    """The same in the form of Anthropic's Messages. ``details`` has the code of the table and the field."""
+    """The body, status and headers of the HTTP answer that refuses a request because of ``error``, in the form
+    of Anthropic's Messages. ``details`` in the body has the code of `TABLE` and the name of the field at fault.
+    Headers of None: there are none."""
     wire, told = wire_error(error), error_details(error)
     kind, status = _MESSAGES_TYPES.get(wire.status, wire.type), wire.status
     if wire.code == "engine_overloaded":
@@ -433,7 +440,8 @@ def messages_answer(
 
 
 def _messages_text(error: BaseException) -> str | None:
-    """Anthropic's own text for an error, where clients read numbers out of it."""
+    """For a prompt that is too long, Anthropic's own text, because clients read the numbers out of it; None for
+    other errors."""
     if not isinstance(error, sessions.PromptTooLong) or not error.tokens or not error.context:
         return None
     most = min(error.context, error.tokens - 1)  # one token less has room behind it
@@ -441,7 +449,8 @@ def _messages_text(error: BaseException) -> str | None:
 
 
 def _headers(status: int, error: BaseException) -> dict[str, str] | None:
-    """The headers of an answer with this status; None if there are none."""
+    """The headers that an HTTP answer with this status and error has besides the usual ones; None if there are
+    none."""
     if status in (429, 503, OVERLOADED):
         return {"Retry-After": str(math.ceil(max(1.0, retry_after(error) or 0.0)))}
     if isinstance(error, MethodRefused):

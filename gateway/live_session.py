@@ -1,7 +1,8 @@
-"""A session in memory and the turns that run in it, for every face. A face is one protocol that clients speak.
+"""A session in memory and the turns that run in it, whatever protocol its client speaks.
 
 A live session outlives its client's connection: its turns continue while no client is there. It knows no
-protocol; it gives the events of a turn to the session's face, which sends them.
+protocol; it passes the events of a turn to its `SessionFace`, the code of the client's protocol, which sends
+them.
 """
 
 from __future__ import annotations
@@ -37,30 +38,32 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _OUTPUT = (ReplyTextDelta, ReplyReasoningDelta, ReplyCallStarted, ReplyArgumentsDelta)
-"""The time to the first token ends with the first of these events."""
+"""The events that count as output: the time to the first token ends with the first of them."""
 
 
 class SessionFace(Protocol):
-    """One session's side of a protocol: it tells the client what happens. `LiveSession` and `LiveSessions` call
-    these methods."""
+    """What the code of a protocol offers for one session: it sends the client what happens. `LiveSession` and
+    `LiveSessions` call these methods."""
 
     async def tell(self, response: TurnResponse, event: ReplyEvent) -> None:
-        """Send the client ``event``, the next event of a running turn. Returns when the client can take
-        more."""
+        """Send the client ``event``, the next event of the running turn ``response``. Returns when the client
+        can take more."""
 
     def tell_now(self, response: TurnResponse, event: ReplyTextDelta) -> bool:
-        """Send the client ``event``, as `tell` does, if that needs no wait and the client can take more.
-        Returns whether it was sent. Called where the event arises, in no task."""
+        """Send the client ``event``, as `tell` does, if that needs no wait. Returns whether it was sent; if
+        not, `tell` gets the event. It is called by the code that makes the event, not in a task, so it must not
+        wait."""
 
     def ended(self, response: TurnResponse, error: Exception | None) -> None:
-        """A turn is over. ``error``: what was raised while its events were read and sent; its last event may
-        not have come then. None if all events came."""
+        """The turn ``response`` is over. ``error``: what was raised while its events were read and sent; its
+        last event may not have come then. None if all events came."""
 
     def detach(self) -> None:
-        """The client's connection is gone, or has been replaced: send nothing more to it."""
+        """The client's connection is gone, or another one has taken the session: send nothing more to it."""
 
     def alarm(self, fault: StorageUnavailable) -> None:
-        """The journal cannot write, because of ``fault``. Acknowledgements wait until it can."""
+        """The journal cannot write, because of ``fault``: tell the client if it waits for an acknowledgement.
+        Acknowledgements wait until the journal can write."""
 
     def recovered(self, lost_seconds: float) -> None:
         """Tell the client that another engine has taken over, after ``lost_seconds`` without one."""
@@ -72,7 +75,8 @@ class SessionFace(Protocol):
         """Wait until the client's connection has taken everything that was sent to it."""
 
     def child_config(self) -> bytes:
-        """The first configuration of a session that is forked from this one, encoded for the journal."""
+        """The configuration with which a session that is forked from this one begins, encoded by the face. The
+        journal keeps these bytes."""
 
     def fork(self, session: Session, config: bytes) -> LiveSession:
         """Make a live session of ``session``, which was forked from this one. ``config``: what `child_config`
@@ -83,9 +87,9 @@ class LiveSession:
     """One session in memory, the turns that run in it, and its ``face``, which sends to the client.
 
     ``resumable``: the client can come back with a handle, so turns continue without it; the face sets this.
-    ``disposable``: no client has a handle, so an idle session may be put away although the journal does not
-    have it. ``draining``: the server is going away, so no new turn may begin. ``turns``: what it shares with
-    the other sessions of its server. ``caller``: the client for which its turns run.
+    ``disposable``: no client has a handle, so the session may be closed while idle although the journal does
+    not have it. ``draining``: the server is going away, so no new turn may begin. ``turns``: admits and counts
+    the turns of all sessions of the server. ``caller``: the client for which its turns run.
     """
 
     def __init__(self, session: Session, face: SessionFace) -> None:
@@ -111,7 +115,7 @@ class LiveSession:
 
     @property
     def running(self) -> tuple[TurnResponse, ...]:
-        """The turns that run: their events are not all read yet."""
+        """The turns that run: a turn runs until its events are all read."""
         return tuple(self._running.values())
 
     @property
@@ -122,7 +126,7 @@ class LiveSession:
     # --- requests -------------------------------------------------------------------------------------------
 
     async def in_order(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Serve a client's request: run ``work`` when the work of earlier requests is done. Returns when
+        """Run ``work``, which serves one client request, after the work of all earlier requests. Returns when
         ``work`` is done, and raises its errors. If the caller is cancelled, ``work`` is still finished."""
         await asyncio.shield(spawn(self._next(work), self._serving))
 
@@ -138,7 +142,8 @@ class LiveSession:
     # --- turns ----------------------------------------------------------------------------------------------
 
     def run(self, response: TurnResponse) -> None:
-        """Start a task that reads a turn's events to the end and gives them to the face."""
+        """Run a turn: start a task that reads the events of ``response`` to the end and passes them to the
+        face."""
         turn = self.turns.begin(self.caller, self.id, response)
         task = asyncio.create_task(self._read(response, turn), name=response.id)
         self._running[response.id] = response
@@ -148,15 +153,16 @@ class LiveSession:
         task.add_done_callback(lambda _: self._forget(response.id))  # also if the task never began
 
     def admit(self) -> RateLimits:
-        """Let one turn begin, before any work for it. Raises what `Turns.admit` does."""
+        """Let one turn begin, before any work for it; returns what the client's key has left of its limits.
+        Raises ``RateLimited`` or ``QueueTooLong``."""
         return self.turns.admit(self.caller)
 
     def check_admission(self) -> None:
-        """Raises what `admit` would raise; nothing is counted."""
+        """Raise ``RateLimited`` or ``QueueTooLong`` if `admit` would. Nothing is counted."""
         self.turns.check(self.caller)
 
     def rate_limits(self) -> RateLimits:
-        """What is left to the session's key."""
+        """What the key of the session's client has left of its requests and tokens per minute."""
         return self.turns.rates.left(self.caller.key, self.caller.salt)
 
     def is_running(self, response_id: str) -> bool:
@@ -164,8 +170,8 @@ class LiveSession:
         return response_id in self._running
 
     async def cancel(self, response_id: str, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
-        """Cancel a turn, if it runs. What it said so far stays in the conversation. ``reason``: what its last
-        event gives as the reason."""
+        """Cancel the turn with this id, if it runs. What it said so far stays in the conversation. ``reason``:
+        the reason in its last event."""
         if response_id in self._running:
             await self._running[response_id].cancel(reason)
 
@@ -220,7 +226,7 @@ class LiveSession:
 
         A turn that still runs then is left alone if the session is resumable and in the journal: the next
         server continues it. Any other is cancelled, and ends as incomplete. Last, wait until the client has
-        everything; this wait has no limit of its own.
+        received everything; this wait has no limit of its own.
         """
         self.draining = True
         self.face.going_away(seconds)
@@ -244,7 +250,8 @@ class LiveSession:
 
 
 def spawn(work: Coroutine[Any, Any, _T], tasks: set[asyncio.Task[_T]]) -> asyncio.Task[_T]:
-    """Start ``work`` as a task and return it. The set ``tasks`` holds it until it ends."""
+    """Start ``work`` as a task, keep it in the set ``tasks`` until it ends, so that it is not collected, and
+    return it."""
     task = asyncio.create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
@@ -252,8 +259,8 @@ def spawn(work: Coroutine[Any, Any, _T], tasks: set[asyncio.Task[_T]]) -> asynci
 
 
 def report(session_id: str, response_id: str, error: Exception) -> None:
-    """Log that a response ended with ``error``: in one line, or with the traceback if it is a mistake of this
-    server."""
+    """Log that a response ended with ``error``: in one line, or with the traceback if the error is a mistake of
+    this server."""
     wire = wire_error(error)
     if wire is INTERNAL:
         log.error("response broke off", exc_info=error, extra=about(session_id, response=response_id))
@@ -262,8 +269,9 @@ def report(session_id: str, response_id: str, error: Exception) -> None:
 
 
 def log_refusal(session_id: str, error: Exception) -> None:
-    """Log that a client's event was refused. The error's text may quote the client, so it is logged only at
-    debug level. A mistake of this server is not logged here: it was logged with its traceback."""
+    """Log that a client's event was refused because of ``error``. Its text may quote the client, so it is
+    logged only at debug level. A mistake of this server is not logged here: it was logged with its
+    traceback."""
     wire = wire_error(error)
     if wire is not INTERNAL:  # a mistake of this server was logged with its traceback
         why = str(error) if log.isEnabledFor(logging.DEBUG) else None

@@ -1,8 +1,9 @@
-"""The live sessions of one server, by id, and the connection that each one uses.
+"""The live sessions of one server, by id, and the client's connection that each one uses.
 
-`LiveSessions` opens, resumes, forks and prunes sessions for every face. It *puts away*, that is, closes in
-memory, the sessions to which no client comes back; the journal keeps them. It knows owners, tenants and leases,
-and no protocol. A lease, here, is the time that a session without a connection stays in memory.
+`LiveSessions` opens, resumes, forks and prunes sessions, whatever protocol their clients speak. It *puts away*,
+that is, closes in memory, the sessions to which no client comes back; the journal keeps them. It knows owners,
+tenants and leases, and no protocol. A lease, here, is the time for which a session without a connection stays
+in memory.
 """
 
 from __future__ import annotations
@@ -34,44 +35,46 @@ log = logging.getLogger(__name__)
 
 
 class Face(Protocol):
-    """A protocol that clients speak. It makes the live sessions, each with its `SessionFace`."""
+    """The code of one protocol that clients speak. It makes the live sessions of its clients, each with a
+    `SessionFace` that sends to the client."""
 
     def config(self) -> bytes:
-        """The first configuration of a new session, encoded for the journal. `begin` gets it, and `reopen`
-        finds it there."""
+        """The configuration with which a new session begins, encoded by the face. The journal keeps these
+        bytes; `begin` gets them, and `reopen` reads them there."""
 
     def begin(self, session: Session, config: bytes) -> LiveSession:
         """Make a live session of a new session. ``config``: what `config` returned."""
 
     def reopen(self, reopened: Reopened) -> LiveSession:
-        """Make a live session of one that was read from the journal. A turn that was interrupted continues."""
+        """Make a live session of one that was read from the journal. A turn in it that was interrupted
+        continues."""
 
     def owns(self, live: LiveSession) -> bool:
-        """Whether this face made the live session."""
+        """Whether this live session was made by this face, so that its client speaks the same protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A conversation that a client sends whole: its preamble and all its items."""
+    """A conversation that a client sends whole: its preamble (instructions and tools) and all its items."""
 
     preamble: Preamble
     items: tuple[Item, ...]
 
 
 class SessionConnection(Protocol):
-    """A client's connection, as one session on it sees it. A connection may carry several sessions."""
+    """A client's connection, as one session on it sees it. One connection may carry several sessions."""
 
     @property
     def caller(self) -> TurnCaller:
         """The client for which the session's turns run."""
 
     def moved(self) -> None:
-        """The session is not on this connection any more: it is on another one now, or was pruned."""
+        """The session is not on this connection any more: another connection has it now, or it was pruned."""
 
 
 class LiveSessions:
-    """All sessions in memory, of all faces. ``registry`` makes and closes the sessions themselves. ``turns``:
-    what their turns share."""
+    """All sessions in memory, whatever their protocol. ``registry`` makes and closes the sessions themselves.
+    ``turns`` admits and counts the turns of all of them."""
 
     def __init__(self, registry: SessionRegistry, limits: ClientLimits, turns: Turns | None = None) -> None:
         self.registry = registry
@@ -83,9 +86,11 @@ class LiveSessions:
         self._connections: dict[str, SessionConnection] = {}
         self._leases: dict[str, tuple[asyncio.TimerHandle, bytes]] = {}  # each with its tenant's salt
         self._left: dict[bytes, dict[str, LiveSession]] = {}
-        """Sessions without a connection, by tenant. Those without one for longest come first."""
+        """By tenant's salt, the sessions without a connection by id. Those without one for longest come
+        first."""
         self._unopened: dict[bytes, dict[str, tuple[LiveSession, float]]] = {}
-        """Forks that no client has opened yet, and the time at which each was made, by tenant."""
+        """By tenant's salt, the forks that no client has opened yet, by id, each with the time on the loop's
+        clock at which it was made. The oldest come first."""
         self._leaving: set[asyncio.Task[None]] = set()
         self._works: set[asyncio.Task[Any]] = set()
         self._closing = False
@@ -114,8 +119,8 @@ class LiveSessions:
         kept: bool = True,
     ) -> LiveSession:
         """Open a new session on this connection; ``face`` makes its live session. ``owner``: the digest of the
-        client's key; only a client with the same key can resume it. ``salt``: its tenant's, which keeps cached
-        KV apart. ``kept``: whether the journal keeps the session.
+        client's key; only a client with the same key can resume it. ``salt``: the salt of its tenant, which
+        keeps cached KV apart. ``kept``: whether the journal keeps the session.
 
         Raises ``SessionLimit``, ``StorageUnavailable``.
         """
@@ -131,12 +136,12 @@ class LiveSessions:
         return self._attach(live, connection)
 
     def make_room(self, salt: bytes, more: int = 1) -> None:
-        """Make sure that the tenant with this ``salt`` can open ``more`` sessions.
+        """Make sure that the tenant with this ``salt`` can open ``more`` sessions, in number.
 
-        If there are too few places, idle sessions without a connection are put away early.
+        If there are too few places, idle sessions without a connection are closed in memory before their time.
         `sessions.tenants.OpenTenants.room` chooses the tenants that lose some; of a tenant's, those without a
-        connection for longest go first. A session that a client has opened is put away only if the journal has
-        it. Raises ``SessionLimit`` if that is not enough; then none is put away.
+        connection for longest go first. A session that a client can resume is closed only if the journal has
+        it. Raises ``SessionLimit`` if that does not suffice; then none is closed.
         """
         idle = {
             tenant: (live.id for live in left.values() if self._may_go(live))
@@ -161,16 +166,17 @@ class LiveSessions:
         *,
         kept: bool = True,
     ) -> LiveSession:
-        """A live session, on this connection, with the history ``transcript``.
+        """A live session, attached to this connection, with the history ``transcript``.
 
         The longest beginning that is known is not tokenized or prefilled again. If it is the whole history of
         an idle session of this face that has no connection, the conversation continues in that session.
-        Otherwise it continues in a session that is branched off at that place, from one in memory or in the
-        journal, whatever its face. If nothing is known, a new session begins. ``owner``, ``salt`` and ``kept``:
-        as in `open`; a session that the journal does not keep is branched off from one that it keeps, but not
-        the other way round.
+        Otherwise it continues in a session that is forked at that place, from one in memory or in the journal,
+        whatever its protocol. If nothing is known, a new session begins.
 
-        Raises ``SessionLimit``, ``StorageUnavailable``, and what `History.insert` raises for an item.
+        ``owner``: the digest of the client's key. ``salt``: the salt of its tenant. ``kept``: whether the
+        journal keeps the session; one that it does not keep may be forked from one that it keeps, but not the
+        other way round. Raises ``SessionLimit``, ``StorageUnavailable``, and for an item ``ItemInvalid`` or
+        ``ItemExists``.
         """
         digests = digests_of(salt, transcript.preamble, transcript.items)
         live, shared = await self._known_beginning(face, digests, salt, kept=kept)
@@ -194,7 +200,9 @@ class LiveSessions:
     async def _known_beginning(
         self, face: Face, digests: Sequence[Digest], salt: bytes, *, kept: bool
     ) -> tuple[LiveSession | None, int]:
-        """A live session with the longest known beginning of a conversation, and the number of its items."""
+        """Find the longest known beginning of a conversation. ``digests``: of each of its beginnings, in order.
+        Returns a live session that has this beginning alone as its history, and the number of its items; (None,
+        0) if no beginning is known. ``kept``: whether the journal is to keep the session."""
         found = self.registry.find(digests)
         if found is not None and found[1] >= self.forks.stored_beginning(digests)[1]:
             session, shared = found
@@ -214,13 +222,14 @@ class LiveSessions:
         return None, 0
 
     def _continues_in(self, face: Face, live: LiveSession, shared: int) -> bool:
-        """Whether a conversation may go on in this session itself: nothing else uses it, and it has no more
-        than the first ``shared`` items."""
+        """Whether a conversation may go on in the session ``live`` itself: nothing else uses it, ``face`` made
+        it, and its history is no longer than the ``shared`` first items."""
         free = live.at_rest and live.id not in self._connections and live.disposable
         return free and face.owns(live) and shared == len(live.session.history)
 
     def _begun(self, face: Face, session: Session) -> LiveSession:
-        """Make a live session of one that was branched off. If that fails, the session is discarded."""
+        """Make a live session of one that was forked for a conversation; ``face`` makes it. If that fails, the
+        session is discarded."""
         try:
             live = face.begin(session, face.config())
         except BaseException:
@@ -238,8 +247,10 @@ class LiveSessions:
         former_owner: bytes | None = None,
     ) -> LiveSession:
         """Find the session that ``handle`` opens, in memory or in the journal, move it to this connection, and
-        give it a new handle. The connection that had it is told by `moved`. ``face`` makes the live session if
-        it comes from the journal. ``owner``, ``former_owner``: as in `SessionRegistry.resume`.
+        give it a new handle. A connection that had it before is told by `moved`. ``face`` makes the live
+        session if it comes from the journal. ``owner``: the digest of the client's key, which must be the
+        session's owner; ``former_owner``: the digest that earlier versions made of the key, which serves as
+        well.
 
         Raises ``HandleUnknown``, ``RecordDamaged``, ``SessionLimit``, ``StorageUnavailable``.
         """
@@ -264,12 +275,12 @@ class LiveSessions:
     async def fork(
         self, live: LiveSession, children: int, at: str | None, compaction: ForkSummary | None = None
     ) -> list[LiveSession]:
-        """Fork ``live`` into ``children`` new sessions and return them. They begin with its history as it is
-        now, or, if ``at`` is set, up to the item with that id. ``compaction``: a summary that replaces the
-        older turns in them. They have no connection: each stays in memory for ``resume_seconds``, for a client
-        with its handle.
+        """Fork ``live`` into ``children``, a number of, new sessions and return them. They begin with its
+        history as it is now, or, if ``at`` is set, up to the item with that id. ``compaction``: a summary that
+        replaces the older turns in them. They have no connection: each stays in memory for ``resume_seconds``,
+        for a client that resumes it with its handle.
 
-        Raises what ``Forks.fork`` does.
+        Raises ``SessionUnknown``, ``SessionLimit``, ``StorageUnavailable``, and what ``Session.branch`` does.
         """
         return await self._whole(self._fork(live, children, at, compaction))
 
@@ -299,11 +310,11 @@ class LiveSessions:
         return made
 
     def _thin_forks(self, salt: bytes, more: int) -> None:
-        """Make sure that a tenant may have ``more`` unopened forks in memory: put away its oldest ones if there
-        are too many.
+        """Make sure that a tenant may have ``more`` forks, in number, that no client has opened yet: close its
+        oldest such forks in memory if there are too many.
 
         Forks younger than ``young_seconds`` stay, and so do those that are not in the journal. Raises
-        ``SessionLimit`` if there are too many of these; then none is put away.
+        ``SessionLimit`` if there are too many of these; then none is closed.
         """
         forks, most = self._unopened.get(salt, {}), self._limits.unopened_forks
         excess = len(forks) + more - most
@@ -321,8 +332,9 @@ class LiveSessions:
                 self._put_away(fork)
 
     async def prune(self, session_id: str, target: str) -> None:
-        """Close the session ``target`` and remove it from the journal. It is in the fork tree of the session
-        ``session_id``. Raises what ``Forks.begin_pruning`` does; then nothing has changed."""
+        """Close the session with the id ``target`` and remove it from the journal. It must be in the same fork
+        tree as the session ``session_id``. Raises ``MemberUnknown`` or ``PruneInvalid``; then nothing has
+        changed."""
         owner = self.registry.get(session_id).handles.owner  # all sessions of a tree have the same owner
         number = await self.forks.begin_pruning(session_id, target)
         await self._whole(self._prune(target, number, owner))
@@ -341,16 +353,16 @@ class LiveSessions:
         log.info("session pruned", extra=about(target))
 
     async def _whole(self, work: Coroutine[None, None, _T]) -> _T:
-        """Run ``work``, which changes several sessions, and return its result. It is finished even if the
-        caller is cancelled, for example because the session that asked for it is pruned meanwhile."""
+        """Run ``work``, which changes several sessions, to its end, and return its result. It is finished even
+        if the caller is cancelled, for example because the session that asked for it is pruned meanwhile."""
         return await asyncio.shield(spawn(work, self._works))
 
     # --- leaving --------------------------------------------------------------------------------------------
 
     def left(self, live: LiveSession, connection: SessionConnection) -> None:
-        """The session's connection ``connection`` is gone. If the client can come back, the session stays in
-        memory until its lease ends; otherwise it is put away at once. Does nothing if the session is on another
-        connection by now."""
+        """The connection of the session ``live`` is gone. If a client may come back, the session stays in
+        memory until its lease ends; otherwise it is closed in memory at once. Does nothing if the session is on
+        another connection by now."""
         if self._connections.get(live.id) is not connection:
             return  # the session has another connection
         del self._connections[live.id]
@@ -361,7 +373,8 @@ class LiveSessions:
             self._put_away(live)
 
     async def drop(self, live: LiveSession, connection: SessionConnection) -> None:
-        """Close and forget a session that no client can come back to, because its first turn failed."""
+        """Close and forget, in the journal too, a new session after its first turn failed, so that no client
+        can come back to it. Does nothing if it is not on ``connection``, or something still runs in it."""
         if self._connections.get(live.id) is connection and live.at_rest:
             del self._connections[live.id], self._live[live.id]
             live.face.detach()
@@ -369,23 +382,25 @@ class LiveSessions:
             await self.registry.discard(live.id)
 
     def alarm(self, fault: StorageUnavailable) -> None:
-        """The journal cannot write, because of ``fault``: tell every session's face."""
+        """The journal cannot write, because of ``fault``: call every session's `SessionFace.alarm`."""
         for live in self.live():
             live.face.alarm(fault)
 
     def recovered(self, lost_seconds: float) -> None:
-        """Another engine has taken over after ``lost_seconds`` without one: tell every session's face."""
+        """Another engine has taken over after ``lost_seconds`` without one: call every session's
+        `SessionFace.recovered`."""
         for live in self.live():
             live.face.recovered(lost_seconds)
 
     def stop(self) -> None:
-        """The server ends. From now on, a session is put away as soon as it has no connection, and its running
-        turns count as interrupted: the journal records no end for them, so the next server continues them."""
+        """The server ends. From now on, a session is closed in memory as soon as it has no connection, and its
+        running turns count as interrupted: the journal records no end for them, so the next server continues
+        them."""
         self._closing = True
 
     async def aclose(self) -> None:
-        """Put all sessions away and wait until they are closed. Running turns count as interrupted, as after
-        `stop`."""
+        """Close all sessions in memory and wait until that is done. Running turns count as interrupted, as
+        after `stop`."""
         self.stop()
         await asyncio.gather(*self._works, return_exceptions=True)
         for live in self.live():
@@ -393,8 +408,8 @@ class LiveSessions:
         await asyncio.gather(*self._leaving)
 
     def _begin_lease(self, live: LiveSession) -> None:
-        """The session has no connection: put it away after ``resume_seconds``, unless `_end_lease` is called
-        before."""
+        """The session has no connection: close it in memory after ``resume_seconds``, unless `_end_lease` is
+        called before."""
         loop = asyncio.get_running_loop()
         salt = self.registry.record_of(live.id).salt
         timer = loop.call_later(self._limits.resume_seconds, self._put_away, live)
@@ -402,7 +417,7 @@ class LiveSessions:
         self._left.setdefault(salt, {})[live.id] = live
 
     def _end_lease(self, session_id: str) -> None:
-        """Stop the lease of a session, if it has one: it is on a connection again, or is put away."""
+        """End the lease of a session, if it has one, because it is on a connection again or is being closed."""
         timer, salt = self._leases.pop(session_id, (None, b""))
         if timer is not None:
             timer.cancel()
@@ -427,8 +442,8 @@ class LiveSessions:
         return live
 
     def _put_away(self, live: LiveSession) -> None:
-        """Close a session in memory, unless it is on a connection; when the server ends, in any case. Its place
-        is free at once, and the rest is done in a task."""
+        """Close a session in memory unless it is on a connection; when the server ends, even then. Its place is
+        free at once, and the rest is done in a task."""
         self._end_lease(live.id)
         gone = self._closing or live.id not in self._connections
         if gone and self._live.pop(live.id, None) is not None:

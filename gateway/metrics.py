@@ -42,7 +42,7 @@ COUNTED = frozenset(
     | {f"disk_{name}" for name in ("stored", "fetched", "failed", "lost")}
     | {"prefilled", "recomputed", "t_plan", "t_launch", "t_device", "t_commit", "t_gap"}
 )
-"""Statistics of the engine that only grow. All others go up and down."""
+"""Statistics of the engine that only grow and so become counters. All others become gauges."""
 
 TOKENS = ("computed", "adopted", "restored", "sampled", "forced")
 """Statistics of the engine in tokens. They become one counter, labelled with the statistic's name."""
@@ -50,8 +50,8 @@ TOKENS = ("computed", "adopted", "restored", "sampled", "forced")
 
 @dataclass(frozen=True, slots=True)
 class TenantSnapshot:
-    """One tenant's limits, and what it uses of each now, by the limit's name. A limit of None means no
-    limit."""
+    """What one tenant uses now (``used``) and may use (``limits``), each by the name of a limit. A limit of
+    None means that there is none."""
 
     name: str
     used: Mapping[str, float]
@@ -61,11 +61,12 @@ class TenantSnapshot:
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
     """All statistics at one moment. ``ready``: a turn could run. ``engine_number``: how many engines have been
-    loaded. ``gateway``, ``engine``: statistics by name; ``engine`` is empty while no engine runs.
+    loaded so far. ``gateway``, ``engine``: statistics by name; ``engine`` is empty while no engine runs.
+    ``tenant``: numbers of the tenant that asks; None if it has no name. ``turns``: counts and times of all
+    turns. ``vllm``: the model's name if the metrics are to stand under vLLM's names, too; else None.
 
-    ``tenant``: numbers of the tenant that asks; None if it has no name. For a tenant that is not an operator,
-    ``gateway`` and ``engine`` are empty, and ``engine_number`` and ``turns`` are None. ``turns``: counts and
-    times of all turns. ``vllm``: the model's name, if the metrics are to stand under vLLM's names, too.
+    For a tenant that is not an operator, ``gateway`` and ``engine`` are empty, and ``engine_number`` and
+    ``turns`` are None.
     """
 
     ready: bool
@@ -111,7 +112,7 @@ class _MetricsCollector(Collector):
 
 
 def _turns(turns: TurnMetrics) -> Iterator[Metric]:
-    """Counts and times of turns."""
+    """The metric families of all turns: tokens, ends, refusals and the histograms of times."""
     yield CounterMetricFamily("holdfast_prompt_tokens", "Tokens of prompts", turns.prompt)
     yield CounterMetricFamily("holdfast_generation_tokens", "Tokens of replies", turns.generated)
     cached = CounterMetricFamily("holdfast_prompt_cached_tokens", "Tokens with KV, by tier", labels=["tier"])

@@ -62,22 +62,22 @@ from .service import Service
 from .settings import GatewaySettings
 
 SamplingChoice: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
-"""The parameters of all prompts, or those of each; None: the model's own defaults."""
+"""Sampling parameters for all prompts of a call, or a list with those of each prompt; None: the model's own
+defaults."""
 Conversation: TypeAlias = Sequence[ChatMessage]
 
 
 class LLMOptions(TypedDict, total=False):
     """The keyword arguments of `LLM` and `AsyncLLM`. Sizes in bytes, lengths in tokens.
 
-    dtype: of the weights and of computing: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
-    kv_cache_dtype: ``auto`` or ``float8_e4m3fn``. device: as torch names it, or ``auto``.
-    max_model_len: the longest prompt and completion together. max_num_seqs: completions that run at once.
-    max_num_batched_tokens: tokens that one step computes. block_size: tokens of one KV block.
-    num_gpu_blocks, kv_cache_memory_bytes: KV on the device, as blocks or as bytes; at most one of them.
-    seed: draws the seeds that parameters leave out, so that a program gives the same each time.
-    tool_fallback: where the chat template does not show tools, write them into the instructions.
-    process: run the engine in a process of its own.
-    engine: all other settings of the engine. gateway: those of sessions, with the folder that keeps them.
+    dtype: of the weights and of computing: ``auto``, ``float32``, ``bfloat16`` or ``float16``. kv_cache_dtype:
+    ``auto`` or ``float8_e4m3fn``. device: as torch names it, or ``auto``. max_model_len: the longest prompt and
+    completion together. max_num_seqs: completions that run at once. max_num_batched_tokens: tokens that one
+    step computes. block_size: tokens of one KV block. num_gpu_blocks, kv_cache_memory_bytes: KV on the device,
+    as a number of blocks or of bytes; at most one of them. seed: for the seeds of completions that set none, so
+    that a program gives the same results each time. tool_fallback: for a chat template that does not show
+    tools: write them into the instructions. process: run the engine in a process of its own. engine: all other
+    settings of the engine. gateway: the settings of sessions, among them the folder that keeps them.
     """
 
     dtype: str
@@ -107,7 +107,7 @@ _NAMES = {
     "num_gpu_blocks": "blocks",
     "kv_cache_memory_bytes": "kv_bytes",
 }
-"""vLLM's names of the engine's settings."""
+"""The engine's name for each setting that has vLLM's name here."""
 SPINNING = "GOMP_SPINCOUNT"
 
 
@@ -161,7 +161,7 @@ class AsyncLLM:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End what runs, its sessions and the engine. Does nothing the second time."""
+        """End the completions that run, the sessions and the engine. Does nothing the second time."""
         stack, self._stack = self._stack, None
         if stack is not None:
             await stack.aclose()
@@ -172,7 +172,9 @@ class AsyncLLM:
         sampling_params: SamplingChoice = None,
         use_tqdm: UseTqdm = False,
     ) -> Completions:
-        """`LLM.generate`: ``await`` it, or iterate over its pieces. It raises when it is read."""
+        """Complete prompts without a chat template, as `LLM.generate` does with the same arguments. ``await``
+        the result for the list of outputs, or iterate over it for pieces of text. Wrong arguments raise when it
+        is awaited or iterated, not here."""
 
         async def run(deliver: Deliver) -> list[RequestOutput]:
             encoder = self._encoder()
@@ -191,7 +193,9 @@ class AsyncLLM:
         tools: Iterable[ToolLike] | None = None,
         tool_choice: str = "auto",
     ) -> Completions:
-        """`LLM.chat`: ``await`` it, or iterate over its pieces. It raises when it is read."""
+        """Reply to a conversation, or to each of a list of them, as `LLM.chat` does with the same arguments.
+        ``await`` the result for the list of outputs, or iterate over it for pieces of text. Wrong arguments
+        raise when it is awaited or iterated, not here."""
 
         async def run(deliver: Deliver) -> list[RequestOutput]:
             offered, encoder = _tools(tools), self._encoder()
@@ -228,7 +232,7 @@ class AsyncLLM:
         return SamplingParams.of_model(self._running().link.hello.defaults)
 
     def get_tokenizer(self) -> Any:
-        """The model's tokenizer as an object of transformers, for ``encode``, ``decode`` and
+        """The model's tokenizer as a tokenizer object of transformers, with ``encode``, ``decode`` and
         ``apply_chat_template``. Imports transformers."""
         if self._tokenizer is None:
             self._tokenizer = _tokenizer(self._running(), find_model(self._settings.model))
@@ -245,7 +249,7 @@ class AsyncLLM:
         return PromptEncoder(completer.language, hello.max_context, hello.vocab_size)
 
     def _chat_defaults(self) -> SamplingParams:
-        """Those of a new session."""
+        """The sampling parameters that a new session has, for `chat` calls that give none."""
         defaults, most = self._running().link.hello.defaults, self._gateway.default_max_tokens
         return SamplingParams.of_model(defaults, most)
 
@@ -256,7 +260,9 @@ class AsyncLLM:
         tools: Sequence[Tool] | None = None,
         tool_choice: str = "none",
     ) -> list[PromptTask]:
-        """The prompts with their requests, all checked."""
+        """Make a task of each prompt and its parameters: check the parameters, prepare the grammar, and draw a
+        seed where none is set. ``tools``: those of the conversations; None: the prompts are no conversations.
+        ``tool_choice``: ``auto``, ``none``, ``required`` or a tool's name."""
         completer, tasks = self._running(), []
         cycles = self._gateway.cycle_tokens if tools is not None else 0
         bounds = RequestBounds(completer.link.hello.vocab_size, completer.language.shows_tools, cycles)
@@ -289,12 +295,12 @@ class AsyncLLM:
 
 
 class LLM:
-    """A model for code without ``async``. Loading begins at once; `close`, the end of its ``with`` block or of
-    the program ends it.
+    """A model for code without ``async``. It is loaded when it is made, and freed by `close`, at the end of a
+    ``with`` block, or at the end of the program.
 
     ``model``: ``pocket``, ``smollm2``, a folder, a GGUF file or a hub id. ``options``: `LLMOptions`. Raises
-    ``ModelUnreadable``, ``SettingsInvalid``, ``TokenizerUnreadable``, ``TemplateFailed`` or ``EngineDied``. An
-    event loop in a thread of its own runs what is asked, so it works in a notebook, too.
+    ``ModelUnreadable``, ``SettingsInvalid``, ``TokenizerUnreadable``, ``TemplateFailed`` or ``EngineDied``.
+    Calls run on an event loop in a thread of its own, so it works in a notebook, too.
     """
 
     def __init__(self, model: str, **options: Unpack[LLMOptions]) -> None:
@@ -384,12 +390,13 @@ class LLM:
         return self._llm.get_default_sampling_params()
 
     def get_tokenizer(self) -> Any:
-        """The model's tokenizer as an object of transformers, for ``encode``, ``decode`` and
+        """The model's tokenizer as a tokenizer object of transformers, with ``encode``, ``decode`` and
         ``apply_chat_template``. Imports transformers."""
         return self._llm.get_tokenizer()
 
     def _read(self, begin: Callable[[], Completions]) -> list[RequestOutput]:
-        """The outputs. A Ctrl-C ends the completions."""
+        """Run the completions that ``begin`` makes, in the thread of the event loop, and return their outputs.
+        A Ctrl-C ends the completions."""
 
         async def read() -> list[RequestOutput]:
             return await begin()
@@ -405,7 +412,9 @@ class LLM:
 
 
 def _close(stack: ExitStack, loop: threading.Thread) -> None:
-    """Close an `LLM`. ``loop``: the thread of its event loop, which cannot wait for its own end."""
+    """Close the contexts of an `LLM`, which hold its event loop and its engine. ``loop``: the thread of the
+    event loop; called in it, this closes them in another thread, because a thread cannot wait for its own
+    end."""
     if threading.current_thread() is loop:
         threading.Thread(target=stack.close, name="holdfast-close").start()
     else:
@@ -447,13 +456,14 @@ def _each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list
 
 
 def _conversations(messages: Any) -> list[Conversation]:
-    """A list of conversations: one alone becomes a list of one."""
+    """The argument of `chat` as a list of conversations: a single conversation becomes a list of one."""
     several = isinstance(messages, list | tuple) and messages and isinstance(messages[0], Sequence)
     return list(messages) if several else [messages]
 
 
 def _tools(tools: Iterable[ToolLike] | None) -> tuple[Tool, ...]:
-    """Callables, or dicts in the form of Chat Completions or of Realtime, as a session's tools."""
+    """The tools of a call as tools of `sessions`. Each may be a callable, or a dict in the form of Chat
+    Completions or of Realtime."""
     flat = [
         {"type": "function", **one["function"]} if isinstance(one, dict) and "function" in one else one
         for one in tools or ()

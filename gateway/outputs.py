@@ -1,4 +1,5 @@
-"""What `offline.LLM` gives back, in the shape of vLLM's outputs, and how it is read from a running reply."""
+"""The outputs of `offline.LLM`, in the shape of vLLM's: ``RequestOutput``, ``CompletionOutput``, ``Logprob``;
+and `GrowingCompletion`, which collects one from the events of a running reply."""
 
 from __future__ import annotations
 
@@ -30,10 +31,11 @@ _REASONS: dict[EndReason, FinishReason] = {
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """The log probability of a token at one place, before any sampling parameter applies.
+    """The log probability of a token at one place of a completion, as the model gives it, before temperature,
+    filters and penalties.
 
-    ``rank``: 1 for the likeliest token; None for a sampled token that is not among those asked for.
-    ``decoded_token``: what the token decodes to alone; a part of a character is U+FFFD.
+    ``rank``: 1 for the likeliest token; None for a sampled token that is not among the likeliest ones that were
+    asked for. ``decoded_token``: what the token decodes to alone; a part of a character is U+FFFD.
     """
 
     logprob: float
@@ -43,7 +45,8 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class OutputCall:
-    """A tool call in a reply. ``arguments``: JSON text. If not ``complete``, they are cut off or broken."""
+    """A tool call in a reply. ``arguments``: JSON text. ``complete``: false if the arguments are cut off or no
+    valid JSON."""
 
     id: str
     name: str
@@ -56,16 +59,17 @@ class CompletionOutput:
     """One completion of a prompt.
 
     ``index``: 0 to ``n`` - 1. ``text``: without special tokens and without what ended it. ``token_ids``:
-    ``[tokens]``, with the end token, stop id or the ids of the stop string that ended it.
-    ``cumulative_logprob``: the sum over ``token_ids``; ``logprobs``: for each of them, the sampled token first
-    and then the likeliest ones, by id. Both are None unless `SamplingParams.logprobs` is set.
+    ``[tokens]``, with the end token, stop id or the ids of the stop string that ended it. ``logprobs``: for
+    each of ``token_ids`` a dict by token id, with the sampled token first and then the likeliest ones;
+    ``cumulative_logprob``: the sum of the sampled tokens' log probabilities. Both are None unless
+    `SamplingParams.logprobs` is set.
 
-    ``finish_reason``: ``stop`` (the model's end, a stop id or a stop string), ``length`` (``max_tokens``, or a
-    full context), ``repetition`` (`LLM.chat` alone: the same tokens again and again, as in a session),
-    ``error``. ``stop_reason``: the stop string or stop id that ended it; None for the model's own end.
-    ``error``: why it failed; its ``code`` is stable, and the text so far stays.
+    ``finish_reason``: ``stop`` (the model's end token, a stop id or a stop string), ``length`` (``max_tokens``,
+    or a full context), ``repetition`` (only in `LLM.chat`: the same tokens came again and again, as in a
+    session), ``error``. ``stop_reason``: the stop string or stop id that ended it; None for the model's own
+    end. ``error``: why it failed; its ``code`` is stable, and the text so far stays.
 
-    ``reasoning``, ``tool_calls``: of `LLM.chat` alone, which reads them out of the text as a session does.
+    ``reasoning``, ``tool_calls``: only in `LLM.chat`, which reads them out of the text as a session does.
     """
 
     index: int
@@ -102,8 +106,8 @@ class RequestOutput:
 
 
 class CompletionPiece(str):
-    """A piece of a completion's text as it comes. ``prompt``: the prompt's place in the call, from 0;
-    ``completion``: which of its ``n`` completions, from 0."""
+    """Text that a running completion has added: a ``str`` with its origin. ``prompt``: the place of its prompt
+    in the call, from 0. ``completion``: which of that prompt's ``n`` completions, from 0."""
 
     __slots__ = ("completion", "prompt")
 
@@ -112,16 +116,18 @@ class CompletionPiece(str):
 
     @classmethod
     def of(cls, text: str, prompt: int, completion: int) -> CompletionPiece:
-        """The piece ``text`` of a completion of the prompt number ``prompt``."""
+        """Make a piece with this text. ``prompt``, ``completion``: as the attributes of the class."""
         piece = cls(text)
         piece.prompt, piece.completion = prompt, completion
         return piece
 
 
 class GrowingCompletion:
-    """One completion while it is generated: reply events in, its text in pieces and then its output out.
+    """One completion while it is generated. `take` takes in the events of its reply and gives the text that
+    they add; `output` makes the output at the end.
 
-    ``keep_stop``: the stop string that ends it stays in its text.
+    ``index``: which of its prompt's completions it is, from 0. ``reader``: the reader of its reply, which has
+    the token ids and log probabilities. ``keep_stop``: the stop string that ends it stays in its text.
     """
 
     def __init__(self, index: int, reader: ReplyReader, tokenizer: ChatTokenizer, *, keep_stop: bool) -> None:
@@ -134,7 +140,7 @@ class GrowingCompletion:
         self._calls: list[OutputCall] = []
 
     def take(self, events: Iterable[ReplyEvent]) -> str:
-        """Take events in; returns the text that they add."""
+        """Take in the next events of the reply. Returns the text that they add."""
         texts: list[str] = []
         for event in events:
             match event:
@@ -148,13 +154,14 @@ class GrowingCompletion:
         return "".join(texts)
 
     def end(self) -> str:
-        """Call it behind the last events; returns the text that the end adds."""
+        """Call it after the last events. Returns the text that is to be added at the end: the stop string, if
+        it stays; else nothing."""
         kept = self._reader.stopped_by or "" if self._keep_stop else ""
         self._texts.append(kept)
         return kept
 
     def output(self, ending: ReplyEnd) -> CompletionOutput:
-        """The completion, after it has ended with ``ending``."""
+        """Make the output of the completion. ``ending``: how the reply has ended."""
         reader = self._reader
         ids, scores = list(reader.ids), reader.logprobs
         told = bool(ids) and len(scores) == len(ids)

@@ -54,7 +54,8 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file as it is sent. ``tag``: its ETag."""
+    """One file as browsers get it. ``body``: its content. ``kind``: its media type. ``tag``: its ETag, with the
+    quotes."""
 
     body: bytes
     kind: str
@@ -62,11 +63,13 @@ class PageFile:
 
     @classmethod
     def of(cls, body: bytes, ending: str) -> PageFile:
-        """A file with this content and the kind of this ``ending``."""
+        """Make a file with this content. ``ending``: its suffix, such as ``.html``, which gives its media
+        type."""
         return cls(body, KINDS[ending], f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"')
 
     def answer(self, request: Request) -> Response:
-        """The file, or 304 where the browser has it."""
+        """The answer to a request for the file: its content, or 304 without content if the browser has this
+        version."""
         headers = {**HEADERS, "etag": self.tag}
         known = {
             tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")
@@ -77,7 +80,9 @@ class PageFile:
 
 
 def page_routes(root_path: str) -> list[BaseRoute]:
-    """The routes of the playground and the documents' page. ``root_path``: the prefix below which they are."""
+    """The routes of the playground (``/``), of the documents' page (``/docs``) and of the files that both load.
+    ``root_path``: the URL prefix under which a proxy serves this server; the pages' links begin there. Empty
+    without a prefix."""
     files = {
         path.name: PageFile.of(path.read_bytes(), path.suffix) for path in _files() if path.suffix != ".html"
     }
@@ -90,7 +95,9 @@ def page_routes(root_path: str) -> list[BaseRoute]:
 
 
 def document_routes(rows: Sequence[RouteRow], sockets: Sequence[SocketRow], version: str) -> list[BaseRoute]:
-    """The routes of the two documents, which are made when the first of them is asked for."""
+    """The routes ``/openapi.json``, which describes the HTTP routes ``rows``, and ``/asyncapi.json``, which
+    describes the WebSockets ``sockets``. Both documents are made when the first of them is asked for.
+    ``version``: of this package, as the documents state it."""
 
     @cache
     def made() -> dict[str, PageFile]:
@@ -114,7 +121,8 @@ def _files() -> list[Path]:
 
 
 def _placed(path: Path, root_path: str) -> PageFile:
-    """An HTML file; behind a prefix its links begin there, also where the URL ends without a slash."""
+    """The HTML file at ``path``, ready to be sent. With a ``root_path``, the page's base URL is set to that
+    prefix, so that its links work also where the page's URL ends without a slash."""
     text = path.read_text()
     if root_path:
         text = text.replace('<base href="./" />', f'<base href="{escape(root_path)}/" />', 1)

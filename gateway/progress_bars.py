@@ -13,15 +13,16 @@ from ..runtime.link.messages import COMPILING, Heartbeat, Phase
 from .completion_batch import PromptTask
 
 UseTqdm: TypeAlias = bool | Callable[..., Any]
-"""Whether to show a bar, or what makes one in place of ``tqdm.auto.tqdm``."""
+"""Whether to show a progress bar; or a callable that makes one, used in place of ``tqdm.auto.tqdm``."""
 LONG_SECONDS = 5.0
-"""Reading compiled kernels from disk takes less: a longer time is told in a line."""
+"""Seconds of compiling kernels after which a line on stderr says so. Reading compiled kernels from disk takes
+less."""
 COMPILES = "holdfast: compiling kernels, a minute or more; they are kept, so that later starts take seconds"
 
 
 class LoadingBar:
-    """The progress of loading a model: a bar on a terminal, and anywhere a line on stderr if kernels are
-    compiled for long, as at the first start on a machine. ``clock``: in seconds."""
+    """Shows the progress of loading a model: a bar on a terminal; and, on a terminal or not, one line on stderr
+    if kernels are compiled for long, as at the first start on a machine. ``clock``: in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._bar: Any = None
@@ -30,7 +31,7 @@ class LoadingBar:
         self._compiled = 0.0  # seconds between such heartbeats, until they are told
 
     def heard(self, beat: Heartbeat) -> None:
-        """Show the progress that a heartbeat of the engine tells."""
+        """Show the progress that a heartbeat of the engine reports; remove the bar when loading is over."""
         self._count(beat)
         if beat.phase not in (Phase.LOADING, Phase.COMPILING):
             self.close()
@@ -43,7 +44,8 @@ class LoadingBar:
             self._bar.refresh()
 
     def _count(self, beat: Heartbeat) -> None:
-        """Tell once that kernels are compiled, when that has taken `LONG_SECONDS`."""
+        """Add the time since the heartbeat before, if both report compiling. Print the line about compiling
+        once this sum reaches `LONG_SECONDS`."""
         now, before = self._clock(), self._heard
         self._heard = now if beat.phase is Phase.COMPILING and beat.detail.startswith(COMPILING) else None
         if self._heard is None or before is None or self._compiled >= LONG_SECONDS:
@@ -62,7 +64,8 @@ class LoadingBar:
 
 
 class PromptBar:
-    """Prompts that have ended, of ``total``, and tokens per second so far. ``use_tqdm``: False shows no bar."""
+    """The progress bar of one call: how many of its ``total`` prompts are completed, and input and output
+    tokens per second so far. ``use_tqdm``: false shows none."""
 
     def __init__(self, use_tqdm: UseTqdm, total: int) -> None:
         shape = {"total": total, "desc": "Processed prompts", "dynamic_ncols": True}
@@ -80,7 +83,7 @@ class PromptBar:
             self._bar.close()
 
     def ended(self, task: PromptTask) -> None:
-        """A prompt has all its completions."""
+        """Count a prompt, all completions of which have ended, and its tokens."""
         if self._bar is None:
             return
         self._read += len(task.prompt.ids)

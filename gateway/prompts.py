@@ -27,14 +27,15 @@ from .live_sessions import Transcript
 
 
 class TextPrompt(TypedDict):
-    """A text. The tokenizer adds what it adds to every text (a token for the beginning, for some models), and
-    reads control tokens in it as such."""
+    """A text as a prompt. The tokenizer adds what it adds to every text (a token for the beginning, for some
+    models), and reads the names of control tokens in it as those tokens."""
 
     prompt: str
 
 
 class TokensPrompt(TypedDict):
-    """Token ids, ``[tokens]``, as they are. ``prompt``: their text, if the caller wants it back."""
+    """Token ids, ``[tokens]``, as a prompt; nothing is added. ``prompt``: their text, if the output is to have
+    it."""
 
     prompt_token_ids: Sequence[int]
     prompt: NotRequired[str]
@@ -48,14 +49,16 @@ ChatMessage: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt that fits the model. ``text``: None where only ids were given. ``ids``: ``[tokens]``."""
+    """A checked prompt, which fits the model's context. ``text``: None where only ids were given. ``ids``:
+    ``[tokens]``."""
 
     text: str | None
     ids: Ids
 
 
 class PromptEncoder:
-    """Makes the prompts of one call. ``max_context``: in tokens; every token id is below ``vocab_size``."""
+    """Checks and tokenizes the prompts of one call. ``max_context``: in tokens; every token id must be below
+    ``vocab_size``."""
 
     def __init__(self, language: Language, max_context: int, vocab_size: int) -> None:
         self._language = language
@@ -63,10 +66,10 @@ class PromptEncoder:
         self._vocab_size = vocab_size
 
     def raw(self, prompts: PromptType | Sequence[PromptType]) -> list[Prompt]:
-        """Prompts without a chat template; one alone becomes a list of one.
+        """Make prompts without a chat template; a single one becomes a list of one.
 
         Raises ``InputInvalid`` for what is no prompt, ``PromptTooLong`` if the context has no room for a token
-        behind it; both name the prompt.
+        behind it; both say which prompt it is.
         """
         given = [_parts(prompt, place) for place, prompt in _placed(prompts)]
         texts = [text for text, ids, _ in given if ids is None]
@@ -81,11 +84,13 @@ class PromptEncoder:
     def conversations(
         self, conversations: Sequence[Sequence[ChatMessage]], tools: Sequence[Tool]
     ) -> list[Prompt]:
-        """The conversations as the chat template writes them, up to the beginning of the next reply.
+        """Make a prompt of each conversation: what the chat template writes, up to the beginning of the next
+        reply. ``tools``: those that all of them offer.
 
-        A system message at the beginning becomes the instructions of a session. Raises ``ItemInvalid`` or
-        ``ToolInvalid`` for a message or tool that is none, ``TemplateFailed`` if the template refuses the
-        conversation, ``PromptTooLong`` as `raw` does; all name the conversation.
+        A system message at the beginning is treated as the instructions of a session. Raises ``ItemInvalid`` or
+        ``ToolInvalid`` for a wrong message or tool, ``TemplateFailed`` if the template refuses the
+        conversation, ``PromptTooLong`` if the context has no room for a token behind it; all say which
+        conversation it is.
         """
         language, made = self._language, []
         now = datetime.now().astimezone()
@@ -119,7 +124,8 @@ class PromptEncoder:
 
 
 def conversation_of(messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> Transcript:
-    """Messages of Chat Completions as a conversation. Raises ``ItemInvalid`` or ``ToolInvalid``."""
+    """Make a checked `Transcript` of messages in the form of Chat Completions, and of ``tools``. Raises
+    ``ItemInvalid`` or ``ToolInvalid``."""
     if isinstance(messages, str | Mapping) or not messages:
         raise ItemInvalid("a conversation is a list of at least one message")
     try:
@@ -134,7 +140,8 @@ def conversation_of(messages: Sequence[ChatMessage], tools: Sequence[Tool] = ())
 
 
 _Parts: TypeAlias = tuple[str | None, Sequence[int] | None, str]
-"""A prompt's text and ids, at least one of them, and its place for errors."""
+"""One prompt before it is checked: its text and its token ids, of which at least one is not None, and where it
+stands in the call (``prompts[2]``), for errors."""
 
 
 def _placed(prompts: PromptType | Sequence[PromptType]) -> Iterable[tuple[str, PromptType]]:
@@ -173,7 +180,8 @@ def _parts(prompt: PromptType, place: str) -> _Parts:
 
 @contextmanager
 def _at(place: str) -> Iterator[None]:
-    """Put ``place`` before the text of an error, and name it as the field at fault."""
+    """In the block, put ``place``, the name of an argument such as ``prompts[2]``, before the text of a
+    `SessionError`, and name it as the field at fault."""
     try:
         yield
     except SessionError as fault:

@@ -1,4 +1,5 @@
-"""Every quota of the server in one table: its name, its default, where it is enforced, what a client gets.
+"""All quotas of the server in one table: for each its name, its default, where it is enforced, what a client
+gets beyond it.
 
 `TENANT_QUOTAS` are set in the keys file and have no default: a tenant without one takes what there is. Their
 names, units and least values are read from here. `CLIENT_QUOTAS` are fields of `ClientLimits`. `tenants`
@@ -19,12 +20,12 @@ from .settings import ClientLimits
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One row of the table. ``name``: the limit's name, which is a field of `ClientLimits` or of the keys file.
-    ``enforced``: the module that enforces it. ``error``: what the client gets beyond it; None if nothing is
-    refused.
+    """One row of the table. ``name``: the limit's name, a field of `ClientLimits` or of the keys file.
+    ``enforced``: the module that enforces it. ``error``: the error that a client beyond it gets; None if
+    nothing is refused. ``refill``: what makes room again, or what happens instead of a refusal.
 
-    ``refill``: what makes room again. ``shown``: a template that writes a value of a tenant's quota.
-    ``in_bytes``: its values are sizes. ``least``: the smallest value it may have.
+    For a tenant's quota also: ``shown``: a template with ``{}`` that writes a value. ``in_bytes``: its values
+    are sizes. ``least``: the smallest value that it may have.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Quota:
 
     @property
     def code(self) -> str | None:
-        """The code of its error on the wire; None if it has no error."""
+        """The wire code of its error; None if it has no error."""
         return None if self.error is None else errors.TABLE[self.error].code
 
 
@@ -115,7 +116,8 @@ CLIENT_QUOTAS = (
 
 
 def written(value: object) -> str:
-    """A quota's default as text for the documents: ``256``, ``5 per second, 100 at once``, ``none``."""
+    """A quota's default as text, for the generated documents: ``256``, ``5 per second, 100 at once``,
+    ``none``."""
     if isinstance(value, Rate):
         return f"{value.per_second:g} per second, {value.burst:,} at once"
     return "none" if value is None else f"{value:,}" if isinstance(value, int) else f"{value}"

@@ -1,6 +1,6 @@
 """Requests and tokens per minute of each API key.
 
-`RateLimiter.admit` takes a request before a turn begins, or raises; `RateLimiter.spent` takes the tokens when
+`RateLimiter.admit` takes one request before a turn begins, or raises; `RateLimiter.spent` takes the tokens when
 the turn has ended. Both refill continuously: a key with 60 requests per minute gets one back each second. A
 turn costs the tokens that were new in its prompt and those of its reply. What the session had before costs
 nothing, wherever its KV was. Tokens are taken on credit: a turn begins as long as one token is left, and a key
@@ -26,7 +26,7 @@ Counted = Literal["requests", "tokens"]
 
 @dataclass(frozen=True, slots=True)
 class KeyRates:
-    """What one key may have per minute; None: no limit."""
+    """How many ``requests`` and ``tokens`` one key may use per minute; None: no limit."""
 
     requests: int | None = None
     tokens: int | None = None
@@ -37,7 +37,8 @@ NO_LIMITS = KeyRates()
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """How much of each limit a key has left now; empty if it has no limit."""
+    """How much of its limits per minute a key has left now. ``limits``: an entry for requests and one for
+    tokens, each only if the key has that limit."""
 
     limits: tuple[RateLimit, ...] = ()
 
@@ -56,9 +57,9 @@ class RateLimits:
         }
 
     def messages_headers(self, now: float) -> dict[str, str]:
-        """The same in the names that Anthropic's clients read; a reset is a time of RFC 3339. ``now``: seconds
-        since 1970. https://platform.claude.com/docs/en/api/rate-limits#response-headers
-        """
+        """The limits as headers of an HTTP answer, in the names that Anthropic's clients read; a reset is a
+        time of RFC 3339. ``now``: seconds since 1970.
+        https://platform.claude.com/docs/en/api/rate-limits#response-headers"""
         return {
             f"anthropic-ratelimit-{one.name}-{part}": value
             for one in self.limits
@@ -71,9 +72,8 @@ class RateLimits:
 
 
 class RateLimiter:
-    """Counts what each key has used. ``rates``: those of each tenant, by its salt; each key of a tenant has
-    them for itself. ``clock``: seconds, monotonic.
-    """
+    """Counts what each key has used of its requests and tokens per minute. ``rates``: by a tenant's salt, what
+    each of the tenant's keys may use; every key has its own count. ``clock``: seconds, monotonic."""
 
     def __init__(
         self, rates: Mapping[bytes, KeyRates] | None = None, clock: Callable[[], float] = time.monotonic
@@ -83,8 +83,8 @@ class RateLimiter:
         self._buckets: dict[bytes, dict[Counted, TokenBucket]] = {}  # by the digest of the key
 
     def change(self, rates: Mapping[bytes, KeyRates]) -> None:
-        """Have these rates from now on. What a key has used stays used. Keys that have used nothing are
-        forgotten."""
+        """Use these limits, by tenant's salt, from now on. What a key has used stays used. Keys with full
+        allowances are forgotten."""
         self._rates = rates
         self._buckets = {
             key: buckets
@@ -93,9 +93,10 @@ class RateLimiter:
         }
 
     def admit(self, key: bytes, salt: bytes) -> RateLimits:
-        """Take one request of a key, before its turn does any work. ``salt``: of its tenant.
+        """Take one request of a key, before its turn does any work. ``key``: the BLAKE2b of the API key.
+        ``salt``: of its tenant. Returns what is left.
 
-        Raises ``RateLimited``, which says when to try again.
+        Raises ``RateLimited``, which says when to try again; then nothing is taken.
         """
         self.check(key, salt)
         buckets = self._of(key, salt)
@@ -104,7 +105,7 @@ class RateLimiter:
         return _told(buckets)
 
     def check(self, key: bytes, salt: bytes) -> None:
-        """Raises ``RateLimited`` where `admit` would; takes nothing."""
+        """Raise ``RateLimited`` if `admit` would for this key and its tenant's salt. Takes nothing."""
         buckets = self._of(key, salt)
         waits = {name: bucket.seconds_until(1.0) for name, bucket in buckets.items()}
         over = max(waits, key=waits.__getitem__, default=None)
@@ -116,17 +117,19 @@ class RateLimiter:
             )
 
     def spent(self, key: bytes, salt: bytes, tokens: int) -> None:
-        """A turn of the key has cost so many tokens."""
+        """A turn of the key has ended and has cost so many ``tokens``: take them, on credit if there are too
+        few."""
         bucket = self._of(key, salt).get("tokens")
         if bucket is not None:
             bucket.spend(tokens)
 
     def left(self, key: bytes, salt: bytes) -> RateLimits:
-        """What the key has left now."""
+        """What the key has left now. ``salt``: of its tenant."""
         return _told(self._of(key, salt))
 
     def _of(self, key: bytes, salt: bytes) -> dict[Counted, TokenBucket]:
-        """The key's buckets, at the rates of now."""
+        """The key's token buckets by what they count, set to the limits that its tenant has now; empty if it
+        has none."""
         rates = self._rates.get(salt, NO_LIMITS)
         if rates == NO_LIMITS:
             return {}
@@ -146,7 +149,8 @@ class RateLimiter:
 
 
 def duration(seconds: float) -> str:
-    """A time as the headers have it: ``17ms``, ``1.5s``, ``6m0s``. Rounded up, so that it is not too short."""
+    """A time as text in the form of OpenAI's rate-limit headers: ``17ms``, ``1.5s``, ``6m0s``. Rounded up, so
+    that it is not too short."""
     if seconds < 1.0:
         return f"{math.ceil(seconds * 1000)}ms"
     if seconds < MINUTE:

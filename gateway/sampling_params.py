@@ -1,6 +1,7 @@
-"""How a prompt of `offline.LLM` is completed: ``SamplingParams``, with the names and defaults of vLLM's class.
+"""``SamplingParams``: how a prompt of `offline.LLM` is completed, with the names and defaults of vLLM's class.
 
-`sessions.turn.request` checks the values, as it does for every face. No torch.
+The values are checked by `sessions.turn.request`, which also checks those of all protocols. No torch is
+imported.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """What every completion must look like; exactly one field is set.
+    """The form that every completion must have; exactly one field is set.
 
     ``json``: a JSON Schema, as a dict or as text. ``json_object``: any JSON object. ``regex``: a regular
     expression. ``choice``: one of these texts. ``grammar``: a Lark grammar in llguidance's dialect. Raises
-    ``GrammarInvalid`` for none or several, and for a grammar that is out of bounds.
+    ``GrammarInvalid`` if no field or several are set, and for a grammar that is too large or not valid.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -42,7 +43,7 @@ class StructuredOutputsParams:
         self.compiled()
 
     def compiled(self) -> Grammar:
-        """The grammar for the engine. Raises ``GrammarInvalid``."""
+        """The form as a grammar for the engine. Raises ``GrammarInvalid``."""
         given = [field.name for field in fields(self) if getattr(self, field.name) not in (None, False)]
         if len(given) != 1:
             told = f"{' and '.join(given)} are set" if given else "nothing is set"
@@ -64,15 +65,15 @@ class SamplingParams:
     served.
 
     ``n``: completions of each prompt. ``temperature``: 0 (greedy) to 2. ``top_p``, ``top_k`` (0 or -1: all),
-    ``min_p``, ``typical_p``: filters. ``seed``: completion ``i`` of a prompt draws with ``seed + i``; None: a
-    random one.
-    ``stop``: texts, ``stop_token_ids``: token ids that end a completion; its text has neither.
-    ``include_stop_str_in_output``: but keep the stop string that was found. ``ignore_eos``: the model's end
-    tokens do not end it. ``max_tokens``: at most so many tokens; None: as many as the context holds.
-    ``min_tokens``: no end token, stop id or stop string counts before. ``logprobs``: how many alternatives to
-    report beside each token, 0 to 20; None: nothing. ``logit_bias``: addend, -100 to 100, by token id.
-    ``bad_words``: texts or lists of token ids that are not written. ``structured_outputs``: what all of the
-    text must look like.
+    ``min_p``, ``typical_p``: filters of the candidates. ``seed``: completion ``i`` of a prompt draws with
+    ``seed + i``; None: a random one. ``stop``: texts, ``stop_token_ids``: token ids that end a completion; its
+    text has neither. ``include_stop_str_in_output``: the text keeps the stop string that ended it.
+    ``ignore_eos``: the model's end tokens do not end a completion. ``max_tokens``: at most so many tokens;
+    None: as many as the context holds. ``min_tokens``: before so many tokens no end token, stop id or stop
+    string counts. ``logprobs``: how many alternatives to report beside each token, 0 to 20; None: no log
+    probabilities at all. ``logit_bias``: by token id, what is added to its logit, -100 to 100. ``bad_words``:
+    texts or lists of token ids that are never written. ``structured_outputs``: the form that the whole text
+    must have.
 
     The fields may be set later, too; they are checked again when they are used. Raises ``SamplingInvalid`` or
     ``GrammarInvalid``, which are ``ValueError``s; ``param`` names the field.
@@ -106,7 +107,8 @@ class SamplingParams:
     def of_model(
         cls, defaults: SamplingDefaults, max_tokens: int | None = DEFAULT_MAX_TOKENS
     ) -> SamplingParams:
-        """The model's own defaults, from its ``generation_config.json``; greedy without that file."""
+        """The sampling parameters that the model itself recommends in its ``generation_config.json``; greedy if
+        it has no such file. ``max_tokens``: the limit to put with them."""
         values = msgspec.structs.asdict(defaults)
         served = {name: values[name] for name in values if name in cls.__slots__}
         return cls(max_tokens=max_tokens, **served)
@@ -119,8 +121,9 @@ class SamplingParams:
         tool_choice: str = "none",
         tool: str | None = None,
     ) -> TurnRequest:
-        """The request for the engine. ``bounds``: what the model allows. The other parameters are those of
-        `TurnRequest.checked`. Raises what that raises."""
+        """The checked request for the engine. ``bounds``: what the model allows. ``tools``: those that the
+        reply may call; ``tool_choice``: ``auto``, ``none`` or ``required``; ``tool``: the only one that it may
+        call, None for any. Raises ``SamplingInvalid``, ``GrammarInvalid`` or ``ToolInvalid``."""
         integer("n", self.n, 1, MAX_N)
         integer("min_tokens", self.min_tokens, 0, MAX_INTEGER)
         if self.max_tokens is not None:

@@ -40,29 +40,30 @@ if TYPE_CHECKING:  # it needs an extra
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A running server. ``url``: ``http[s]://host:port``. ``clipped``: a line that says why KV on disk has less
-    room than the settings give it; None if it has all."""
+    """A running server. ``url``: ``http[s]://host:port``. ``engine``: the engine's child process. ``clipped``:
+    a line that says why KV on disk has less room than the settings give it; None if it has all."""
 
     url: str
     service: Service
     engine: ChildEngine
     reload: Callable[[], Awaitable[str]]
-    """Read the keys file and the certificate again; returns what has changed. Raises ``KeysUnusable`` or
-    ``CertificateUnusable``; then nothing has changed."""
+    """Read the keys file and the certificate again. Returns a line that says what has changed. Raises
+    ``KeysUnusable`` or ``CertificateUnusable``; then nothing has changed."""
     reloadable: tuple[Path, ...] = ()
     """The files that `reload` reads."""
     clipped: str | None = None
 
 
 FAIR_SHARES = "fair_shares"
-"""The policy under which a tenant does not wait for others' queues."""
+"""The name of the scheduling policy that shares the engine between tenants, so that none waits for another's
+queue."""
 TICK_SECONDS = 1.0
-"""Seconds between two updates of the date in answers."""
+"""Seconds between two updates of the Date header of answers."""
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server without signal handling. ``listening`` is set when it accepts connections; `leave` ends
-    it."""
+    """Uvicorn's server without signal handling. ``listening`` is set when it accepts connections; `leave` makes
+    it end."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -75,8 +76,8 @@ class _Server(uvicorn.Server):
         self._leaving.set()
 
     async def main_loop(self) -> None:
-        """Wait until `leave`, and update the date in answers once a second. Uvicorn's own loop wakes ten times
-        a second."""
+        """Return when `leave` is called; until then update the Date header of answers once a second. Uvicorn's
+        own loop wakes ten times a second."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_SECONDS):
@@ -104,9 +105,9 @@ async def serving(
     the sockets, the sessions and the engine are closed.
 
     ``listening`` is called with the URL before anything is loaded, ``heard`` with each heartbeat of the engine,
-    also while it loads. ``engine``: one with these settings, in place of one that is made here. Raises
-    ``AddressUnusable``, ``KeysUnusable``, ``CertificateUnusable``, ``TracingUnavailable``, and what loading
-    raises (`compose.opened`).
+    also while it loads. ``engine``: the child process to use, made with these settings; None: one is made here.
+    Raises ``AddressUnusable``, ``KeysUnusable``, ``CertificateUnusable``, ``TracingUnavailable``,
+    ``LimitsTooLarge``, and what loading raises (`compose.opened`).
     """
     secured = server_context(settings.network)
     tenants = Tenants.of(settings)
@@ -139,8 +140,9 @@ async def serving(
 
 @asynccontextmanager
 async def _traced(settings: GatewaySettings, model: str) -> AsyncIterator[TurnTracer | None]:
-    """The tracer of the settings, if they name an endpoint; at the end what it has is sent. ``model``: its
-    name, unless the settings give others. Raises ``TracingUnavailable``."""
+    """Yields the tracer if the settings name an endpoint for traces, else None. At the end of the block its
+    unsent spans are sent. ``model``: the model's name in the spans, unless the settings give others. Raises
+    ``TracingUnavailable``."""
     if settings.traces_endpoint is None:
         yield None
         return
@@ -163,8 +165,8 @@ def _reloadable(settings: GatewaySettings) -> tuple[Path, ...]:
 
 
 def _changed(before: Tenants, now: Tenants, closed: int) -> str:
-    """A line for the operator that says what a reload has changed. ``closed``: how many connections it has
-    closed."""
+    """A line for the operator that says what a reload has changed. ``before``, ``now``: the tenants.
+    ``closed``: how many connections it has closed."""
     count = 0 if now.keys is None else len(now.keys.tenants)
     told = f"keys: {count} from {now.source or 'the command line'}; connections closed: {closed}"
     if (before.journal(), before.budgets()) != (now.journal(), now.budgets()):
@@ -187,7 +189,7 @@ def _listen(settings: GatewaySettings) -> socket.socket:
 async def _listening(
     service: Service, sock: socket.socket, secured: ssl.SSLContext | None
 ) -> AsyncIterator[str]:
-    """Accept connections on ``sock`` until the end of the block; then close them with 1012. Yields the server's
+    """Accept connections on ``sock`` during the block; at its end close them with 1012. Yields the server's
     URL. ``secured``: the TLS context; None without TLS."""
     server = _Server(_config(service, secured))
     running = asyncio.create_task(server.serve(sockets=[sock]), name="holdfast-gateway")

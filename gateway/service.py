@@ -1,7 +1,7 @@
-"""What all routes share: the link to the engine, the live sessions and the open sockets.
+"""`Service`: what all routes share, that is, the link to the engine, the live sessions and the open sockets.
 
-`Service` admits clients and makes the faces, that is, the protocols. The server and the embedded engine both
-use it.
+It decides which clients are served, and makes the faces, that is, the code of each protocol. The server and the
+embedded engine both use it.
 """
 
 from __future__ import annotations
@@ -41,15 +41,17 @@ if TYPE_CHECKING:  # it needs an extra
 log = logging.getLogger(__name__)
 
 LOADING = {Phase.LOADING: "loading weights", Phase.COMPILING: "compiling kernels"}
-"""What an engine that is not ready does; in any other phase the journal is being opened."""
+"""What an engine that is not ready is doing, by its phase, for the text of ``EngineLoading``. In any other
+phase the journal is being opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """What the probes answer, from the engine's heartbeats. ``alive``: false if the engine hangs and a restart
-    of the server would help. ``ready``: a turn could run now. ``phase``, ``fraction``: what the engine does,
-    and how much of that is done, from 0 to 1. ``detail``: more about that, or why no turn may begin.
-    ``journal``: what differs from the journal at the last start, such as that it was emptied."""
+    """What the probes ``/health`` and ``/ready`` answer, from the engine's heartbeats. ``alive``: false if the
+    engine hangs and a restart of the server would help. ``ready``: a turn could run now. ``phase``,
+    ``fraction``: what the engine does, and how much of that is done, from 0 to 1. ``detail``: more about the
+    phase, or why no turn may begin. ``journal``: how the journal differs from that of the last start, such as
+    that it was emptied; empty if it does not."""
 
     alive: bool
     ready: bool
@@ -66,26 +68,29 @@ class ServiceState:
 
 
 class ServedSocket(Protocol):
-    """A client's WebSocket, of any face, while it is served."""
+    """A client's WebSocket, of any protocol, while it is served. ``outbox``: the frames that wait to be sent to
+    it. ``client``: the client, with its key's digests."""
 
     outbox: Outbox
     client: ClientIdentity
 
     def leave(self, why: Exception | None = None) -> None:
-        """Close the connection, and say why; None: because the server goes away."""
+        """Begin to close the connection. ``why``: the error that the client is told; None: the server goes
+        away."""
 
     async def run(self) -> None:
-        """Serve the client until it has left or the server has said goodbye. Raises ``SlowReader`` for a client
-        that must be dropped."""
+        """Serve the client until it has left or the server has closed the connection. Raises ``SlowReader`` for
+        a client that reads too slowly and must be dropped."""
 
 
 class Service:
     """One model behind one engine: its tenants, live sessions and open sockets. Sessions can be opened after
     `open`, which is called when the engine was loaded for the first time.
 
-    ``model``: the name under which the model is served, unless the settings give other names. ``tenants``:
-    those of the settings; None reads them here, which may raise ``KeysUnusable``. ``shared``: the engine's
-    policy shares it between tenants. ``tracer``: makes a span of each turn; None: nothing is traced.
+    ``model``: the name under which the model is served, unless the settings give other names. ``link``: to the
+    engine. ``tenants``: None reads those of the settings here, which may raise ``KeysUnusable``. ``shared``:
+    the engine's policy shares it between tenants. ``tracer``: makes a span of each turn; None: nothing is
+    traced.
     """
 
     def __init__(
@@ -101,14 +106,14 @@ class Service:
         self.settings = settings
         self.tenants = tenants or Tenants.of(settings)
         self.names = tuple(dict.fromkeys(settings.served_names)) or (model,)
-        """The names under which the model is served."""
+        """The names under which the model is served; the first is the default."""
         self.started = int(time.time())
         self._registry: SessionRegistry | None = None
         self._journal: Journal | None = None
         self._live: LiveSessions | None = None
         queue = TurnQueue(settings.max_queue_seconds, shared=shared)
         self.turns = Turns(RateLimiter(self.tenants.rates()), queue, tracer)
-        """What the turns of all sessions share."""
+        """Rate limits, queue, metrics and tracer, which the turns of all sessions share."""
         self._link = link
         self._sockets: dict[asyncio.Task[None], ServedSocket] = {}
         self._stored: StoredObjects | None = None
@@ -120,8 +125,8 @@ class Service:
         link.on_recovery(self._recovered)
 
     def open(self, registry: SessionRegistry, journal: Journal | None = None) -> None:
-        """Let clients open sessions from now on. ``journal``: the registry's; if it cannot write, all sessions
-        are told. None if there is no journal."""
+        """Let clients open sessions of ``registry`` from now on. ``journal``: the registry's, None if it has
+        none; if it cannot write, all sessions are told."""
         self._registry = registry
         self._journal = journal
         self._live = LiveSessions(registry, self.settings.limits, self.turns)
@@ -131,16 +136,16 @@ class Service:
         self._opened.set()
 
     def refuse(self) -> None:
-        """Admit no client any more. What waits for the engine is refused."""
+        """Admit no client any more. Requests that wait for the engine to load are refused now."""
         self._draining = True
         self._opened.set()
 
     async def close(self) -> None:
-        """Admit no client any more, close all sockets and put all sessions away. Running turns count as
-        interrupted.
+        """Admit no client any more, close all sockets, and close all sessions in memory. Running turns count as
+        interrupted, so that the next server can continue those that the journal has.
 
-        It waits at most ``close_seconds`` for the sockets, and at most as long again for the sessions, because
-        the engine may not answer.
+        Sockets, tasks that outlive their requests, and sessions get at most ``close_seconds`` each, because the
+        engine may not answer.
         """
         self.refuse()
         if self._live is not None:
@@ -162,11 +167,11 @@ class Service:
                     await registry.aclose()
 
     def sessions(self) -> list[LiveSession]:
-        """The sessions in memory, with a connection or without."""
+        """All sessions in memory, those without a client's connection included."""
         return [] if self._live is None else self._live.live()
 
     def state(self) -> ServiceState:
-        """What the probes answer now."""
+        """What the probes would answer now."""
         link, beat = self._link, self._link.heartbeat
         fault = self._journal.fault if self._journal is not None and self._registry is not None else None
         ready = link.ready and self._registry is not None and not self._draining and fault is None
@@ -185,8 +190,8 @@ class Service:
         return self.names[0]
 
     def check_model(self, name: str | None) -> None:
-        """Raises ``ModelNotServed`` if a client asks for another model. ``name``: what it asks for; None or
-        empty is allowed."""
+        """Raise ``ModelNotServed`` if a client asks for another model. ``name``: what it asks for; None or an
+        empty name is allowed."""
         if name and name not in self.names:
             served = ", ".join(map(repr, self.names))
             raise ModelNotServed(f"This server serves {served}, not {name[:256]!r}")
@@ -205,8 +210,9 @@ class Service:
         return self._live
 
     async def loaded(self) -> None:
-        """Wait for an engine that still loads, ``loading_seconds`` at most: what is asked for then is refused.
-        Clients of HTTP have no other way to wait; those of WebSockets try again."""
+        """Wait until sessions can be opened, ``loading_seconds`` at most. Returns also if the time is over or
+        the server ends: `admit` raises then. It is for requests over HTTP, which cannot be told to wait;
+        clients of WebSockets try again."""
         self._waiting += 1
         try:
             with suppress(TimeoutError):
@@ -216,15 +222,19 @@ class Service:
             self._waiting -= 1
 
     async def transcripts(self, model: str | None) -> Transcripts:
-        """What begins the turns of clients that send whole conversations. Waits for an engine that loads, as
-        `loaded` does. Raises what `admit` does."""
+        """The object that runs turns for clients that send the whole conversation with each request. ``model``:
+        the name that the client asks for; None: any. Waits for an engine that still loads, as `loaded` does.
+
+        Raises ``ModelNotServed``, ``Draining``, or ``EngineLoading``.
+        """
         self.check_model(model)
         await self.loaded()
         return Transcripts(self.admit(model), self._link, self.settings.default_max_tokens)
 
     @property
     def stored(self) -> StoredObjects:
-        """What the faces store. Raises ``EngineLoading``."""
+        """The store of responses and conversations of the Responses API. Raises ``EngineLoading`` before
+        `open`."""
         if self._stored is None:
             raise self._loading()
         return self._stored
@@ -243,18 +253,22 @@ class Service:
         )
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run work that may outlive its request. `close` cancels it."""
+        """Run ``work``, which may outlive its request, as a task, and return the task. `close` cancels it."""
         return spawn(work, self._works)
 
     def spawn_end(self, stack: AsyncExitStack) -> None:
-        """Leave the contexts on ``stack`` in a task of its own, if they were not left yet: those of a stream
-        that a client left before its first event."""
+        """Close ``stack`` in a task of its own: it holds the contexts of a stream, such as its turn, that are
+        still open because the client left before the first event. Does nothing more if they were closed
+        already."""
         self.spawn(stack.aclose())
 
     async def converse(self, channel: Channel, client: ClientIdentity | None = None) -> None:
         """Serve one Realtime connection until either side ends it. Call it in a task of the connection's own. A
-        client that takes nothing is dropped, and logged. ``client``: which client it is; None: one without a
-        key. Raises what `admit` does."""
+        client that reads too slowly is dropped, and logged. ``client``: its key's digests, tenant and query
+        parameters; None: a client without a key.
+
+        Raises ``ModelNotServed``, ``Draining``, or ``EngineLoading``.
+        """
         limits = self.settings.limits
         client = client or ClientIdentity()
         named = RealtimeDefaults((client.model or self.model, *self.names), self.settings.default_max_tokens)
@@ -263,8 +277,8 @@ class Service:
         await self.serve(socket, channel)
 
     async def serve(self, socket: ServedSocket, channel: Channel) -> None:
-        """Serve one WebSocket until either side ends it. Call it in a task of the connection's own. A client
-        that takes nothing is dropped, and logged."""
+        """Serve one WebSocket, of any protocol, until either side ends it. Call it in a task of the
+        connection's own. A client that reads too slowly is dropped by means of ``channel``, and logged."""
         task = asyncio.current_task()
         assert task is not None, "a connection has a task of its own"
         self._sockets[task] = socket
@@ -279,9 +293,9 @@ class Service:
             del self._sockets[task]
 
     async def drain(self) -> None:
-        """Prepare for the server's end: take no new turns, and tell all clients. Wait at most ``drain_seconds``
-        for running turns; those that the next server cannot continue are then cancelled. Returns after
-        ``close_seconds`` more at the latest."""
+        """Prepare for the server's end: admit no new client and no new turn, and tell all sessions. Wait at
+        most ``drain_seconds`` for running turns; those that the next server cannot continue are then cancelled.
+        Returns after ``close_seconds`` more at the latest."""
         self.refuse()
         seconds = self.settings.drain_seconds
         running = 0 if self._live is None else self._live.responses
@@ -300,7 +314,8 @@ class Service:
             self._live.recovered(lost_seconds)
 
     def change_tenants(self, tenants: Tenants) -> int:
-        """Use the keys in ``tenants`` from now on, and the limits of sessions and turns.
+        """Use the keys in ``tenants`` from now on, and their limits on open sessions, running turns and
+        requests and tokens per minute.
 
         Closes the sockets of keys that are gone or belong to another tenant now, and returns their number.
         Limits that the engine and the journal enforce stay as they were at the start.
@@ -321,8 +336,8 @@ class Service:
         return True
 
     async def snapshot(self, salt: bytes = b"", *, all_tenants: bool = True) -> MetricsSnapshot:
-        """The statistics now. ``salt``: of the tenant that asks; its own numbers are in it. ``all_tenants``:
-        false leaves out the totals of the server."""
+        """All statistics at this moment, for ``/metrics``. ``salt``: of the tenant that asks; its own numbers
+        are in them. ``all_tenants``: false leaves out the totals of the server."""
         if not all_tenants:
             return MetricsSnapshot(self.state().ready, None, {}, {}, await self._tenant(salt))
         try:

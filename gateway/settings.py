@@ -31,19 +31,21 @@ MODEL_NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,256}")
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """What one client may take. Sizes in bytes, times in seconds. `quotas` says what happens beyond each
-    limit."""
+    """What one client, socket or session may take. Sizes in bytes, times in seconds. `quotas` says what happens
+    beyond each limit."""
 
     frame_bytes: int = 1 << 20
-    """A longer frame is refused; one of more than ``socket_bytes`` closes the socket with 1009."""
+    """The longest frame of a WebSocket. A longer one is refused; one of more than ``socket_bytes`` closes the
+    socket with 1009."""
     socket_bytes: int = 2 << 20
     body_bytes: int = 32 << 20
     """The longest body of an HTTP request: a client that sends the whole conversation may have a long one."""
     body_seconds: float = 30.0
-    """The time in which a body must end."""
+    """The time in which the body of an HTTP request must end."""
     outbox_events: int = 256
     outbox_bytes: int = 1 << 20
-    """If this much is unsent on a socket, its replies wait. A slow reader slows down only its own sessions."""
+    """If so many events (``outbox_events``) or bytes are unsent on a socket, its replies wait. A slow reader
+    slows down only its own sessions."""
     stall_seconds: float = 20.0
     """A client that takes no frame for this long is dropped, with the reason ``slow_reader``."""
     close_seconds: float = 5.0
@@ -51,7 +53,7 @@ class ClientLimits:
     parallel_responses: int = 8
     """Responses of one session that may run at once, out-of-band ones included."""
     moves: int = 8
-    """Leases, stages, settles and maps of blocks of one session that may run at once."""
+    """Requests about the KV of one session (lease, stage, settle, block map) that may run at once."""
     send_buffer_bytes: int = 256 << 10
     """The kernel's buffer for one socket (by default some 4 MB for a stalled client)."""
     header_seconds: float = 10.0
@@ -63,28 +65,31 @@ class ClientLimits:
     """How long a session without a connection stays in memory for a client that can come back. Its replies
     continue."""
     unopened_forks: int = 1024
-    """Unopened forks of one tenant in memory. Beyond that, the oldest ones stay only in the journal."""
+    """Forks of one tenant that no client has opened yet and that stay in memory. Beyond that, the oldest ones
+    stay only in the journal."""
     young_seconds: float = 10.0
-    """How long a fork stays in memory in any case. If all are younger, further forks are refused."""
+    """How long a fork that no client has opened stays in memory in any case. If all such forks are younger,
+    further forks are refused."""
     log_bytes: int = 4 << 20
-    """Bytes of events that are kept for each session, to be sent again after a connection was lost."""
+    """Bytes of sent events that are kept for each session, to be sent again after a connection was lost."""
     client_events: int = 1024
     """Ids of client events that are kept for each session, to recognise an event that is sent twice."""
     frames: Rate = Rate(2000.0, 8000)
-    """Data frames of one socket, fragments included. Frames that come faster are read later."""
+    """The rate of one socket's data frames, fragments included. Frames that come faster are read later."""
     control_frames: Rate = Rate(20.0, 200)
-    """Pings and pongs of one socket. More close it with 1008. Streamed voice input needs one in 20 s."""
+    """The rate of one socket's pings and pongs. A faster socket is closed with 1008."""
     fragments: int = 4096
-    """Frames that one message may come in: 2 MiB in pieces of 512 bytes. More close the socket with 1008."""
+    """Frames in which one message may come: enough for 2 MiB in frames of 512 bytes. More close the socket with
+    1008."""
     invalid_events: Rate = Rate(5.0, 100)
-    """Frames of one socket that are not events. Each is answered with an error; more of them close the socket
-    with 1008."""
+    """The rate of one socket's frames that are no valid events. Each is answered with an error; if they come
+    faster, the socket is closed with 1008."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """How the server is reached from elsewhere: names, proxies, TLS. Raises ``NetworkInvalid`` if a value is
-    not valid."""
+    """How the server is reached from elsewhere: host names, proxies, TLS. Raises ``NetworkInvalid`` if a value
+    is not valid."""
 
     allowed_hosts: tuple[str, ...] = ()
     """Names in the Host header that are answered besides addresses and localhost: ``chat.example.com``,
@@ -123,11 +128,12 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """Where the gateway listens, which keys are valid, and how it ends. ``port``: 0 takes a free one.
-    ``api_key``: the only valid key; None, without ``keys``: no key is needed.
+    """All settings of a server's gateway. ``port``: 0 takes a free one. ``api_key``: the only valid key; None,
+    without ``keys``: no key is needed. ``journal``: settings of the journal of sessions.
 
     ``store``: the folder of the journal, in which sessions outlive the server; None keeps them in memory.
-    Raises ``NameUnusable`` if one of ``served_names`` is not valid.
+    Raises ``NameUnusable`` if one of ``served_names`` is not valid, ``TracingUnavailable`` if
+    ``traces_endpoint`` is no URL.
     """
 
     host: str = DEFAULT_HOST
@@ -146,18 +152,19 @@ class GatewaySettings:
     reasoning: ReasoningForm | None = None
     """How the model writes its reasoning; None: derived from its templates."""
     tool_fallback: bool = False
-    """If the model's template does not show tools, write them into the instructions."""
+    """For a model with a template that does not show tools: write them into the instructions."""
     page: bool = True
     """Whether browsers get the playground at ``/`` and the documents at ``/docs``."""
     served_names: tuple[str, ...] = ()
-    """The names under which the model is served, in place of its folder's name. A session that asks for none
+    """The names under which the model is served, in place of its folder's name. A client that asks for none
     gets the first. Raises ``NameUnusable``."""
     default_max_tokens: int | None = 4096
     """The most tokens of a reply that sets no limit of its own; None: as many as the context holds."""
     cycle_tokens: int = CYCLE_TOKENS
-    """A reply ends after this many repeated tokens (`sessions.turn.cycles`); 0: never for this reason."""
+    """A reply that repeats the same tokens again and again ends after this many of them
+    (`sessions.turn.cycles`); 0: never for this reason."""
     recovery_seconds: float = 60.0
-    """If its engine dies, a reply waits this long for another one; then it fails."""
+    """If the engine dies, a running reply waits this long for another engine; then it fails."""
     loading_seconds: float = 60.0
     """While the engine loads, an HTTP request that needs it waits this long for it; then it is refused."""
     traces_endpoint: str | None = None
@@ -166,9 +173,9 @@ class GatewaySettings:
     """A turn that would wait longer for the engine is refused, with the time after which to try again; None:
     every turn waits."""
     metrics_compat: MetricsCompat = "none"
-    """Whether ``/metrics`` has the names of another server, too."""
+    """Whether ``/metrics`` also has its numbers under the names of another server: ``vllm``, or ``none``."""
     drain_seconds: float = 10.0
-    """At SIGTERM running replies may end within this time; then sockets close with 1012."""
+    """At SIGTERM the server waits this long for running replies to end; then sockets close with 1012."""
 
     def __post_init__(self) -> None:
         if self.traces_endpoint is not None and not ENDPOINT.fullmatch(self.traces_endpoint):

@@ -13,9 +13,9 @@ The file has one of two forms. Lines of ``KEY TENANT`` set no limits. A file nam
     turns = 16
     leased = "512MiB"
 
-`Tenants` gives each room its part of the limits; `quotas` says which room enforces what. `check` compares them
-with what the server has. The sum of all tenants' sessions or bytes must fit, because all may use theirs at
-once. Replies wait for one another, so only each tenant's own number must fit.
+`Tenants` gives each part of the server its part of the limits; `quotas` says which module enforces what.
+`check` compares the limits with what the server has. The sum of all tenants' sessions or bytes must fit,
+because all may use theirs at once. Replies wait for one another, so only each tenant's own number must fit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .rate_limits import KeyRates
 from .settings import GatewaySettings
 
 ALLOWED = tuple(quota.name for quota in TENANT_QUOTAS)
-"""The names of all limits."""
+"""The names of all limits that a tenant may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Allowance:
     kept: int | None = None
     """Sessions in the journal, open ones among them. The longest unused are forgotten first."""
     turns: int | None = None
-    """Replies that run at once."""
+    """Replies of the tenant that run at once."""
     journal: int | None = None
     """Bytes of its sessions in the journal."""
     leased: int | None = None
@@ -125,35 +125,37 @@ class Tenants:
         return next((name for name in known if salt_of(name) == salt), "")
 
     def of_salt(self, salt: bytes) -> Allowance:
-        """The limits of the tenant with this salt. A tenant that has none, or is not known, has an `Allowance`
-        without limits."""
+        """The limits of the tenant with this salt. A tenant that has none, or is not known, gets an `Allowance`
+        without any limit."""
         return self.limits.get(self.name(salt), NOTHING_SET)
 
     def sessions(self) -> dict[bytes, TenantLimits]:
-        """The limits of open sessions and running turns, by salt, for the session registry. Tenants without
-        limits are in it, too."""
+        """The limits on open sessions and running turns, by tenant's salt, for the session registry. Tenants
+        without limits are in it, too."""
         known = () if self.keys is None else self.keys.tenants.values()
         names = dict.fromkeys((*self.limits, *known))
         allowed = {name: self.limits.get(name, NOTHING_SET) for name in names}
         return {salt_of(name): TenantLimits(one.sessions, one.turns) for name, one in allowed.items()}
 
     def rates(self) -> dict[bytes, KeyRates]:
-        """The limits per minute of each key, by its tenant's salt."""
+        """The limits per minute that each key of a tenant has, by the tenant's salt. Only of tenants that have
+        any limit."""
         return {
             salt_of(name): KeyRates(one.requests_per_minute, one.tokens_per_minute)
             for name, one in self.limits.items()
         }
 
     def journal(self) -> dict[bytes, JournalShare]:
-        """The limits of sessions and bytes in the journal, by salt. Only of tenants that have any limit."""
+        """The limits on sessions and bytes in the journal, by tenant's salt. Only of tenants that have any
+        limit."""
         return {
             salt_of(name): JournalShare(one.kept or UNLIMITED, one.journal or UNLIMITED)
             for name, one in self.limits.items()
         }
 
     def budgets(self) -> tuple[TenantBudget, ...]:
-        """The limits of KV that the engine enforces: leased, and on disk. Only of tenants that have one of
-        these."""
+        """The limits on KV that the engine enforces: bytes that leases cover, and bytes on disk. Only of
+        tenants that have one of these."""
         return tuple(
             TenantBudget(salt=salt_of(name), leased_bytes=one.leased, disk_bytes=one.disk)
             for name, one in self.limits.items()
@@ -229,9 +231,9 @@ _IN_BYTES = {quota.name for quota in TENANT_QUOTAS if quota.in_bytes}
 
 @dataclass(frozen=True, slots=True)
 class ServerBound:
-    """How much the server has of what a limit is about. ``limit``: the limit's name. ``there``: the number, in
-    bytes or a count. ``of``: what the number is, for the error. ``summed``: the sum of all tenants' limits must
-    fit; if false, each tenant's own."""
+    """How much the server has of what one limit is about. ``limit``: the limit's name. ``there``: the amount,
+    in bytes or a count. ``of``: what the amount is of, for the error's text. ``summed``: true if the sum of all
+    tenants' limits must fit into it; false if only each tenant's own must."""
 
     limit: str
     there: int
@@ -247,20 +249,21 @@ def check(tenants: Tenants, settings: GatewaySettings, engine: EngineSettings) -
 
 
 def check_leases(tenants: Tenants, engine: EngineSettings, hello: Hello) -> None:
-    """Check that the tenants' leases fit the engine's KV, the size of which ``hello`` tells when the engine is
-    loaded. Raises ``LimitsTooLarge``."""
+    """Check that what the tenants' leases may cover fits the engine's KV, the size of which ``hello`` has, the
+    message of an engine that was loaded. Raises ``LimitsTooLarge``."""
     check_bound(tenants, leasable(engine, hello.blocks * hello.block_bytes))
 
 
 def leasable(engine: EngineSettings, kv_bytes: int) -> ServerBound:
-    """The bound of leases: how many of the ``kv_bytes`` of KV on the device they may cover."""
+    """The bound for the tenants' limits named ``leased``: the part of ``kv_bytes``, the KV on the device, that
+    leases may cover."""
     of = f"what leases may cover, {engine.lease_share:g} × {shown(kv_bytes)} of KV"
     return ServerBound("leased", int(engine.lease_share * kv_bytes), of)
 
 
 def check_bound(tenants: Tenants, bound: ServerBound) -> None:
-    """Check all tenants' limits of one name, or their sum, against what the server has of it. Raises
-    ``LimitsTooLarge``."""
+    """Check all tenants' limits of the name ``bound.limit``, their sum or each of them, against what the server
+    has. Raises ``LimitsTooLarge``."""
     asked = {name: value for name, one in tenants.limits.items() if (value := getattr(one, bound.limit))}
     groups = [asked] if bound.summed else [{name: value} for name, value in asked.items()]
     for group in groups:
@@ -278,7 +281,7 @@ def amount(limit: str) -> Callable[[int], str]:
 
 
 def told(allowance: Allowance) -> str:
-    """A tenant's limits as one line of text."""
+    """A tenant's limits as one line of text for the operator; ``no limits`` if it has none."""
     values = ((quota, getattr(allowance, quota.name)) for quota in TENANT_QUOTAS)
     set_ = [quota.shown.format(amount(quota.name)(value)) for quota, value in values if value is not None]
     return ", ".join(set_) or "no limits"
@@ -307,8 +310,8 @@ def _disk_of(folder: Path) -> int:
 
 
 def _sum(parts: Mapping[str, int], tell: Callable[[int], str]) -> str:
-    """The tenants' values and their sum as text: ``acme 2 GiB + zenith 1 GiB = 3 GiB``. Of many only the
-    largest are named. ``tell`` writes one value."""
+    """The tenants' values and their sum as text: ``acme 2 GiB + zenith 1 GiB = 3 GiB``. ``parts``: the values
+    by tenant's name. Of many only the largest are named. ``tell`` writes one value."""
     largest = sorted(parts.items(), key=lambda part: -part[1])
     written = [f"{name} {tell(value)}" for name, value in largest[:NAMED]]
     if others := largest[NAMED:]:

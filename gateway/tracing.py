@@ -26,16 +26,17 @@ from .turn_metrics import FINISHED, TurnTimes
 
 SERVICE = "holdfast"
 UNNAMED = "unknown_service"
-"""How the SDK calls a service without a name."""
+"""The beginning of the ``service.name`` that OpenTelemetry's SDK sets if none is configured. `SERVICE` replaces
+it."""
 TRACES = "/v1/traces"
-"""The path of an endpoint that names none."""
+"""The path that is added to an endpoint's URL without a path."""
 
 
 def otlp_provider(endpoint: str) -> TracerProvider:
-    """A provider that sends spans to ``endpoint`` by OTLP over HTTP. Its resource and its sampler follow the
-    standard's ``OTEL_`` variables.
+    """Make a tracer provider that sends spans to the URL ``endpoint`` by OTLP over HTTP, in batches. Its
+    resource (service name and version) and its sampler follow the standard's ``OTEL_`` variables.
 
-    Raises ``TracingUnavailable``.
+    Raises ``TracingUnavailable`` if the exporter's package is not installed.
     """
     parts = urlsplit(endpoint)
     try:
@@ -57,7 +58,8 @@ def _resource() -> Resource:
 
 
 class TurnTracer:
-    """Makes the spans of turns. ``model``: the name of the served model."""
+    """Makes the spans of turns. ``provider``: sends them when they end. ``model``: the name of the served
+    model, an attribute of each span."""
 
     def __init__(self, provider: TracerProvider, model: str) -> None:
         self._provider = provider
@@ -66,7 +68,8 @@ class TurnTracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, caller: TurnCaller, session_id: str, response: TurnResponse) -> TurnSpan:
-        """The span of a turn that begins now; a child of the caller's span, if it has named one."""
+        """Start the span of a turn that begins now, with the turn's parameters as attributes. It is a child of
+        the span that the caller's trace headers name, if there are any; otherwise it begins a trace."""
         request, sampling = response.request, response.request.sampling
         attributes: dict[str, AttributeValue] = {
             "gen_ai.operation.name": "chat",
@@ -89,19 +92,21 @@ class TurnTracer:
         return TurnSpan(span)
 
     def close(self) -> None:
-        """Export what has ended, and end. It may wait for the network: call it from a thread."""
+        """Send the spans that have ended and are still unsent, and shut the provider down. It may wait for the
+        network: call it from a thread."""
         self._provider.shutdown()
 
 
 class TurnSpan:
-    """The span of one turn."""
+    """The OpenTelemetry span of one turn. `end`, `fail` or `close` ends it."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
         self._over = False
 
     def end(self, times: TurnTimes, done: ReplyDone) -> None:
-        """The turn has ended with its last event."""
+        """End the span of a turn that has ended with its last event ``done``, which may tell of an error. Sets
+        the token counts, the finish reason and, from ``times``, the seconds to the first output."""
         usage = done.usage
         self._span.set_attributes(
             {
@@ -120,13 +125,13 @@ class TurnSpan:
         self.close()
 
     def fail(self, error: Exception) -> None:
-        """The turn raised before its last event came. The error's text may quote the client, so it is left
-        out."""
+        """End the span of a turn that raised ``error`` before its last event came. Only the error's wire code
+        is recorded: its text may quote the client."""
         self._fail(wire_error(error).code)
         self.close()
 
     def close(self) -> None:
-        """The turn is over; only the first call counts."""
+        """End the span without further attributes. Does nothing if it has ended already."""
         if not self._over:
             self._over = True
             self._span.end()
@@ -137,7 +142,8 @@ class TurnSpan:
 
 
 def _finish_reason(done: ReplyDone) -> str:
-    """The word of the Chat Completions standard where it has one."""
+    """The span's finish reason: ``tool_calls`` for a reply that stopped with a tool call, as in Chat
+    Completions; otherwise the word of `FINISHED`, or ``error`` if that has none."""
     word = FINISHED.get(done.reason, "error")
     called = any(isinstance(item, FunctionCall) for item in done.items)
     return "tool_calls" if word == "stop" and called else word

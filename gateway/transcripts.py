@@ -1,8 +1,9 @@
-"""Turns for clients that send the whole conversation with each request: what all such faces share.
+"""Turns for clients that send the whole conversation with each request (Chat Completions, Responses, Messages).
 
-Such a client holds no session. `LiveSessions.continue_` finds the one that its conversation continues,
-whatever face that one came by, so only new text is tokenized and only new tokens are prefilled. A face makes an
-`Ask` of each request and reads the events of its `AskedTurn`; it knows no session.
+Such a client holds no session. `LiveSessions.continue_` finds the session that its conversation continues,
+whatever protocol that one came by, so only new text is tokenized and only new tokens are prefilled. The code of
+a protocol makes an `Ask` of each request, passes it to `Transcripts.turn`, and reads the events of the
+`AskedTurn`; it knows no session.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ from .live_session import LiveSession
 from .live_sessions import LiveSessions, Transcript
 
 QUEUED = 256
-"""The most events of a turn that wait for a client. Then the turn waits."""
+"""The most events of a turn that wait to be taken for its client. With so many, the turn itself waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """The client of a request. ``owner``: the digest of its key. ``salt``: its tenant's. ``key``: the
-    BLAKE2b of its API key; empty if the server has no keys. ``trace``: the span that its turns are part of."""
+    """The client of a request. ``owner``: the digest of its key that sessions are owned by (`owners_of`).
+    ``salt``: the salt of its tenant, which keeps cached KV apart. ``key``: the BLAKE2b of its API key; empty if
+    the server has no keys. ``trace``: its trace headers, by name."""
 
     owner: bytes = b""
     salt: bytes = b""
@@ -54,7 +56,7 @@ class Requester:
 
     @property
     def caller(self) -> TurnCaller:
-        """The client for which its turns run."""
+        """The same client, as rate limits, metrics and traces know it."""
         return TurnCaller(self.key, self.salt, self.trace)
 
 
@@ -66,13 +68,13 @@ def requester_of(request: HTTPConnection) -> Requester:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request of a client that sends the whole conversation.
+    """One request of a client that sends the whole conversation.
 
-    ``request``: the turn. ``choices``: the number of replies, each with a seed of its own; only the first joins
-    the conversation. ``whole_calls``: deliver a call's arguments in one piece. ``prompts``: if there are any,
-    each of these lists of token ids is a prompt of its own in place of the transcript, with ``choices``
-    replies, and nothing is kept of them. ``kept``: whether the journal keeps the conversation's session;
-    otherwise it is found again as long as it stays in memory.
+    ``transcript``: the conversation. ``request``: parameters of the turn. ``choices``: the number of replies,
+    each with a seed of its own; only the first joins the conversation. ``whole_calls``: deliver a tool call's
+    arguments in one delta. ``prompts``: if there are any, each of these lists of token ids is a prompt of its
+    own in place of the transcript, with ``choices`` replies, and nothing is kept of them. ``kept``: whether the
+    journal keeps the conversation's session; otherwise it is found again as long as it stays in memory.
     """
 
     transcript: Transcript
@@ -84,7 +86,9 @@ class Ask:
 
 
 class Transcripts:
-    """Begins the turns of clients that send whole conversations. It is their `Face`."""
+    """Runs the turns of clients that send whole conversations. It is the `Face` by which `LiveSessions` makes
+    their sessions. ``default_max_tokens``: the most tokens of a reply if its request sets no limit; None: as
+    many as fit into the context."""
 
     def __init__(self, sessions: LiveSessions, link: EngineLink, default_max_tokens: int | None) -> None:
         self._sessions = sessions
@@ -108,14 +112,16 @@ class Transcripts:
 
     @property
     def opens_plainly(self) -> bool:
-        """Whether a reply's text follows its opening: the template opens no reasoning and no channel."""
+        """Whether a reply begins with its visible text at once: the template opens no reasoning and no channel
+        before it."""
         forms = self._sessions.registry.language.forms
         opened = forms.opened or forms.reasoning is ReasoningForm.OPENED
         return not opened and forms.calls is not CallForm.HARMONY
 
     async def prompt_tokens(self, client: Requester, transcript: Transcript, begun: str = "") -> list[int]:
-        """The token ids of a conversation's prompt, with the opening of the reply. ``begun``: the text with
-        which the reply begins. Raises ``ToolInvalid``, ``TemplateFailed``, ``PromptTooLong``."""
+        """The token ids of the prompt that a conversation gives, up to the opening of the reply. ``begun``:
+        text with which the reply shall begin, put behind it. Raises ``ToolInvalid``, ``TemplateFailed``,
+        ``PromptTooLong``."""
         registry = self._sessions.registry
         preamble = checked_preamble(transcript.preamble)
         ids = await registry.prompt_tokens(client.salt, preamble, transcript.items, begun)
@@ -124,18 +130,20 @@ class Transcripts:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The model's own sampling defaults, by the names of `TurnRequest.checked`."""
+        """The sampling parameters that the model itself recommends, as keyword arguments of
+        `TurnRequest.checked`; only those that it sets."""
         defaults = self._link.hello.defaults
         named = {name: getattr(defaults, name) for name in defaults.__struct_fields__}
         return {name: value for name, value in named.items() if value is not None}
 
     @asynccontextmanager
     async def turn(self, client: Requester, ask: Ask) -> AsyncIterator[AskedTurn]:
-        """The turn of a request, for the block. If the block is left early, the turn is cancelled.
+        """Run a request's turn during the block. Yields it when its prompt was accepted. If the block is left
+        early, the turn is cancelled.
 
-        Raises ``SessionLimit``, ``TurnLimit``, ``StorageUnavailable``, ``ItemInvalid``, ``ToolInvalid``,
-        ``GrammarInvalid``, ``PromptTooLong``, ``TemplateFailed``, ``EngineUnavailable``: before anything was
-        computed.
+        Raises ``RateLimited``, ``QueueTooLong``, ``SessionLimit``, ``TurnLimit``, ``StorageUnavailable``,
+        ``ItemInvalid``, ``ToolInvalid``, ``GrammarInvalid``, ``PromptTooLong``, ``TemplateFailed``,
+        ``EngineUnavailable``: before anything was computed.
         """
         checked_preamble(ask.transcript.preamble)
         self._check_length(ask)
@@ -162,7 +170,8 @@ class Transcripts:
             self._sessions.left(live, connection)
 
     def _check_length(self, ask: Ask) -> None:
-        """Refuse prompts that cannot fit into the context, before they reach the journal."""
+        """Raise ``PromptTooLong`` for a prompt that cannot fit into the context, before it reaches the journal.
+        A list of token ids is counted; of a conversation only one with too many characters is refused here."""
         context = self._link.hello.max_context
         if longest := max(map(len, ask.prompts), default=0):
             if longest >= context:
@@ -179,34 +188,37 @@ class Transcripts:
     # --- as `Face` ------------------------------------------------------------------------------------------
 
     def config(self) -> bytes:
-        """Nothing: each request has its own configuration."""
+        """The configuration that the journal keeps with a session: empty, because each request has its own."""
         return b""
 
     def begin(self, session: Session, config: bytes) -> LiveSession:
-        """Make a live session of a new session."""
+        """Make a live session of a new session. ``config`` is not used."""
         return _TranscriptSession(self, session).live
 
     def owns(self, live: LiveSession) -> bool:
-        """Whether the session was made for a client that sends whole conversations."""
+        """Whether this live session was made for a client that sends whole conversations, not for one of
+        another protocol."""
         return isinstance(live.face, _TranscriptSession)
 
     def reopen(self, reopened: Reopened) -> LiveSession:
-        """Raises ``HandleUnknown``: no client has a handle of such a session."""
+        """Raises ``HandleUnknown``: no client has a handle of such a session, so none can be resumed."""
         raise HandleUnknown("No session can be resumed with this handle", param="handle")
 
 
 class _Connection:
-    """A request, as long as it uses a session. ``caller``: its client."""
+    """A request, while it uses a session; to `LiveSessions` it is the session's connection. ``caller``: its
+    client."""
 
     def __init__(self, caller: TurnCaller) -> None:
         self.caller = caller
 
     def moved(self) -> None:
-        """Nothing: no other client can take the session while the request uses it."""
+        """Does nothing: no other client can take the session while the request uses it."""
 
 
 class _TranscriptSession:
-    """The side of `Transcripts` of one session: it passes events to the readers of its turns."""
+    """The `SessionFace` of one session of `Transcripts`: it passes the events of each turn to the queue that
+    the turn's request reads."""
 
     def __init__(self, face: Transcripts, session: Session) -> None:
         self.live = LiveSession(session, self)
@@ -215,7 +227,7 @@ class _TranscriptSession:
         self._readers: dict[str, EventQueue] = {}
 
     def read(self, response: TurnResponse) -> EventQueue:
-        """The queue that gets the turn's events from now on."""
+        """Make the queue that gets the turn's events from now on, and return it."""
         self._readers[response.id] = queue = EventQueue()
         return queue
 
@@ -229,19 +241,19 @@ class _TranscriptSession:
         self._readers.pop(response.id).end(error)
 
     def detach(self) -> None:
-        """Nothing: the request ends its own turns."""
+        """Does nothing: the request ends its own turns."""
 
     def alarm(self, fault: StorageUnavailable) -> None:
-        """Nothing: a turn that runs goes on."""
+        """Does nothing: a turn that runs goes on although the journal cannot write."""
 
     def recovered(self, lost_seconds: float) -> None:
-        """Nothing: the client sees a pause."""
+        """Does nothing: the client only sees a pause."""
 
     def going_away(self, seconds: float) -> None:
-        """Nothing: the turn ends, or is cut."""
+        """Does nothing: the turn ends by itself, or is cancelled."""
 
     async def flushed(self) -> None:
-        """Nothing waits here once a turn has ended."""
+        """Returns at once: no frame of an ended turn waits here."""
 
     def child_config(self) -> bytes:
         return self._face.config()
@@ -251,7 +263,8 @@ class _TranscriptSession:
 
 
 class EventQueue:
-    """The events of one turn on their way to the task that sends them. One task puts, one takes."""
+    """The queue of one turn's events, between the task that runs the turn, which puts them, and the one that
+    sends them to the client, which takes them."""
 
     def __init__(self) -> None:
         self._events: deque[ReplyEvent] = deque()
@@ -263,13 +276,13 @@ class EventQueue:
         self._room.set()
 
     async def put(self, event: ReplyEvent) -> None:
-        """Add an event. Waits while `QUEUED` events wait to be taken."""
+        """Add an event. First wait while `QUEUED` events are in the queue."""
         while not self.put_now(event):
             await self._room.wait()
 
     def put_now(self, event: ReplyEvent) -> bool:
-        """Add an event unless `QUEUED` wait to be taken. Returns whether it was added; a reader that has left
-        takes all."""
+        """Add an event, unless `QUEUED` events are in the queue. Returns whether it was added. After `close`
+        events are dropped, and it returns True."""
         if not self._room.is_set():
             return False
         if self._open:
@@ -280,7 +293,8 @@ class EventQueue:
         return True
 
     def end(self, error: Exception | None) -> None:
-        """No event follows. ``error``: raised by `take` behind the last event."""
+        """No event follows. ``error``: what `take` raises once all events are taken; None: it returns an empty
+        list then."""
         self._ended, self._error = True, error
         self._news.set()
 
@@ -292,7 +306,8 @@ class EventQueue:
         return self._news.is_set()
 
     async def take(self) -> list[ReplyEvent]:
-        """All events that wait; waits for the first. Empty at the end. Raises the turn's error there."""
+        """Remove and return all events in the queue; waits for the first. Returns an empty list when no event
+        follows, or raises the error that ended the turn."""
         await self._news.wait()
         taken = list(self._events)
         self._events.clear()
@@ -304,14 +319,16 @@ class EventQueue:
         return taken
 
     def close(self) -> None:
-        """The reader has left: drop what comes."""
+        """The reader has left: drop the events in the queue and all that come."""
         self._open = False
         self._events.clear()
         self._room.set()
 
 
 class AskedTurn:
-    """The replies to one `Ask`. Read `events`; ``done``: the last event of each choice that has ended."""
+    """The replies to one `Ask`, on the live session ``live``. Call `begin`, then read `events`. ``done``: the
+    last event of each reply that has ended, by the reply's number. ``input_tokens``: tokens of the prompt,
+    known after `begin`; 0 for prompts of token ids."""
 
     def __init__(self, live: LiveSession, ask: Ask) -> None:
         self.live = live
@@ -329,14 +346,14 @@ class AskedTurn:
 
     @property
     def prefilled(self) -> bool:
-        """Whether it has computed its prompt, and that was all that it was to do."""
+        """Whether the request only wanted its prompt computed, and that has been done."""
         done = self.done.get(0)
         computed = done is not None and done.status in (ReplyStatus.COMPLETED, ReplyStatus.INCOMPLETE)
         return computed and self._ask.request.prefill_only
 
     async def begin(self) -> None:
-        """Begin the first reply, and wait until its prompt was accepted. Raises why it was not. With prompts of
-        tokens, begin all replies."""
+        """Begin the first reply, and wait until its prompt was accepted; raises the error by which it was
+        refused. For an `Ask` with ``prompts``, begin all replies and wait for none."""
         ask = self._ask
         for place, prompt in enumerate(ask.prompts):
             for choice in range(ask.choices):
@@ -359,11 +376,14 @@ class AskedTurn:
         self.live.run(response)
 
     async def events(self, quiet: float | None = None) -> AsyncIterator[list[tuple[int, ReplyEvent]]]:
-        """The events of all choices, each with its choice's number, in batches. A choice's last event is its
-        `ReplyDone`. Further choices begin with the first output of choice 0: they share its prompt.
+        """The events of all replies in batches, each event with its reply's number: 0 for the first choice;
+        with ``prompts``, all choices of the first prompt come first. A reply's last event is its `ReplyDone`.
+        Further choices of a conversation begin with the first output of choice 0, because they share its
+        prompt.
 
-        ``quiet``: an empty batch is told each time that a prompt has been computed for so many seconds; None:
-        no batch is empty. Raises the error that ended a reply without its `ReplyDone`.
+        ``quiet``: while the prompt is computed, an empty batch comes every so many seconds, so that the caller
+        can send a sign of life; None: no batch is empty. Raises the error that ended a reply without its
+        `ReplyDone`.
         """
         taken, more = self._first, range(1, self._ask.choices)
         while taken:
@@ -402,29 +422,31 @@ class AskedTurn:
                 task.cancel()
 
     def _noted(self, batch: list[tuple[int, ReplyEvent]]) -> list[tuple[int, ReplyEvent]]:
-        """The batch; the last events of choices are kept in ``done``."""
+        """Return ``batch``, after its `ReplyDone` events were put into ``done``."""
         self.done.update((number, event) for number, event in batch if isinstance(event, ReplyDone))
         return batch
 
     async def whole(self, each: Callable[[int, ReplyEvent], None]) -> None:
-        """Read all events; ``each`` gets every one with its choice's number. Raises what `events` does."""
+        """Read all events to the end, and call ``each`` with every reply's number and event. Raises the error
+        that ended a reply without its `ReplyDone`."""
         async for batch in self.events():
             for number, event in batch:
                 each(number, event)
 
     async def durable(self) -> None:
-        """Wait until the journal has the turn. Returns at once without a journal."""
+        """Wait until the journal has written the turn to disk. Returns at once without a journal."""
         ticket = self.live.session.log.sync()
         if ticket is not None:
             await asyncio.shield(ticket)  # others wait for the same one
 
     async def cancel(self, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
-        """End the replies as soon as possible; their last events still come."""
+        """End all replies as soon as possible; their last events still come, with this ``reason``."""
         for response in self._responses:
             await self.live.cancel(response.id, reason)
 
     async def aclose(self) -> None:
-        """Cancel what still runs, and wait for its end."""
+        """Cancel the replies that still run, and wait until they have ended. No events are delivered any
+        more."""
         for queue in self._queues:
             queue.close()
         for response in self._responses:
@@ -439,7 +461,8 @@ def _has_output(events: list[ReplyEvent]) -> bool:
 
 
 def _choice(request: TurnRequest, number: int) -> TurnRequest:
-    """The request for one more choice: out of band, with a seed of its own."""
+    """The request for the reply with this number beside the first one: it does not join the conversation, and
+    its seed is the request's seed plus the number."""
     sampling = request.sampling
     seed = (sampling.seed + number) % (1 << 63)
     return replace(request, sampling=replace(sampling, seed=seed), out_of_band=True)

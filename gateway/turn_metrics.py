@@ -1,6 +1,8 @@
-"""Counts and times of all turns of a server, for every face: what `metrics` tells of them.
+"""Counts and times of all turns of a server, whatever protocol their clients speak. `metrics` writes them for
+Prometheus.
 
-Times are taken where events reach the face, so a client that reads slowly makes its own turns look slow.
+Times are taken where a turn's events are handed to the client's connection, so a client that reads slowly makes
+its own turns look slow.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ TURN_SECONDS = (
 
 
 class Histogram:
-    """Counts of values up to each of ``bounds``, which rise. A value on a bound counts for it."""
+    """A histogram as Prometheus has it. ``bounds``: the upper bounds of its buckets, ascending; a value that
+    equals a bound is in that bound's bucket. One more bucket takes all larger values."""
 
     __slots__ = ("_bounds", "_counts", "total")
 
@@ -74,7 +77,7 @@ class Histogram:
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(bounds) + 1)
         self.total = 0.0
-        """The sum of all values."""
+        """The sum of all observed values."""
 
     def observe(self, value: float) -> None:
         """Count a value."""
@@ -82,7 +85,8 @@ class Histogram:
         self.total += value
 
     def buckets(self) -> list[tuple[str, int]]:
-        """How many values are up to each bound, as Prometheus has it; the last bound is ``+Inf``."""
+        """For each bound, as text, how many observed values are at most that; the last bound is ``+Inf``. This
+        is the form in which Prometheus' client takes buckets."""
         found, below = [], 0
         for bound, count in zip((*map(repr, self._bounds), "+Inf"), self._counts, strict=True):
             below += count
@@ -91,7 +95,9 @@ class Histogram:
 
 
 class TurnTimes:
-    """The times of one turn, which begins now."""
+    """The times of one turn, which begins when this is made. ``clock``: seconds, monotonic. ``metrics``: where
+    the time to the first output and the gaps between outputs are counted. ``began``, ``first``, ``last``: when
+    it began, and when the first and the latest output came, on that clock."""
 
     __slots__ = ("_clock", "_metrics", "began", "first", "last")
 
@@ -100,21 +106,22 @@ class TurnTimes:
         self._clock = clock
         self.began = clock()
         self.first: float | None = None
-        """When its first output came; None: none has come."""
+        """When its first output came, on the clock; None before that."""
         self.last = self.began
 
     @property
     def first_seconds(self) -> float | None:
-        """The time to its first token; None if it has none."""
+        """Seconds from its begin to its first output; None before that."""
         return None if self.first is None else self.first - self.began
 
     @property
     def seconds(self) -> float:
-        """The time since it began."""
+        """Seconds from its begin to now."""
         return self._clock() - self.began
 
     def output(self) -> None:
-        """Output came."""
+        """Output of the turn came now: count the time to the first output, or the gap since the output
+        before."""
         now = self._clock()
         if self.first is None:
             self.first = now
@@ -125,18 +132,22 @@ class TurnTimes:
 
 
 class TurnMetrics:
-    """``clock``: seconds, monotonic. Tokens: ``prompt`` of whole prompts, ``cached`` of these by the tier that
-    held their KV, ``generated`` of replies. ``ended``: turns by status and reason; a turn that raised has the
-    status ``failed`` and the error's code. ``refused``: turns that were not admitted, by the error's code.
+    """The counts and histograms (in seconds) of all turns of a server. ``clock``: seconds, monotonic.
+
+    ``prompt``: tokens of whole prompts, those with cached KV included. ``cached``: how many of them had cached
+    KV, by the tier that held it: ``device``, ``host``, ``disk``. ``generated``: tokens of replies. ``ended``:
+    turns by status and reason; a turn that raised has the status ``failed`` and the error's wire code as its
+    reason. ``refused``: turns that were not admitted, by the error's wire code.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self.first_token = Histogram(FIRST_TOKEN_SECONDS)
         self.inter_token = Histogram(TOKEN_SECONDS)
-        """Between two pieces of output that follow each other."""
+        """Seconds between two successive output events of a turn."""
         self.per_token = Histogram(TOKEN_SECONDS)
-        """The mean of each turn, without its first token."""
+        """For each turn, the seconds from its first to its last output divided by its tokens after the
+        first."""
         self.whole = Histogram(TURN_SECONDS)
         self.prompt = 0
         self.generated = 0
@@ -145,11 +156,12 @@ class TurnMetrics:
         self.refused: Counter[str] = Counter()
 
     def begin(self) -> TurnTimes:
-        """A turn begins."""
+        """Note the begin of a turn, which is now. Returns its times; they are counted as they are taken."""
         return TurnTimes(self, self._clock)
 
     def end(self, times: TurnTimes, done: ReplyDone) -> None:
-        """A turn has ended with its last event."""
+        """Count a turn that has ended with its last event ``done``: its whole time, tokens, status and
+        reason."""
         usage = done.usage
         self.whole.observe(times.seconds)
         if times.first is not None and usage.output_tokens > 1:
@@ -162,11 +174,11 @@ class TurnMetrics:
         self.ended[done.status.value, done.reason.value] += 1
 
     def fail(self, code: str) -> None:
-        """A turn ended with an error before its last event. ``code``: of its wire error."""
+        """Count a turn that raised an error before its last event came. ``code``: the error's wire code."""
         self.ended["failed", code] += 1
 
     def refuse(self, code: str) -> None:
-        """A turn was not admitted."""
+        """Count a turn that was not admitted. ``code``: the wire code of the error that refused it."""
         self.refused[code] += 1
 
 
@@ -179,4 +191,5 @@ FINISHED: dict[str, str] = {
     EndReason.STEERED: "abort",
     EndReason.ERROR: "error",
 }
-"""vLLM's word for the end of a turn. What is none of these is an error."""
+"""vLLM's ``finished_reason`` for each reason by which a turn ends. A reason that is not here counts as
+``error``."""

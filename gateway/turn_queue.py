@@ -1,9 +1,9 @@
 """How long a new turn would wait for the engine, and whether that is too long. Pure, except for the clock.
 
-A turn waits from its begin to its first output. The queue learns how often turns start while at least two wait,
-so that a long prompt alone does not count, and multiplies: so many wait, one starts in so many seconds. Where
-the engine's policy shares it between tenants, only a tenant's own turns are before it, and each tenant that
-waits takes an equal part of the starts.
+A turn waits from its begin to its first output. The queue measures the time between two first outputs
+("starts") while at least two turns wait, so that a long prompt alone does not count. The predicted wait is this
+time multiplied by the number of turns before the new one. Where the engine's policy shares it between tenants,
+only a tenant's own turns are before it, and each tenant that waits takes an equal part of the starts.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from .errors import QueueTooLong
 from .rate_limits import duration
 
 SAMPLES = 256
-"""Starts from which the next ones are predicted, at most."""
+"""The most recent starts, at most, over which the time per start is averaged."""
 LEAST_SAMPLES = 8
-"""With fewer starts nothing is predicted: they come in batches, as many in one step as there are places."""
+"""With fewer measured starts nothing is predicted: starts come in batches, as many in one step as the engine
+runs sequences."""
 BACKLOG = 2
-"""With fewer turns that wait, the time of a start says nothing of the queue."""
+"""Starts are measured only while at least so many turns wait: with fewer, their time says nothing of the
+queue."""
 
 
 class TurnQueue:
-    """The turns that wait. ``most_seconds``: a turn that would wait longer is refused; None: none is.
-    ``shared``: the engine is shared between tenants. ``clock``: seconds, monotonic."""
+    """Counts the turns that wait for the engine, by tenant, and predicts a new turn's wait. ``most_seconds``:
+    `check` refuses a turn that would wait longer; None: it refuses none. ``shared``: the engine's policy shares
+    it between tenants. ``clock``: seconds, monotonic."""
 
     def __init__(
         self,
@@ -47,32 +50,35 @@ class TurnQueue:
 
     @property
     def seconds_per_start(self) -> float:
-        """Seconds in which one of the waiting turns starts; 0.0 before that is known."""
+        """The mean seconds between two starts of waiting turns; 0.0 until enough were measured."""
         known = len(self._seconds)
         return sum(self._seconds) / known if known >= LEAST_SAMPLES else 0.0
 
     def predicted(self, salt: bytes) -> float:
-        """Seconds that a new turn of the tenant ``salt`` would wait for those before it."""
+        """Seconds that a new turn of the tenant with this ``salt`` would wait; 0.0 if nothing is before it or
+        nothing is known."""
         if not self._shared:
             return self._length * self.seconds_per_start
         before = self._waiting[salt]
         return before * len(self._waiting) * self.seconds_per_start if before else 0.0
 
     def check(self, salt: bytes) -> None:
-        """Raises ``QueueTooLong`` if a new turn of this tenant would wait too long."""
+        """Raise ``QueueTooLong`` if a new turn of the tenant with this ``salt`` would wait too long. Changes
+        nothing."""
         wait = self.predicted(salt)
         if self._most_seconds is not None and wait > self._most_seconds:
             raise QueueTooLong(f"The engine has too much to do. Try again in {duration(wait)}", wait)
 
     def enter(self, salt: bytes) -> None:
-        """A turn begins to wait."""
+        """A turn of the tenant with this ``salt`` begins to wait. `start` or `leave` ends its wait."""
         self._waiting[salt] += 1
         self._length += 1
         if self._length == BACKLOG:
             self._since = self._clock()
 
     def start(self, salt: bytes) -> None:
-        """A waiting turn has its first output."""
+        """A waiting turn of this tenant has its first output: measure the time since the start before, and
+        count it out."""
         if self._length >= BACKLOG:
             now = self._clock()
             self._seconds.append(now - self._since)
@@ -80,7 +86,8 @@ class TurnQueue:
         self.leave(salt)
 
     def leave(self, salt: bytes) -> None:
-        """A waiting turn has ended without output, which says nothing of the engine."""
+        """A waiting turn of this tenant has ended without output: count it out. Nothing is measured, because
+        its end says nothing of the engine."""
         self._length -= 1
         self._waiting[salt] -= 1
         if not self._waiting[salt]:

@@ -1,6 +1,7 @@
-"""What the turns of a server share, for every face: which may begin now, and what is counted of each.
+"""What the turns of a server share, whatever their protocol: which may begin now, and what is counted of each.
 
-A face calls `Turns.admit` before it does any work for a turn. `LiveSession` makes a `CountedTurn` of it.
+A face, the code of one protocol, calls `Turns.admit` before it does any work for a turn. `LiveSession` calls
+`Turns.begin` when the turn runs, and reports to the `CountedTurn`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ if TYPE_CHECKING:  # it needs an extra
 
 
 class Turns:
-    """One object for all live sessions. ``rates``: of the keys; by default none has a limit. ``queue``: of
-    turns that wait for the engine; by default it has no end. ``tracer``: None if nothing is traced.
-    ``metrics``: counts and times of all turns."""
+    """Admits and counts the turns of all live sessions of a server. ``rates``: limits per minute of the keys;
+    by default none has a limit. ``queue``: of turns that wait for the engine; by default it refuses none.
+    ``tracer``: makes a span of each turn; None: nothing is traced. ``metrics``: counts and times of all
+    turns."""
 
     def __init__(
         self,
@@ -36,9 +38,9 @@ class Turns:
         self.metrics = TurnMetrics()
 
     def admit(self, caller: TurnCaller) -> RateLimits:
-        """Let one turn of a client begin.
+        """Let one turn of a client begin: take one of its requests per minute. Returns what its key has left.
 
-        Raises ``RateLimited`` or ``QueueTooLong``, which say when to try again.
+        Raises ``RateLimited`` or ``QueueTooLong``, which say when to try again and are counted as refusals.
         """
         try:
             self.queue.check(caller.salt)
@@ -48,18 +50,20 @@ class Turns:
             raise
 
     def check(self, caller: TurnCaller) -> None:
-        """Raises what `admit` would raise; nothing is counted."""
+        """Raise ``RateLimited`` or ``QueueTooLong`` if `admit` would. Takes and counts nothing."""
         self.queue.check(caller.salt)
         self.rates.check(caller.key, caller.salt)
 
     def begin(self, caller: TurnCaller, session_id: str, response: TurnResponse) -> CountedTurn:
-        """A client's turn begins in the session ``session_id``."""
+        """Count a turn of ``caller`` as begun in the session ``session_id``, and start its trace span. Returns
+        the object that its output and its end are reported to."""
         span = None if self.tracer is None else self.tracer.begin(caller, session_id, response)
         return CountedTurn(self, caller, span)
 
 
 class CountedTurn:
-    """One turn, from its begin to `close`."""
+    """One turn, from its begin to `close`: passes what happens to it on to the queue, the rate limits, the
+    metrics and, if ``span`` is there, its trace span."""
 
     __slots__ = ("_caller", "_span", "_turns", "_waits", "times")
 
@@ -72,14 +76,15 @@ class CountedTurn:
         turns.queue.enter(caller.salt)
 
     def output(self) -> None:
-        """Output came."""
+        """Report that output of the turn came now. The first output ends its wait in the queue."""
         if self._waits:
             self._waits = False
             self._turns.queue.start(self._caller.salt)
         self.times.output()
 
     def end(self, done: ReplyDone) -> None:
-        """Its last event came."""
+        """Report that the turn has ended with its last event ``done``: take its tokens from the key's limit,
+        and record its usage and end."""
         usage = done.usage
         tokens = usage.new_tokens + usage.output_tokens
         self._turns.rates.spent(self._caller.key, self._caller.salt, tokens)
@@ -88,13 +93,14 @@ class CountedTurn:
             self._span.end(self.times, done)
 
     def fail(self, error: Exception) -> None:
-        """It raised before its last event came."""
+        """Report that the turn raised ``error`` before its last event came."""
         self._turns.metrics.fail(wire_error(error).code)
         if self._span is not None:
             self._span.fail(error)
 
     def close(self) -> None:
-        """It is over, whatever its end."""
+        """Release what the turn still holds, its place in the queue and its span, however it ended. Call it
+        last."""
         if self._waits:
             self._waits = False
             self._turns.queue.leave(self._caller.salt)

@@ -1,4 +1,4 @@
-"""What a turn cost, as frames that all faces share."""
+"""What a turn's KV cost, as the frame that all protocols put into their answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from ..sessions.turn.events import TurnUsage
 
 
 def receipt_of(usage: TurnUsage) -> KVReceipt:
-    """A turn's KV receipt: how many tokens it computed, and on which tier the KV of the others was."""
+    """A turn's usage as the KV receipt that its answer has: how many prompt tokens were computed, how many had
+    their KV on the device, in the host tier or on disk, how long the disk took, and why KV was missed."""
     return KVReceipt(
         new=usage.new_tokens,
         prefilled=usage.prefilled_tokens,

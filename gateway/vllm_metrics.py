@@ -25,7 +25,8 @@ ENGINE = "0"
 
 
 def vllm_families(model: str, turns: TurnMetrics, engine: Mapping[str, float]) -> Iterator[Metric]:
-    """All metrics. ``engine``: its statistics, empty while none runs; then its gauges are left out."""
+    """All metric families under vLLM's names. ``model``: the served model's name, a label. ``engine``: the
+    engine's statistics by name; empty while none runs, then the metrics that come from it are left out."""
     labels = [model, ENGINE]
 
     def gauge(name: str, text: str, value: float) -> Metric:
@@ -64,7 +65,8 @@ def vllm_families(model: str, turns: TurnMetrics, engine: Mapping[str, float]) -
 
 
 def _finished(labels: list[str], ended: Mapping[tuple[str, str], int]) -> Metric:
-    """Turns by vLLM's word for their end."""
+    """The counter ``vllm:request_success``: turns by vLLM's word for how they ended. ``labels``: the values of
+    `LABELS`. ``ended``: counts of turns by their status and reason."""
     counts: Counter[str] = Counter(dict.fromkeys(FINISHED.values(), 0))
     for (_, reason), count in ended.items():
         counts[FINISHED.get(reason, "error")] += count

@@ -1,1 +1,1 @@
-"""Load generators of others, unmodified, against a real server."""
+"""Other projects' load generators, unmodified, against a real server."""

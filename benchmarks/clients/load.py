@@ -41,11 +41,13 @@ PROGRAMS = {
     "guidellm": (GUIDELLM, "guidellm.csv", "guidellm.csv"),
     "aiperf": (AIPERF, "profile_export_aiperf.json", "aiperf.json"),
 }
-"""The command of each, the file that it writes, and the name under which that is kept."""
+"""For each program its command, the file that it writes its report to, and the name under which the report is
+kept."""
 
 
 def failed(name: str, text: str) -> float:
-    """How many requests a report tells as failed: both programs end well even if all did."""
+    """The number of failed requests in the report ``text`` of the program ``name``. Both programs exit with 0
+    even if all requests failed."""
     if name == "aiperf":
         return float((json.loads(text).get("error_request_count") or {"avg": 0})["avg"])
     heads, kinds, _, figures = csv.reader(text.splitlines())
@@ -54,7 +56,8 @@ def failed(name: str, text: str) -> float:
 
 
 async def report(name: str, url: str, streams: int, count: int) -> None:
-    """Run one program and keep its report. Raises ``RuntimeError`` if it, or a request, fails."""
+    """Run one program against the server at ``url`` and keep its report. ``streams``: requests at once.
+    ``count``: requests in all. Raises ``RuntimeError`` if the program or a request fails."""
     command, written, kept = PROGRAMS[name]
     python = ROOT / f".venv-clients-{name}" / "bin" / "python"
     with tempfile.TemporaryDirectory() as folder:

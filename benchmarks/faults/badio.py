@@ -1,8 +1,10 @@
-"""A disk on which write number k fails, for every k, under the journal and the KV store; in its own process.
+"""A disk on which the k-th write fails, for every k, under the journal and the KV store; in a process of its
+own.
 
 ``python -m holdfast.benchmarks.faults.badio WHAT FIRST TRIES`` with ``badio.c`` preloaded, which makes write,
 sync and truncate of the store's files fail, half done. Prints a line of JSON for each k from FIRST; the process
-ends after TRIES, or at the first k that is never reached. ``library`` compiles the C; ``worked`` runs it.
+ends after TRIES, or at the first k that is never reached. ``library`` compiles the C; ``worked`` runs the
+process.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from .crowd import FaultTally
 
 MODULE = "holdfast.benchmarks.faults.badio"
 WAYS = tuple((error, times) for error in (errno.EIO, errno.ENOSPC) for times in (1, 5))
-"""Each k is tried with each errno, for one call and for five in a row."""
+"""How calls fail: each k is tried with each of these errnos, for one call and for five in a row."""
 STUCK_SECONDS = 60.0
 
 
 def library(folder: Path) -> Path | None:
-    """The preloaded library, compiled into ``folder``; None without a compiler."""
+    """Compile the library that is preloaded into ``folder``. Returns its path; None if there is no compiler."""
     target, source = folder / "badio.so", Path(__file__).with_name("badio.c")
     command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(target), str(source), "-ldl"]
     try:
@@ -42,7 +44,8 @@ def library(folder: Path) -> Path | None:
 
 
 async def worked(what: str, tries: int) -> FaultTally:
-    """Every k up to ``tries`` of them, or until the workload finishes without a failure."""
+    """Try every k from 1, up to ``tries`` of them, or until no call fails any more. ``what``: the workload,
+    ``journal`` or ``kv``."""
     tally = FaultTally(f"write error at call k: {what}")
     with tempfile.TemporaryDirectory() as folder:
         preloaded = await asyncio.to_thread(library, Path(folder))
@@ -70,13 +73,14 @@ async def worked(what: str, tries: int) -> FaultTally:
 
 
 class BadDisk:
-    """The preloaded library's two functions."""
+    """The functions of the preloaded library, by which calls are made to fail."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(None)
 
     def arm(self, k: int, error: int = 0, times: int = 0) -> None:
-        """From the k-th call on ``times`` calls fail with ``error``; 0: none."""
+        """Count calls from now on, and let ``times`` calls from the k-th on fail with the errno ``error``. k =
+        0: none fails."""
         self._library.badio_arm(ctypes.c_long(k), ctypes.c_long(error), ctypes.c_long(times))
 
     @property
@@ -103,7 +107,9 @@ def main(what: str, first: int, tries: int) -> int:
 
 
 def journal(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, Any]) -> int:
-    """Sessions begin, grow, are forgotten and compacted; everything acknowledged must be there."""
+    """The workload on the journal: sessions begin, grow, are forgotten and compacted; everything acknowledged
+    must be there. ``arm`` makes the calls fail that are to fail. Adds what came of it to ``found``. Returns how
+    many calls there were."""
     return asyncio.run(_journal(folder, disk, arm, found))
 
 
@@ -190,7 +196,9 @@ FILE_ROOM = 20_480  # bytes that one takes
 
 
 def kv(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, Any]) -> int:
-    """Records are put, read, superseded and evicted; reads give what was put, and the store recovers."""
+    """The workload on the KV store: records are put, read, superseded and evicted; reads must give what was
+    put, and the store must recover. ``arm`` makes the calls fail that are to fail. Adds what came of it to
+    ``found``. Returns how many calls there were."""
     from ...kvstore.disk.store import RecordStore, StoreFailed
     from .file_faults import SIZE, SPACE, given, key, read
 

@@ -29,7 +29,7 @@ def aside(row: Callable[[int, int], FaultTally]) -> Row:
 
 
 def stormed(tries: int, seed: int) -> FaultTally:
-    """Run `benchmarks.steps` on every course; a try is a step."""
+    """Run `benchmarks.steps` with each of its settings. A try is a step."""
     tally = FaultTally("steps under pressure")
     for course in steps.COURSES.values():
         passed = steps.run(course, -(-tries // len(steps.COURSES)), seed)
@@ -44,7 +44,8 @@ Disturbed = Callable[[str, engine_faults.Strike, int, int], Awaitable[FaultTally
 
 
 def struck(disturbed: Disturbed, fault: str, strike: engine_faults.Strike) -> Row:
-    """Run a row that strikes the engine or the disk process at random moments."""
+    """Make a row of the table. ``disturbed`` runs it: it causes the fault by ``strike``, at the engine or the
+    disk process, at random moments. ``fault``: its name in the table."""
     return lambda tries, seed: disturbed(fault, strike, tries, seed)
 
 
@@ -76,13 +77,16 @@ ROWS: dict[str, tuple[int, Row]] = {
     "badio-journal": (1000, lambda tries, seed: badio.worked("journal", tries)),
     "steps": (1_000_000, aside(stormed)),
 }
-"""By name: tries of a long run, and what runs so many with a seed. `badio` ends when every k was tried."""
+"""The rows of the table by name: the number of tries of a long run, and the function that makes so many tries
+with a seed. Those of `badio` end earlier if every k was tried."""
 
 
 async def measured(
     names: Sequence[str], scale: float, seed: int, most: int | None = None
 ) -> list[FaultTally]:
-    """The rows asked for, in the table's order; each is printed when it is done, with how long it took."""
+    """Run the rows asked for, in the table's order. Each is printed when it is done, with how long it took.
+    ``scale`` multiplies the number of tries; ``most``: the number of tries of each row instead; None: not
+    set."""
     head = ("tries", "replies", "lost", "wrong", "longest gap, s", "took, s")
     print(
         f"{'fault':36}", *(f"{name:>{width}}" for name, width in zip(head, (7, 8, 5, 6, 15, 8), strict=True))
@@ -102,7 +106,7 @@ async def measured(
 
 
 async def _run(name: str, run: Row, tries: int, seed: int) -> FaultTally:
-    """Run one row. A row that raises counts as wrong, and later rows still run."""
+    """Run one row. A row that raises counts as wrong, so that the later rows still run."""
     try:
         return await run(tries, seed)
     except Exception as fault:

@@ -1,6 +1,6 @@
 """Clients that talk while something breaks: the expected text, the received text, and the longest silence.
 
-Uses the SDK; knows nothing of the faults.
+They use the SDK. What breaks is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from typing import Any
 from holdfast.sdk import Chat, Client, SDKError
 
 WEDGED_SECONDS = 300.0
-"""Nothing came for so long: lost on a machine of any speed."""
+"""If nothing comes for so many seconds, a reply counts as lost, on a machine of any speed."""
 STORY = "Tell me the story of the fox."
 FACTS = "My name is Marisol, and my locker code is 4821. I like walks by the sea, old books and rain."
 LETTERS, LETTERS_SECONDS = 5, 0.01
-"""Of what is typed: so many come at once, and then a pause."""
+"""How streamed input is typed: so many characters (``LETTERS``) at once, and then a pause of
+``LETTERS_SECONDS``."""
 
 
 @dataclass(frozen=True)
 class Talk:
-    """One session: its turns, and how its replies are sampled. ``typed``: input is streamed."""
+    """What one client says in one session. ``lines``: the user's text of each turn. ``fields``: the session's
+    settings, such as how replies are sampled. ``typed``: the input is streamed as if typed."""
 
     lines: tuple[str, ...]
     fields: dict[str, Any] = field(default_factory=dict)
@@ -39,13 +41,14 @@ TALKS = (
     Talk((f"{FACTS} {STORY}", f"{FACTS} Why?", "What is my name?"), {"max_output_tokens": 60}, typed=True),
     Talk((FACTS, STORY), {"temperature": 0.8, "seed": 7, "max_output_tokens": 90}, typed=True),
 )
-"""Greedy and seeded ones, with something to remember. Not hotter: where hundreds of tokens are about as
-likely, a draw can fall between two of them by the rounding of logits that were computed again."""
+"""Talks with greedy and with seeded replies, and with something to remember. Not hotter: if hundreds of tokens
+are about as likely, a draw can fall between two of them by the rounding of logits that were computed again."""
 
 
 @dataclass
 class FaultTally:
-    """The result of one kind of fault. ``gap``: the longest silence within a reply, in seconds."""
+    """What came of one kind of fault: how often it was caused, and how many replies were expected, lost or
+    wrong. ``gap``: the longest silence within a reply, in seconds."""
 
     fault: str
     tries: int = 0
@@ -58,7 +61,8 @@ class FaultTally:
 
 @dataclass
 class HeardReply:
-    """One reply. ``error``: the code it failed with, if it did."""
+    """One reply as it was received. ``error``: the code of the error that ended it; None if it ended well.
+    ``gap``: the longest silence in it, in seconds."""
 
     text: str = ""
     error: str | None = None
@@ -67,7 +71,8 @@ class HeardReply:
 
 @asynccontextmanager
 async def begun(client: Client, fields: dict[str, Any]) -> AsyncIterator[Chat]:
-    """Open a session; its first connection may be cut before there is a handle."""
+    """Open a session with these settings, for the block. If the connection is cut before the client has a
+    handle, tries again."""
     deadline = time.monotonic() + WEDGED_SECONDS
     while True:
         context = client.session(**fields)
@@ -85,8 +90,8 @@ async def begun(client: Client, fields: dict[str, Any]) -> AsyncIterator[Chat]:
 
 
 async def listen(client: Client, talk: Talk, stirs: Callable[[], None] = lambda: None) -> list[HeardReply]:
-    """Hold a whole talk on its own session; it ends at the first reply that fails. ``stirs`` is called per
-    piece."""
+    """Hold a whole talk in a session of its own; it ends at the first reply that fails. ``stirs`` is called for
+    each piece of text. Returns the replies."""
     heard: list[HeardReply] = []
     try:
         async with begun(client, talk.fields) as chat:
@@ -113,8 +118,9 @@ async def _type(chat: Chat, line: str) -> None:
 
 
 class Crowd:
-    """Talks that run at once, and their text on an undisturbed server. ``stirred`` is set by each piece of
-    text that comes. ``seconds``: how long all talks take at once."""
+    """Clients that hold the ``talks``, all at once, and what each of them is answered by an undisturbed server.
+    ``stirred`` is set by each piece of text that comes. ``seconds``: how long all talks take on an undisturbed
+    server, all at once."""
 
     def __init__(self, client: Client, talks: Iterable[Talk] = TALKS) -> None:
         self._client = client
@@ -124,11 +130,12 @@ class Crowd:
         self.stirred = asyncio.Event()
 
     def join(self, client: Client) -> None:
-        """Talk through ``client`` from now on."""
+        """Use ``client`` for all talks from now on."""
         self._client = client
 
     async def rehearse(self) -> None:
-        """Run every talk undisturbed, first one by one, then all at once; measures how long that takes."""
+        """Hold all talks undisturbed, first one by one, which gives the expected text, then all at once, which
+        measures how long that takes."""
         for number, talk in enumerate(self.talks):
             heard = await listen(self._client, talk)
             if any(reply.error for reply in heard):
@@ -139,7 +146,7 @@ class Crowd:
         self.seconds = time.monotonic() - began
 
     async def talk(self, tally: FaultTally) -> None:
-        """Run all talks at once and compare each with its expected text."""
+        """Hold all talks at once, compare each with its expected text, and count the result in ``tally``."""
         heard = await asyncio.gather(*(listen(self._client, talk, self.stirred.set) for talk in self.talks))
         for number, replies in enumerate(heard):
             expected = self._expected[number]

@@ -1,6 +1,7 @@
 """Faults of the engine behind a server that stays: killed, stopped, killed while it loads, hung, poisoned.
 
-One function per row. Each runs a server of its own in this process, its engine in a child.
+One function per row of the table of `bench`. Each runs a server of its own in this process, its engine in a
+child.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from . import marked_child
 from .crowd import STORY, WEDGED_SECONDS, Crowd, FaultTally, HeardReply, Talk, listen
 
 POCKET = EngineSettings(model="pocket", dtype="float32", blocks=2048, max_context=2048, debug=True)
-"""In float32, where recomputed tokens are owed to the letter."""
+"""Engine settings in float32, in which tokens that are computed again must be the same."""
 
 SERVED = GatewaySettings(port=0, recovery_seconds=WEDGED_SECONDS)
-"""How long an engine takes to load is the machine's affair."""
+"""Gateway settings that wait long for another engine, because how long that takes to load depends on the
+machine."""
 
 SOON = Backoff(first=0.05, factor=1.0)
 MARK = "~"
-"""A word of one token that the pocket model never says by itself."""
+"""A word that is one token, and that the pocket model never says by itself."""
 
 Strike = Callable[[ChildEngine, random.Random], Awaitable[None]]
 
@@ -47,19 +49,19 @@ async def server(program: Sequence[str] = PROGRAM) -> AsyncIterator[Serving]:
 
 
 async def killed(engine: ChildEngine, rng: random.Random) -> None:
-    """``kill -9``."""
+    """Kill the engine (``kill -9``). ``rng`` is not used."""
     engine.kill()
 
 
 async def stopped(engine: ChildEngine, rng: random.Random) -> None:
-    """SIGSTOP: the process lives and answers nothing."""
+    """Stop the engine (SIGSTOP): the process lives and answers nothing. ``rng`` is not used."""
     if engine.pid is not None:
         with suppress(ProcessLookupError):
             os.kill(engine.pid, signal.SIGSTOP)
 
 
 async def killed_twice(engine: ChildEngine, rng: random.Random) -> None:
-    """``kill -9``, and again while the next one loads."""
+    """Kill the engine (``kill -9``), and the next one while it loads."""
     engine.kill()
     await asyncio.sleep(rng.uniform(0.2, 1.5))
     if not engine.link.ready:
@@ -67,13 +69,15 @@ async def killed_twice(engine: ChildEngine, rng: random.Random) -> None:
 
 
 async def disturbed(fault: str, strike: Strike, tries: int, seed: int) -> FaultTally:
-    """Run the crowd again and again; each time the fault hits the engine at a random moment."""
+    """Run a server, and let clients talk, ``tries`` times, each time with a fault at the engine at a random
+    moment. ``fault``: its name in the table. ``strike``: causes it."""
     async with server() as running:
         return await struck(running, fault, strike, tries, seed)
 
 
 async def struck(running: Serving, fault: str, strike: Strike, tries: int, seed: int) -> FaultTally:
-    """The same on a server that runs."""
+    """Let clients talk to this server, ``tries`` times, each time with a fault at a random moment. ``fault``:
+    its name in the table. ``strike``: causes it."""
     tally, rng = FaultTally(fault), random.Random(seed)
     async with connect(running.url) as client:
         crowd = Crowd(client)
@@ -89,7 +93,8 @@ async def struck(running: Serving, fault: str, strike: Strike, tries: int, seed:
 
 
 async def hung(tries: int, seed: int) -> FaultTally:
-    """A step never ends, from a random moment on: stacks are saved, replies go on with the next engine."""
+    """Let a step of the engine hang, from a random moment on, so many times: the stacks must be saved, and the
+    replies go on with the next engine."""
     tally, rng = FaultTally("engine hangs in a step"), random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         flag = Path(folder) / "met"
@@ -114,7 +119,8 @@ async def hung(tries: int, seed: int) -> FaultTally:
 
 
 async def poisoned(tries: int, others: int = 15) -> FaultTally:
-    """One of sixteen sequences kills every engine that computes it: it fails by name, the others go on."""
+    """Let one sequence kill every engine that computes it, beside ``others`` sequences, so many times: it must
+    fail by name, and the others go on."""
     tally = FaultTally(f"one of {others + 1} kills the engine on every try")
     async with server(marked_child.program("exit", marked())) as running, connect(running.url) as client:
         crowd = Crowd(client, [Talk((STORY,), {"seed": n, "temperature": n % 3 / 2}) for n in range(others)])
@@ -133,6 +139,6 @@ async def poisoned(tries: int, others: int = 15) -> FaultTally:
 
 
 def marked() -> int:
-    """The token id of the mark."""
+    """The token id of `MARK`."""
     (token,) = Language.load(find_model("pocket")).tokenizer.encode(MARK, leads=False)
     return int(token)

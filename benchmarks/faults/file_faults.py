@@ -1,7 +1,9 @@
-"""Faults of the files, KV records and journal: flipped bits, truncation, a full disk, a forgotten reader.
+"""Faults of the files of KV records and of the journal: flipped bits, truncation, a full disk, a reader that
+never ends.
 
-One function per row; on the stores themselves, without a server. Lost: acknowledged data that is gone
-without a report (in a cache only data that no fault hit). Wrong: bytes or words that differ from those stored.
+One function per row of the table of `bench`; on the stores themselves, without a server. Lost: acknowledged
+data that is gone without a report (in a cache only data that no fault hit). Wrong: bytes or words that differ
+from those stored.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ sys.stdin.read()
 
 @contextmanager
 def memory_folder() -> Iterator[Path]:
-    """A fresh folder on a file system with a free sync."""
+    """A fresh folder, for the block, on a file system in memory if there is one, where a sync costs nothing."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as name:
         yield Path(name)
 
@@ -88,7 +90,7 @@ def records(folder: Path, count: int = RECORDS) -> RecordStore:
 
 
 def read(store: RecordStore, number: int, tally: FaultTally) -> bool:
-    """Whether a record is there; wrong bytes count."""
+    """Read a record. Returns whether it is there; wrong bytes are counted in ``tally``."""
     into = memoryview(bytearray(SIZE))
     tally.replies += 1
     try:
@@ -100,7 +102,8 @@ def read(store: RecordStore, number: int, tally: FaultTally) -> bool:
 
 
 def flipped_records(tries: int, seed: int) -> FaultTally:
-    """Flip one bit of a value, then read everything: only the hit record is given up."""
+    """Flip one bit of a record's bytes in the KV file, then read records, so many times: only the damaged one
+    may be gone."""
     tally, rng = FaultTally("bit flipped in the KV file"), Random(seed)
     with memory_folder() as folder:
         records(folder).close()
@@ -122,7 +125,8 @@ def flipped_records(tries: int, seed: int) -> FaultTally:
 
 
 def truncated_records(tries: int, seed: int) -> FaultTally:
-    """Truncate the KV file at any length: it starts empty or whole, and serves."""
+    """Truncate the KV file at a random length, so many times: the store must open, empty or with whole records,
+    and work."""
     tally, rng = FaultTally("KV file cut short"), Random(seed)
     for _ in range(tries):
         with memory_folder() as folder:
@@ -140,7 +144,8 @@ def truncated_records(tries: int, seed: int) -> FaultTally:
 
 
 def forgotten_reader(tries: int, seed: int) -> FaultTally:
-    """Another process reads and never ends: the file stays within its bound, and the store recovers."""
+    """Another process opens the KV file for reading and never ends: the file must stay within its bound, and
+    the store must recover when the process is killed."""
     tally = FaultTally("forgotten reader of the KV file")
     budget = 30 * 20_480
     for attempt in range(tries):
@@ -194,13 +199,13 @@ def word(number: int, at: int) -> str:
 
 
 def told(store: JournalStore, number: int) -> list[str]:
-    """The texts that a session holds. Raises ``RecordDamaged``, ``StorageUnavailable``."""
+    """The texts that a session in the journal has. Raises ``RecordDamaged``, ``StorageUnavailable``."""
     operations = store.session(number).operations
     return [operation.event for operation in operations if isinstance(operation, EventReceived)]
 
 
 def kept(folder: Path, count: int = SESSIONS) -> None:
-    """A journal in several logs, with sessions that take turns."""
+    """Write a journal of several log files, with ``count`` sessions that take turns."""
     with opened(folder, SMALL_LOGS) as store:
         groups = [session(number) for number in range(1, count + 1)]
         for group in groups:
@@ -212,7 +217,7 @@ def kept(folder: Path, count: int = SESSIONS) -> None:
 
 @contextmanager
 def opened(folder: Path, settings: JournalSettings = SETTINGS) -> Iterator[JournalStore]:
-    """Open the journal as a server does; reports of damage are counted, not printed."""
+    """Open the journal in ``folder`` as a server does, for the block. Reports of damage are not printed."""
     speaking = logging.getLogger("holdfast.sessions.journal")
     speaking.setLevel(logging.CRITICAL)
     try:
@@ -226,7 +231,7 @@ def opened(folder: Path, settings: JournalSettings = SETTINGS) -> Iterator[Journ
 
 
 def places(folder: Path) -> dict[int, list[tuple[Path, int, int]]]:
-    """Where each session's records lie: log, offset, length."""
+    """For each session, by number, where its records lie in the journal: log file, offset, length in bytes."""
     store = JournalStore.open(folder, MODEL, SMALL_LOGS, write=False)
     found = {
         state.number: [
@@ -241,8 +246,9 @@ def places(folder: Path) -> dict[int, list[tuple[Path, int, int]]]:
 
 
 def looked_at(store: JournalStore, hit: set[int], tally: FaultTally, *, short: bool = False) -> set[int]:
-    """Check that each session is unchanged, or refused by name because a fault hit it; gives the refused
-    ones. ``short``: a log lost its end, so a hit session may have an earlier state."""
+    """Read all sessions, and check that each one is unchanged, or refused by name because the fault hit it.
+    ``hit``: the numbers of the sessions that were hit. ``short``: a log file lost its end, so a hit session may
+    have an earlier state. Returns the refused ones."""
     refused = set()
     for number in range(1, SESSIONS + 1):
         tally.replies += 1
@@ -260,7 +266,8 @@ def looked_at(store: JournalStore, hit: set[int], tally: FaultTally, *, short: b
 
 
 def flipped_journal(tries: int, seed: int) -> FaultTally:
-    """Flip one bit of an operation: that session is refused by name, the others are unchanged."""
+    """Flip one bit of a record in the journal, so many times: its session must be refused by name, and the
+    others unchanged."""
     tally, rng = FaultTally("bit flipped in the journal"), Random(seed)
     with memory_folder() as folder:
         kept(folder)
@@ -283,8 +290,8 @@ def flipped_journal(tries: int, seed: int) -> FaultTally:
 
 
 def damaged_pages(tries: int, seed: int) -> FaultTally:
-    """Zero pages, flip bits, swap pages, cut ends, half of it while the journal is open; then restart. Only
-    sessions with a damaged record are lost, and they are named."""
+    """Zero pages, flip bits, swap pages or cut the end of a log file, half of the time while the journal is
+    open; then open it again. Only sessions with a damaged record may be lost, and they must be named."""
     tally, rng = FaultTally("journal's pages damaged"), Random(seed)
     for attempt in range(tries):
         with memory_folder() as folder:
@@ -316,7 +323,8 @@ def damaged_pages(tries: int, seed: int) -> FaultTally:
 
 
 def spoilt(data: bytes, way: int, rng: Random) -> bytes:
-    """The data with one of four kinds of damage."""
+    """A copy of the data with one of four kinds of damage, chosen by ``way``: a zeroed page, a flipped bit, two
+    pages swapped, the end cut off."""
     spoilt, pages = bytearray(data), len(data) // PAGE
     one, other = (PAGE * rng.randrange(pages) for _ in range(2))
     match way % 4:
@@ -335,9 +343,10 @@ def spoilt(data: bytes, way: int, rng: Random) -> bytes:
 
 
 def vanished_journal(tries: int, seed: int) -> FaultTally:
-    """Delete, empty, exchange or roll back the journal, or delete its identity file.
+    """Delete, empty, exchange or roll back the journal, or delete its identity file, so many times.
 
-    The next start reports it once, and serves."""
+    The next start must report it, the one after it must not, and both must work.
+    """
     tally, rng = FaultTally("journal gone or exchanged"), Random(seed)
     for attempt in range(tries):
         with memory_folder() as folder, memory_folder() as other:
@@ -376,7 +385,8 @@ def vanished_journal(tries: int, seed: int) -> FaultTally:
 
 
 def truncated_journal(tries: int, seed: int) -> FaultTally:
-    """Truncate the journal at any length: it is valid up to there, and the start reports it."""
+    """Truncate the journal at a random length, so many times: it must be valid up to there, and the start must
+    report it."""
     tally, rng = FaultTally("journal cut short"), Random(seed)
     for _ in range(tries):
         with memory_folder() as folder:
@@ -404,7 +414,7 @@ def truncated_journal(tries: int, seed: int) -> FaultTally:
 
 @contextmanager
 def small_disk(size: str) -> Iterator[Path | None]:
-    """A tmpfs of that size; None where this user may not mount."""
+    """A tmpfs of this size, such as ``4m``, for the block: its folder; None if this user may not mount."""
     with tempfile.TemporaryDirectory() as name:
         command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", name]
         if subprocess.run(command, capture_output=True, check=False).returncode:
@@ -417,14 +427,15 @@ def small_disk(size: str) -> Iterator[Path | None]:
 
 
 def fill(disk: Path, leave: int) -> Path:
-    """Write a file that leaves ``leave`` bytes free."""
+    """Write a file that leaves so many bytes of the disk free. Returns its path."""
     ballast, found = disk / "ballast", os.statvfs(disk)
     ballast.write_bytes(bytes(max(0, found.f_bavail * found.f_frsize - leave)))
     return ballast
 
 
 def full_records(tries: int, seed: int) -> FaultTally:
-    """Fill the disk, but for one page more each time: puts are refused, reads work, the store recovers."""
+    """Fill the disk of the KV store so many times, leaving a page more each time: writes may be refused, reads
+    must work, and the store must recover when there is room."""
     tally = FaultTally("full disk: KV file")
     with small_disk("6m") as disk:
         if disk is None:
@@ -453,7 +464,8 @@ def full_records(tries: int, seed: int) -> FaultTally:
 
 
 def full_journal(tries: int, seed: int) -> FaultTally:
-    """Do the same to the journal: acknowledged data is there; refused data is written once there is room."""
+    """Fill the disk of the journal so many times, leaving a page more each time: acknowledged data must be
+    there, and what was refused must be written when there is room."""
     tally = FaultTally("full disk: journal")
     with small_disk("4m") as disk:
         if disk is None:

@@ -22,13 +22,14 @@ def program(what: str, token: int = -1, flag: str | Path = "none") -> Sequence[s
 
 
 def main(what: str, token: int, flag: Path) -> int:
-    """Serve as the engine process does, with a runner that knows the mark."""
+    """Serve as the engine's process does, with a runner that ends or hangs as the module says. ``what``:
+    ``exit`` or ``hang``."""
     from holdfast.runtime import __main__, build
     from holdfast.runtime.execution.runner import TorchHandle, TorchRunner
     from holdfast.runtime.plan import Plan
 
     class MarkedRunner(TorchRunner):
-        """Computes as usual until it sees the token."""
+        """Computes as usual, except for the step in which it ends the process or hangs."""
 
         def launch(self, plan: Plan) -> TorchHandle:
             if what == "exit" and any(token in row.tokens for row in plan.rows):

@@ -1,6 +1,6 @@
-"""A network that fails: a proxy on loopback that breaks each connection after so many bytes.
+"""A network that fails: a proxy on loopback that breaks each connection after a number of bytes.
 
-Knows no protocol.
+It forwards bytes of any protocol.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 
 
 class Proxy:
-    """Forwards bytes to ``target``. ``allowance``: bytes after which each connection breaks; None: never."""
+    """Forwards bytes to the server at the URL ``target``. ``allowance`` is called for each connection, and
+    returns after how many bytes it breaks; None: never. ``cuts``: how many connections were broken so. ``url``:
+    of the proxy."""
 
     def __init__(self, target: str, allowance: Callable[[], int | None]) -> None:
         parts = urlsplit(target)
@@ -27,7 +29,7 @@ class Proxy:
         self._target = (parts.hostname, parts.port)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection until it breaks or ends."""
+        """Forward one connection until it is broken or ends."""
         left = self._allowance()
         try:
             there_reader, there_writer = await asyncio.open_connection(*self._target)
@@ -60,7 +62,7 @@ class Proxy:
 
 @asynccontextmanager
 async def proxy(target: str, allowance: Callable[[], int | None] = lambda: None) -> AsyncIterator[Proxy]:
-    """A proxy on a free port; its ``url`` replaces the target's."""
+    """Run a proxy on a free port, for the block; clients use its ``url`` in place of the server's."""
     made = Proxy(target, allowance)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

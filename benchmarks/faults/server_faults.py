@@ -1,6 +1,7 @@
-"""Faults of the whole server: killed (its children must end by themselves), and drained in mid-reply.
+"""Faults of the whole server: killed (its child processes must end by themselves), and asked to leave in
+mid-reply.
 
-One function per row; the server is ``holdfast serve`` in a process of its own.
+One function per row of the table of `bench`; the server is ``holdfast serve`` in a process of its own.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ from .crowd import STORY, FaultTally
 
 SERVE = ["serve", "pocket", "--dtype", "float32", "--kv-bytes", "16MiB", "--max-context", "2048"]
 ORPHAN_SECONDS = 60.0
-"""A child that is still there was left, on a machine of any speed; how long they took is the gap."""
+"""A child process that is still there after so many seconds counts as left behind, on a machine of any speed.
+How long the children really took is reported as the gap."""
 GOING_AWAY = 1012
 NONE = Patience(total=-1.0)
-"""No way back is looked for: the server is gone for good."""
+"""The client's patience for reconnecting: none, because the server is gone for good."""
 
 
 @asynccontextmanager
 async def command(store: str | None = None) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A server that is ready, and its address; killed at the end. ``store``: a fresh one by default."""
+    """A server that is ready: its process, and its address. It is killed at the end of the block. ``store``:
+    the folder of its store; None: a fresh one."""
     with ExitStack() as stack:
         folder = store or stack.enter_context(TemporaryDirectory())
         async with launched(folder) as process:
@@ -44,7 +47,8 @@ async def command(store: str | None = None) -> AsyncIterator[tuple[asyncio.subpr
 
 @asynccontextmanager
 async def launched(store: str, port: int = 0) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A server from its start on, listening on ``port``."""
+    """A server's process from its start on, when it is not yet ready; killed at the end of the block. ``port``:
+    0 takes a free one."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", PROGRAM, *SERVE, "--port", str(port), "--store", store),
         stderr=asyncio.subprocess.PIPE,
@@ -58,7 +62,7 @@ async def launched(store: str, port: int = 0) -> AsyncIterator[asyncio.subproces
 
 
 async def address_of(process: asyncio.subprocess.Process) -> str:
-    """Its address, printed when it is ready."""
+    """Wait until a server is ready, and return its address, which it prints then."""
     assert process.stderr is not None
     line = ""
     while " at http://" not in line:
@@ -68,7 +72,8 @@ async def address_of(process: asyncio.subprocess.Process) -> str:
 
 
 async def orphaned(tries: int, seed: int) -> FaultTally:
-    """``kill -9`` of the server while it computes: no child outlives it. Lost: children that did."""
+    """Kill the server (``kill -9``) while it computes, so many times: no child process may outlive it. Lost:
+    children that did."""
     tally, rng = FaultTally("server killed: children left"), random.Random(seed)
     for _ in range(tries):
         async with command() as (server, url), connect(url, patience=NONE) as client:
@@ -89,7 +94,8 @@ async def orphaned(tries: int, seed: int) -> FaultTally:
 
 
 async def ended(pidfd: int) -> bool:
-    """Whether the process ends within ``ORPHAN_SECONDS``."""
+    """Wait until the process behind this descriptor ends, ``ORPHAN_SECONDS`` at most. Returns whether it has
+    ended."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(pidfd, over.set)
     try:
@@ -104,8 +110,8 @@ async def ended(pidfd: int) -> bool:
 
 
 async def drained(tries: int, seed: int) -> FaultTally:
-    """SIGTERM while a reply runs: an announcement, the end of the reply, close code 1012, exit code 0. A
-    reply that does not end within the drain time is kept for the next server."""
+    """Send SIGTERM while a reply runs, so many times. Expected: an announcement, the end of the reply, close
+    code 1012, exit code 0. A reply that does not end within the drain time is kept for the next server."""
     tally, rng = FaultTally("server asked to leave"), random.Random(seed)
     loop, allowed = asyncio.get_running_loop(), GatewaySettings().drain_seconds
     async with command() as (_, url), connect(url) as client, client.session() as chat:
@@ -136,8 +142,9 @@ async def drained(tries: int, seed: int) -> FaultTally:
 
 @dataclass
 class HeardSocket:
-    """What one client received: its reply's start and status, an announcement, its socket's close code.
-    ``began`` is set at the latest when the socket closes."""
+    """What one client received on its socket. ``began`` is set when its reply begins, at the latest when the
+    socket closes. ``status``: of the reply that ended. ``announced``: the server said that it goes away.
+    ``close``: the socket's close code."""
 
     began: asyncio.Event = field(default_factory=asyncio.Event)
     status: str | None = None
@@ -146,7 +153,7 @@ class HeardSocket:
 
 
 async def spoken(client: Client, heard: HeardSocket) -> None:
-    """Ask for one reply; then read events until the socket closes."""
+    """Ask for one reply, then read events until the socket closes, and record in ``heard`` what came."""
     try:
         async with client.session() as chat:
             await chat.send(ItemCreate(item=MessageItem.of("user", STORY)))

@@ -1,7 +1,8 @@
-"""Faults with every tier on and little room on the device: engine or disk process killed or stopped; servers
-killed, sockets cut behind one address; a disk that another program fills.
+"""Faults of a server with every KV tier on and little room on the device: engine or disk process killed or
+stopped; servers killed, sockets cut behind one address; a disk that another program fills.
 
-One function per row. Each reply must be the text of an undisturbed session, exactly once.
+One function per row of the table of `bench`. Each reply must be the text of an undisturbed session, exactly
+once.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ from .network import proxy
 from .server_faults import command, launched
 
 TIGHT = msgspec.structs.replace(POCKET, blocks=40, max_context=608, host_bytes=2 << 20, disk_bytes=64 << 20)
-"""Room for one talk and a little: the others' KV goes down and comes back."""
+"""Engine settings with room for one talk and a little: the KV of the other talks goes down to lower tiers and
+comes back."""
 QUICK = Patience(first=0.002, longest=0.05, total=WEDGED_SECONDS)
 WIDE = msgspec.structs.replace(POCKET, blocks=640, max_context=608, host_bytes=16 << 20, disk_bytes=200 << 20)
-"""Room for twenty talks; more than the host tier holds goes to disk."""
+"""Engine settings with room for twenty talks; KV that is more than the host tier holds goes to disk."""
 DISK = "240m"
 CHUNK, CHUNK_SECONDS = 1 << 20, 0.01
-"""The program that fills the disk writes so much at once, and then waits."""
+"""The program that fills the disk writes so many bytes (``CHUNK``) at once, and then waits for
+``CHUNK_SECONDS``."""
 SLACK = 16 << 20  # bytes beyond the journal's reserve that would be free if there were no KV; it grows, too
 LEAST_KV = 2 * SLACK  # on disk when it is filled: much of it has to go
 EARLY = 0.5  # share of the kills that come before the first piece of text
@@ -58,12 +61,12 @@ async def tiered(folder: str) -> AsyncIterator[Serving]:
 
 
 async def shelf_killed(engine: ChildEngine, rng: random.Random) -> None:
-    """``kill -9``."""
+    """Kill the disk process (``kill -9``). ``rng`` is not used."""
     _signal_shelf(engine, signal.SIGKILL)
 
 
 async def shelf_stopped(engine: ChildEngine, rng: random.Random) -> None:
-    """SIGSTOP: the process takes requests and answers none."""
+    """Stop the disk process (SIGSTOP): it takes requests and answers none. ``rng`` is not used."""
     _signal_shelf(engine, signal.SIGSTOP)
 
 
@@ -74,7 +77,8 @@ def _signal_shelf(engine: ChildEngine, number: signal.Signals) -> None:
 
 
 async def disturbed(fault: str, strike: Strike, tries: int, seed: int) -> FaultTally:
-    """Run a crowd too large for the device, with a fault at a random moment."""
+    """Let clients talk that need more KV than the device holds, ``tries`` times, each time with a fault at a
+    random moment. ``fault``: its name in the table. ``strike``: causes it."""
     with tempfile.TemporaryDirectory() as folder:
         async with tiered(folder) as running:
             tally = await struck(running, fault, strike, tries, seed)
@@ -85,7 +89,7 @@ async def disturbed(fault: str, strike: Strike, tries: int, seed: int) -> FaultT
 
 
 async def _figures(engine: ChildEngine) -> dict[str, float]:
-    """Statistics of a live engine; the last fault may have come after the last reply."""
+    """The statistics of a live engine. If the last fault has killed it, waits for the next one."""
     while True:
         await engine.link.wait_ready()
         with suppress(EngineDied):
@@ -93,8 +97,8 @@ async def _figures(engine: ChildEngine) -> dict[str, float]:
 
 
 async def filled(tries: int, seed: int) -> FaultTally:
-    """Another program fills the disk while twenty sessions talk, until the journal's reserve needs all KV
-    space.
+    """Another program fills the disk while twenty sessions talk, until the journal's reserve needs all the room
+    of the KV.
 
     Lost: a refused turn, or KV that does not go to disk again once there is room.
     """
@@ -128,7 +132,7 @@ async def filled(tries: int, seed: int) -> FaultTally:
 
 
 async def _stored(running: Serving, store: Path, tally: FaultTally) -> None:
-    """Take turns until KV goes to disk."""
+    """Take turns until there is much KV on disk; if that takes too long, count it in ``tally`` as lost."""
     deadline = time.monotonic() + WEDGED_SECONDS
     async with connect(running.url) as client:
         while file_bytes(store) < LEAST_KV:
@@ -142,7 +146,8 @@ async def _stored(running: Serving, store: Path, tally: FaultTally) -> None:
 
 
 def _fill(ballast: Path, store: Path, leave: int) -> None:
-    """Write until only so much is free or used by KV; tries again if the disk is full."""
+    """Write into the file ``ballast`` until only ``leave`` bytes of the disk are free or used by KV. Tries
+    again if the disk is full."""
     with ballast.open("wb", buffering=0) as file:
         deadline = time.monotonic() + WEDGED_SECONDS
         while time.monotonic() < deadline:
@@ -156,10 +161,11 @@ def _fill(ballast: Path, store: Path, leave: int) -> None:
 
 
 async def restarted(tries: int, seed: int) -> FaultTally:
-    """``kill -9`` of the whole server, another on the same store and port: the session goes on there.
+    """Kill the whole server (``kill -9``) and start another one on the same store and port, so many times: the
+    session goes on there.
 
-    Some kills come in mid-reply, after the first piece of text; the others before it, while the server
-    starts, loads, or resumes the session.
+    Some kills come in mid-reply, after the first piece of text; the others before it, while the server starts,
+    loads, or resumes the session.
     """
     tally, rng = FaultTally("server killed: session resumed"), random.Random(seed)
     talk = Talk((STORY, "What is my name?"), {"temperature": 0.8, "seed": 5, "max_output_tokens": 60})
@@ -182,7 +188,8 @@ async def restarted(tries: int, seed: int) -> FaultTally:
 
 
 class Lives:
-    """Decides how long each server of a crowd lives."""
+    """Decides how long each of a row of servers lives before it is killed, while the clients of ``crowd``
+    talk."""
 
     def __init__(self, crowd: Crowd, tally: FaultTally, rng: random.Random) -> None:
         self._crowd = crowd
@@ -193,7 +200,7 @@ class Lives:
         self._early = 0
 
     async def until_killed(self) -> None:
-        """Wait, from a server's start, until it is to be killed."""
+        """Called at a server's start: wait until the server is to be killed."""
         self._talking = self._talking or asyncio.create_task(self._crowd.talk(self._tally))
         if self._silence and self._early < MOST_EARLY and self._rng.random() < EARLY:
             self._early += 1
@@ -211,7 +218,8 @@ class Lives:
             await self._talking
 
     async def _heard(self) -> None:
-        """Wait until this server sent a piece of text, or the talk ended."""
+        """Wait until this server has sent a piece of text, or the talk has ended. Nothing for too long counts
+        as lost."""
         assert self._talking is not None
         began = time.monotonic()
         self._crowd.stirred.clear()
@@ -236,7 +244,7 @@ def free_port() -> int:
 
 
 async def cut(tries: int, seed: int) -> FaultTally:
-    """Break sockets after random numbers of bytes until there were so many cuts."""
+    """Break the clients' sockets, each after a random number of bytes, until there were so many cuts."""
     tally, rng = FaultTally("socket cut at a random byte"), random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         async with (

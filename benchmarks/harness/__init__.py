@@ -1,1 +1,2 @@
-"""What the speed benchmarks share: engines as worker processes, interleaved rounds, models, options, plots."""
+"""What several benchmarks use: engines as worker processes, interleaved rounds, seeded traffic, options,
+plots."""

@@ -1,8 +1,8 @@
-"""Agent-like traffic as data: when each turn comes, its new tokens, its generated tokens.
+"""Agent-like traffic as data (a trace): when each turn comes, its new tokens, its generated tokens.
 
 The `coding` workload: sessions begin with a shared prompt and an input of their own. Each step appends a tool's
 output; most pauses are those of tools, some of people. Lengths are log-normal with a Pareto tail, scaled down.
-The seed decides everything. Pure arithmetic; knows no policy (see `optimum`).
+The seed decides everything. Pure arithmetic, without any policy of caching (see `optimum`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ LONGEST_PAUSE = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Length of a pause: log-normal, with its median in seconds."""
+    """The distribution of a pause between two turns: log-normal. ``median``: in seconds. ``sigma``: the
+    standard deviation of the logarithm."""
 
     median: float
     sigma: float
@@ -33,7 +34,8 @@ TOOL, HUMAN = Pause(0.285, 3.0), Pause(85.0, 2.1)
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Tokens are divided by ``tokens``, seconds by ``times``. ``context``: most tokens of a session."""
+    """How the workload is scaled down: token counts are divided by ``tokens``, seconds by ``times``.
+    ``context``: the most tokens of a session."""
 
     tokens: int = 32
     times: float = 1.0
@@ -46,11 +48,10 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class TraceTurn:
-    """``fresh`` tokens are appended (in a first turn after the shared prompt), ``said`` are generated.
-
-    ``before``: tokens of the session so far, with the shared prompt; 0 in a first turn. ``at``: seconds.
-    ``human``: the next input is a person's, not a tool output.
-    """
+    """One turn of a trace. ``at``: when it begins, in seconds. ``session``: the session's number. ``before``:
+    tokens of the session so far, with the shared prompt; 0 in a first turn. ``fresh``: tokens that are
+    appended, in a first turn behind the shared prompt. ``said``: tokens that are generated. ``last``: it is the
+    session's last turn. ``human``: the next input is a person's, not a tool output."""
 
     at: float
     session: int
@@ -65,12 +66,14 @@ class TraceTurn:
 
     @property
     def new(self) -> int:
-        """Truly new tokens: the input, and the last token that the turn before sampled."""
+        """The turn's truly new tokens: the input, and, after the first turn, the last token that the turn
+        before sampled."""
         return self.fresh + bool(self.before)
 
 
 def coding(sessions: int, turns: int, seed: int, scale: Scale) -> list[TraceTurn]:
-    """``turns`` turns in order of time, of ``sessions`` sessions at a time; another follows one that ends."""
+    """A trace of ``turns`` turns in order of time, with ``sessions`` sessions at a time; when one ends, another
+    begins."""
     rng = random.Random(seed)
     names = iter(range(1 << 30))
     coming: list[tuple[float, int, Iterator[tuple[TraceTurn, float]]]] = []
@@ -119,11 +122,12 @@ def _pause(pause: Pause, rng: random.Random) -> float:
 
 
 def told(trace: Sequence[TraceTurn], spread: float, seed: int, scale: Scale) -> list[float | None]:
-    """After each turn, the hint of the seconds until its session is back; None: no hint.
+    """For each turn of the trace, the hint that the engine gets after it: the seconds until its session comes
+    back; None: no hint.
 
-    As the gateway and the SDK hint for tools, never for people. A tool that answers at once gets no hint; one
-    below `HINT_SECONDS` may be back at any moment; for a longer one the hint is its declared or learnt
-    duration, off by a factor with a log-normal distribution of standard deviation ``spread``.
+    Hints are given as the gateway and the SDK give them: for tools, never for people. A tool that answers at
+    once gets no hint; for one that takes less than `HINT_SECONDS` the hint is 0, any moment; for a longer one
+    it is its duration, off by a factor with a log-normal distribution of standard deviation ``spread``.
     """
     rng = random.Random(seed)
     said: list[float | None] = [None] * len(trace)
@@ -138,7 +142,8 @@ def told(trace: Sequence[TraceTurn], spread: float, seed: int, scale: Scale) -> 
 
 
 def working_set(trace: Sequence[TraceTurn], scale: Scale, block: int) -> int:
-    """Blocks of all live sessions, the shared prompt once: the mean over the trace's turns."""
+    """The blocks of all live sessions, the shared prompt counted once: the mean over the trace's turns.
+    ``block``: tokens of a block."""
     held: dict[int, int] = {}
     total = 0
     for turn in trace:
@@ -150,5 +155,5 @@ def working_set(trace: Sequence[TraceTurn], scale: Scale, block: int) -> int:
 
 
 def truly_new(trace: Sequence[TraceTurn], scale: Scale) -> int:
-    """Tokens that any policy must prefill: the shared prompt once, and the new tokens of each turn."""
+    """The tokens that any policy must prefill: the shared prompt once, and the new tokens of each turn."""
     return scale.shared + sum(turn.new for turn in trace)

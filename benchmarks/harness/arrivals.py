@@ -1,7 +1,8 @@
-"""Chat Completions requests, streamed, as a process; ``python -m``, one line of JSON at the end.
+"""Sends streamed Chat Completions requests, as a process; ``python -m``, one line of JSON at the end.
 
-They arrive at a rate, at random times (Poisson), each whether those before were answered or not; or ``clients``
-of them send one after the other. Each is a new conversation on a connection of its own, as of so many users.
+They arrive at a rate, at random times (Poisson), whether the earlier ones were answered or not; or each of
+``clients`` clients sends one after another. Each is a new conversation on a connection of its own, as of so
+many users.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from dataclasses import asdict, dataclass, field
 from urllib.parse import urlsplit
 
 TOKENS = 16
-"""Of each reply."""
+"""The tokens of each reply."""
 WAIT_SECONDS = 60.0
-"""An answer that takes longer is lost."""
+"""A request with an answer that takes longer counts as failed."""
 
 
 @dataclass(slots=True)
 class Answers:
-    """``ttft``, ``taken``: seconds to the first token and to the end of each complete reply. ``refused``: to
-    each refusal (429 or 503). ``silent``: refusals without ``Retry-After``. ``failed``: other answers."""
+    """What came of the requests. ``ttft``, ``taken``: for each complete reply, seconds to its first token and
+    to its end. ``refused``: for each refusal (429 or 503), seconds until it came. ``silent``: the number of
+    refusals without ``Retry-After``. ``failed``: a text for each other answer."""
 
     ttft: list[float] = field(default_factory=list)
     taken: list[float] = field(default_factory=list)
@@ -33,7 +35,7 @@ class Answers:
 
 
 class Users:
-    """Users of the server at ``url``."""
+    """The users that send requests to the server at ``url``. ``answers``: what came of them so far."""
 
     def __init__(self, url: str, key: str, seed: int) -> None:
         address = urlsplit(url)
@@ -44,7 +46,8 @@ class Users:
         self.answers = Answers()
 
     async def arrive(self, rate: float, seconds: float) -> None:
-        """Send ``rate`` requests per second for a time, and wait for their answers."""
+        """Send ``rate`` requests per second at random times, for so many seconds, and wait for their
+        answers."""
         asking = set()
         began = due = time.perf_counter()
         while (due := due + self._rng.expovariate(rate)) < began + seconds:
@@ -55,7 +58,8 @@ class Users:
         await asyncio.gather(*asking)
 
     async def crowd(self, clients: int, seconds: float) -> None:
-        """Keep ``clients`` requests open for a time."""
+        """For so many seconds, keep ``clients`` requests running: each client sends the next when the last was
+        answered."""
         end = time.perf_counter() + seconds
 
         async def client() -> None:
@@ -65,7 +69,7 @@ class Users:
         await asyncio.gather(*(client() for _ in range(clients)))
 
     async def _ask(self, began: float) -> None:
-        """One request. ``began``: when it was due."""
+        """Send one request, read its answer and record what came of it. ``began``: when the request was due."""
         answers = self.answers
         self._number += 1
         text = f"My name is number {self._number} of {self._rng.randrange(10**6)}. What is my name?"

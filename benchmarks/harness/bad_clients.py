@@ -1,7 +1,7 @@
-"""Clients that misbehave without sending much, as a process; ``python -m``.
+"""Clients that misbehave without sending much (slow readers, half-open requests), as a process; ``python -m``.
 
 It prints a line when all of them are connected, goes on until SIGTERM, and then prints what they did, as a line
-of JSON. The process runs at the lowest priority: real clients compute on other machines.
+of JSON. The process runs at the lowest priority, because real clients compute on other machines.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from .flood import RETRY_SECONDS, RawSocket, SocketClosed, event
 
 READ_BYTES, READ_SECONDS, READER_TOKENS = 64, 0.5, 500
 RECEIVE_BYTES = 4096
-"""A slow reader's receive buffer; Linux doubles it."""
+"""The receive buffer of a slow reader's socket; Linux doubles it."""
 DRIP_SECONDS = 1.0
 AT_ONCE = 50
-"""Connections that are made at the same time: no more than a listener's backlog has room for."""
+"""The most connections that are being made at the same time: no more than a listener's backlog has room for."""
 
 
 class BadClients:
-    """``count`` clients of one kind. ``counts``: what they did and met."""
+    """So many (``count``) clients of one kind against one server. ``counts``: how often each thing happened to
+    them, by name. ``ready`` is set when all have connected."""
 
     def __init__(self, url: str, key: str, count: int) -> None:
         self.url = url
@@ -52,7 +53,7 @@ class BadClients:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def slow_reader(self, at: int) -> None:
-        """Ask for a reply, and read it at some bytes per second."""
+        """Ask for a reply, and read it at some bytes per second, for ever. ``at``: the client's number."""
         connection = RawSocket(self.url, self.key, RECEIVE_BYTES)
         try:
             async with self._gate:
@@ -74,7 +75,7 @@ class BadClients:
             connection.close()
 
     async def half_open(self, at: int) -> None:
-        """Send the head of a request, a byte per second, and never its end."""
+        """Send the head of a request a byte per second, and never its end. ``at``: the client's number."""
         address = urlsplit(self.url)
         async with self._gate:
             self._join()

@@ -1,8 +1,8 @@
-"""What a gateway is compared with: a server that only sends frames, and a client that only decodes them.
+"""A server that only sends frames, as the unit in which the gateway's cost is measured.
 
-``python -m`` this is the server, of the same libraries as the gateway (uvicorn, websockets) and with nothing
-above them. A client's message says how many frames to send and holds that frame; all connections get theirs in
-steps, when `lockstep` asks for one. A connection without an answer left waits for the next message.
+Run it with ``python -m``. It uses the same libraries as the gateway (uvicorn, websockets) and has nothing above
+them. A client's message says how many frames to send and holds that frame; all connections get theirs in steps,
+one whenever `lockstep` asks for it. A connection that has got all its frames waits for the next message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 @dataclass(slots=True)
 class _BareAnswer:
-    """Frames that a connection still gets: ``left`` times ``frame``."""
+    """The frames that one connection still gets: ``left`` times ``frame``."""
 
     send: Send
     frame: str
@@ -34,8 +34,8 @@ class _BareAnswer:
 
 
 class BareSender:
-    """An ASGI application. A number at the socket ``pace`` asks for a step: once so many connections have an
-    answer, each of them gets a frame."""
+    """An ASGI application. A number at the socket ``pace`` asks for a step: when so many connections have
+    frames to get, each of them gets one."""
 
     def __init__(self, pace: socket.socket) -> None:
         self._pace = pace
@@ -43,7 +43,7 @@ class BareSender:
         self._more = asyncio.Event()
 
     async def __call__(self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Send) -> None:
-        """Serve one WebSocket."""
+        """Serve one WebSocket: take its messages as requests for frames."""
         assert scope["type"] == "websocket"
         await receive()
         await send({"type": "websocket.accept"})
@@ -54,7 +54,7 @@ class BareSender:
         self._answers.pop(id(send), None)
 
     async def tick(self) -> None:
-        """Send the steps, until cancelled."""
+        """Make the steps that are asked for, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             wanted = int(await loop.sock_recv(self._pace, 16))
@@ -69,7 +69,7 @@ class BareSender:
 
 
 async def serve(pace: socket.socket) -> None:
-    """Serve until SIGTERM; the address goes to stderr."""
+    """Serve until SIGTERM. The server's address is printed on stderr. ``pace``: as in `BareSender`."""
     sender = BareSender(pace)
     config = uvicorn.Config(
         sender,

@@ -1,8 +1,8 @@
-"""A toy that calls a tool in each reply: its grammar forces the call, its weights choose an argument.
+"""A toy model that calls a tool in each reply: its grammar forces the call, its weights choose an argument.
 
 Its vocabulary of byte pairs is learnt from this repository's source, so that a token has about as many
-characters as in a real model. Each digit is a token in any text: a call that is sent back has the tokens
-that were sampled.
+characters as in a real model. Each digit is a token in any text: a call that is sent back has the tokens that
+were sampled.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from holdfast.sdk import Tool, tool
 from ..toys import SHAPES, make_toy
 
 TOOL = "step"
-"""That every reply calls."""
+"""The name of the tool that every reply calls."""
 OUTPUT_TOKENS = 48
 PIECES = 12
-"""In which an output comes that is streamed."""
+"""The number of pieces in which a streamed output comes."""
 USER, ASSISTANT, OPEN, CLOSE, END = MARKS = (
     "<|user|>",
     "<|assistant|>",
@@ -36,9 +36,9 @@ USER, ASSISTANT, OPEN, CLOSE, END = MARKS = (
     "</tool_call>",
     "<|end|>",
 )
-"""The last tokens of the vocabulary, in order."""
+"""Marks of the chat template; they are the last tokens of the vocabulary, in this order."""
 ROOMS = ("gateway", "sessions")
-"""The package with the source of the words."""
+"""The folders of this package with the source that words are learnt from."""
 
 _SPLIT = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _TEMPLATE = """\
@@ -60,7 +60,8 @@ _TEMPLATE = """\
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The toy: its ``folder``, its tokenizer, and its words as tokens."""
+    """The toy model: its ``folder``, its tokenizer, and as ``said`` the source's text in tokens, from which
+    words are taken."""
 
     folder: Path
     tokenizer: Tokenizer
@@ -79,16 +80,16 @@ class Caller:
 
     @property
     def closing(self) -> int:
-        """The token that closes a call's arguments: the one after the last digit."""
+        """The id of the token that closes a call's arguments: the one after the last digit."""
         token: int = self.tokenizer.encode(f"7}}}}\n{CLOSE}", add_special_tokens=False).ids[1]
         return token
 
     def forced(self) -> dict[str, Any]:
-        """Session fields that make every reply one call, and nothing else."""
+        """The session fields that make every reply one tool call, and nothing else."""
         return {"temperature": 0, "tool_choice": {"type": "function", "name": TOOL}, "max_output_tokens": 64}
 
     def words(self, count: int, seed: int) -> str:
-        """Text of so many tokens, from a random place in the source."""
+        """A text of ``count`` tokens, from a random place in the source."""
         at = random.Random(seed).randrange(len(self.said) - 2 * count)
         while True:
             text: str = self.tokenizer.decode(list(self.said[at : at + count]), skip_special_tokens=False)
@@ -97,7 +98,8 @@ class Caller:
             at += 1  # a cut word has other tokens
 
     def tool(self, seed: int, seconds: float = 0.0, tokens: int = OUTPUT_TOKENS) -> Tool:
-        """The called tool: it answers at once, or in `PIECES` over so many seconds."""
+        """The tool that is called. It answers with ``tokens`` tokens of text: at once, or, if ``seconds`` is
+        set, streamed in `PIECES` over so many seconds."""
         rng = random.Random(seed)
 
         @tool(name=TOOL)
@@ -119,7 +121,7 @@ class Caller:
 
 
 def _source() -> str:
-    """The ASCII text of the source, in the order of its files."""
+    """The ASCII text of the source files, in the order of their names."""
     root = Path(holdfast.__file__).parent
     files = (path for room in ROOMS for path in sorted((root / room).rglob("*.py")))
     text = "".join(path.read_text(encoding="utf-8") for path in files)
@@ -127,7 +129,7 @@ def _source() -> str:
 
 
 def _learnt(source: str, size: int) -> Tokenizer:
-    """Byte pairs of the source, and `MARKS`: ``size`` tokens in all."""
+    """A tokenizer with byte pairs learnt from the source, and `MARKS`: ``size`` tokens in all."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -1,8 +1,10 @@
-"""Our engine through Chat Completions, as a worker: HTTP, gateway process, engine process; ``python -m`` this.
+"""Our server through Chat Completions, as a worker: HTTP, gateway process, engine process; run it with ``python
+-m``.
 
-The client sends the whole conversation with each turn. Besides the peers' requests it answers `restart` (the
-server ends and another begins with its store) and `crowd` (other conversations, one turn each). Each turn's
-receipt is checked: the turn prefills its new tokens and no other.
+The client sends the whole conversation with each turn. Besides the requests that every worker answers
+(`peers.worker`), it answers `restart` (the server ends and another begins with its store) and `crowd` (other
+conversations, one turn each). The KV receipt of each turn is checked: the turn must prefill its new tokens and
+no other.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ SECONDS = 60.0
 
 
 class ThroughChat:
-    """`peers.worker.PeerEngine` over a server's Chat Completions."""
+    """`peers.worker.PeerEngine` for Chat Completions of a real server."""
 
     def __init__(self) -> None:
         self._running = ExitStack()
@@ -42,7 +44,8 @@ class ThroughChat:
         self._messages: list[Json] = []
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
-        """Start the server with its defaults, except for the memory for KV and a store of its own."""
+        """Start a server on the model in ``folder`` with its defaults, except for the memory for KV and a store
+        of its own."""
         kept = ("--kv-bytes", str(KV_BYTES), "--store", self._folder.name)
         self._words = ("--device", "cpu", "--dtype", dtype, *kept)
         self._model = str(folder), threads
@@ -55,12 +58,15 @@ class ThroughChat:
         self._messages = []
 
     def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
-        """Send all messages, the last with the text between the marks that the template writes itself."""
+        """Send all messages of the conversation and one more, with the text of ``tokens`` without the two marks
+        around it, which the chat template writes. Returns the seconds to the first text, and the reply's
+        tokens."""
         first, said = self._say(self._messages, tokens, out)
         return first, said
 
     def decode(self, prompts: list[list[int]], out: int) -> int:
-        """Run a conversation per prompt, one after the other."""
+        """Hold a conversation of one turn for each prompt, one after another. Returns the number of generated
+        tokens."""
         return sum(len(self._say([], tokens, out)[1]) for tokens in prompts)
 
     def restart(self, request: Json) -> Json:
@@ -87,7 +93,9 @@ class ThroughChat:
         self._running.callback(self._client.close)
 
     def _say(self, messages: list[Json], tokens: list[int], out: int) -> tuple[float, list[int]]:
-        """One turn of the conversation ``messages``, which gets the user's message and the reply."""
+        """Take one turn of the conversation ``messages``, which gets the user's message and the reply. Returns
+        the seconds to the first text, and the reply's tokens. Raises ``RuntimeError`` if the turn fails or has
+        prefilled other than its new tokens."""
         assert tokens[0] == USER and tokens[-1] == ASSISTANT, "a turn as the toys' template writes it"
         wanted = len(tokens) + bool(messages)  # and the pending token
         messages.append({"role": "user", "content": text_of(tokens[1:-1])})

@@ -1,8 +1,8 @@
 """An attacker: one process that floods a server in one named way; ``python -m``, one JSON line at the end.
 
-Frames are written by hand, because no client library sends what an attacker sends: pings with
-unread answers, empty fragments, rubbish. A socket that the server closes is opened again.
-The process runs at the lowest priority: a real attacker computes on another machine.
+Frames are written by hand, because no client library sends what an attacker sends: pings with unread answers,
+empty fragments, rubbish. A socket that the server closes is opened again. The process runs at the lowest
+priority, because a real attacker computes on another machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ CONTEXT_PROMPT = 8_000  # characters: about 3,000 tokens of the pocket model
 
 
 def frame(opcode: int, payload: bytes = b"", *, final: bool = True) -> bytes:
-    """One client frame (RFC 6455 §5.2), masked with zeros."""
+    """One WebSocket frame of a client (RFC 6455 §5.2), masked with zeros. ``final``: false for a fragment that
+    is not the last one of its message."""
     size = len(payload)
     if size < 126:
         length = bytes([0x80 | size])
@@ -56,7 +57,8 @@ class SocketClosed(Exception):
 
 
 class RawSocket:
-    """A WebSocket without a library: the handshake, then bytes both ways."""
+    """A WebSocket without a library: a handshake, then bytes both ways. ``key``: the API key.
+    ``receive_bytes``: the socket's receive buffer; None: the system's default."""
 
     def __init__(self, url: str, key: str, receive_bytes: int | None = None) -> None:
         self._address = urlsplit(url)
@@ -67,7 +69,7 @@ class RawSocket:
         self._loop = asyncio.get_running_loop()
 
     async def open(self) -> RawSocket:
-        """Connect and upgrade. Raises ``SocketClosed``."""
+        """Connect and make the handshake. Returns itself. Raises ``SocketClosed``."""
         self._socket = socket.socket()
         if self._receive_bytes is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
@@ -102,7 +104,7 @@ class RawSocket:
             raise SocketClosed(str(fault)) from None
 
     async def receive(self, most: int = READ_BYTES) -> bytes:
-        """The next bytes of any kind. Raises ``SocketClosed``."""
+        """The next bytes, at most so many, whatever they belong to. Raises ``SocketClosed``."""
         try:
             data = await self._loop.sock_recv(self._socket, most)
         except OSError as fault:
@@ -112,7 +114,7 @@ class RawSocket:
         return data
 
     async def event(self) -> dict[str, Any]:
-        """The next event the server sends. Raises ``SocketClosed``."""
+        """The next event that the server sends, decoded. Raises ``SocketClosed``."""
         while True:
             opcode, payload = await self._frame()
             if opcode == TEXT:
@@ -121,7 +123,8 @@ class RawSocket:
                 raise SocketClosed(payload[2:].decode(errors="replace"))
 
     async def until(self, *kinds: str) -> dict[str, Any]:
-        """The next event of one of these kinds, or an error. Raises ``SocketClosed``."""
+        """The next event that is of one of these types or is an ``error``; others are skipped. Raises
+        ``SocketClosed``."""
         while True:
             found = await self.event()
             if found["type"] in (*kinds, "error"):
@@ -150,7 +153,8 @@ class RawSocket:
 
 
 class Flood:
-    """One attack on one server until ``end`` (``time.monotonic()``). ``counts``: what was sent and answered."""
+    """One attack on one server, until the moment ``end`` by ``time.monotonic()``. ``counts``: how often each
+    thing was sent or answered, by name."""
 
     def __init__(self, url: str, key: str, end: float) -> None:
         self.url = url
@@ -182,35 +186,36 @@ class Flood:
     # --- the ways -------------------------------------------------------------------------------------------
 
     async def forks(self, connection: RawSocket, _: int) -> None:
-        """10,048 forks of one session, each after the answer to the last; then of another."""
+        """10,048 forks of one session, 64 with each event, all asked for at once and their answers read; then
+        the same with another session."""
         await connection.until("session.created")
         await connection.send(event("session.fork", children=CHILDREN) * FORK_FRAMES)
         for _ in range(FORK_FRAMES):
             await self._count(connection, "session.forked")
 
     async def pings(self, connection: RawSocket, _: int) -> None:
-        """Pings with hardly read answers."""
+        """Send pings, and hardly read their answers."""
         ping = frame(PING, bytes(PING_BYTES))
         await self._blast(connection, b"", ping, 500, SLOW_READ_BYTES, SLOW_READ_SECONDS)
 
     async def fragments(self, connection: RawSocket, _: int) -> None:
-        """An endless message of empty fragments."""
+        """Send a message of empty fragments that never ends."""
         await self._blast(connection, frame(TEXT, b"{", final=False), frame(CONTINUATION, final=False))
 
     async def rubbish(self, connection: RawSocket, _: int) -> None:
-        """Text frames that are not events."""
+        """Send text frames that are no events."""
         await self._blast(connection, b"", frame(TEXT, b'{"type":"no.such.event"}') + frame(TEXT, b"}{"))
 
     async def huge_prompts(self, connection: RawSocket, at: int) -> None:
-        """Prompts far beyond the context."""
+        """Send prompts far beyond the context, one after another. ``at``: the socket's number."""
         await self._prompts(connection, HUGE_PROMPT, at)
 
     async def long_prompts(self, connection: RawSocket, at: int) -> None:
-        """Prompts a few times as long as the context."""
+        """Send prompts a few times as long as the context, one after another. ``at``: the socket's number."""
         await self._prompts(connection, LONG_PROMPT, at)
 
     async def trees(self, connection: RawSocket, _: int) -> None:
-        """The tree of a session with as many forks as are allowed, listed over and over."""
+        """Fork a session as often as is allowed, then list its fork tree again and again."""
         await connection.until("session.created")
         for _ in range(FORK_FRAMES):
             await connection.send(event("session.fork", children=CHILDREN))
@@ -222,7 +227,8 @@ class Flood:
                 await self._count(connection, "session.tree.listed")
 
     async def grammars(self, connection: RawSocket, at: int) -> None:
-        """Replies with a new, expensive regular expression each."""
+        """Ask for short replies, each with another regular expression that is expensive to compile. ``at``: the
+        socket's number."""
         rng = random.Random(at)
         await connection.until("session.created")
         while True:
@@ -234,19 +240,20 @@ class Flood:
             await self._count(connection, "response.done")
 
     async def talkers(self, connection: RawSocket, at: int) -> None:
-        """Long replies, one after the other."""
+        """Ask for long replies, one after another. ``at``: the socket's number."""
         await self._replies(connection, 1, TALK_TOKENS, f"I am number {at}. Tell me a long story.")
 
     async def asides(self, connection: RawSocket, at: int) -> None:
-        """As many replies out of band as a session may have."""
+        """Keep as many replies out of band running as a session may have. ``at``: the socket's number."""
         await self._replies(connection, ASIDES, ASIDE_TOKENS, f"I am number {at}. What is my number?")
 
     async def prompts(self, connection: RawSocket, at: int) -> None:
-        """Prompts that nearly fill the context, each a new one."""
+        """Send prompts that nearly fill the context, one after another, each a new one. ``at``: the socket's
+        number."""
         await self._prompts(connection, CONTEXT_PROMPT, at)
 
     async def _replies(self, connection: RawSocket, beside: int, tokens: int, text: str) -> None:
-        """Keep ``beside`` replies of exactly ``tokens`` tokens running."""
+        """Keep ``beside`` replies of exactly ``tokens`` tokens to the message ``text`` running, for ever."""
         await connection.until("session.created")
         content = [{"type": "input_text", "text": text}]
         item = {"type": "message", "role": "user", "content": content}
@@ -283,7 +290,8 @@ class Flood:
         read_bytes: int = READ_BYTES,
         pause: float = 0.0,
     ) -> None:
-        """Send ``rest`` without end, ``count`` at once, and read at most ``read_bytes`` between pauses."""
+        """Send ``first``, and then ``rest`` for ever, ``count`` times in each write. Meanwhile read at most
+        ``read_bytes`` at a time, with pauses of so many seconds."""
         many = rest * count
 
         async def read() -> None:
@@ -318,14 +326,16 @@ FLOODS: dict[str, tuple[int, Attack, int | None]] = {
     "trees": (2, Flood.trees, None),
     "grammars": (SOCKETS, Flood.grammars, None),
 }
-"""By name: how many sockets, what each does, and its receive buffer in bytes (None: the system's)."""
+"""The attacks by name: how many sockets, what each of them does, and its receive buffer in bytes (None: the
+system's default)."""
 
 CROWDS: dict[str, tuple[int, Attack, int | None]] = {
     "talkers": (TALKERS, Flood.talkers, None),
     "asides": (SOCKETS * 2, Flood.asides, None),
     "prompts": (SOCKETS, Flood.prompts, None),
 }
-"""The same, of tenants that send what is allowed, and more than the engine can compute at once."""
+"""Further attacks, in the same form, by tenants that send only what is allowed, but more than the engine can
+compute at once."""
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
-"""Our engine through everything, as a worker: SDK, WebSocket, gateway process, engine process; ``python -m``.
+"""Our server through the SDK, as a worker: SDK, WebSocket, gateway process, engine process; run it with
+``python -m``.
 
-The toys' language has one character per token (`toys.speaking`), so text is exact in tokens.
+The toys' language has one character per token (`toys.teach`), so the length of a text is its number of tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ T = TypeVar("T")
 
 
 class ThroughGateway:
-    """`peers.worker.PeerEngine` over a server; the client's loop runs in a thread, so pings are answered."""
+    """`peers.worker.PeerEngine` for a real server; the client's event loop runs in a thread, so that pings are
+    answered while no request is served."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -37,24 +39,26 @@ class ThroughGateway:
         self._chat: Chat | None = None
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
-        """Start the server with its defaults, except for the memory for KV."""
+        """Start a server on the model in ``folder`` with its defaults, except for the memory for KV."""
         words = ("--device", "cpu", "--dtype", dtype, "--kv-bytes", str(KV_BYTES))
         self._server = self._stack.enter_context(server(str(folder), threads, *words))
         versions = {name: version(name) for name in ("holdfast", "torch", "websockets", "uvicorn")}
         return {"versions": versions, "precision": {"weights": dtype, "kv": dtype}}
 
     def begin(self) -> None:
-        """Close the session."""
+        """Close the session; the next turn begins another."""
         self._run(self._connection.aclose())
         self._chat = None
 
     def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
-        """Send the text between the marks that the template writes itself."""
+        """Send the text of ``tokens`` without the two marks around it, which the chat template writes. Returns
+        the seconds to the first text, and the reply's tokens."""
         assert tokens[0] == USER and tokens[-1] == ASSISTANT, "a turn as the toys' template writes it"
         return self._run(self._say(text_of(tokens[1:-1]), out, len(tokens)))
 
     def decode(self, prompts: list[list[int]], out: int) -> int:
-        """Run a session per prompt, all at once."""
+        """Take a turn in a session of its own for each prompt, all at once. Returns the number of generated
+        tokens."""
         return self._run(self._say_all(prompts, out))
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The measurements of the streaming benchmark on one server; each call measures one thing once.
 
-Input is text in the toys' language, streamed at so many tokens per second or sent at once. Times are seconds of
-``time.perf_counter()``.
+Input is text in the toys' language, streamed at a number of tokens per second or sent at once. Times are
+seconds of ``time.perf_counter()``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ ENDLESS = 1 << 12  # tokens of another session's reply
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """``ttft``: from the last byte of the input to the first piece of the reply. ``prefilled`` tokens were
-    computed for it, ``new`` were truly new."""
+    """The figures of one turn. ``ttft``: seconds from the last byte of the input to the first text of the
+    reply. ``prefilled``: tokens that were computed for it; ``new``: tokens that were truly new."""
 
     ttft: float
     prefilled: int
@@ -36,7 +36,8 @@ class Spoken:
 
 
 class ToyText:
-    """Endless text of seeded random tokens; ``vocabulary``: the toy's."""
+    """Endless text of random tokens of a seed, in a toy's language. ``vocabulary``: the number of the toy's
+    tokens."""
 
     def __init__(self, seed: int, vocabulary: int) -> None:
         self.random = Random(seed)
@@ -47,23 +48,25 @@ class ToyText:
 
 
 def session(client: Client, out: int) -> AbstractAsyncContextManager[Chat]:
-    """A session with replies of ``out`` tokens."""
+    """Open a session with replies of ``out`` tokens, closed at the end of the block."""
     return client.session(temperature=0, max_output_tokens=out)
 
 
 async def at_once(chat: Chat, text: str) -> Spoken:
-    """Take a turn with the text sent at once."""
+    """Take a turn with the whole text sent at once."""
     return await _reply(chat, text, time.perf_counter())
 
 
 async def later(chat: Chat, text: str, rate: float) -> Spoken:
-    """The same by a client that waits for the end of the input before it sends."""
+    """Take a turn as a client does that waits for the end of the input before it sends: after the time in which
+    the text would have come at ``rate`` tokens per second."""
     await asyncio.sleep(len(text) / rate)
     return await at_once(chat, text)
 
 
 async def streamed(chat: Chat, text: str, rate: float, mistakes: ToyText | None = None) -> Spoken:
-    """Take a turn with the text streamed at ``rate`` tokens per second; ``mistakes`` are sent and replaced."""
+    """Take a turn with the text streamed at ``rate`` tokens per second. ``mistakes``: wrong text from there is
+    sent now and then, and replaced; None: no mistakes."""
     each = max(1, round(rate * PERIOD))
     typing = chat.input()
     last = due = time.perf_counter()
@@ -96,14 +99,15 @@ async def _reply(chat: Chat, text: str | None, began: float) -> Spoken:
 
 
 class Others:
-    """Sessions that generate all the time."""
+    """Sessions that generate all the time beside the measured one, and when their tokens came."""
 
     def __init__(self) -> None:
         self._replies: list[list[float]] = []
 
     @asynccontextmanager
     async def speaking(self, client: Client, count: int, words: ToyText) -> AsyncIterator[None]:
-        """Run so many sessions until the end of the block, which begins when each has sent a token."""
+        """Run ``count`` sessions until the end of the block, which begins when each of them has sent a token.
+        ``words``: their input."""
         async with AsyncExitStack() as stack:
             chats = [await stack.enter_async_context(session(client, ENDLESS)) for _ in range(count)]
             begun = [asyncio.Event() for _ in chats]
@@ -120,7 +124,8 @@ class Others:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     def gaps(self, began: float, ended: float) -> list[float]:
-        """Gaps between two tokens of one reply, if the later one came in this interval."""
+        """The seconds between two successive tokens of one reply, for those that came in the interval from
+        ``began`` to ``ended``."""
         return [
             later - earlier
             for reply in self._replies
@@ -146,9 +151,10 @@ WAYS: dict[str, Way] = {"streamed": streamed, "at once": later}
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """``lengths``: of inputs, in tokens. ``share``: of the capacity: their rate. ``others`` sessions generate
-    meanwhile. ``loads``: shares of the capacity in the sweep, of ``turns`` turns of ``turn`` tokens each,
-    streamed at ``pace`` of the capacity."""
+    """The sizes of the measurements. ``lengths``: of inputs, in tokens. ``share``: the rate of streamed input,
+    as a share of the prefill capacity. ``others``: how many sessions generate beside it. ``loads``: the offered
+    loads of the sweep, as shares of the capacity; each has ``turns`` turns of ``turn`` tokens, streamed at
+    ``pace`` of the capacity."""
 
     lengths: tuple[int, ...] = (2048, 4096)
     share: float = 0.3
@@ -161,8 +167,9 @@ class Sizes:
 
 @dataclass(slots=True)
 class LengthFigures:
-    """Figures of one input length: turns ``alone`` and ``beside`` others, by way of sending; others' ``gaps``
-    by round, with and without streamed input; and turns with ``mistakes``."""
+    """The figures of one input length: turns ``alone`` and ``beside`` other sessions, by how they were sent;
+    the others' token ``gaps`` in each round, with and without the streamed input; and turns with
+    ``mistakes``."""
 
     alone: dict[str, list[Spoken]] = field(default_factory=lambda: {way: [] for way in WAYS})
     beside: dict[str, list[Spoken]] = field(default_factory=lambda: {way: [] for way in WAYS})
@@ -171,7 +178,8 @@ class LengthFigures:
 
 
 class Listening:
-    """``client`` of a server with a toy; ``words`` are in the toy's language."""
+    """Measures on one server with a toy model. ``client``: of the server. ``words``: text in the toy's
+    language."""
 
     def __init__(self, client: Client, words: ToyText, sizes: Sizes) -> None:
         self._client = client
@@ -179,13 +187,15 @@ class Listening:
         self._sizes = sizes
 
     async def capacity(self, rounds: int) -> float:
-        """Tokens per second of prompts that are not cached, on an idle server."""
+        """The tokens per second at which an idle server prefills prompts that are not cached: the median of
+        ``rounds``."""
         length = self._sizes.lengths[0]
         await self._said("at once", length, 1e9)  # warms up
         return length / median([(await self._said("at once", length, 1e9)).ttft for _ in range(rounds)])
 
     async def alone(self, length: int, rate: float, heard: LengthFigures) -> None:
-        """Send one input each way, and one with mistakes."""
+        """Send one input at once, one streamed, and one streamed with mistakes, and add the figures to
+        ``heard``. ``length``: tokens of an input. ``rate``: tokens per second."""
         heard.alone["at once"].append(await self._said("at once", length, 1e9))
         heard.alone["streamed"].append(await self._said("streamed", length, rate))
         async with session(self._client, REPLY) as chat:
@@ -193,7 +203,8 @@ class Listening:
             heard.mistakes.append(await streamed(chat, text, rate, self._words))
 
     async def beside(self, length: int, rate: float, heard: LengthFigures) -> None:
-        """The same while other sessions generate; their gaps are also measured for as long without the input.
+        """Send one input streamed and one at once while other sessions generate, and add the figures to
+        ``heard``. The others' token gaps are also measured for as long without the input.
 
         Half of that time is before and half after, because the others' history grows, and their steps with it.
         """
@@ -211,7 +222,8 @@ class Listening:
             heard.beside["at once"].append(await self._said("at once", length, 1e9))
 
     async def load(self, share: float, capacity: float) -> dict[str, list[Spoken]]:
-        """Turns at random times, at ``share`` of the capacity, each way."""
+        """Take turns that begin at random times, at ``share`` of the ``capacity``, sent in each way. Returns
+        their figures by way."""
         found = {}
         begins, at = [], 0.0
         for _ in range(self._sizes.turns):
@@ -223,7 +235,8 @@ class Listening:
         return found
 
     async def cancelled(self, rounds: int) -> dict[str, list[float]]:
-        """Seconds to the first piece of a turn: after a turn that ended, after a cut, and after a steer."""
+        """Seconds to the first text of a turn, by what came before: a turn that ended, one that was cancelled,
+        one that was steered (`response.steer`)."""
         found: dict[str, list[float]] = {"undisturbed": [], "from the cut": [], "from the steer": []}
         for _ in range(rounds):
             for way, seconds in found.items():

@@ -1,7 +1,7 @@
-"""Asks a scripted engine, or the bare sender, for its next step when every client has read the last one.
+"""Asks a server for its next step when every client has read the last one, so that each token is read, handled
+and sent alone, as fast as the machine can: a busy machine cannot join two of them in one write.
 
-So each token is read, handled and sent alone, as fast as the machine can, and a busy machine cannot join two of
-them in one write.
+The server is one with a scripted engine, or the bare sender (`scripted_engine`, `bare`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 
 
 class Lockstep:
-    """``clients``: how many connections get a frame in each step. ``steps``: how many steps are asked for;
-    the first one at once."""
+    """Asks for steps at the socket ``pace``. ``clients``: how many connections get a frame in each step.
+    ``steps``: how many steps are asked for in all; the first one at once."""
 
     def __init__(self, pace: Path, clients: int, steps: int) -> None:
         self._clients = clients
@@ -23,7 +23,7 @@ class Lockstep:
         self._ask()
 
     def took(self) -> None:
-        """A client has read its frame of this step."""
+        """A client has read its frame of this step. When all have, the next step is asked for."""
         self._read += 1
         if self._read == self._clients:
             self._read = 0

@@ -1,8 +1,9 @@
-"""The cost of a trace under the best policies: one that knows the future, one that knows the odds.
+"""The cost of a trace under the best policies: one that knows the future, one that knows the odds of each
+pause.
 
-Both keep prefixes of sessions in one store of so many blocks. If turns run in that store (it is the device),
-the session of the running turn is there whole; the rest may stay or go, in any store. Counts tokens; knows no
-engine.
+Both keep prefixes of sessions in one store of a number of blocks. If turns run in that store (it is the
+device), the session of the running turn is there whole; the rest may stay or go, in any store. Counts tokens of
+the trace; runs no engine.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from statistics import NormalDist
 from .agents import HUMAN, LONGEST_PAUSE, TOOL, Pause, Scale, TraceTurn
 
 Absence = Callable[[int, int], float]
-"""How long a session stays away from now on: of its last turn's place in the trace, and the present one."""
+"""How long a session will stay away, in a unit of its own: a function of the place in the trace of the
+session's last turn, and of the present place."""
 
 
 def optimum(
     trace: Sequence[TraceTurn], scale: Scale, block: int, capacity: int, *, runs: bool = False
 ) -> int:
-    """The least number of tokens prefilled again by any policy that keeps ``capacity`` blocks in all.
+    """The least number of tokens that any policy must prefill again if it keeps ``capacity`` blocks in all.
+    ``block``: tokens of a block.
 
     Belady's MIN on this trace, with all tiers as one store without duplicates: it evicts what is used again
     latest, or never. A session's blocks are used together, so it evicts the end of the session that returns
@@ -44,10 +47,11 @@ def optimum(
 def knowing_odds(
     trace: Sequence[TraceTurn], scale: Scale, block: int, capacity: int, *, runs: bool = False
 ) -> int:
-    """The same by a policy that knows the distribution of each pause, but not its length.
+    """The number of tokens that are prefilled again by a policy that knows the distribution of each pause, but
+    not its length. The arguments are those of `optimum`.
 
-    It knows whether a tool or a person comes next, the median and spread of each, how long the session has
-    been away, and which turn is a session's last. It evicts the session with the longest median remaining wait:
+    It knows whether a tool or a person comes next, the median and spread of each, how long the session has been
+    away, and which turn is a session's last. It evicts the session with the longest median remaining wait:
     about the best policy without the future. Orders by hazard, by the chance of a return within 10 to 300
     seconds, or by last use with some seconds' grace for tools differ by less than one percent.
     """
@@ -62,7 +66,7 @@ def knowing_odds(
 
 @cache
 def _median_rest(pause: Pause, waited: float) -> float:
-    """Median remaining seconds of a pause that has lasted ``waited`` seconds."""
+    """The median remaining seconds of a pause that has lasted ``waited`` seconds."""
     normal = NormalDist(log(pause.median), pause.sigma)
     gone = normal.cdf(log(waited)) if waited > 0 else 0.0
     half = 1 - (1 - gone) / 2
@@ -73,7 +77,8 @@ def _median_rest(pause: Pause, waited: float) -> float:
 def _again(
     trace: Sequence[TraceTurn], scale: Scale, block: int, capacity: int, absence: Absence, *, runs: bool
 ) -> int:
-    """Tokens prefilled again if the session with the latest return is evicted first, from its end."""
+    """The number of tokens prefilled again if the session with the longest ``absence`` is evicted first, from
+    its end."""
     room = capacity - -(-scale.shared // block)  # every session's next use is the shared prompt's
     kept: dict[int, int] = {}
     last: dict[int, int] = {}

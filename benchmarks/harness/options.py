@@ -15,13 +15,14 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 class CannotMeasure(Exception):
-    """A measured program did not run; the text says which."""
+    """A program to be measured did not run; the text says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of every benchmark. ``models``: toys. ``peers``: the folder of their environments. ``out``: for
-    files.
+    """The options of every benchmark. ``models``: names of toys to measure on. ``rounds``: repetitions.
+    ``dtype``: of weights and KV. ``threads``: computing threads of each engine. ``peers``: the folder with the
+    other engines' environments. ``out``: the folder for JSON and plots.
 
     ``quick``: tiny settings and no other engines, for tests; its figures mean nothing.
     """
@@ -60,7 +61,8 @@ def options_of(chosen: argparse.Namespace) -> Options:
 
 
 def run(name: str, measure: Callable[[], None]) -> int:
-    """Measure; gives the exit code. A failure to measure is one line on stderr."""
+    """Run ``measure`` for the benchmark ``name``. Returns the exit code: 0, or 1 with one line on stderr if it
+    could not measure."""
     try:
         measure()
     except (CannotMeasure, RuntimeFault, SDKError, OSError) as failed:

@@ -1,7 +1,8 @@
-"""Our engine in a process of its own, driven without a link, as the peers are: ``python -m`` this.
+"""Our engine in a process of its own, without a gateway, as a worker like the other engines: run it with
+``python -m``.
 
-Besides the peers' requests it answers `log` (the step log since the last one) and `profile` (where a step's
-time goes, by torch's operators).
+Besides the requests that every worker answers (`peers.worker`), it answers `log` (means of the steps since the
+last such request) and `profile` (where a step's time goes, by torch's operators).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LISTED_OPERATORS = 12
 
 
 class Ours:
-    """`peers.worker.PeerEngine` over our engine."""
+    """`peers.worker.PeerEngine` for our engine."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
@@ -47,7 +48,7 @@ class Ours:
         self._conversation: int | None = None
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
-        """Load with a server's default settings, except for the memory for KV."""
+        """Load the model in ``folder`` with a server's default settings, except for the memory for KV."""
         torch.set_num_threads(threads)
         settings = EngineSettings(model=str(folder), device="cpu", dtype=dtype, kv_bytes=KV_BYTES)
         self._engine = loaded(settings)
@@ -64,7 +65,8 @@ class Ours:
             self._conversation = None
 
     def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
-        """Append and generate; the engine keeps the history."""
+        """Append tokens to the conversation and generate ``out``; the engine keeps the history. Returns the
+        seconds to the first token, and the generated tokens."""
         began = time.perf_counter()
         if self._conversation is None:
             self._conversation = self._open(tokens)
@@ -75,7 +77,7 @@ class Ours:
         return first - began, said
 
     def decode(self, prompts: list[list[int]], out: int) -> int:
-        """Decode all prompts at once, each as a sequence."""
+        """Generate ``out`` tokens after each prompt, all prompts at once. Returns the number of tokens."""
         opened = [self._open(prompt) for prompt in prompts]
         for seq in opened:
             self._generate(seq, out)
@@ -86,7 +88,8 @@ class Ours:
         return tokens
 
     def log(self, request: Json) -> Json:
-        """Means over the steps in the log, then empties it: milliseconds by part, tokens by class."""
+        """Means over the steps in the engine's log, which is then emptied: milliseconds by part of a step,
+        tokens by class."""
         records = list(self._engine.log.records)
         self._engine.log.records.clear()
         fields = [name for name in records[0]._fields if name != "step"] if records else []
@@ -95,7 +98,8 @@ class Ours:
         return {"steps": len(records), **in_ms, **means}
 
     def profile(self, request: Json) -> Json:
-        """A `decode` under torch's profiler: operators by their own time, and the time outside of them."""
+        """Run `decode` under torch's profiler. Gives the operators with the most time of their own, and the
+        share of time outside of operators."""
         self._engine.log.records.clear()
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             self.decode(request["prompts"], request["out"])
@@ -127,7 +131,8 @@ class Ours:
         apply(self._engine, Generate(0, seq, Sampling(), TokenLimits(out)))
 
     def _rows(self, running: int) -> Iterable[Row]:
-        """The rows of all steps until so many generations have ended."""
+        """The rows of all steps, until ``running`` generations have ended. Raises ``RuntimeError`` if one
+        fails."""
         while running:
             step = self._engine.step()
             for row in step.rows if step else ():

@@ -1,4 +1,4 @@
-"""Plots beside the JSON, if matplotlib is installed; else a line says that it is missing."""
+"""Draws plots beside the JSON, if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """One plot: its curves and axis labels."""
+    """The title and axis labels of one plot. ``across``, ``up``: labels of the x and y axis. ``log``: the y
+    axis is logarithmic."""
 
     title: str
     across: str
@@ -22,7 +23,8 @@ Picture = tuple[Axes, Mapping[str, Curve]]
 
 
 def draw(path: Path, pictures: Sequence[Picture]) -> str:
-    """Draw the plots side by side into ``path``; gives a line with the path, or the reason for none."""
+    """Draw the plots side by side into the file ``path``. Returns a line to print: the path, or that matplotlib
+    is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

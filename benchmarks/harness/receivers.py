@@ -1,4 +1,4 @@
-"""One client process that reads replies: ``python -m`` with ``sdk|bare URL PACE SESSIONS TOKENS``.
+"""A client process that reads replies: ``python -m`` with ``sdk|bare URL PACE SESSIONS TOKENS``.
 
 ``sdk`` is `holdfast.sdk`; ``bare`` decodes the same frames with the same codec, and does nothing else with
 them. At the end it writes one JSON line: the CPU seconds of reading all replies, without connecting, and the
@@ -30,14 +30,16 @@ from .lockstep import Lockstep
 
 
 def asked(tokens: int) -> bytes:
-    """A turn in one event, its reply in brief, as the SDK asks for one."""
+    """The frame that asks for a turn with a reply of so many tokens, in brief: one event, as the SDK sends
+    it."""
     item = MessageItem(role="user", content=[TextPart(type="input_text", text="go on")])
     params = ResponseParams(max_output_tokens=tokens, events="brief")
     return codec.encode(ResponseCreate(event_id="ask", items=[item], response=params))
 
 
 async def opened(url: str) -> ClientConnection:
-    """A connection with a new session; its greeting is read."""
+    """Connect to the server at ``url``. Returns the connection with a new session; its first two events are
+    read."""
     connection = await dial(realtime_url(url), compression=None, max_queue=None, proxy=None)
     for _ in range(2):
         await connection.recv()
@@ -45,7 +47,8 @@ async def opened(url: str) -> ClientConnection:
 
 
 async def reply(connection: ClientConnection, frame: bytes, step: Lockstep) -> list[bytes]:
-    """Send ``frame`` and read the reply to its end; the frames that are deltas of text."""
+    """Send ``frame`` and read the reply to its end. Returns those frames that are deltas of its text. ``step``
+    is told of each one."""
     await connection.send(frame, text=True)
     deltas = []
     while True:
@@ -78,7 +81,9 @@ async def _sdk(chat: Chat, took: Callable[[], None]) -> int:
 
 
 async def measured(kind: str, url: str, pace: Path, sessions: int, tokens: int) -> dict[str, float]:
-    """Open all sessions, then read one reply of each, all at once."""
+    """Open all sessions, then read one reply of each, all at once. ``kind``: ``sdk`` or ``bare``. ``pace``: the
+    engine's socket at which steps are asked for. Returns the CPU seconds of reading and the number of text
+    pieces."""
     steps: list[Lockstep] = []
     took = lambda: steps[0].took()
     async with AsyncExitStack() as stack:

@@ -1,8 +1,9 @@
-"""A trace through the real scheduler, pool and tiers on a device that computes nothing, on a virtual clock.
+"""Replays a trace through the real scheduler, pool and tiers on a device that computes nothing, on a virtual
+clock.
 
 The host tier's slots and the disk's LMDB file are real, with blocks of a few bytes; there is no disk process:
-requests to the disk are done at the next poll. Turns run one at a time, so the order of the trace is the
-order of the run under any policy. Counts tokens; knows only the trace's times.
+requests to the disk are done at the next poll. Turns run one at a time, so the order of the trace is the order
+of the run under any policy. Counts tokens; the only times are those of the trace.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ VOCABULARY = 50_000
 
 @dataclass(frozen=True, slots=True)
 class TokenTally:
-    """Tokens of a whole trace: prefilled for the first time and again, and restored blocks by tier."""
+    """Tokens of a whole trace: those that were prefilled, for the first time or again, and those with KV that
+    was restored from the host tier and from disk."""
 
     prefilled: int
     host: int
@@ -49,12 +51,13 @@ class TokenTally:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedStep:
-    """A step on a device that computes nothing."""
+    """A step that computes nothing. ``plan``: what it would have computed."""
 
     plan: Plan
 
     def tokens(self) -> list[Outcome]:
-        """A token for each sampling row, different by sequence and position."""
+        """A made-up token for each row that samples, different by sequence and position; an empty list for the
+        other rows."""
         return [
             [] if row.sampling is None else [hash((row.seq, row.first + row.count)) % VOCABULARY]
             for row in self.plan.rows
@@ -62,14 +65,14 @@ class ReplayedStep:
 
 
 class _IdleRunner:
-    """`plan.Runner` that computes nothing."""
+    """A `plan.Runner` that computes nothing."""
 
     def launch(self, plan: Plan) -> ReplayedStep:
         return ReplayedStep(plan)
 
 
 class InlineDisk:
-    """`DiskTier` in this process: requests are done at the next `poll`."""
+    """The interface of `DiskTier` in this process: requests are done at the next `poll`."""
 
     def __init__(self, host: HostTier, store: RecordStore) -> None:
         self._host = host
@@ -84,15 +87,16 @@ class InlineDisk:
 
     @property
     def full(self) -> bool:
-        """Whether each new record replaces another."""
+        """Whether the disk is so full that each new record replaces another."""
         return self._store.size + STORES_IN_FLIGHT * PAGE >= self._store.budget
 
     def touch(self, key: bytes) -> None:
-        """Mark as stored now."""
+        """Note that a record was used, so that it is evicted as late as if it had been stored now."""
         self._touched.append(key)
 
     def evict_first(self, keys: Iterable[bytes]) -> None:
-        """Mark records that stay in the host tier; sent with the next store."""
+        """Note records that can be evicted first, because the host tier has them, too. The store learns it with
+        the next records."""
         self._yielding.extend(keys)
 
     def __len__(self) -> int:
@@ -103,26 +107,26 @@ class InlineDisk:
 
     @property
     def waiting(self) -> bool:
-        """Whether the next poll has something to do."""
+        """Whether the next `poll` has something to do."""
         return bool(self._storing or self._fetching)
 
     @property
     def room(self) -> int:
-        """Number of stores that could begin now."""
+        """The number of records that could begin to be stored now."""
         return min(STORES_IN_FLIGHT, self._host.memory.slots // STORING_SHARE) - len(self._storing)
 
     reads_directly = False
 
     def fetching(self, key: bytes) -> bool:
-        """Whether the record is being fetched."""
+        """Whether the record with this key is being fetched."""
         return key in self._fetching
 
     def stored(self, key: bytes) -> bool:
-        """Whether the record is on disk or being stored."""
+        """Whether the record with this key is on disk or being stored."""
         return key in self._store or key in self._storing
 
     def store(self, key: bytes, now: float) -> bool:
-        """Begin to store the host tier's record."""
+        """Begin to store a record of the host tier. Returns whether that was possible."""
         slot = self._host.slot_of(key)
         if slot is None or self.room <= 0 or self.stored(key):
             return False
@@ -131,7 +135,7 @@ class InlineDisk:
         return True
 
     def fetch(self, key: bytes, now: float, tenant: int = 0, *, direct: bool = False) -> bool:
-        """Begin to fetch a record."""
+        """Begin to fetch a record into the host tier. Returns whether that is possible, or has begun before."""
         assert not direct, "no device within reach"
         if key in self._fetching:
             return True
@@ -142,11 +146,11 @@ class InlineDisk:
         return True
 
     def supersede(self, key: bytes) -> None:
-        """Drop a record together with the next store."""
+        """Drop a record when the next ones are stored."""
         self._superseded.append(key)
 
     def poll(self, now: float) -> None:
-        """Do all requests."""
+        """Do all requests that were begun."""
         memory = self._host.memory
         given = [
             NewRecord(key, tokens, digest, memory.payload(slot))
@@ -174,11 +178,11 @@ class InlineDisk:
         return {"records": len(self._store)}
 
     def close(self) -> None:
-        """Does nothing."""
+        """Does nothing: there is no process to end."""
 
 
 class Clock:
-    """Virtual seconds."""
+    """A virtual clock: calling it gives the seconds that were last set as ``now``."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -189,7 +193,8 @@ class Clock:
 
 @contextmanager
 def fake_engine(device: int, host: int, disk: int, context: int, clock: Clock) -> Iterator[Engine]:
-    """An engine of so many blocks on each tier; 0 is none."""
+    """An engine that computes nothing, for the block. ``device``, ``host``, ``disk``: the size of each tier in
+    blocks; no host or disk tier for 0. ``context``: the most tokens of a sequence."""
     settings = SchedulerSettings(
         blocks=device, vocab_size=VOCABULARY, max_context=context, block_tokens=BLOCK, max_step_tokens=512
     )
@@ -223,8 +228,9 @@ def replay(
     seed: int = 0,
     said: Sequence[float | None] = (),
 ) -> TokenTally:
-    """Play the trace; blocks by tier. ``said``: after each turn, the hint of the seconds until its session is
-    back."""
+    """Replay a trace and count its tokens. ``device``, ``host``, ``disk``: the size of each tier in blocks.
+    ``said``: after each turn of the trace, the hint of the seconds until its session comes back, None for no
+    hint; empty: no hints at all."""
     clock = Clock()
     prefilled = up = from_disk = 0
     with fake_engine(device, host, disk, scale.context, clock) as engine:
@@ -246,7 +252,7 @@ def _next(engine: Engine, clock: Clock) -> None:
 
 
 def _rest(engine: Engine, clock: Clock, until: float) -> None:
-    """Run the engine's own work until the next turn begins."""
+    """Let the engine do its own work, such as moving KV, until the time at which the next turn begins."""
     while True:
         rest(engine)
         due = engine.due()

@@ -1,4 +1,4 @@
-"""Interleaved rounds: prompts by seed, ratios within a round, lines through points.
+"""Parts of interleaved rounds: prompts by seed, rotated orders, ratios within a round, lines through points.
 
 Figures of different rounds are never divided by each other, because machines are shared.
 """
@@ -21,7 +21,8 @@ def vocabulary(model: str) -> int:
 
 
 def prompt(rng: random.Random, length: int, vocabulary_size: int) -> list[int]:
-    """A user's message as the toys' template writes it, ``length`` tokens with the marks around it."""
+    """A user's message as the toys' chat template writes it: ``length`` random tokens, those included that mark
+    its beginning and the reply's."""
     inner = [rng.randrange(2, vocabulary_size) for _ in range(length - 2)]
     return [USER, *inner, ASSISTANT]
 
@@ -44,5 +45,5 @@ def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
 
 
 def agreeing(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Number of tokens before the first that differs."""
+    """The number of equal tokens before the first one that differs."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))

@@ -1,9 +1,10 @@
-"""An engine that computes nothing and recites words at its client's pace: a process that speaks the link.
+"""An engine that computes nothing and recites words, a step whenever its client asks for one: a process that
+speaks the link.
 
-``python -m`` this with ``--pace``, as `ChildEngine`'s program: then a server's own cost is all that is
+Run it with ``python -m`` and ``--pace``, as the program of a `ChildEngine`: then only the server's own cost is
 measured. A step gives every running turn one word of the model's vocabulary; a turn ends at its limit of
-tokens. It makes a step when its client asks for one (`lockstep`), so that no two steps are read at once
-however busy the machine is.
+tokens. A client asks for a step by `lockstep` when all have read the last one, so that no two steps are handled
+at once however busy the machine is.
 """
 
 from __future__ import annotations
@@ -44,17 +45,19 @@ from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.settings import EngineSettings
 
 WORD = re.compile(r"Ġ[a-z]{2,}")
-"""A token that is a whole word, as the vocabulary writes it."""
+"""The form of a token that is a whole word, as the vocabulary writes it."""
 WORDS = 997
-"""After so many words the recital begins again: more than the longest cycle that ends a reply."""
+"""After so many words the recital begins again. The number is larger than the longest cycle that makes a server
+end a reply as repetition."""
 CONTEXT = 1 << 20
 LOOK_SECONDS = 0.002
-"""How long a step waits for its client, before verbs that have come are applied."""
+"""How long a step waits for a client to ask for it, before verbs that have come meanwhile are applied."""
 
 
 @dataclass(slots=True)
 class _Recital:
-    """A sequence: its ``length`` and ``epoch``, and its running turn: ``left`` tokens, ``said`` so far."""
+    """One sequence: its ``length`` in tokens and its ``epoch``; of its running turn, the tokens that are
+    ``left`` and that were ``said``."""
 
     length: int
     epoch: int = 0
@@ -66,8 +69,8 @@ class _Recital:
 
 
 class ScriptedEngine:
-    """`ServedEngine`. ``words``: token ids, recited in turn. ``pace``: a datagram socket; a step is made for
-    each number that comes there, once so many turns run."""
+    """A `ServedEngine` that recites. ``words``: token ids, recited in this order. ``pace``: a datagram socket;
+    each number that comes there asks for a step, which is made when so many turns run."""
 
     def __init__(self, words: list[int], pace: socket.socket) -> None:
         self._words = words
@@ -78,14 +81,15 @@ class ScriptedEngine:
         self._running: dict[int, _Recital] = {}
 
     def apply(self, verb: AnyVerb) -> VerbReply | Refusal:
-        """Apply a verb or refuse it. Forks, leases and tiers are unknown here."""
+        """Apply a verb, or refuse it. It knows no forks, leases and tiers."""
         try:
             return self._applied(verb)
         except VerbRefused as fault:
             return Refusal(verb.request, fault.code, fault.message)
 
     def step(self) -> Step | None:
-        """One token for every running turn, or no rows if no step was asked for yet; None if no turn runs."""
+        """A step with one token for every running turn; without rows if no client has asked for a step yet;
+        None if no turn runs."""
         if not self._running:
             return None
         if self._wanted is None:
@@ -161,7 +165,8 @@ class ScriptedEngine:
 
 
 def loaded(model: str, pace: socket.socket) -> LoadedEngine:
-    """A scripted engine with the model's vocabulary, in an order that a seed gives."""
+    """A scripted engine with words of the model's vocabulary, shuffled by a fixed seed. ``pace``: as in
+    `ScriptedEngine`."""
     folder = find_model(model)
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     words = [token for text, token in vocabulary.items() if WORD.fullmatch(text)]
@@ -174,7 +179,7 @@ def loaded(model: str, pace: socket.socket) -> LoadedEngine:
 
 
 def main() -> None:
-    """Serve on the socket ``--fd`` until the gateway closes it."""
+    """Serve the gateway on the socket ``--fd`` until it closes that."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pace", type=Path, required=True, help="the socket at which steps are asked for")
     parser.add_argument("--fd", type=int, required=True)

@@ -1,7 +1,7 @@
-"""A real server with `scripted_engine` in place of its engine; ``python -m``, ended by SIGTERM.
+"""A real server with `scripted_engine` in place of its engine; run it with ``python -m``, end it with SIGTERM.
 
-The gateway is the one of ``holdfast serve``, with the journal in the folder ``--store`` and the same thresholds
-of the garbage collector.
+The gateway is that of ``holdfast serve``, with the journal in the folder ``--store`` and the same thresholds of
+the garbage collector.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ MODEL = "pocket"
 
 
 async def run(pace: Path, store: Path) -> None:
-    """Serve until SIGTERM; the address goes to stderr, as in ``holdfast serve``."""
+    """Serve until SIGTERM. The server's address is printed on stderr, as by ``holdfast serve``. ``pace``: the
+    socket at which steps of the engine are asked for. ``store``: the journal's folder."""
     left = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, left.set)
     settings = EngineSettings(model=MODEL, device="cpu", host_bytes=0)

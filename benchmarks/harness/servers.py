@@ -25,7 +25,7 @@ LEAVE_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that is ready: its address, and its two processes."""
+    """A server that is ready: its address, and the process ids of its gateway and its engine."""
 
     url: str
     gateway: int
@@ -34,15 +34,17 @@ class Server:
 
 @contextmanager
 def server(model: str, threads: int, *words: str) -> Iterator[Server]:
-    """Run a server until the end of the block. Raises ``CannotMeasure`` with its last line, if not started."""
+    """Run ``holdfast serve`` with these options until the end of the block. Raises ``CannotMeasure``, with the
+    server's last line, if it does not start."""
     with started(("-c", PROGRAM, "serve", model, "--port", "0", *words), threads) as (url, pid):
         yield Server(url, pid, _child_of(pid))
 
 
 @contextmanager
 def started(words: Sequence[str], threads: int) -> Iterator[tuple[str, int]]:
-    """Run a Python program that serves, until the end of the block: its address, which it tells on stderr as
-    ``... at URL``, and its process id. ``words``: behind the interpreter's name. Raises as `server` does."""
+    """Run a Python program that serves, until the end of the block. Yields its address, which it prints on
+    stderr in a line that ends with ``at URL``, and its process id. ``words``: its arguments behind the
+    interpreter's name. Raises ``CannotMeasure``, with its last line, if it does not start."""
     environ = environment(threads, ours=True)
     with (
         tempfile.TemporaryFile("w+") as complaints,
@@ -57,20 +59,22 @@ def started(words: Sequence[str], threads: int) -> Iterator[tuple[str, int]]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far, all its threads."""
+    """The user and system time of a process so far, of all its threads, in seconds, to the kernel's tick (10
+    ms)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICK
 
 
 def run_seconds(pid: int) -> float:
-    """CPU time of all its threads so far, ended ones too, in seconds: ``clock_getcpuclockid(3)``."""
+    """The CPU time of a process so far, of all its threads, ended ones too, in seconds to the nanosecond:
+    ``clock_getcpuclockid(3)``."""
     return time.clock_gettime(~pid << 3 | 2)
 
 
 def engine_statistics(url: str, key: str = "") -> dict[str, float]:
-    """Statistics of the engine of the server at ``url``, by the names of `statistics()`.
+    """The statistics of the engine behind the server at ``url``, by name, read from ``/metrics``.
 
-    ``key``: an operator's, where the server has keys.
+    ``key``: an operator's key, if the server has keys.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with urlopen(Request(f"{url}/metrics", headers=headers)) as answer:
@@ -81,7 +85,7 @@ def engine_statistics(url: str, key: str = "") -> dict[str, float]:
 
 
 def memory_bytes(pid: int) -> dict[str, int]:
-    """Resident memory of a process: ``now`` and ``peak``."""
+    """The resident memory of a process in bytes: ``now``, and its ``peak`` so far."""
     found = dict(
         re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     )
@@ -107,7 +111,7 @@ def _child_of(pid: int) -> int:
 
 
 def children_of(pid: int) -> list[int]:
-    """Processes that this one started, by any thread."""
+    """The ids of the processes that the process ``pid`` has started, by any of its threads."""
     listed = (file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children"))
     return [int(child) for children in listed for child in children.split()]
 

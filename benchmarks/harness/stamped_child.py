@@ -1,4 +1,5 @@
-"""An engine process that logs when it sampled a token: a line of nanoseconds, by CLOCK_MONOTONIC.
+"""An engine process that logs when it sampled a certain token: for each time a line of nanoseconds, by
+CLOCK_MONOTONIC.
 
 ``python -m holdfast.benchmarks.harness.stamped_child TOKEN FILE --fd N --crash-report M``
 """
@@ -20,7 +21,8 @@ def program(token: int, file: Path) -> Sequence[str]:
 
 
 def main(token: int, file: Path) -> int:
-    """Serve as the engine process does, with an engine that looks at its sampled tokens."""
+    """Serve as the engine's process does, and write a line into ``file`` for each step that has sampled
+    ``token``."""
     from holdfast.runtime import __main__, build
     from holdfast.runtime.link.engine_end import LoadedEngine
     from holdfast.runtime.link.messages import AnyVerb, Step

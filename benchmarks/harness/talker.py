@@ -1,4 +1,5 @@
-"""Turns of a trace as verbs to an engine in this process: seeded tokens, time to the first token, cost."""
+"""Plays turns of a trace on an engine in this process, by applying verbs to it: tokens drawn from a seed, time
+to the first token, cost."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from .agents import Scale, TraceTurn
 
 @dataclass(frozen=True, slots=True)
 class TurnFigures:
-    """``seconds`` to the first token; the turn's cost; its tokens."""
+    """The figures of one turn: ``seconds`` from its first verb to its first token, what its KV cost (``work``),
+    and the generated ``tokens``."""
 
     seconds: float
     work: Work
@@ -38,7 +40,8 @@ class TurnFigures:
 
 
 class Talker:
-    """Plays all sessions of a trace. ``wait``: called when the engine can only wait."""
+    """Plays the turns of a trace on one engine. ``vocabulary``: token ids are below it. ``seed``: of the
+    prompts. ``wait`` is called when the engine has nothing to compute before time passes."""
 
     def __init__(
         self, engine: Engine, scale: Scale, vocabulary: int, seed: int, wait: Callable[[], None]
@@ -50,7 +53,7 @@ class Talker:
         self._shared = self._text(-1, scale.shared)
 
     def turn(self, turn: TraceTurn) -> TurnFigures:
-        """One turn, from its first verb to its last token; a session's last one closes it."""
+        """Play one turn, from its first verb to its last token. The last turn of a session closes it."""
         seq = turn.session + 1
         fresh = self._text(hash((turn.session, turn.before)), turn.fresh)
         began = time.perf_counter()
@@ -63,7 +66,7 @@ class Talker:
         return TurnFigures(first - began, work, said)
 
     def tell(self, turn: TraceTurn, returns_in: float) -> None:
-        """Give the engine a hint of the seconds until the session is back."""
+        """Give the engine a hint that the session of ``turn`` comes back in so many seconds."""
         apply(self._engine, Lease(0, turn.session + 1, ttl=0.0, returns_in=returns_in))
 
     def _text(self, what: int, count: int) -> list[int]:
@@ -72,28 +75,30 @@ class Talker:
 
 
 def loaded(settings: EngineSettings, *tiers: int) -> Engine:
-    """An engine as its own process loads it; ``tiers``: the host tier's memory, the disk process's socket."""
+    """Load an engine as its own process would. ``tiers``: descriptors of the host tier's memory and of the disk
+    process's socket, for those tiers that there are."""
     engine = load_engine(settings, lambda done, what: None, Liveness(), *tiers).engine
     assert isinstance(engine, Engine)
     return engine
 
 
 def apply(engine: Engine, verb: AnyVerb) -> None:
-    """Apply a verb. Raises ``RuntimeError`` where it is refused."""
+    """Apply a verb to the engine. Raises ``RuntimeError`` if it is refused."""
     answer = engine.apply(verb)
     if isinstance(answer, Refusal):
         raise RuntimeError(answer.message)
 
 
 def rest(engine: Engine) -> None:
-    """Step until there is nothing to do, so that no measured wait is a gap between steps."""
+    """Run steps until there is nothing to do, so that no work of this turn falls into the time of the next."""
     while engine.step() is not None:
         continue
 
 
 def spoken(engine: Engine, wait: Callable[[], None]) -> tuple[float, list[int], Work]:
-    """Step until the turn ends: when its first token came, by ``time.perf_counter()``; its tokens; its cost.
-    Raises ``RuntimeError`` where the turn fails."""
+    """Run steps until the one running turn ends. Returns when its first token came, by ``time.perf_counter()``;
+    its tokens; what its KV cost. ``wait`` is called when a step finds nothing to compute. Raises
+    ``RuntimeError`` if the turn fails."""
     first, said, work = 0.0, list[int](), None
     while work is None:
         step = engine.step()

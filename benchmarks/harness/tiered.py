@@ -1,7 +1,9 @@
-"""Our engine with all its tiers in its own process; KV can be dropped tier by tier. Run with ``python -m``.
+"""Our engine with all its tiers in one process, as a worker; KV can be dropped tier by tier. Run with ``python
+-m``.
 
-Has no link, like `ours`, so that a turn's time is the engine's alone. Besides the peers' requests it answers
-`lose`, `again` and `rates`. The loop waits as the link's does: no longer than the engine asks for.
+There is no link to a gateway, as in `ours`, so that a turn's time is the engine's alone. Besides the requests
+that every worker answers (`peers.worker`), it answers `open`, `lose`, `again` and `rates`. Its loop waits as
+the link's does: no longer than the engine asks for.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ CACHE_BYTES = 256 << 20  # more than the caches of a present server core
 
 
 class Tiered(Ours):
-    """One conversation with KV on the device, in the host tier and on disk; each tier can drop it."""
+    """One conversation with KV on the device, in the host tier and on disk; each tier can drop its copy."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -51,7 +53,8 @@ class Tiered(Ours):
         self._keeper: DiskProcess
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
-        """Load with a host tier and a disk process, as the supervisor starts them."""
+        """Load the model in ``folder`` with a host tier and a disk process, set up as the engine's supervisor
+        does."""
         torch.set_num_threads(threads)
         settings = with_secret(
             EngineSettings(
@@ -84,7 +87,7 @@ class Tiered(Ours):
     # --- requests ---------------------------------------------------------------------------------------
 
     def open(self, request: Json) -> Json:
-        """Begin a conversation of these tokens, computed and kept on every tier."""
+        """Begin a conversation with the request's ``tokens``: compute them, and keep their KV on every tier."""
         self.begin()
         self.turn(request["tokens"], 1)
         self._base = len(request["tokens"])
@@ -94,8 +97,9 @@ class Tiered(Ours):
         return {}
 
     def again(self, request: Json) -> Json:
-        """Cut back to the first tokens, append ``tokens``, take a turn; gives the seconds to the first token.
-        The processor's caches are swept first, because other data fills them before a real turn returns."""
+        """Take a turn: append ``tokens``, generate one token, and cut the conversation back to its first
+        tokens. Gives the seconds to that token and where KV came from. The processor's caches are swept first,
+        because before a real turn other data has filled them."""
         assert self._conversation is not None
         _sweep()
         began = time.perf_counter()
@@ -107,7 +111,8 @@ class Tiered(Ours):
         return {"seconds": first - began, "work": msgspec.structs.asdict(work), **self._shelf_faults()}
 
     def lose(self, request: Json) -> Json:
-        """Drop the KV on the device, in the host tier if ``host``, and in the page cache if ``cold``."""
+        """Drop the conversation's KV on the device; if ``host`` is set also in the host tier; if ``cold`` is
+        set also the file's pages in the page cache."""
         assert self._conversation is not None
         self._flush()
         apply(self._engine, Settle(0, self._conversation))
@@ -125,9 +130,11 @@ class Tiered(Ours):
         return self._shelf_faults()
 
     def rates(self, request: Json) -> Json:
-        """Seconds to copy so many bytes from memory to memory, and to read them from a file, block by block.
+        """For a number of ``bytes``: the seconds to copy them from memory to memory (``memcpy``), and to read
+        them from a file that is in the page cache (``warm``) or is not (``cold``), block by block.
 
-        Before each copy the processor's caches are swept, so that the rate is the memory's and not a cache's.
+        Before each measurement the processor's caches are swept, so that the rate is the memory's and not a
+        cache's.
         """
         size, block = request["bytes"], self._tier.memory.block_bytes
         source, target = _touched(size), _touched(size)
@@ -168,14 +175,14 @@ class Tiered(Ours):
         return disk
 
     def _rewind(self) -> None:
-        """Cut back to the first tokens; the next turn has the same history."""
+        """Cut the conversation back to its first tokens, so that the next turn has the same history."""
         assert self._conversation is not None
         epoch = self._engine.scheduler.state(self._conversation).epoch
         apply(self._engine, Truncate(0, self._conversation, self._base, epoch))
         rest(self._engine)
 
     def _flush(self) -> None:
-        """Wait until everything in the host tier is on disk."""
+        """Wait until everything in the host tier is on disk, too."""
         scheduler = self._engine.scheduler
         scheduler.offload.flush()
         while scheduler.offload.busy:
@@ -183,7 +190,7 @@ class Tiered(Ours):
             time.sleep(0.001)
 
     def _have_above_disk(self) -> None:
-        """Put into the host tier what earlier rounds dropped from it."""
+        """Load into the host tier those records that earlier rounds dropped from it."""
         now = time.monotonic()
         for key in self._records:
             assert key in self._tier or self._disk.fetch(key, now), "lost for good"
@@ -199,7 +206,8 @@ class Tiered(Ours):
             time.sleep(0.01)
 
     def _forget_pages(self) -> None:
-        """Drop the records' file from the page cache, and first from the disk process's mapping."""
+        """Drop the pages of the records' file from the page cache, and first from the memory map of the disk
+        process."""
         assert self._keeper.pid is not None
         for path in self._folder.glob("kv/*/data.mdb"):
             page_out(self._keeper.pid, path)
@@ -209,13 +217,13 @@ class Tiered(Ours):
             os.close(fd)
 
     def _shelf_faults(self) -> Json:
-        """Major page faults of the disk process so far."""
+        """The number of major page faults of the disk process so far, and the disk tier's statistics."""
         words = Path(f"/proc/{self._keeper.pid}/stat").read_text().rpartition(")")[2].split()
         return {"major_faults": int(words[9]), "disk": self._disk.statistics()}
 
 
 def _touched(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Memory with touched pages."""
+    """A buffer of so many bytes, each of its pages backed by memory."""
     return np.full(size, 7, dtype=np.uint8)
 
 
@@ -225,7 +233,7 @@ def _ballast() -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def _sweep() -> None:
-    """Read enough to replace everything in the processor's caches."""
+    """Read so much memory that nothing else is left in the processor's caches."""
     _ballast().max()
 
 
@@ -242,10 +250,11 @@ class _IoVector(ctypes.Structure):
 
 
 def page_out(pid: int, path: Path) -> None:
-    """Unmap the pages of ``path`` from the memory of process ``pid``, so that they can leave the page cache.
+    """Unmap the pages of the file ``path`` from the memory of the process ``pid``, so that they can leave the
+    page cache.
 
     ``posix_fadvise(DONTNEED)`` skips mapped pages, ``process_madvise(MADV_PAGEOUT)`` does not (Linux 5.10). It
-    needs CAP_SYS_NICE. Raises ``OSError`` where it is not allowed, or not known to this kernel.
+    needs CAP_SYS_NICE. Raises ``OSError`` if it is not allowed, or not known to this kernel.
     """
     handle = os.pidfd_open(pid)
     try:

@@ -1,7 +1,8 @@
-"""Traffic of the load bench: agent-like turns, timed from outside, the serving figures, and the resources used.
+"""Traffic of the load benchmark: agent-like turns, timed at the client; the serving figures; and the CPU and
+memory used.
 
 One turn is one request of the pocket model's tool conversations, and one more if the model called a tool: the
-agent answers after a while, and the model goes on. Knows no rates.
+agent answers after a while, and the model goes on. When turns begin is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ from .servers import Server, cpu_seconds, memory_bytes
 MOST_TOKENS = 200
 TOOL_ERROR = '{"error": "no such thing"}'
 TOOL_MEDIAN, TOOL_SPREAD, TOOL_LONGEST = 0.00285, 3.0, 5.0
-"""Seconds a tool takes: the coding agent's log-normal at a hundredth of the time, cut."""
+"""How long a tool takes, in seconds: log-normal with this median and standard deviation of the logarithm, at
+most the third number. These are a coding agent's tools, at a hundredth of their time."""
 
 
 @dataclass(slots=True)
 class Request:
-    """One response. ``began``: when it was due; ``events``: when each delta came; by ``time.monotonic()``."""
+    """One response as the client saw it. ``began``: when it was due; ``events``: when each delta came;
+    ``ended``: when its end came; all by ``time.monotonic()``. ``failed``: the error's text, None if it did not
+    fail."""
 
     began: float
     events: list[float] = field(default_factory=list)
@@ -45,7 +49,7 @@ class Request:
 
 
 def talks(seed: int) -> Iterator[ScoredConversation]:
-    """Endless conversations, the same for the same seed."""
+    """Conversations without end, the same ones for the same seed."""
     for block in count():
         yield from conversations("tools", 64, 1000 * seed + block)
 
@@ -56,7 +60,9 @@ def session(client: Client, talk: ScoredConversation) -> AbstractAsyncContextMan
 
 
 async def take_turn(chat: Chat, turn: ScoredTurn, rng: random.Random, arrived: float) -> list[Request]:
-    """Take a turn and answer its call; gives its requests, the last one with the error, if any."""
+    """Take a turn, and answer the tool call if the model makes one. ``rng``: decides how long the tool takes.
+    ``arrived``: when the turn was due. Returns the turn's requests, one or two; if it failed, the last one has
+    the error."""
     requests = [Request(arrived)]
     try:
         await chat.add(MessageItem.of("user", turn.user))
@@ -86,7 +92,8 @@ async def _respond(chat: Chat, request: Request) -> list[FunctionCallItem]:
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
-    """CPU seconds of gateway, engine and this client, and the moment, by ``time.monotonic()``."""
+    """CPU seconds of the gateway, the engine and this client so far, and the moment ``at`` which they were
+    read, by ``time.monotonic()``."""
 
     at: float
     gateway: float
@@ -100,14 +107,15 @@ class ResourceUsage:
         )
 
     def since(self, earlier: ResourceUsage) -> ResourceUsage:
-        """The usage between two moments; ``at`` is the seconds between them."""
+        """The usage between an ``earlier`` moment and this one; its ``at`` is the seconds between them."""
         pairs = zip(astuple(self), astuple(earlier), strict=True)
         return ResourceUsage(*(now - then for now, then in pairs))
 
 
 @dataclass(slots=True)
 class LoadPoint:
-    """One load point: the offered turns per second (None: sessions that never pause), and the results."""
+    """One measurement of the load benchmark: the offered turns per second (``rate``; None: sessions that never
+    pause), and what came of it."""
 
     name: str
     rate: float | None
@@ -125,7 +133,8 @@ class LoadPoint:
         self.memory = {name: memory_bytes(getattr(server, name)) for name in ("gateway", "engine")}
 
     def told(self) -> dict[str, Any]:
-        """The JSON form, with the keys of serving benchmarks. TTFT includes waiting for a free session."""
+        """The figures as JSON, with the keys that serving benchmarks use. TTFT includes waiting for a free
+        session."""
         done = [one for one in self.requests if one.failed is None and one.events]
         tokens = sum(one.tokens for one in done)
         events = sum(len(one.events) for one in done)

@@ -1,6 +1,7 @@
-"""Two engines of ours in one process, one with little device KV and one with enough; run with ``python -m``.
+"""Two engines of ours in one process, one with little device KV and one with enough, as a worker; run with
+``python -m``.
 
-Both load the same toy; `build` makes them, `speak` plays one turn on one of them.
+Both load the same toy model. The request `build` makes them, `speak` plays one turn on one of them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ VOCABULARY = 256  # of the smallest toy
 
 
 class Twins(Ours):
-    """`peers.worker.PeerEngine`, of which only `load` is used."""
+    """The worker. Of the interface of `peers.worker.PeerEngine` only `load` is used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,13 +35,14 @@ class Twins(Ours):
         self._talkers: dict[str, tuple[Engine, Talker]] = {}
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
-        """Remember the model folder."""
+        """Remember the model's folder; `build` loads it."""
         torch.set_num_threads(threads)
         self._folder, self._dtype = folder, dtype
         return {"precision": {"weights": dtype, "kv": dtype}}
 
     def build(self, request: Json) -> Json:
-        """An engine of ``device`` blocks over a host tier for ``ample``, and one of ``ample`` blocks."""
+        """Make the two engines: ``quarter`` with ``device`` blocks and a host tier for ``ample`` blocks,
+        ``unlimited`` with ``ample`` blocks on the device. Gives their names."""
         sizes = {"quarter": (request["device"], request["ample"]), "unlimited": (request["ample"], 0)}
         for name, (blocks, below) in sizes.items():
             engine = self._loaded(blocks, below)
@@ -49,7 +51,8 @@ class Twins(Ours):
         return {"engines": list(sizes)}
 
     def speak(self, request: Json) -> Json:
-        """Take a turn; the time to its first token, and its prefilled tokens."""
+        """Play a turn on the engine that the request names. Gives the milliseconds to its first token, and how
+        many tokens were prefilled."""
         engine, talker = self._talkers[request["engine"]]
         told = talker.turn(TraceTurn(**request["turn"]))
         rest(engine)

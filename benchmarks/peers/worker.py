@@ -1,6 +1,7 @@
-"""A peer engine as a worker: JSON lines in, JSON lines out. Runs as a file under the peer's own Python.
+"""Another engine (a "peer") as a worker process: JSON lines in, JSON lines out. Runs as a file under the peer's
+own Python.
 
-Imports nothing of ours, so that it runs in the peer's environment. Our engine speaks the same lines
+Imports nothing of ours, so that it runs in the peer's environment. Our engine answers the same requests
 (`benchmarks.harness.ours`), with `answer_all` of this file.
 
     {"op": "load", "folder": ..., "dtype": ..., "threads": 2}  -> {"versions": ..., "precision": ...}
@@ -28,23 +29,27 @@ Json = dict[str, Any]
 
 
 class PeerEngine(Protocol):
-    """The interface that a worker drives. Token ids in and out; times in seconds."""
+    """The interface of an engine that a worker drives, with one conversation. Token ids in and out; times in
+    seconds."""
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
-        """Load the model; gives its versions and precision."""
+        """Load the model in ``folder``. Returns its versions and precision, as JSON values."""
 
     def begin(self) -> None:
-        """Forget the conversation."""
+        """Forget the conversation, so that the next turn begins a new one."""
 
     def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
-        """Append tokens, generate exactly ``out``; seconds to the first, and all of them."""
+        """Append tokens to the conversation and generate exactly ``out``. Returns the seconds to the first one,
+        and the generated tokens."""
 
     def decode(self, prompts: list[list[int]], out: int) -> int:
-        """Generate exactly ``out`` tokens after each prompt, all at once; how many there were."""
+        """Generate exactly ``out`` tokens after each prompt, all prompts at once. Returns how many were
+        generated in all."""
 
 
 def answer_all(engine: PeerEngine, more: dict[str, Callable[[Json], Json]] | None = None) -> None:
-    """Answer requests until standard input ends. What libraries print goes to standard error."""
+    """Answer requests with this engine until standard input ends. ``more``: further operations by name. What
+    libraries print goes to standard error."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     operations = {**_operations(engine), **(more or {})}
@@ -87,25 +92,26 @@ def _operations(engine: PeerEngine) -> dict[str, Callable[[Json], Json]]:
 
 
 class FirstToken:
-    """Notes when the first token came. ``skip``: calls before it that are not tokens."""
+    """Records when the first token came (``at``, by ``time.perf_counter()``; 0.0 before). It has the methods of
+    transformers' streamers. ``skip``: how many calls come before it that are no generated tokens."""
 
     def __init__(self, skip: int) -> None:
         self._skip = skip
         self.at = 0.0
 
     def put(self, value: Any) -> None:
-        """One more call with tokens."""
+        """Called with each new token."""
         if self._skip:
             self._skip -= 1
         elif not self.at:
             self.at = time.perf_counter()
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Called at the end; does nothing."""
 
 
 class Resent(ABC):
-    """A peer that gets the whole history with each turn; its own cache may spare some of it."""
+    """Base of the peers that get the whole history with each turn; a peer's own cache may spare some of it."""
 
     def __init__(self) -> None:
         self._history: list[int] = []
@@ -125,11 +131,13 @@ class Resent(ABC):
 
     @abstractmethod
     def _generate(self, rows: list[list[int]], out: int, *, timed: bool) -> tuple[float, list[list[int]]]:
-        """When the first token came, where ``timed``, and what was generated after each row."""
+        """Generate ``out`` tokens after each of ``rows``. Returns when the first token came, if ``timed``, and
+        what was generated after each row."""
 
 
 class Transformers(Resent):
-    """transformers' ``generate``. ``keep``: one DynamicCache for the conversation, else all is sent again."""
+    """transformers' ``generate``. ``keep``: one DynamicCache is kept for the conversation; false: every turn
+    computes all of the history."""
 
     def __init__(self, keep: bool) -> None:
         super().__init__()
@@ -137,7 +145,7 @@ class Transformers(Resent):
         self._cache: Any = None
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
-        """As transformers loads it, with its own attention over contiguous KV."""
+        """Load the model as transformers does, with its own attention over contiguous KV."""
         import torch
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
@@ -178,10 +186,12 @@ OPENVINO_CACHE_GB = 2
 
 
 class OpenVINO(Resent):
-    """openvino-genai: continuous batching and its prefix cache, from an F16 GGUF written beside the model."""
+    """openvino-genai with continuous batching and its prefix cache, on an F16 GGUF that is written beside the
+    model."""
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
-        """Weights are F16; computing and KV are in ``dtype`` (by its own default KV would be 8-bit)."""
+        """Load the model. Weights are F16; computing and KV are in ``dtype`` (by its own default KV would be
+        8-bit)."""
         import numpy
         import openvino
         import openvino_genai
@@ -229,14 +239,14 @@ VLLM_CONTEXT = 8192
 
 
 class Vllm(Resent):
-    """vLLM on the CPU: its engine core in process, with its prefix cache."""
+    """vLLM on the CPU: its engine core in this process, with its prefix cache."""
 
     def __init__(self) -> None:
         super().__init__()
         self._requests = 0
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
-        """Token ids in and out; as many sequences at once as are asked for."""
+        """Load the model for token ids without a tokenizer, with as many sequences at once as are asked for."""
         os.environ.update(VLLM_SETTINGS)
         from vllm import LLM, SamplingParams
 
@@ -270,7 +280,8 @@ class Vllm(Resent):
 
 
 def write_gguf(folder: Path) -> Path:
-    """The Qwen3 toy in ``folder`` as F16 GGUF, norms in F32; its vocabulary is one CJK character per id."""
+    """Write the Qwen3 toy in ``folder`` as an F16 GGUF, with norms in F32 and a made-up vocabulary of one CJK
+    character per id. Returns its path."""
     import gguf
     import numpy
 
@@ -311,7 +322,8 @@ def write_gguf(folder: Path) -> Path:
 
 
 def read_safetensors(path: Path) -> list[tuple[str, Any]]:
-    """Names and float32 arrays of a safetensors file in BF16, F16 or F32 (numpy alone knows no BF16)."""
+    """The names and arrays of a safetensors file in BF16, F16 or F32, all converted to float32 (numpy alone has
+    no BF16)."""
     import numpy
 
     raw = path.read_bytes()

@@ -1,1 +1,2 @@
-"""The Chat Completions face: transport only, over `gateway.transcripts`. Also the older Completions."""
+"""The code of the Chat Completions protocol, and of the older Completions: it translates requests and replies,
+and runs turns by `gateway.transcripts`."""

@@ -1,6 +1,8 @@
-"""The older Completions: prompts without a chat template, as text or as token ids. Also bodies of tokenizing.
+"""The older Completions protocol: prompts without a chat template, as text or as token ids. It has the bodies
+of requests and answers, their translation into turns, and the replies. Also the bodies of ``/tokenize`` and
+``/detokenize``.
 
-Frames, translation and replies. Nothing is kept of a reply; a prompt's KV is found by its blocks' keys.
+No session keeps a prompt or its replies; cached KV of a prompt is still found by its tokens.
 """
 
 from __future__ import annotations
@@ -29,14 +31,15 @@ from .translate import sampling_of, structured_of
 MAX_PROMPTS = 256
 MAX_LOGPROBS = 20
 DEFAULT_TOKENS = 16
-"""The standard's limit of a reply's tokens where the body has none."""
+"""The most tokens of a reply if its request sets no limit, as the standard has it."""
 
 
 class CompletionRequest(SamplingBody, kw_only=True, frozen=True):
     """The body of ``POST /v1/completions``.
 
     ``echo``: the prompt's text comes before the reply's. ``logprobs``: each token's log probability, and those
-    of so many alternatives. ``user`` has no effect.
+    of so many alternatives. ``best_of``: must equal ``n``. ``add_special_tokens``: the tokenizer adds what it
+    adds to every text. ``user`` has no effect.
     """
 
     prompt: str | list[Any]
@@ -47,7 +50,7 @@ class CompletionRequest(SamplingBody, kw_only=True, frozen=True):
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """The body of ``POST /tokenize``: a text, or a conversation."""
+    """The body of ``POST /tokenize``: a text (``prompt``), or a conversation (``messages``, with ``tools``)."""
 
     model: str | None = None
     prompt: str | None = None
@@ -61,14 +64,15 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """The body of ``POST /detokenize``."""
+    """The body of ``POST /detokenize``: token ids."""
 
     model: str | None = None
     tokens: list[TokenId]
 
 
 class Tokenized(msgspec.Struct, kw_only=True, frozen=True):
-    """The answer of ``/tokenize``: ``count`` tokens, of at most ``max_model_len``."""
+    """The answer of ``/tokenize``: the token ids and their number, ``count``. ``max_model_len``: the tokens
+    that the model's context holds."""
 
     count: int
     max_model_len: int
@@ -76,7 +80,7 @@ class Tokenized(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Detokenized(msgspec.Struct, kw_only=True, frozen=True):
-    """The answer of ``/detokenize``."""
+    """The answer of ``/detokenize``: the text, as ``prompt``."""
 
     prompt: str
 
@@ -87,7 +91,8 @@ DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
 
 
 def is_unserved(path: str, value: Any) -> bool:
-    """Whether the standard has this field, and this server refuses it."""
+    """Whether the standard has this field, and this server refuses it. ``path``: where it is in the body.
+    ``value`` does not matter."""
     return re.sub(r"\[\d+\]", "[]", path) in {"suffix", "prompt_embeds"}
 
 
@@ -97,7 +102,9 @@ def is_unserved(path: str, value: Any) -> bool:
 def ask_of(
     body: CompletionRequest, tokenizer: ChatTokenizer, bounds: RequestBounds, sampling: Mapping[str, Any]
 ) -> tuple[Ask, list[str]]:
-    """The turns that a body asks for, and the text of each prompt. ``sampling``: the model's defaults.
+    """The turns that a body asks for, and the text of each prompt if the body wants them echoed, else an empty
+    list. ``sampling``: the model's defaults, for fields that the body leaves out. ``bounds``: what the model
+    allows.
 
     Raises ``FieldInvalid``, ``FieldUnsupported``, and what `TurnRequest.checked` raises.
     """
@@ -123,7 +130,8 @@ def ask_of(
 
 
 def prompts_of(body: CompletionRequest, tokenizer: ChatTokenizer) -> list[tuple[int, ...]]:
-    """The token ids of each prompt. Raises ``FieldInvalid``."""
+    """The token ids of each prompt in the body's ``prompt``. Raises ``FieldInvalid`` if that is not of a valid
+    form, or a prompt has no tokens."""
     given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if given and all(_is_id(one) for one in given):
         given = [given]
@@ -146,7 +154,8 @@ def _is_prompt(value: Any) -> bool:
 
 
 def encoded(tokenizer: ChatTokenizer, text: str, *, special: bool) -> list[int]:
-    """The token ids of a text. ``special``: with the tokens that the tokenizer puts around a text."""
+    """The token ids of a text. ``special``: with the tokens that the tokenizer puts around a text. Raises
+    ``FieldInvalid`` for a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -159,7 +168,9 @@ def encoded(tokenizer: ChatTokenizer, text: str, *, special: bool) -> list[int]:
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True, frozen=True):
-    """The log probabilities of a reply's tokens. ``text_offset``: where each token begins in the text."""
+    """The log probabilities of a reply's tokens, an entry of each list for each token. ``text_offset``: the
+    character at which the token begins in the text. ``top_logprobs``: the log probabilities of the likeliest
+    tokens and of the sampled one, by their text."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -168,7 +179,8 @@ class CompletionLogprobs(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """One reply, or what is new of it. ``index``: its prompt's place × ``n`` + its number."""
+    """One reply, or in a stream its new text. ``index``: for the reply with number i (from 0) to the prompt
+    with number p (from 0), ``p * n + i``."""
 
     index: int
     text: str
@@ -177,7 +189,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Completion(msgspec.Struct, kw_only=True, frozen=True):
-    """The answer, or one event of a stream."""
+    """The answer to a request, or one event of a stream."""
 
     id: str
     created: int
@@ -197,7 +209,8 @@ class _CompletionSoFar:
 
 
 class CompletionReply:
-    """The replies to one request. ``prompts``: the text of each prompt, if it is to be echoed."""
+    """Makes the answer, or the events of a stream, for all replies to one request. ``reply_id``: the answer's
+    id. ``prompts``: the text of each prompt if it is to be echoed; else empty."""
 
     def __init__(
         self, reply_id: str, model: str, body: CompletionRequest, prompts: Sequence[str] = ()
@@ -211,7 +224,9 @@ class CompletionReply:
         self._replies: dict[int, _CompletionSoFar] = {}
 
     def chunks(self, number: int, event: ReplyEvent) -> Iterator[Completion]:
-        """The chunks for one event of reply ``number``. Raises ``TurnFailed`` for a turn that failed."""
+        """The stream's chunks for one event of the reply with this number, which is the ``index`` of its
+        choice. Raises ``TurnFailed`` for a turn that failed, ``Draining`` for one that the server's end cut
+        off."""
         reply = self._reply(number)
         echoed = "".join(reply.text)  # only before the first chunk
         reply.text.clear()
@@ -232,7 +247,7 @@ class CompletionReply:
         return self._part(usage=self._usage())
 
     def add(self, number: int, event: ReplyEvent) -> None:
-        """Collect one event of reply ``number`` for `whole`."""
+        """Collect one event of the reply with this number, for `whole`."""
         reply = self._reply(number)
         match event:
             case ReplyTextDelta(text=text, scores=scores):
@@ -242,7 +257,8 @@ class CompletionReply:
                 reply.done = event
 
     def whole(self) -> Completion:
-        """The answer, after all replies have ended. Raises ``TurnFailed`` if one failed."""
+        """The answer, after all replies have ended. Raises ``TurnFailed`` if one failed, ``Draining`` if the
+        server's end cut one off."""
         choices = []
         for number, reply in sorted(self._replies.items()):
             assert reply.done is not None, "all replies have ended"
@@ -282,7 +298,7 @@ class CompletionReply:
         )
 
     def _usage(self) -> CompletionUsage:
-        """The prompts of all replies count once each."""
+        """The token counts of the request: each prompt counts once, however many replies it has."""
         done = {number: reply.done.usage for number, reply in self._replies.items() if reply.done is not None}
         firsts = [usage for number, usage in done.items() if number % self._choices == 0]
         read = sum(usage.input_tokens for usage in firsts)

@@ -1,8 +1,8 @@
 """Bodies of Chat Completions as msgspec structs: requests, answers and chunks.
 
 The field names are those of the `openai` package. Fields of vLLM's server that have a meaning here are served,
-too. `IGNORED` fields are accepted and have no effect; `REFUSED` ones would change what the model reads or
-writes, so they are refused by name. Unknown fields are refused.
+too. Some fields are accepted and have no effect; `REFUSED` ones would change what the model reads or writes, so
+they are refused by name. Unknown fields are refused.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class _Body(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
 
 
 class ChatTextPart(_Body, tag_field="type", tag="text", kw_only=True, frozen=True):
-    """A piece of a message's text."""
+    """A part of a message's content: text."""
 
     text: str
 
 
 class RefusalPart(_Body, tag_field="type", tag="refusal", kw_only=True, frozen=True):
-    """A model's refusal, as its message's text."""
+    """A part of a message's content: a refusal that the model wrote. It is read as the message's text."""
 
     refusal: str
 
@@ -69,14 +69,15 @@ Parts: TypeAlias = str | list[ChatTextPart | RefusalPart]
 
 
 class FunctionOfCall(_Body, kw_only=True, frozen=True):
-    """The function that a call names, and its arguments: JSON text."""
+    """The function that a tool call names, and its arguments: JSON text."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     arguments: str
 
 
 class ToolCall(_Body, kw_only=True, frozen=True):
-    """A model's tool call. ``index``: its place, which some clients send back from a chunk."""
+    """A tool call of the model, in a message of a request. ``index``: its place among the calls, which some
+    clients copy from a stream's chunk; it has no effect."""
 
     id: Annotated[str, Meta(min_length=1, max_length=64)]
     function: FunctionOfCall
@@ -85,19 +86,20 @@ class ToolCall(_Body, kw_only=True, frozen=True):
 
 
 class _Message(_Body, tag_field="role", kw_only=True, frozen=True):
-    """Base of the messages. ``name`` has no effect: chat templates do not know it."""
+    """Base of the messages of a request. ``name`` has no effect: chat templates do not know it."""
 
     name: str | None = None
 
 
 class SystemMessage(_Message, tag="system", kw_only=True, frozen=True):
-    """Instructions. Before the first other message they are the session's instructions."""
+    """Instructions. As the first message they are the session's instructions; later ones are system messages in
+    the conversation."""
 
     content: Parts
 
 
 class DeveloperMessage(_Message, tag="developer", kw_only=True, frozen=True):
-    """The same as a system message."""
+    """Instructions, treated as a system message."""
 
     content: Parts
 
@@ -110,7 +112,7 @@ class UserMessage(_Message, tag="user", kw_only=True, frozen=True):
 
 class AssistantMessage(_Message, tag="assistant", kw_only=True, frozen=True):
     """A message of the model, with its tool calls. Reasoning that a client sends back has no effect: templates
-    leave out that of earlier turns."""
+    leave out the reasoning of earlier turns."""
 
     content: Parts | None = None
     tool_calls: list[ToolCall] | None = None
@@ -123,7 +125,7 @@ class AssistantMessage(_Message, tag="assistant", kw_only=True, frozen=True):
 
 
 class ToolMessage(_Message, tag="tool", kw_only=True, frozen=True):
-    """A tool's output for the call ``tool_call_id``."""
+    """The output of a tool, for the call with the id ``tool_call_id``."""
 
     tool_call_id: Annotated[str, Meta(min_length=1, max_length=64)]
     content: Parts
@@ -136,7 +138,8 @@ ChatMessage: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | Assist
 
 
 class FunctionDefinition(_Body, kw_only=True, frozen=True):
-    """A function that the model may call; ``parameters`` is JSON Schema. ``strict``: calls always match it."""
+    """A function that the model may call. ``parameters``: a JSON Schema. ``strict``: the arguments of a call
+    are made to match it."""
 
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}\Z")]
     description: str | None = None
@@ -151,19 +154,19 @@ class FunctionDefinition(_Body, kw_only=True, frozen=True):
 
 
 class ChatTool(_Body, tag_field="type", tag="function", kw_only=True, frozen=True):
-    """A tool."""
+    """A tool that is offered to the model."""
 
     function: FunctionDefinition
 
 
 class FunctionName(_Body, kw_only=True, frozen=True):
-    """A function by its name."""
+    """The name of a function."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class ChosenFunction(_Body, tag_field="type", tag="function", kw_only=True, frozen=True):
-    """The one function that must be called."""
+    """A value of ``tool_choice``: this function must be called."""
 
     function: FunctionName
 
@@ -172,7 +175,7 @@ ChatToolChoice: TypeAlias = Literal["auto", "none", "required"] | ChosenFunction
 
 
 class StreamOptions(_Body, kw_only=True, frozen=True):
-    """``include_usage``: the last chunk tells the usage. The others have no effect."""
+    """Options of a stream. ``include_usage``: a last chunk has the usage. The others have no effect."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -180,7 +183,8 @@ class StreamOptions(_Body, kw_only=True, frozen=True):
 
 
 class StructuredOutputs(_Body, kw_only=True, frozen=True):
-    """vLLM's grammars; at most one. ``json``: a JSON Schema, as an object or as text."""
+    """vLLM's field for the form of the reply's text; at most one field may be set. ``json``: a JSON Schema, as
+    an object or as text. ``grammar``: a Lark grammar in llguidance's dialect."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
@@ -193,7 +197,8 @@ class StructuredOutputs(_Body, kw_only=True, frozen=True):
 
 
 class SamplingBody(_Body, kw_only=True, frozen=True):
-    """The sampling fields that Chat Completions and Completions share.
+    """The fields that the bodies of Chat Completions and Completions share: the model, sampling, limits and
+    streaming.
 
     ``ignore_eos``: the reply has as many tokens as its limit, or as fit into the context.
     """
@@ -230,8 +235,8 @@ class ChatRequest(SamplingBody, kw_only=True, frozen=True):
     """The body of ``POST /v1/chat/completions``.
 
     Without effect: ``metadata``, ``user``, ``store``, ``service_tier``, ``safety_identifier``,
-    ``prompt_cache_key`` and ``prompt_cache_retention`` (the session is found without), ``reasoning_effort``,
-    ``verbosity``.
+    ``prompt_cache_key``, ``prompt_cache_retention`` and ``prompt_cache_options`` (the session is found
+    without), ``reasoning_effort``, ``verbosity``, ``moderation``.
     """
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=20_000)]
@@ -259,11 +264,11 @@ class ChatRequest(SamplingBody, kw_only=True, frozen=True):
 
 
 class _Told(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """Base of the answers' parts. Fields that are unset or at their default are left out."""
+    """Base of the parts of an answer. Fields that are unset or at their default are left out of the JSON."""
 
 
 class ToldFunction(_Told, kw_only=True, frozen=True):
-    """A call's function in an answer; in chunks only what is new."""
+    """The function of a tool call in an answer; in a chunk, only what is new of its name and arguments."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
@@ -278,7 +283,8 @@ class ToldCall(_Told, omit_defaults=False, kw_only=True, frozen=True):
 
 
 class CallDelta(_Told, kw_only=True, frozen=True):
-    """What is new of a tool call."""
+    """In a chunk, what is new of the tool call with this ``index``. The first one has the call's id and
+    name."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -287,7 +293,8 @@ class CallDelta(_Told, kw_only=True, frozen=True):
 
 
 class ToldMessage(_Told, omit_defaults=False, kw_only=True, frozen=True):
-    """The whole reply. ``content`` is null if the reply is only calls."""
+    """The whole reply, in an answer that does not stream. ``content`` is null if the reply is only tool
+    calls."""
 
     content: str | None
     role: str = "assistant"
@@ -297,7 +304,7 @@ class ToldMessage(_Told, omit_defaults=False, kw_only=True, frozen=True):
 
 
 class Delta(_Told, kw_only=True, frozen=True):
-    """What is new of a reply."""
+    """In a chunk, what is new of a reply."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
@@ -306,7 +313,8 @@ class Delta(_Told, kw_only=True, frozen=True):
 
 
 class AlternativeToken(msgspec.Struct, kw_only=True, frozen=True):
-    """A possible token, with its bytes in UTF-8 if it is whole characters."""
+    """A token that is likely at one place of the reply, with its bytes in UTF-8; they are null for a token that
+    is not whole characters."""
 
     token: str
     logprob: float
@@ -314,13 +322,13 @@ class AlternativeToken(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ScoredToken(AlternativeToken, frozen=True, kw_only=True):
-    """A sampled token and the most likely ones in its place."""
+    """A token of the reply, and the most likely tokens at its place."""
 
     top_logprobs: list[AlternativeToken]
 
 
 class ChoiceLogprobs(msgspec.Struct, kw_only=True, frozen=True):
-    """The log probabilities of a reply's tokens."""
+    """The log probabilities of the tokens of a reply, or of a chunk."""
 
     content: list[ScoredToken] | None = None
     refusal: None = None
@@ -330,7 +338,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filte
 
 
 class Choice(msgspec.Struct, kw_only=True, frozen=True):
-    """One reply."""
+    """One reply in an answer that does not stream."""
 
     index: int
     message: ToldMessage
@@ -339,7 +347,7 @@ class Choice(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """What is new of one reply."""
+    """In a chunk, what is new of the reply with this ``index``."""
 
     index: int
     delta: Delta
@@ -348,14 +356,14 @@ class ChunkChoice(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True, frozen=True):
-    """``cached_tokens``: prompt tokens with KV from an earlier turn, on any tier."""
+    """Parts of the prompt's tokens. ``cached_tokens``: those with KV from an earlier turn, on any tier."""
 
     cached_tokens: int = 0
     audio_tokens: int = 0
 
 
 class CompletionTokensDetails(msgspec.Struct, kw_only=True, frozen=True):
-    """Parts of the output that are not served here."""
+    """Parts of the output's tokens that the standard counts. They are not counted here: all are 0."""
 
     reasoning_tokens: int = 0
     audio_tokens: int = 0
@@ -364,7 +372,8 @@ class CompletionTokensDetails(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class CompletionUsage(msgspec.Struct, kw_only=True, frozen=True):
-    """What a request cost, in tokens; the output of all choices together."""
+    """What a request cost, in tokens. The prompt counts once, and the output is that of all choices
+    together."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -387,7 +396,8 @@ class ChatCompletion(_Told, omit_defaults=False, kw_only=True, frozen=True):
 
 
 class ChatChunk(_Told, omit_defaults=False, kw_only=True, frozen=True):
-    """One event of a stream. The chunk with the usage, if that was asked for, comes last and has no choices."""
+    """One event of a stream. The chunk with the usage, if the client asked for that, comes last and has no
+    choices."""
 
     id: str
     created: int
@@ -400,7 +410,7 @@ class ChatChunk(_Told, omit_defaults=False, kw_only=True, frozen=True):
 
 
 REQUEST = msgspec.json.Decoder(ChatRequest)
-"""Decodes the body of a request."""
+"""Decodes the body of ``POST /v1/chat/completions``."""
 
 
 def is_unserved(path: str, value: Any) -> bool:

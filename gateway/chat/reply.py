@@ -1,4 +1,5 @@
-"""One request's replies in Chat Completions: `ReplyEvent`s in, chunks or a whole answer out. Pure."""
+"""The replies to one request of Chat Completions: `ReplyEvent`s in, a stream's chunks or a whole answer out.
+Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ from .frames import (
 
 @dataclass(slots=True)
 class _Reply:
-    """What one choice has said so far."""
+    """What was collected of one choice so far. ``scores``: its tokens' log probabilities. ``messages``: ids of
+    its message items. ``begun``: its first chunk was made. ``done``: its last event."""
 
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
@@ -58,7 +60,8 @@ class _Reply:
 
 
 class ChatReply:
-    """The replies to one request. ``logprobs``: the client asked for log probabilities."""
+    """Makes the answer, or the chunks of a stream, for all replies to one request. ``reply_id``: the answer's
+    id. ``choices``: the number of replies. ``logprobs``: the client asked for log probabilities."""
 
     def __init__(self, reply_id: str, model: str, *, choices: int = 1, logprobs: bool = False) -> None:
         self.id = reply_id
@@ -70,7 +73,8 @@ class ChatReply:
     # --- a stream -------------------------------------------------------------------------------------------
 
     def chunks(self, number: int, event: ReplyEvent) -> Iterator[ChatChunk]:
-        """The chunks for one event of choice ``number``. Raises ``TurnFailed`` for a turn that failed."""
+        """The stream's chunks for one event of the choice with this number. Raises ``TurnFailed`` for a turn
+        that failed, ``Draining`` for one that the server's end cut off."""
         reply = self._replies[number]
         if not reply.begun:
             reply.begun = True
@@ -115,7 +119,7 @@ class ChatReply:
     # --- a whole answer -------------------------------------------------------------------------------------
 
     def add(self, number: int, event: ReplyEvent) -> None:
-        """Collect one event of choice ``number`` for `whole`."""
+        """Collect one event of the choice with this number, for `whole`."""
         reply = self._replies[number]
         match event:
             case ReplyTextDelta(item_id=item_id, text=text, scores=scores):
@@ -131,7 +135,8 @@ class ChatReply:
                 reply.done = event
 
     def whole(self) -> ChatCompletion:
-        """The answer, after all choices have ended. Raises ``TurnFailed`` if one failed."""
+        """The answer, after all choices have ended. Raises ``TurnFailed`` if one failed, ``Draining`` if the
+        server's end cut one off."""
         return ChatCompletion(
             id=self.id,
             created=self._created,
@@ -170,16 +175,17 @@ class ChatReply:
 
 
 def _gap(reply: _Reply, item_id: str) -> str:
-    """What separates this message of a reply from the one before it: a reply with a call in its middle has
-    several messages, and Chat Completions has one text."""
+    """The text to put before more text of the message ``item_id``: a line break where a further message of the
+    reply begins, else nothing. A reply with a tool call in its middle has several messages, and Chat
+    Completions has one text. It also notes that the message has begun."""
     first = item_id not in reply.messages
     reply.messages.add(item_id)
     return "\n" if first and len(reply.messages) > 1 else ""
 
 
 def finish_reason(done: ReplyDone, *, called: bool) -> FinishReason:
-    """Why a reply ended, in the standard's words. Raises ``TurnFailed``, or ``Draining`` where the server cut
-    it."""
+    """Why a reply ended, in the standard's words. ``done``: its last event; ``called``: it has a tool call.
+    Raises the error of a turn that failed, or ``Draining`` if the server's end cut it off."""
     if done.status is ReplyStatus.FAILED:
         raise done.error or TurnFailed("The turn failed")
     if done.reason is EndReason.SERVER_LEAVING:
@@ -190,7 +196,7 @@ def finish_reason(done: ReplyDone, *, called: bool) -> FinishReason:
 
 
 def usage_of(parts: Iterable[TurnUsage]) -> CompletionUsage:
-    """The usage of a request with these turns, one for each choice. The prompt counts once."""
+    """The usage of a request from that of its turns, one for each choice. The prompt counts once."""
     usages = list(parts)
     first = usages[0] if usages else TurnUsage()
     output = sum(usage.output_tokens for usage in usages)
@@ -203,7 +209,7 @@ def usage_of(parts: Iterable[TurnUsage]) -> CompletionUsage:
 
 
 def scored_token(score: TokenScore) -> ScoredToken:
-    """A token's log probability and those of its alternatives."""
+    """A token's log probability and those of the likeliest tokens at its place, as the answer has them."""
     top = [_alternative(other) for other in score.top]
     own = _alternative(score)
     return ScoredToken(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=top)

@@ -65,11 +65,11 @@ ROWS = (
         group="Tokens",
     ),
 )
-"""The routes, for the OpenAPI document."""
+"""The routes of this module as rows of the OpenAPI document."""
 
 
 def chat_routes(service: Service) -> list[Route]:
-    """The routes of the face."""
+    """Make the routes ``/v1/chat/completions``, ``/v1/completions``, ``/tokenize`` and ``/detokenize``."""
     face = _ChatFace(service)
     served = (
         (CHAT, face.chat),
@@ -86,7 +86,7 @@ class _ChatFace:
         self._limits = service.settings.limits
 
     async def chat(self, request: Request) -> Response:
-        """``POST /v1/chat/completions``."""
+        """Serve ``POST /v1/chat/completions``: run the turn and answer with all replies, or with a stream."""
         body = await read_json(request, self._limits, frames.REQUEST, frames.is_unserved)
         transcripts = await self._service.transcripts(body.model)
         ask = ask_of(body, transcripts.bounds, transcripts.sampling, transcripts.default_max_tokens)
@@ -108,7 +108,8 @@ class _ChatFace:
         raise AssertionError("the block above returns")
 
     async def complete(self, request: Request) -> Response:
-        """``POST /v1/completions``."""
+        """Serve ``POST /v1/completions``: complete the prompts and answer with all replies, or with a
+        stream."""
         body = await read_json(request, self._limits, completions.REQUEST, completions.is_unserved)
         transcripts = await self._service.transcripts(body.model)
         ask, prompts = completions.ask_of(
@@ -133,7 +134,7 @@ class _ChatFace:
         raise AssertionError("the block above returns")
 
     async def tokenize(self, request: Request) -> Response:
-        """``POST /tokenize``: the token ids of a text, or of a conversation's prompt."""
+        """Serve ``POST /tokenize``: answer with the token ids of a text, or of a conversation's prompt."""
         body = await read_json(request, self._limits, completions.TOKENIZE)
         transcripts = await self._service.transcripts(body.model)
         if body.messages is None:
@@ -148,7 +149,7 @@ class _ChatFace:
         )
 
     async def detokenize(self, request: Request) -> Response:
-        """``POST /detokenize``: the text of token ids, special tokens included."""
+        """Serve ``POST /detokenize``: answer with the text of token ids, special tokens included."""
         body = await read_json(request, self._limits, completions.DETOKENIZE)
         transcripts = await self._service.transcripts(body.model)
         ids = token_ids("tokens", body.tokens, transcripts.bounds.vocab_size)
@@ -163,8 +164,9 @@ async def _streamed(
     *,
     usage: bool,
 ) -> AsyncIterator[bytes]:
-    """The events of a stream. ``stack`` ends the turn. ``usage``: the last chunk tells it. An error ends the
-    stream with an event that holds the error object."""
+    """The server-sent events of a streamed answer, encoded, some at a time. ``stack``: closing it, at the end,
+    ends the turn. ``reply`` makes the chunks. ``usage``: a last chunk has the usage. An error ends the stream
+    with an event that has the error object."""
     async with stack:
         try:
             async for batch in turn.events():

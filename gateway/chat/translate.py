@@ -23,10 +23,11 @@ MAX_SEED = 2**63
 def ask_of(
     body: frames.ChatRequest, bounds: RequestBounds, sampling: Mapping[str, Any], default_tokens: int | None
 ) -> Ask:
-    """The turn that a body asks for. ``sampling``: the model's defaults, for fields that the body leaves out;
-    ``default_tokens``: the most tokens of a reply without a limit; None: as many as the context holds.
+    """The turn that a body asks for. ``bounds``: what the model allows. ``sampling``: the model's defaults, for
+    fields that the body leaves out. ``default_tokens``: the most tokens of a reply if its request sets no
+    limit; None: as many as the context holds.
 
-    Raises ``FieldInvalid``, and what `TurnRequest.checked` raises.
+    Raises ``FieldInvalid``, ``FieldMissing``, and what `TurnRequest.checked` raises.
     """
     tools = tools_of(body.tools or ())
     transcript = transcript_of(body.messages, tools)
@@ -55,7 +56,8 @@ def ask_of(
 
 
 def sampling_of(body: frames.SamplingBody, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling parameters of a body, by the names of `TurnRequest.checked`. ``defaults``: the model's."""
+    """The sampling parameters of a body, by their names as arguments of `TurnRequest.checked`. ``defaults``:
+    the model's, for those that the body leaves out."""
     names = (
         "temperature",
         "top_p",
@@ -84,8 +86,9 @@ def sampling_of(body: frames.SamplingBody, defaults: Mapping[str, Any]) -> dict[
 
 
 def transcript_of(messages: Sequence[frames.ChatMessage], tools: tuple[Tool, ...] = ()) -> Transcript:
-    """The conversation of a body's messages. The first message gives the instructions if it is a system or
-    developer message; later ones are items. Raises ``FieldInvalid`` for a tool's output without a call."""
+    """The conversation of a body's messages, with these tools. The first message gives the instructions if it
+    is a system or developer message; all others are items. Raises ``FieldInvalid`` for a tool's output without
+    a call before it, ``FieldMissing`` for a message of the model without anything in it."""
     first, instructions = messages[0], ""
     if isinstance(first, frames.SystemMessage | frames.DeveloperMessage):
         instructions, messages = text_of(first.content), messages[1:]
@@ -115,7 +118,8 @@ def transcript_of(messages: Sequence[frames.ChatMessage], tools: tuple[Tool, ...
 
 
 def assistant_items(message: frames.AssistantMessage, at: int) -> list[Item]:
-    """The items of a model's message: its text, then its calls. ``at``: its index, for errors."""
+    """The items of a message of the model: its text, then its calls. ``at``: the message's index in the body,
+    for errors. Raises ``FieldMissing`` if it has neither."""
     items: list[Item] = []
     text = text_of(message.content) if message.content else message.refusal or ""
     if text:
@@ -133,14 +137,14 @@ def _message(role: Role, text: str) -> Message:
 
 
 def text_of(content: frames.Parts) -> str:
-    """The text of a message; its parts are lines of their own, as in vLLM."""
+    """The text of a message's content. Its parts are joined with line breaks, as vLLM does."""
     if isinstance(content, str):
         return content
     return "\n".join(part.text if isinstance(part, frames.ChatTextPart) else part.refusal for part in content)
 
 
 def tools_of(tools: Sequence[frames.ChatTool]) -> tuple[Tool, ...]:
-    """The session's tools."""
+    """The tools of a body as tools of `sessions`."""
     return tuple(
         Tool(
             name=tool.function.name,
@@ -153,7 +157,8 @@ def tools_of(tools: Sequence[frames.ChatTool]) -> tuple[Tool, ...]:
 
 
 def format_of(body: frames.ChatRequest) -> Grammar | None:
-    """The grammar of the reply's text; None: any text. Raises ``GrammarInvalid``."""
+    """The grammar that the reply's text must follow, from ``response_format`` or vLLM's fields; None: any text.
+    Raises ``GrammarInvalid`` if it is not valid, or if there are several."""
     grammars: list[Grammar] = []
     match body.response_format:
         case JsonObject():
@@ -169,7 +174,8 @@ def format_of(body: frames.ChatRequest) -> Grammar | None:
 
 
 def structured_of(body: frames.SamplingBody) -> Grammar | None:
-    """The grammar that vLLM's fields name; None: none of them is given. Raises ``GrammarInvalid``."""
+    """The grammar that vLLM's fields (``structured_outputs``, ``guided_json`` and so on) give; None: none of
+    them is set. Raises ``GrammarInvalid`` if it is not valid, or if there are several."""
     asked = body.structured_outputs or frames.StructuredOutputs()
     found: list[Grammar] = []
     for param, schema in (("structured_outputs.json", asked.json), ("guided_json", body.guided_json)):

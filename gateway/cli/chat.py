@@ -32,8 +32,9 @@ HELP = """\
 
 
 def run(url: str, instructions: str, api_key: str | None) -> int:
-    """Open a session on the server and talk until /quit, Ctrl-D, or Ctrl-C at the prompt. Returns the exit
-    code: 0, or 2 with the cause on stderr if no session could be opened."""
+    """Open a session on the server and talk until /quit, Ctrl-D, or Ctrl-C at the prompt. ``url``: of the
+    server. ``api_key``: None if the server has no keys. Returns the exit code: 0, or 2 with the cause on stderr
+    if no session could be opened."""
     try:
         with (
             connect(url, api_key=api_key) as client,
@@ -47,16 +48,16 @@ def run(url: str, instructions: str, api_key: str | None) -> int:
 
 
 class ShownBranch:
-    """A conversation, or a fork of it, with what the terminal has shown. ``chat``: its client. ``said``: the
-    user's text and the reply of each turn. ``marks``: for each turn, the id of the item before it, to which
-    taking that turn back goes."""
+    """A conversation, or a fork of it, with what the terminal has shown. ``chat``: its session. ``said``: for
+    each turn, the user's text and the reply. ``marks``: for each turn, the id of the item before it, which a
+    rewind of that turn goes back to."""
 
     def __init__(self, chat: SyncChat, said: list[tuple[str, str]], marks: list[str]) -> None:
         self.chat = chat
         self.said = said
         self.marks = marks
         self.head = "root"
-        """The id of the last item."""
+        """The id of the conversation's last item; ``root`` if it is empty."""
 
 
 class TerminalChat:
@@ -193,7 +194,7 @@ class TerminalChat:
 
 def cost(finished: Finished) -> str:
     """One line about a finished response: the time to the first text, the reply's tokens, and how many tokens
-    of the prompt were computed or known before."""
+    of the prompt were computed and how many had cached KV."""
     parts = []
     if finished.status != "completed":
         details = finished.response.status_details
@@ -240,8 +241,9 @@ def quiet_terminal() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _history() -> Iterator[None]:
-    """Inside the block, lines can be edited, and are kept for the next chat: in ``chat_history`` in the user's
-    state folder. Does nothing if stdin is not a terminal, or Python has no ``readline``."""
+    """Inside the block, the lines at the prompt can be edited, and are saved for the next chat: in
+    ``chat_history`` in the user's state folder. Does nothing if stdin is not a terminal, or Python has no
+    ``readline``."""
     try:
         import readline
     except ImportError:  # a Python without readline

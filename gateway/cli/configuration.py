@@ -27,14 +27,14 @@ from .vllm_names import hint
 PREFIX = "HOLDFAST"
 MOST_FILE_BYTES = 1 << 20
 SECRETS = frozenset({"api_key", "operator_key", "ssl_keyfile_password"})
-"""Settings that are secret: their values are not printed."""
+"""The names of settings that are secret: `printed` does not show their values."""
 NO_SETTINGS = frozenset({"config", "print_config", "help"})
-"""Options that a file cannot set."""
+"""The names of options that a configuration file cannot set."""
 
 
 class ServeCommand(TyperCommand):
-    """A command that says what to do instead of an option of vLLM's, and in one line where a wrong value that
-    is not of the command line comes from."""
+    """The command ``serve``. It adds two error messages: for an option of vLLM's, what to do instead; for a
+    wrong value from the file or the environment, where that value is."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -43,7 +43,8 @@ class ServeCommand(TyperCommand):
             param.show_envvar = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read argv, the environment and the file. Refuses, with exit code 2, what cannot be used."""
+        """Read argv, the environment and the file, as Typer's command does. Ends with exit code 2 and one line
+        for what cannot be used."""
         known = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
         for word in args[: args.index("--") if "--" in args else None]:
             name = word.partition("=")[0]
@@ -69,8 +70,8 @@ def origin(context: typer.Context, name: str) -> str | None:
 
 
 def with_origins(context: typer.Context, cause: str) -> str:
-    """An error with the places of the settings that it names, as far as these are in the file or the
-    environment."""
+    """The error text ``cause``, with the places added at which the settings that it names are written, as far
+    as these are in the file or the environment."""
     named = [
         place
         for param in context.command.params
@@ -80,7 +81,8 @@ def with_origins(context: typer.Context, cause: str) -> str:
 
 
 def _names(cause: str, param: Any) -> bool:
-    """Whether an error is about this setting: it begins with its name, or has one of its options in it."""
+    """Whether the error text ``cause`` is about the setting ``param``: it begins with the setting's name, or
+    has one of its options in it."""
     words = [re.escape(name) for name in (*param.opts, *param.secondary_opts) if name.startswith("--")]
     return cause.startswith((f"{param.name} ", f"{param.name}: ")) or bool(
         words and re.search(rf"(?<![\w-])({'|'.join(words)})(?![\w-])", cause)
@@ -91,9 +93,10 @@ def _names(cause: str, param: Any) -> bool:
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """The callback of ``--config``: make the file's values the defaults of all other options.
+    """The callback of ``--config``: make the values of the file at ``path`` the defaults of all other options.
+    Returns ``path``.
 
-    Refuses, with exit code 2 and one line, a file that cannot be read, and a key or a value of it that is no
+    Ends with exit code 2 and one line if the file cannot be read, or a key or a value in it is no valid
     setting.
     """
     if path is not None:
@@ -114,7 +117,8 @@ def _table(path: Path) -> Mapping[str, Any]:
 
 
 def _checked(context: typer.Context, path: Path, table: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a file by the names of the settings."""
+    """The values of ``table``, the content of the file at ``path``, by the names of the settings. Ends with
+    exit code 2 if a key is no setting or a value is wrong."""
     params = {
         name.lstrip("-").replace("-", "_"): param.name or ""
         for param in context.command.params
@@ -146,8 +150,8 @@ def _unknown(key: str, known: list[str]) -> str:
 
 
 def _value(value: Any, kind: Any) -> Any:
-    """A value of the file as an option takes it. One text may stand for a list of one, and a number for a size.
-    Raises ``msgspec.ValidationError``."""
+    """A value of the file, converted to ``kind``, the type of its option. A text may stand for a list of one,
+    and a number for a size. Raises ``msgspec.ValidationError``."""
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     plain = next(one for one in kinds if one is not type(None))
     if plain is Path:
@@ -165,9 +169,10 @@ def _value(value: Any, kind: Any) -> Any:
 
 
 def printed(context: typer.Context, **resolved: Any) -> Iterator[str]:
-    """All settings, each with its source, as lines of a file that ``--config`` takes.
+    """All settings, each with its source, as lines of a file that ``--config`` accepts.
 
-    ``resolved``: values that follow from others. A setting without a value, and a secret, is a comment.
+    ``resolved``: values to show in place of the options' own, because they were computed from several. A
+    setting without a value, and a secret, is shown as a comment.
     """
     for param in context.command.params:
         name = param.name or ""
@@ -188,7 +193,7 @@ def _line(name: str, value: Any) -> str:
 
 
 def _source(context: typer.Context, name: str) -> str:
-    """Where a setting's value comes from."""
+    """Where the value of a setting comes from, as text: a file, a variable, ``command line`` or ``default``."""
     place = origin(context, name)
     if place is not None:
         return place.removesuffix(f": {name}")

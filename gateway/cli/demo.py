@@ -40,8 +40,8 @@ RIGHT = (
 
 @dataclass(frozen=True, slots=True)
 class ScriptLine:
-    """One line of the demo. ``say``: what the user says. ``expect``: texts that the reply must contain.
-    ``tool``: the tool that the model must call; None: any or none."""
+    """One turn of the demo. ``say``: what the user says. ``expect``: texts that the reply must contain.
+    ``tool``: the name of the tool that the model must call; None: no call is required."""
 
     say: str
     expect: tuple[str, ...] = ()
@@ -68,7 +68,8 @@ TALK = (
     ScriptLine("Say that in German, please."),
     ScriptLine("What is my name?"),
 )
-"""What is said to a model other than the pocket model. Only tokens are checked, not what the reply says."""
+"""The lines for a model other than the pocket model. Only the token counts are checked, not what the replies
+say."""
 LONGEST = 96
 """The most tokens of a reply in `TALK`."""
 
@@ -115,7 +116,7 @@ def verdict(wrong: list[str], console: Console, right: Iterable[str] = ()) -> in
 
 
 def figures(title: str, headings: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
-    """Make a table of numbers, to print on a console. Each of ``rows`` has a cell for each heading."""
+    """Make a table of numbers, to be printed on a console. Each of ``rows`` has a cell for each heading."""
     table = Table(title=title)
     for heading in headings:
         table.add_column(heading, justify="right")
@@ -148,7 +149,8 @@ async def _demo(model: str, console: Console) -> int:
 
 
 async def _turn(chat: Chat, line: ScriptLine, turn: int, name: str, console: Console) -> list[str]:
-    """Say one line to the model and print the reply and its cost. Returns what went wrong, one text each."""
+    """Say one line to the model and print the reply and its cost. ``turn``: its number, from 1. ``name``: the
+    model's, as the speaker of the reply. Returns what went wrong, one text for each fault."""
     console.print(f"[bold]you[/bold]     {line.say}")
     console.print(f"[bold cyan]{name}[/bold cyan]  ", end="")
     said = ""

@@ -48,8 +48,9 @@ Fact: TypeAlias = tuple[str, str]
 
 
 def run(settings: EngineSettings | None, keys: Path | None = None) -> int:
-    """Print the tables: the machine, the tenants of the file ``keys``, the model of ``settings``. Returns 0, or
-    2 with the reason on stderr, if the model cannot be served or the tenants' limits do not fit."""
+    """Print the tables: the machine, the tenants of the keys file ``keys``, the model of ``settings``; the last
+    two only if they are given. Returns the exit code: 0, or 2 with the reason on stderr if the model cannot be
+    served or the tenants' limits do not fit."""
     console = Console(highlight=False)
     console.print(_table("Machine", machine()))
     try:
@@ -83,7 +84,7 @@ def machine() -> Iterator[Fact]:
 
 
 def limits(found: Tenants) -> Iterator[Fact]:
-    """For each tenant of a keys file, its name, and its keys and limits as text."""
+    """For each tenant of a keys file, its name, and as text how many keys it has and which limits."""
     held = found.keys.tenants.values() if found.keys is not None else ()
     for name in sorted({*held, *found.limits}):
         count = sum(holder == name for holder in held)
@@ -91,8 +92,9 @@ def limits(found: Tenants) -> Iterator[Fact]:
 
 
 def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[Fact]:
-    """Facts about the model and what it needs, as names and values. Its weights are not loaded. Raises
-    ``ModelUnreadable``, ``SettingsInvalid``, ``LimitsTooLarge`` or a ``SessionError``."""
+    """Facts about the model and what it needs, as names and values. Its weights are not loaded. ``tenants``:
+    their leases are checked against the KV; None: there are none. Raises ``ModelUnreadable``,
+    ``SettingsInvalid``, ``LimitsTooLarge`` or a ``SessionError``."""
     from ...runtime.model.config import read_config, read_defaults
     from ...runtime.model.folder import check_folder, find_model
     from ...runtime.model.load import as_stored, dtype_named, open_weights
@@ -159,7 +161,8 @@ def _allowed(device: str, weights: int) -> tuple[str, int]:
 
 
 def _sampling(defaults: SamplingDefaults) -> str:
-    """The default sampling of a session, as text."""
+    """A session's default sampling parameters as text: ``greedy`` or ``drawn``, and the values that differ from
+    the usual ones."""
     given = asdict(defaults)
     usual = asdict(SamplingDefaults())
     written = ", ".join(f"{name} {value:g}" for name, value in given.items() if value != usual[name])
@@ -168,7 +171,7 @@ def _sampling(defaults: SamplingDefaults) -> str:
 
 
 def _kernels(settings: EngineSettings, dtype: str, head_dim: int) -> str:
-    """The name of the kernels that the engine would use, with a note if there is one. Raises
+    """The name of the kernels that the engine would use, followed by a note in brackets if there is one. Raises
     ``SettingsInvalid``."""
     from ...runtime.build import named_backend
 

@@ -16,8 +16,8 @@ from ...runtime.model.folder import FETCHED, fetched_file, find_model
 
 
 def run(model: str) -> int:
-    """Download the model into the cache folder, if it is not there yet. Returns the exit code: 0, or 2 with the
-    cause on stderr."""
+    """Download the model with this name into the cache folder, if it is not there yet. Returns the exit code:
+    0, or 2 with the cause on stderr."""
     if model not in FETCHED:
         return _refused(f"{model}: not a model that can be fetched ({', '.join(FETCHED)})")
     path = fetched_file(model)

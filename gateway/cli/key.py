@@ -13,7 +13,8 @@ REFUSED = 2
 
 
 def new(tenant: str) -> int:
-    """Print a fresh key, and then the line for the keys file. Nothing keeps the key. Returns the exit code."""
+    """Make a fresh key of the tenant. Prints the key, and then the line for the keys file, which has its
+    digest. The key is kept nowhere. Returns the exit code: 0, or 2 if ``tenant`` is no name of a tenant."""
     if not _is_name(tenant):
         return REFUSED
     key = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
@@ -24,7 +25,8 @@ def new(tenant: str) -> int:
 
 
 def digest(tenant: str) -> int:
-    """Print the line for the keys file for each key on a line of stdin. Returns the exit code."""
+    """Read keys of the tenant from stdin, one on each line, and print for each the line for the keys file,
+    which has its digest. Returns the exit code: 0, or 2 if ``tenant`` is no name of a tenant."""
     if not _is_name(tenant):
         return REFUSED
     for line in sys.stdin:
@@ -34,7 +36,7 @@ def digest(tenant: str) -> int:
 
 
 def _is_name(tenant: str) -> bool:
-    """Whether this can be a tenant's name; if not, stderr says so."""
+    """Whether this can be a tenant's name. If not, prints that on stderr."""
     if NAME.fullmatch(tenant):
         return True
     print(f"holdfast: {tenant!r} is no name of a tenant: letters, digits, . _ -", file=sys.stderr)

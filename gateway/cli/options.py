@@ -1,4 +1,4 @@
-"""The options of the command line, and the settings that they become."""
+"""The options of the command line, and the functions that make settings of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Dtypes = Literal["auto", "float32", "bfloat16", "float16", "float", "half"]
 KVDtypes = Literal["auto", "float8_e4m3fn", "fp8", "fp8_e4m3"]
 Backends = Literal["auto", "reference", "cpu", "triton", "triton-invariant"]
 TORCH_NAMES = {"float": "float32", "half": "float16", "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}
-"""Types by the names that vLLM gives them."""
+"""torch's name for each element type that vLLM names otherwise."""
 
 Model = Annotated[
     str,
@@ -222,11 +222,11 @@ Page = Annotated[
 
 
 class OptionUnusable(Exception):
-    """The options do not make settings. ``message``: why, in one line."""
+    """Options from which no valid settings can be made. ``message``: why, in one line."""
 
     @property
     def message(self) -> str:
-        """What is wrong, in one line."""
+        """Why, in one line."""
         return str(self.args[0])
 
 
@@ -239,9 +239,9 @@ def refuse(cause: str) -> NoReturn:
 def gateway_settings(
     calls: CallChoice, reasoning: ReasoningChoice, keys: Path | None, api_key: str | None, **named: Any
 ) -> GatewaySettings:
-    """Make the gateway's settings from options. ``calls``, ``reasoning``: names of the forms in which the model
-    writes tool calls and reasoning. ``keys``, ``api_key``: where the keys come from, one of them at most.
-    ``named``: other fields of `GatewaySettings`. Raises ``OptionUnusable``."""
+    """Make the gateway's settings from options. ``calls``, ``reasoning``: the forms in which the model writes
+    tool calls and reasoning; ``auto``: found from its template. ``keys``, ``api_key``: where the valid keys
+    come from, one of them at most. ``named``: other fields of `GatewaySettings`. Raises ``OptionUnusable``."""
     from ...sessions.tools.formats import CallForm, ReasoningForm
 
     if keys is not None and api_key is not None:
@@ -265,8 +265,10 @@ def network_settings(
     root_path: str,
     *secured: Any,
 ) -> Network:
-    """Make the settings of how the server is reached from options. ``secured``: the TLS certificate, its
-    private key, and the key's password. Raises ``OptionUnusable``."""
+    """Make the settings of host names, proxies and TLS from options. ``hosts``: names in the Host header that
+    are accepted; ``origins``: of web pages that may connect; ``proxies``: addresses or networks, also several
+    in one text with commas between; ``secured``: the TLS certificate, its private key, and the key's password.
+    Raises ``OptionUnusable``."""
     trusted = tuple(one.strip() for word in proxies or () for one in word.split(","))
     try:
         return Network(tuple(hosts or ()), tuple(origins or ()), trusted, root_path.rstrip("/"), *secured)
@@ -285,8 +287,9 @@ def engine_settings(
     kv_dtype: str = AUTO,
     **named: Any,
 ) -> EngineSettings:
-    """Make the engine's settings from options. Sizes are texts such as ``8GiB``, ``kv_scales`` two numbers;
-    types may have vLLM's names. ``named``: other fields of `EngineSettings`. Raises ``OptionUnusable``."""
+    """Make the engine's settings from options. Sizes are texts such as ``8GiB``; ``kv_scales`` is the text of
+    two numbers, for keys and values; types may have vLLM's names. ``named``: other fields of `EngineSettings`.
+    Raises ``OptionUnusable``."""
     try:
         return EngineSettings(
             model=model,
@@ -321,8 +324,8 @@ def _scales(text: str) -> tuple[float, float]:
 
 
 def _bytes(option: str, text: str | None) -> int | None:
-    """The number of bytes in ``text``, such as ``8GiB``; None if there is no text. If it is not a size, leaves
-    by `refuse`, which names the ``option``."""
+    """The number of bytes that ``text``, such as ``8GiB``, stands for; None for None. ``option``: its name, for
+    the error. Raises ``OptionUnusable`` if it is not a size."""
     try:
         return None if text is None else bytes_of(text)
     except ValueError as error:

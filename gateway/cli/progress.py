@@ -13,12 +13,12 @@ from ...runtime.link.messages import Heartbeat, Phase
 log = logging.getLogger(__name__)
 
 LINE_SHARE = 0.25
-"""In a log, a phase gets another line after each such share of it."""
+"""Where there is no terminal, a phase of loading gets another log line after each such part of it."""
 
 
 class Loading:
     """Shows on stderr, or on ``console``, what the engine loads and how much of that is done. Use it in a
-    ``with`` block."""
+    ``with`` block: a bar is shown there on a terminal, log lines elsewhere."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -44,7 +44,7 @@ class Loading:
         self._progress.stop()
 
     def heard(self, beat: Heartbeat) -> None:
-        """Show the progress that a heartbeat of the engine tells."""
+        """Show the progress that a heartbeat of the engine reports."""
         if self._loaded or beat.phase not in (Phase.LOADING, Phase.COMPILING):
             return
         detail = beat.detail or "loading"

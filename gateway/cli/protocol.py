@@ -69,7 +69,7 @@ _ENDS = """\
 
 
 def document() -> str:
-    """The whole text of the file, made anew."""
+    """The whole text of ``PROTOCOL.md``, made from the types as they are now."""
     sections = [
         [_BEGINNING],
         _order(),
@@ -102,7 +102,7 @@ def _events(title: str, frame: type, union: Any) -> Iterator[str]:
 
 
 def _objects() -> Iterator[str]:
-    """The lines of the sections on structs that occur inside events, sorted by name."""
+    """The lines of the part about structs that occur inside events, with a section for each, sorted by name."""
     events = [*get_args(ClientEvent), *get_args(ServerEvent)]
     found: dict[str, type] = {}
     waiting: list[type] = list(events)

@@ -1,4 +1,4 @@
-"""``holdfast serve``: run a server until a signal comes. What an operator has to know goes to the log on
+"""``holdfast serve``: run a server until a signal comes. What an operator must know goes to the log on
 stderr."""
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ log = logging.getLogger(__name__)
 EXIT_AT_ONCE = 1
 EXIT_REFUSED = 2
 WATCH_SECONDS = 1.0
-"""Seconds between two looks at the files of keys and certificate. A change counts at the second one."""
+"""Seconds between two looks at the files of keys and certificate. A changed file is read at the second look,
+when it is the same as at the first."""
 REFUSALS = (
     *(RuntimeFault, SessionError),
     *(AddressUnusable, KeysUnusable, CertificateUnusable, TracingUnavailable),
 )
-"""Errors by which a server does not start."""
+"""Errors because of which a server does not start: exit code 2 and one line."""
 COLLECT = 20_000, 10, 10
-"""The garbage collector's thresholds. By default it would run after every 700 new objects."""
+"""The garbage collector's thresholds for its three generations. By default it would run after every 700 new
+objects."""
 
 
 def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
@@ -130,7 +132,7 @@ def _leave_terminal() -> None:
 
 async def _reload(running: Serving, asked: asyncio.Event) -> None:
     """Read keys and certificate again each time ``asked`` is set, or one of their files has changed, and log
-    what has changed. Runs until cancelled."""
+    what is different now. Runs until cancelled."""
     watch = FileWatch(running.reloadable)
     while True:
         with contextlib.suppress(TimeoutError):

@@ -21,9 +21,10 @@ REFUSED = 2
 
 
 def keep(act: str, folder: Path, target: Path | None, tenant: str | None, keys: Path | None) -> int:
-    """Do the action ``act`` on the store in ``folder``, and print what it says. ``target``: the folder of a
-    backup. ``tenant``: the one to erase. ``keys``: a keys file that must have that tenant. Returns the exit
-    code: 0, 1 if something is damaged, 2 if it cannot be done."""
+    """Run the action ``act`` of ``holdfast store`` on the store in ``folder``, and print its lines. ``target``:
+    for ``backup``, the folder of the copy. ``tenant``: for ``erase``, the tenant's name. ``keys``: for
+    ``erase``, a keys file that must have that tenant; None: not checked. Returns the exit code: 0, 1 if
+    something is damaged, 2 if it cannot be done."""
     logging.disable(logging.ERROR)  # the printed lines say it
     try:
         if tenant is not None:

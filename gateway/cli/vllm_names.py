@@ -76,9 +76,9 @@ HINTS = {
     "--headless": "the server always listens",
     "--middleware": "a proxy in front of the server can do it",
 }
-"""By option, without its value."""
+"""What to do instead, as text, by the name of vLLM's option."""
 
 
 def hint(option: str) -> str | None:
-    """What to do instead of an option of vLLM's; None if it is none of these."""
+    """What to do instead of this option of vLLM's; None if there is no hint for it."""
     return HINTS.get(option)

@@ -10,7 +10,8 @@ from .schemas import members_of, parameters_of, schemas_of, summary_of, tag_of
 
 
 def asyncapi(rows: Sequence[SocketRow], version: str) -> dict[str, Any]:
-    """The document of these WebSockets. ``version``: of this package."""
+    """Make the AsyncAPI document of the WebSockets in ``rows``, as JSON values. ``version``: of this
+    package."""
     channels: dict[str, Any] = {}
     operations: dict[str, Any] = {}
     messages: dict[str, Any] = {}
@@ -60,7 +61,8 @@ def asyncapi(rows: Sequence[SocketRow], version: str) -> dict[str, Any]:
 
 
 def _query(row: SocketRow) -> dict[str, Any]:
-    """The parameters of the URL as one schema, as the WebSocket binding has them."""
+    """The parameters of a WebSocket's URL as one JSON Schema of an object, which is the form of AsyncAPI's
+    WebSocket binding."""
     parameters = parameters_of(row.query)
     return {
         "type": "object",

@@ -9,11 +9,11 @@ from .rows import RouteRow
 from .schemas import parameters_of, schemas_of
 
 PARTS = ("request", "response", "streamed", "refused")
-"""The fields of a row that are types of bodies."""
+"""The fields of a `RouteRow` that hold types of bodies."""
 
 
 def openapi(rows: Sequence[RouteRow], version: str) -> dict[str, Any]:
-    """The document of these routes. ``version``: of this package."""
+    """Make the OpenAPI document of the routes in ``rows``, as JSON values. ``version``: of this package."""
     forms = [(row, part, _forms(getattr(row, part))) for row in rows for part in PARTS]
     schemas, components = schemas_of([one for _, _, types in forms for one in types])
     left = iter(schemas)
@@ -46,7 +46,7 @@ def openapi(rows: Sequence[RouteRow], version: str) -> dict[str, Any]:
 
 
 def _forms(types: Any) -> tuple[Any, ...]:
-    """The types of one part of a row."""
+    """The types in one field of a row, as a tuple: it may hold none, one or several."""
     return types if isinstance(types, tuple) else () if types is None else (types,)
 
 

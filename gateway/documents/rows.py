@@ -1,4 +1,5 @@
-"""What a face declares of itself for the documents: a row for each HTTP route, and one for each WebSocket."""
+"""What the code of a protocol declares of itself for the API's documents: a row for each HTTP route, and one
+for each WebSocket."""
 
 from __future__ import annotations
 
@@ -18,21 +19,22 @@ class ErrorBody(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ErrorAnswer(msgspec.Struct, kw_only=True, frozen=True):
-    """The body of an answer that refuses a request."""
+    """The body of an HTTP answer that refuses a request."""
 
     error: ErrorBody
 
 
 @dataclass(frozen=True, slots=True)
 class RouteRow:
-    """One HTTP route.
+    """One HTTP route, as the OpenAPI document shows it.
 
     ``path``: as OpenAPI writes it, ``/v1/models/{model}``. ``request``, ``response``: types of the JSON bodies,
     such as msgspec structs; None: no body, or with ``media_type`` a body that is not JSON. ``query``: a struct
-    with a field for each parameter of the URL. ``streamed``: the type of the events, where the answer may come
-    as server-sent events. ``refused``: the type of the body that refuses a request. A tuple of types: any of
-    them. ``headers``: those that choose among these, each with what it does. ``also``: answers with another
-    status. ``group``: the heading in the documents.
+    with a field for each parameter of the URL. ``streamed``: the type of the events if the answer may come as
+    server-sent events. ``refused``: the type of the body that refuses a request. In place of a type there may
+    be a tuple of types: any of them. ``headers``: request headers that choose among these types, each with what
+    it does. ``also``: other statuses with which the same answer may come, each with its meaning. ``needs_key``:
+    a server with keys asks for one. ``group``: the heading in the document.
     """
 
     method: str
@@ -52,11 +54,11 @@ class RouteRow:
 
 @dataclass(frozen=True, slots=True)
 class SocketRow:
-    """One WebSocket.
+    """One WebSocket, as the AsyncAPI document shows it.
 
     ``query``: a struct with a field for each parameter of the URL. ``receives``, ``sends``: the unions of the
-    events that the server receives and sends, tagged by their field ``type``. ``own``: the base of those that
-    no standard has. ``description``: what a client has to know beyond the events.
+    events that the server receives and sends, tagged by their field ``type``. ``own``: the base class of those
+    events that no standard has. ``description``: what a client must know beyond the events.
     """
 
     path: str

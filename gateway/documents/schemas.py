@@ -1,4 +1,5 @@
-"""JSON Schemas of types, as both documents use them: one component for each struct, with its docstring."""
+"""JSON Schemas of types, as the OpenAPI and the AsyncAPI document have them: one component for each struct,
+with its docstring."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ REFERENCE = "#/components/schemas/{name}"
 
 
 def schemas_of(types: Iterable[Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The schema of each type, and the components that they refer to, by name.
+    """The JSON Schema of each type, in order, and the components (schemas of structs) that these refer to, by
+    name.
 
     https://json-schema.org/draft/2020-12, which OpenAPI 3.1 and AsyncAPI 3.0 both read.
     """
@@ -25,27 +27,28 @@ def schemas_of(types: Iterable[Any]) -> tuple[list[dict[str, Any]], dict[str, An
 
 
 def members_of(union: Any) -> tuple[type, ...]:
-    """The structs of a union, by their tag."""
+    """The structs of a union, sorted by their tag. A single struct is a union of one."""
     return tuple(sorted(get_args(union) or (union,), key=tag_of))
 
 
 def tag_of(struct: Any) -> str:
-    """The value of a struct's field ``type``."""
+    """The value that a struct has in its field ``type`` on the wire; the struct's name if it has no tag."""
     return str(struct.__struct_config__.tag or struct.__name__)
 
 
 def text_of(documented: Any) -> str:
-    """The docstring of a type."""
+    """The docstring of a type, without indentation; empty if it has none."""
     return inspect.cleandoc(documented.__doc__ or "")
 
 
 def summary_of(documented: Any) -> str:
-    """The first sentence of a docstring, in one line."""
+    """The first paragraph of a type's docstring, in one line."""
     return " ".join(text_of(documented).split("\n\n")[0].split())
 
 
 def parameters_of(query: type | None) -> list[tuple[str, bool, dict[str, Any], str]]:
-    """The fields of a query struct: name, whether it is required, schema, description."""
+    """The fields of a query struct, each as its name, whether it is required, its JSON Schema without the
+    description, and its description. Empty for None."""
     if query is None:
         return []
     info = type_info(query)

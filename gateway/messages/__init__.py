@@ -1,1 +1,1 @@
-"""Anthropic Messages, a face for clients that send the whole conversation with each request."""
+"""The code of Anthropic's Messages protocol, for clients that send the whole conversation with each request."""

@@ -1,8 +1,8 @@
 """Bodies of Anthropic's Messages as msgspec structs: requests, answers and the events of a stream.
 
 The field names are those of the `anthropic` package; `temperature`, `top_p` and `top_k` are those of its
-releases before 2. Fields that have no effect here are accepted. `REFUSED` ones would change what the model
-reads or writes, so they are refused by name. Unknown fields are refused.
+releases before 2. Some fields are accepted and have no effect. `REFUSED` ones would change what the model reads
+or writes, so they are refused by name. Unknown fields are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...sdk.frames.response import KVReceipt
 MAX_MESSAGES = 100_000
 MAX_TOOLS = 1_000
 LEAST_BUDGET = 1_024
-"""The least ``budget_tokens`` of thinking."""
+"""The least value of ``budget_tokens`` in the field ``thinking``."""
 
 REFUSED = frozenset(
     {
@@ -34,7 +34,7 @@ REFUSED = frozenset(
 TOOLS = re.compile(
     r"(advisor|bash|browser|code_execution|computer|mcp|memory|text_editor|tool_search|web_fetch|web_search)_\w+"
 )
-"""The types of tools that Anthropic's server runs, or for which it writes the definition."""
+"""The types of tools that are refused: Anthropic's server runs them, or defines what the model sees of them."""
 BLOCKS = frozenset(
     {
         "image",
@@ -59,21 +59,21 @@ BLOCKS = frozenset(
         "tool_removal",
     }
 )
-"""The types of blocks that are refused."""
+"""The types of content blocks that are refused."""
 
 
 class _MessagesBody(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Base of the parts of a request."""
+    """Base of the parts of a request. Unknown fields are refused."""
 
 
 CacheControl: TypeAlias = dict[str, Any] | None
-"""Has no effect: KV is kept without it."""
+"""The field ``cache_control``. It has no effect: KV is cached without it."""
 
 # --- messages -----------------------------------------------------------------------------------------------
 
 
 class TextBlock(_MessagesBody, tag_field="type", tag="text", kw_only=True, frozen=True):
-    """A piece of a message's text. ``citations`` that are sent back have no effect."""
+    """Text in a message of a request. ``citations`` that a client sends back have no effect."""
 
     text: str
     citations: Any = None
@@ -81,7 +81,8 @@ class TextBlock(_MessagesBody, tag_field="type", tag="text", kw_only=True, froze
 
 
 class ThinkingBlock(_MessagesBody, tag_field="type", tag="thinking", kw_only=True, frozen=True):
-    """Reasoning that is sent back. It has no effect: templates leave out that of earlier turns."""
+    """Reasoning that a client sends back. It has no effect: templates leave out the reasoning of earlier
+    turns."""
 
     thinking: str
     signature: str = ""
@@ -90,13 +91,14 @@ class ThinkingBlock(_MessagesBody, tag_field="type", tag="thinking", kw_only=Tru
 class RedactedThinkingBlock(
     _MessagesBody, tag_field="type", tag="redacted_thinking", kw_only=True, frozen=True
 ):
-    """Encrypted reasoning that is sent back. It has no effect."""
+    """Encrypted reasoning that a client sends back. It has no effect."""
 
     data: str
 
 
 class ToolUseBlock(_MessagesBody, tag_field="type", tag="tool_use", kw_only=True, frozen=True):
-    """A model's tool call. ``input``: a JSON object; its text stays as the client wrote it."""
+    """A tool call of the model, in a message of a request. ``input``: a JSON object; its text stays as the
+    client wrote it."""
 
     id: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
     name: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -107,7 +109,8 @@ class ToolUseBlock(_MessagesBody, tag_field="type", tag="tool_use", kw_only=True
 
 
 class ToolResultBlock(_MessagesBody, tag_field="type", tag="tool_result", kw_only=True, frozen=True):
-    """A tool's output for the call ``tool_use_id``. ``is_error``: the tool failed, and says why."""
+    """The output of a tool, for the call with the id ``tool_use_id``. ``is_error``: the tool failed, and the
+    output says why."""
 
     tool_use_id: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | list[TextBlock] | None = None
@@ -121,19 +124,19 @@ Text: TypeAlias = str | list[TextBlock]
 
 
 class FromSystem(_MessagesBody, tag_field="role", tag="system", kw_only=True, frozen=True):
-    """Instructions from here on."""
+    """A system message in the middle of a conversation."""
 
     content: Text
 
 
 class FromUser(_MessagesBody, tag_field="role", tag="user", kw_only=True, frozen=True):
-    """A user's message, and outputs of tools."""
+    """A message of the user: text, and outputs of tools."""
 
     content: str | list[Block]
 
 
 class FromAssistant(_MessagesBody, tag_field="role", tag="assistant", kw_only=True, frozen=True):
-    """A message of the model, with its tool calls."""
+    """A message of the model: text, reasoning and tool calls."""
 
     content: str | list[Block]
 
@@ -144,7 +147,8 @@ AnyMessage: TypeAlias = FromSystem | FromUser | FromAssistant
 
 
 class CustomTool(_MessagesBody, kw_only=True, frozen=True):
-    """A tool that the client runs; ``input_schema`` is JSON Schema. ``strict``: calls always match it.
+    """A tool that the client runs. ``input_schema``: a JSON Schema. ``strict``: the input of a call is made to
+    match it.
 
     Without effect: ``cache_control``, ``defer_loading`` and ``eager_input_streaming`` (a call's input is always
     streamed as it comes), ``input_examples``.
@@ -166,60 +170,61 @@ class CustomTool(_MessagesBody, kw_only=True, frozen=True):
 
 
 class AutoChoice(_MessagesBody, tag_field="type", tag="auto", kw_only=True, frozen=True):
-    """The model may call tools."""
+    """A value of ``tool_choice``: the model may call tools."""
 
     disable_parallel_tool_use: bool | None = None
 
 
 class AnyChoice(_MessagesBody, tag_field="type", tag="any", kw_only=True, frozen=True):
-    """The model must call a tool."""
+    """A value of ``tool_choice``: the model must call a tool."""
 
     disable_parallel_tool_use: bool | None = None
 
 
 class NamedChoice(_MessagesBody, tag_field="type", tag="tool", kw_only=True, frozen=True):
-    """The model must call the tool ``name``, once."""
+    """A value of ``tool_choice``: the model must call the tool ``name``."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     disable_parallel_tool_use: bool | None = None
 
 
 class NoChoice(_MessagesBody, tag_field="type", tag="none", kw_only=True, frozen=True):
-    """The model may call no tool."""
+    """A value of ``tool_choice``: the model may call no tool."""
 
 
 ToolChoice: TypeAlias = AutoChoice | AnyChoice | NamedChoice | NoChoice
 
 Display: TypeAlias = Literal["summarized", "omitted"] | None
-"""``omitted``: thinking blocks have no text. Nothing is summarized: the other answers tell all of it."""
+"""How reasoning is shown in the answer. ``omitted``: its blocks have no text. ``summarized`` and None: they
+have all of the text; nothing is summarized here."""
 
 
 class ThinkingEnabled(_MessagesBody, tag_field="type", tag="enabled", kw_only=True, frozen=True):
-    """The model reasons, if it can. ``budget_tokens`` has no effect."""
+    """A value of ``thinking``: the model reasons, if it can. ``budget_tokens`` has no effect."""
 
     budget_tokens: Annotated[int, Meta(ge=LEAST_BUDGET)]
     display: Display = None
 
 
 class ThinkingAdaptive(_MessagesBody, tag_field="type", tag="adaptive", kw_only=True, frozen=True):
-    """The model reasons as it likes."""
+    """A value of ``thinking``: the model reasons as it likes, as without this field."""
 
     display: Display = None
 
 
 class ThinkingBetweenTools(_MessagesBody, tag_field="type", tag="between_tools", kw_only=True, frozen=True):
-    """The same as adaptive."""
+    """A value of ``thinking``, treated as adaptive: the model reasons as it likes."""
 
 
 class ThinkingDisabled(_MessagesBody, tag_field="type", tag="disabled", kw_only=True, frozen=True):
-    """The answer has no thinking blocks."""
+    """A value of ``thinking``: the answer has no thinking blocks."""
 
 
 Thinking: TypeAlias = ThinkingEnabled | ThinkingAdaptive | ThinkingBetweenTools | ThinkingDisabled
 
 
 class JsonFormat(_MessagesBody, tag_field="type", tag="json_schema", kw_only=True, frozen=True):
-    """The reply's text is JSON that fits ``schema``."""
+    """A format of the reply: its text is JSON that fits ``schema``."""
 
     schema: dict[str, Any]
 
@@ -228,7 +233,7 @@ class JsonFormat(_MessagesBody, tag_field="type", tag="json_schema", kw_only=Tru
 
 
 class OutputConfig(_MessagesBody, kw_only=True, frozen=True):
-    """``effort`` has no effect."""
+    """The field ``output_config``. ``format``: the form of the reply's text. ``effort`` has no effect."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonFormat | None = None
@@ -236,7 +241,7 @@ class OutputConfig(_MessagesBody, kw_only=True, frozen=True):
 
 
 class Metadata(_MessagesBody, kw_only=True, frozen=True):
-    """Has no effect."""
+    """The field ``metadata``. It has no effect."""
 
     user_id: str | None = None
 
@@ -252,7 +257,7 @@ def _check_schema(schema: dict[str, Any]) -> None:
 
 
 class MessagesConversation(_MessagesBody, kw_only=True, frozen=True):
-    """What both requests have."""
+    """The fields that the bodies of ``/v1/messages`` and ``/v1/messages/count_tokens`` share."""
 
     model: str
     messages: Annotated[list[AnyMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -303,21 +308,21 @@ class _Answered(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ToldTextBlock(_Answered, tag_field="type", tag="text", kw_only=True, frozen=True):
-    """A message of the model."""
+    """A content block of the answer: text."""
 
     text: str
     citations: None = None
 
 
 class ToldThinking(_Answered, tag_field="type", tag="thinking", kw_only=True, frozen=True):
-    """Reasoning. ``signature``: a digest of it."""
+    """A content block of the answer: the model's reasoning. ``signature``: a digest of its text."""
 
     thinking: str
     signature: str
 
 
 class ToldToolUse(_Answered, tag_field="type", tag="tool_use", kw_only=True, frozen=True):
-    """A tool call. ``input``: a JSON object."""
+    """A content block of the answer: a tool call. ``input``: a JSON object."""
 
     id: str
     name: str
@@ -332,8 +337,8 @@ StopReason: TypeAlias = Literal[
 
 
 class MessageUsage(_Answered, kw_only=True, frozen=True):
-    """What a request cost, in tokens. The prompt is ``input_tokens`` and ``cache_read_input_tokens``: those
-    without and with KV from earlier turns. ``kv``: where the KV came from (ours)."""
+    """What a request cost, in tokens. The prompt's tokens are the sum of ``input_tokens``, which had no KV from
+    earlier turns, and ``cache_read_input_tokens``, which had. ``kv``: where the KV came from (ours)."""
 
     input_tokens: int
     output_tokens: int
@@ -344,13 +349,14 @@ class MessageUsage(_Answered, kw_only=True, frozen=True):
 
 
 class EditsApplied(_Answered, kw_only=True, frozen=True):
-    """The edits of the context that were applied: none."""
+    """The field ``context_management`` of an answer: which edits of the context were applied. None is ever
+    applied."""
 
     applied_edits: list[None] = []
 
 
 class MessageAnswer(_Answered, kw_only=True, frozen=True, tag_field="type", tag="message"):
-    """The answer. At the beginning of a stream it has no content and no reason."""
+    """The answer to a request. In the first event of a stream it has no content and no stop reason yet."""
 
     id: str
     model: str
@@ -363,7 +369,7 @@ class MessageAnswer(_Answered, kw_only=True, frozen=True, tag_field="type", tag=
 
 
 class TokenCount(_Answered, kw_only=True, frozen=True):
-    """The answer of ``count_tokens``."""
+    """The answer of ``count_tokens``: the number of tokens of the prompt."""
 
     input_tokens: int
 
@@ -372,7 +378,7 @@ class TokenCount(_Answered, kw_only=True, frozen=True):
 
 
 class MessageStreamEvent(_Answered, kw_only=True, frozen=True, tag_field="type"):
-    """Base of the events. The type is also the name of the server-sent event."""
+    """Base of the events of a stream. An event's ``type`` is also the name of the server-sent event."""
 
     @property
     def name(self) -> str:
@@ -381,68 +387,68 @@ class MessageStreamEvent(_Answered, kw_only=True, frozen=True, tag_field="type")
 
 
 class MessageStart(MessageStreamEvent, tag="message_start", kw_only=True, frozen=True):
-    """The first event."""
+    """The first event of a stream, with the answer as it begins."""
 
     message: MessageAnswer
 
 
 class Ping(MessageStreamEvent, tag="ping", kw_only=True, frozen=True):
-    """Means nothing."""
+    """An event without content, which keeps the connection alive."""
 
 
 class BlockStart(MessageStreamEvent, tag="content_block_start", kw_only=True, frozen=True):
-    """A block begins, empty."""
+    """A content block begins; it is still empty."""
 
     index: int
     content_block: ToldBlock
 
 
 class BlockText(_Answered, tag_field="type", tag="text_delta", kw_only=True, frozen=True):
-    """More text."""
+    """In `BlockDelta`: more text."""
 
     text: str
 
 
 class BlockThinking(_Answered, tag_field="type", tag="thinking_delta", kw_only=True, frozen=True):
-    """More reasoning."""
+    """In `BlockDelta`: more reasoning."""
 
     thinking: str
 
 
 class BlockSignature(_Answered, tag_field="type", tag="signature_delta", kw_only=True, frozen=True):
-    """The signature of the reasoning."""
+    """In `BlockDelta`: the signature of the reasoning, at its end."""
 
     signature: str
 
 
 class BlockInput(_Answered, tag_field="type", tag="input_json_delta", kw_only=True, frozen=True):
-    """More of a call's input, as JSON text."""
+    """In `BlockDelta`: more of a tool call's input, as a part of its JSON text."""
 
     partial_json: str
 
 
 class BlockDelta(MessageStreamEvent, tag="content_block_delta", kw_only=True, frozen=True):
-    """More of the open block."""
+    """More of the content block with this ``index``."""
 
     index: int
     delta: BlockText | BlockThinking | BlockSignature | BlockInput
 
 
 class BlockStop(MessageStreamEvent, tag="content_block_stop", kw_only=True, frozen=True):
-    """The open block ends."""
+    """The content block with this ``index`` ends."""
 
     index: int
 
 
 class Ending(_Answered, kw_only=True, frozen=True):
-    """Why the reply ended."""
+    """In `MessageDelta`: why the reply ended."""
 
     stop_reason: StopReason
     stop_sequence: str | None
 
 
 class MessageDelta(MessageStreamEvent, tag="message_delta", kw_only=True, frozen=True):
-    """The reply's end. ``usage`` replaces that of the first event."""
+    """The reply has ended. ``usage`` replaces that of the first event."""
 
     delta: Ending
     usage: MessageUsage
@@ -454,15 +460,15 @@ class MessageStop(MessageStreamEvent, tag="message_stop", kw_only=True, frozen=T
 
 
 class FaultDetails(_Answered, kw_only=True, frozen=True):
-    """What Anthropic's errors have no field for. `error_code`: the stable code of this server. `param`: the
-    field at fault."""
+    """Our field in an error, for what Anthropic's errors have no field for. `error_code`: the stable code of
+    this server. `param`: the field at fault."""
 
     error_code: str
     param: str | UnsetType = UNSET
 
 
 class MessagesFault(_Answered, kw_only=True, frozen=True):
-    """An error in Anthropic's form. `message` is for people."""
+    """The error itself, in Anthropic's form. `message` is for people."""
 
     type: Literal[
         "invalid_request_error",
@@ -479,8 +485,8 @@ class MessagesFault(_Answered, kw_only=True, frozen=True):
 
 
 class MessagesError(MessageStreamEvent, tag="error", kw_only=True, frozen=True):
-    """The body of an answer that refuses a request, or the last event of a stream that failed. `request_id`: as
-    in the header `request-id`, and in the server's log."""
+    """The body of an answer that refuses a request, or the last event of a stream that failed. `request_id`:
+    the id that is also in the header `request-id` and in the server's log."""
 
     error: MessagesFault
     request_id: str
@@ -493,9 +499,9 @@ MessageEvent: TypeAlias = (
 
 
 REQUEST = msgspec.json.Decoder(MessagesRequest)
-"""Decodes the body of a request."""
+"""Decodes the body of ``POST /v1/messages``."""
 COUNT = msgspec.json.Decoder(CountRequest)
-"""Decodes the body of a request to count tokens."""
+"""Decodes the body of ``POST /v1/messages/count_tokens``."""
 
 
 def is_unserved(path: str, value: Any) -> bool:

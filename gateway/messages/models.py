@@ -1,4 +1,4 @@
-"""The served models as Anthropic's client lists them."""
+"""The list of served models in the form that Anthropic's client reads."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MOST_LISTED = 1_000
 
 
 class ModelInfo(msgspec.Struct, kw_only=True, frozen=True, tag_field="type", tag="model"):
-    """One name of the model. ``max_input_tokens``, ``max_tokens``: the model's context, which the prompt and
-    the reply share; None while it loads."""
+    """One name of the served model. ``max_input_tokens``, ``max_tokens``: both the size of the model's context,
+    which the prompt and the reply share; None while it loads."""
 
     id: str
     display_name: str
@@ -31,7 +31,8 @@ class ModelInfo(msgspec.Struct, kw_only=True, frozen=True, tag_field="type", tag
 
 
 class ModelPage(msgspec.Struct, kw_only=True, frozen=True):
-    """Some of the names. ``has_more``: others follow."""
+    """One page of the names of the served model. ``has_more``: there are further names beyond the page, in the
+    direction that the client asked for."""
 
     data: list[ModelInfo]
     has_more: bool
@@ -48,8 +49,8 @@ class ModelsQuery(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def models_page(service: Service, query: QueryParams) -> Response:
-    """The answer of ``GET /v1/models``: the names behind ``after_id`` or before ``before_id``, at most
-    ``limit``. Raises ``FieldInvalid``."""
+    """The answer of ``GET /v1/models`` for Anthropic's client: at most ``limit`` names behind ``after_id``, or
+    just before ``before_id``. Raises ``FieldInvalid``."""
     limit, names = _limit(query.get("limit", "20")), list(service.names)
     wanted = [*query.getlist("lifecycle"), *query.getlist("lifecycle[]")]
     if wanted and "active" not in wanted:
@@ -72,7 +73,7 @@ def models_page(service: Service, query: QueryParams) -> Response:
 
 
 def model_info(service: Service, name: str) -> Response:
-    """The answer of ``GET /v1/models/{name}``."""
+    """The answer of ``GET /v1/models/{name}`` for Anthropic's client. The name was checked before."""
     return json_answer(_info(service, name))
 
 

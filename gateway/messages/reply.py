@@ -1,4 +1,4 @@
-"""One reply in Messages: `ReplyEvent`s in, events of a stream or a whole answer out. Pure."""
+"""The reply to one request of Messages: `ReplyEvent`s in, events of a stream or a whole answer out. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ NO_INPUT = msgspec.Raw(b"{}")
 
 
 class MessageReply:
-    """The reply to one request. A block of the answer is a message of the reply, its reasoning, or a call."""
+    """Makes the answer, or the events of a stream, for the reply to one request. A content block of the answer
+    is one message of the reply, a stretch of its reasoning, or one tool call."""
 
     def __init__(self, model: str, body: frames.MessagesRequest) -> None:
         self.id = new_id("msg")
@@ -49,7 +50,8 @@ class MessageReply:
     # --- a stream -------------------------------------------------------------------------------------------
 
     def events(self, event: ReplyEvent) -> Iterator[frames.MessageStreamEvent]:
-        """The events of a stream for one event of the reply. Raises ``TurnFailed`` for a turn that failed."""
+        """The events of a stream for one event of the reply. Raises ``TurnFailed`` for a turn that failed,
+        ``Draining`` for one that the server's end cut off."""
         match event:
             case ReplyStarted(input_tokens=tokens):
                 yield frames.MessageStart(
@@ -106,7 +108,7 @@ class MessageReply:
     # --- a whole answer -------------------------------------------------------------------------------------
 
     def add(self, number: int, event: ReplyEvent) -> None:
-        """Collect one event of the reply for `whole`."""
+        """Collect one event of the reply, for `whole`. ``number``: of the choice; there is one."""
         match event:
             case ReplyTextDelta(item_id=item_id, text=text):
                 self._collect(item_id, text)
@@ -128,7 +130,7 @@ class MessageReply:
         self._said.append(text)
 
     def _close(self) -> None:
-        """The open block is complete."""
+        """Add the open content block to the answer, with all of its text, if one is open."""
         text = "".join(self._said)
         if self._open == "":
             told = "" if self._omitted else text
@@ -139,7 +141,8 @@ class MessageReply:
         self._said.clear()
 
     def whole(self) -> frames.MessageAnswer:
-        """The answer, after the reply has ended. Raises ``TurnFailed`` if it failed."""
+        """The answer, after the reply has ended. Raises ``TurnFailed`` if it failed, ``Draining`` if the
+        server's end cut it off."""
         return self._told(self._blocks, self._usage(), self._ending())
 
     # --- both -----------------------------------------------------------------------------------------------
@@ -191,6 +194,6 @@ class MessageReply:
 
 
 def signature_of(thinking: str) -> str:
-    """The signature of a thinking block: a BLAKE2b digest of its text, 128 bits in hexadecimal. It is not
-    checked where it comes back."""
+    """The signature of a thinking block: a BLAKE2b digest of its text, 128 bits in hexadecimal. The server does
+    not check it when a client sends it back."""
     return hashlib.blake2b(thinking.encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""The routes of Messages."""
+"""The HTTP routes of Anthropic's Messages."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ ROWS = (
         group="Anthropic Messages",
     ),
 )
-"""The routes, for the OpenAPI document."""
+"""The routes of this module as rows of the OpenAPI document."""
 
 
 def messages_routes(service: Service) -> list[Route]:
-    """The routes of the face."""
+    """Make the routes ``/v1/messages`` and ``/v1/messages/count_tokens``."""
     face = _MessagesFace(service)
     served = ((MESSAGES, face.create), (COUNT, face.count))
     return [Route(path, refusing(serve), methods=["POST"]) for path, serve in served]
@@ -68,7 +68,7 @@ class _MessagesFace:
         self._limits = service.settings.limits
 
     async def create(self, request: Request) -> Response:
-        """``POST /v1/messages``."""
+        """Serve ``POST /v1/messages``: run the turn and answer with the reply, or with a stream."""
         body = await self._read(request, frames.REQUEST)
         transcripts = await self._service.transcripts(body.model)
         client, prompt = requester_of(request), None
@@ -90,7 +90,8 @@ class _MessagesFace:
         raise AssertionError("the block above returns")
 
     async def count(self, request: Request) -> Response:
-        """``POST /v1/messages/count_tokens``: the number of tokens of a conversation's prompt."""
+        """Serve ``POST /v1/messages/count_tokens``: answer with the number of tokens of a conversation's
+        prompt."""
         body = await self._read(request, frames.COUNT)
         transcripts = await self._service.transcripts(body.model)
         ids = await self._begun_prompt(transcripts, requester_of(request), body)
@@ -99,8 +100,9 @@ class _MessagesFace:
     async def _begun_prompt(
         self, transcripts: Transcripts, client: Requester, body: frames.MessagesRequest | frames.CountRequest
     ) -> list[int]:
-        """The token ids of the prompt, with the text that the reply continues. Raises ``FieldUnsupported`` if
-        the model's replies do not begin with their text."""
+        """The token ids of the prompt. If the last message is the assistant's, its text is put behind the
+        opening of the reply, so that the reply continues it. Raises ``FieldUnsupported`` if there is such a
+        text and the model's replies do not begin with their text."""
         text = begun(body)
         if text and not transcripts.opens_plainly:
             told = (
@@ -121,8 +123,9 @@ class _MessagesFace:
 async def _streamed(
     stack: AsyncExitStack, turn: AskedTurn, reply: MessageReply, request_id: str, quiet: float
 ) -> AsyncIterator[bytes]:
-    """The events of a stream. ``stack`` ends the turn. ``quiet``: seconds between pings while the prompt is
-    computed. An error ends the stream with an ``error`` event."""
+    """The server-sent events of a streamed answer, encoded, some at a time. ``stack``: closing it, at the end,
+    ends the turn. ``quiet``: seconds between pings while the prompt is computed. An error ends the stream with
+    an ``error`` event, which has the ``request_id``."""
     async with stack:
         try:
             async for batch in turn.events(quiet):

@@ -19,7 +19,7 @@ from ..transcripts import Ask
 from . import frames
 
 _CHOICES = {frames.AutoChoice: "auto", frames.NoChoice: "none"}
-"""The core's words for the choices of tools; for all others a call is required."""
+"""The value of the turn's ``tool_choice`` for types of Anthropic's. For all others it is ``required``."""
 
 
 def ask_of(
@@ -28,8 +28,9 @@ def ask_of(
     sampling: Mapping[str, Any],
     prompt: tuple[int, ...] | None = None,
 ) -> Ask:
-    """The turn that a body asks for. ``sampling``: the model's defaults, for fields that the body leaves out.
-    ``prompt``: the whole prompt's token ids, if the reply continues the last message; no session keeps it.
+    """The turn that a body asks for. ``bounds``: what the model allows. ``sampling``: the model's defaults, for
+    fields that the body leaves out. ``prompt``: the whole prompt's token ids, if the reply continues the last
+    message, which is then part of it; no session keeps such a turn. None: the conversation is the prompt.
 
     Raises ``FieldInvalid``, and what `TurnRequest.checked` raises.
     """
@@ -55,14 +56,15 @@ def ask_of(
 
 
 def sampling_of(body: frames.MessagesRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling parameters of a body, by the names of `TurnRequest.checked`. ``defaults``: the model's."""
+    """The sampling parameters of a body, by their names as arguments of `TurnRequest.checked`. ``defaults``:
+    the model's, for those that the body leaves out."""
     names = ("temperature", "top_p", "top_k")
     given = {name: value for name in names if (value := getattr(body, name)) is not None}
     return {**defaults, **given}
 
 
 def format_of(body: frames.MessagesRequest) -> Grammar | None:
-    """The grammar of the reply's text; None: any text. Raises ``GrammarInvalid``."""
+    """The grammar that the reply's text must follow; None: any text. Raises ``GrammarInvalid``."""
     config = body.output_config
     found = None if config is None else config.format
     if found is not None and body.output_format is not None:
@@ -77,9 +79,9 @@ def format_of(body: frames.MessagesRequest) -> Grammar | None:
 
 
 def transcript_of(body: frames.MessagesRequest | frames.CountRequest) -> Transcript:
-    """The conversation of a body, without a last message of the assistant, which the reply continues (`begun`).
-    Raises ``FieldInvalid`` for a message without content, a block where it may not be, or an output without a
-    call."""
+    """The conversation of a body. A last message of the assistant is left out, because the reply continues it
+    (`begun`). Raises ``FieldInvalid`` for a message without content, a block in a message of the wrong role, or
+    an output without a call before it."""
     items: list[Item] = []
     open_calls: set[str] = set()
     last = len(body.messages) - isinstance(body.messages[-1], frames.FromAssistant)
@@ -91,10 +93,12 @@ def transcript_of(body: frames.MessagesRequest | frames.CountRequest) -> Transcr
 
 
 def begun(body: frames.MessagesRequest | frames.CountRequest) -> str:
-    """The text of a last message of the assistant, which the reply continues; empty if there is none.
+    """The text of the body's last message if that is the assistant's, so that the reply continues it; empty
+    otherwise.
 
-    Raises ``FieldInvalid`` if it ends with white space or calls tools, ``FieldUnsupported`` beside tools or a
-    format: a reply that begins in its middle is read as text alone.
+    Raises ``FieldInvalid`` if the text ends with white space or the message calls tools. Raises
+    ``FieldUnsupported`` if the body also has tools or a format, because a reply that begins in its middle is
+    not searched for calls, and follows no grammar.
     """
     at, message = len(body.messages) - 1, body.messages[-1]
     if not isinstance(message, frames.FromAssistant):
@@ -114,8 +118,9 @@ def begun(body: frames.MessagesRequest | frames.CountRequest) -> str:
 
 
 def _items(message: frames.AnyMessage, path: str, open_calls: set[str]) -> Iterator[Item]:
-    """The items of one message: one for each run of text, call and output. ``path``: of its content, for
-    errors. ``open_calls``: the calls before it that wait for an output; they are changed."""
+    """The items of one message, in order: one for each stretch of text, each tool call and each output.
+    ``path``: where its content is in the body, for errors. ``open_calls``: the ids of the calls before it that
+    wait for an output; it adds and removes ids. Raises ``FieldInvalid``."""
     content = message.content
     if not content and not isinstance(message, frames.FromAssistant):
         raise FieldInvalid("A message must have content", path)
@@ -164,7 +169,8 @@ def _role(message: frames.AnyMessage) -> Role:
 
 
 def _arguments(given: msgspec.Raw, path: str) -> str:
-    """A call's arguments: JSON text. Raises ``FieldInvalid`` unless it is an object of a bounded depth."""
+    """A tool call's arguments, as JSON text, from its ``input``. ``path``: where that is in the body, for the
+    error. Raises ``FieldInvalid`` unless it is an object of a bounded depth."""
     text = bytes(given)
     try:
         value = msgspec.json.decode(text)
@@ -182,7 +188,7 @@ def _message(role: Role, text: str) -> Message:
 
 
 def text_of(content: frames.Text) -> str:
-    """The text of a message; its blocks are joined without a separator."""
+    """The text of a message's content. Its blocks are joined without a separator."""
     return content if isinstance(content, str) else "".join(block.text for block in content)
 
 
@@ -193,7 +199,7 @@ def output_of(block: frames.ToolResultBlock) -> str:
 
 
 def tools_of(tools: Sequence[frames.CustomTool]) -> tuple[Tool, ...]:
-    """The session's tools."""
+    """The tools of a body as tools of `sessions`."""
     return tuple(
         Tool(
             name=tool.name,

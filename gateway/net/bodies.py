@@ -23,12 +23,13 @@ T = TypeVar("T")
 
 _ENCODER = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
-"""The last line of a stream of Chat Completions."""
+"""The last event of a stream of Chat Completions or Completions."""
 
 
 async def read_body(request: Request, limits: ClientLimits) -> bytes:
-    """The body. Raises ``FrameTooLarge`` for one of more than ``body_bytes``, before it is read if its head
-    says so; ``FrameMalformed`` if it does not end within ``body_seconds``; Starlette's ``ClientDisconnect``."""
+    """Read the whole body of a request. Raises ``FrameTooLarge`` if it has more than ``limits.body_bytes``,
+    before it is read if the Content-Length header says so; ``FrameMalformed`` if it does not end within
+    ``limits.body_seconds``; Starlette's ``ClientDisconnect`` if the client leaves."""
     told = request.headers.get("content-length", "")
     if told.isdecimal() and int(told) > limits.body_bytes:
         raise _too_large(limits)
@@ -52,14 +53,16 @@ async def read_json(
     decoder: msgspec.json.Decoder[T],
     unserved: Callable[[str, Any], bool] = lambda path, value: False,
 ) -> T:
-    """The body as the decoder's type. ``unserved``: as in `codec.decode_body`. Raises what `read_body` raises,
-    and a `FrameError` that names the field."""
+    """Read a request's JSON body as the decoder's type. ``unserved(path, value)``: whether the protocol's
+    standard has this field with this value, which the server does not serve; then the error says so. Raises
+    what `read_body` raises, and a `FrameError` that names the wrong field."""
     return decode_body(await read_body(request, limits), decoder, unserved)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which only the answer to this request needs. If the client leaves first, the work
-    is cancelled. The body must have been read. Raises ``ClientDisconnect``, and what the work raises."""
+    """Run ``work`` and return its result. Only the answer to this request needs it: if the client leaves first,
+    the work is cancelled. The request's body must have been read. Raises ``ClientDisconnect``, and what the
+    work raises."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(request))
     try:
@@ -83,21 +86,24 @@ def _too_large(limits: ClientLimits) -> FrameTooLarge:
 
 
 def json_answer(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """An answer with a struct, or anything that msgspec encodes, as JSON."""
+    """An HTTP answer with ``body``, a struct or anything else that msgspec encodes, as JSON."""
     return Response(_ENCODER.encode(body), status, headers, "application/json")
 
 
 def sent_event(body: object, name: str | None = None) -> bytes:
-    """One server-sent event with ``body`` as JSON. ``name``: its type, if the standard gives it one."""
+    """One server-sent event, encoded, with ``body`` as JSON in its ``data`` line. ``name``: its ``event`` line;
+    None: it has none."""
     data = b"data: " + _ENCODER.encode(body) + b"\n\n"
     return data if name is None else b"event: " + name.encode() + b"\n" + data
 
 
 class EventStream(StreamingResponse):
-    """An answer that streams events. Each piece of ``events`` is one or more whole events.
+    """An HTTP answer that streams server-sent events. Each item of ``events`` is one or more whole events,
+    encoded.
 
     If the client leaves, ``events`` is cancelled where it waits. A client that takes nothing for
-    ``stall_seconds`` is dropped. ``ended`` is called when nothing more is sent, also if nothing ever was.
+    ``limits.stall_seconds`` is dropped. ``ended`` is called when nothing more is sent, also if nothing ever
+    was.
     """
 
     def __init__(
@@ -120,7 +126,8 @@ class EventStream(StreamingResponse):
             self._ended()
 
     async def stream_response(self, send: Send) -> None:
-        """Send the head, then each piece."""
+        """Send the answer's head, then each item of the stream. Raises ``SlowReader`` if the client takes
+        nothing for too long."""
 
         async def send_in_time(message: Any) -> None:
             try:

@@ -107,8 +107,8 @@ class SocketChannel:
 
 class MemoryChannel:
     """One end of a connection inside this process, made in pairs by ``memory_pair``. ``incoming``,
-    ``outgoing``: the frames in each direction. ``endings``: how the connection was closed; both ends share this
-    list."""
+    ``outgoing``: the streams of frames in each direction. ``endings``: the close codes and reasons of both
+    ends, in the order in which they closed; both ends share this list, and its first entry counts."""
 
     def __init__(
         self,
@@ -159,13 +159,14 @@ class MemoryChannel:
             raise self._ended() from None
 
     async def close(self, code: int, reason: str) -> None:
-        """Close both directions. The other end gets ``code`` and ``reason``."""
+        """Close both directions. Either end that uses the connection afterwards gets ``ChannelClosed`` with
+        this code and reason, unless it was closed before."""
         self._endings.append(ChannelClosed(code, reason))
         self._outgoing.close()
         self._incoming.close()
 
     def drop(self) -> None:
-        """Close both directions. The other end gets the code 1006, of a lost connection."""
+        """Close both directions as `close` does, with the code 1006, which stands for a lost connection."""
         self._endings.append(ChannelClosed(1006, "dropped"))
         self._outgoing.close()
         self._incoming.close()

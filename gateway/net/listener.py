@@ -36,12 +36,14 @@ from .rates import TokenBucket
 log = logging.getLogger(__name__)
 
 DROP = "holdfast.drop"
-"""The ASGI extension by which the application drops a WebSocket without waiting for its buffer."""
+"""The ASGI extension by which the application ends a WebSocket at once, without waiting until its buffer is
+sent."""
 
 
 def http_protocol(limits: ClientLimits) -> type[asyncio.Protocol]:
-    """Make the protocol class of HTTP connections for uvicorn. It drops a connection if its request head is not
-    complete after ``header_seconds``, or if it still sends a body so long after its request was answered."""
+    """Make the protocol class of HTTP connections for uvicorn. It aborts a connection if a request's head is
+    not complete within ``limits.header_seconds``, or if the client still sends a request's body that long after
+    the request was answered."""
 
     class LimitedHTTP(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
@@ -85,7 +87,8 @@ BURST = "holdfast.burst"
 
 
 SLICE_BYTES = 4096
-"""The bytes that are parsed at once, so that a limit is noticed before a whole read of 256 KiB is parsed."""
+"""The bytes that are parsed in one go, so that a broken limit is noticed before a whole read of 256 KiB is
+parsed."""
 RATE_PAUSE_SECONDS = 0.02
 """The shortest pause in reading a socket that sends too fast."""
 
@@ -94,24 +97,26 @@ class Hold(Enum):
     """A reason not to read from a socket. A socket is read while it has none."""
 
     APPLICATION = auto()
-    """Messages wait for the application."""
+    """The application has not yet taken the messages that were read."""
     WRITES = auto()
     """The peer does not read: what is unsent is above the transport's mark."""
     RATE = auto()
     """Its frames come too fast."""
     BROKEN_OFF = auto()
-    """It was closed for what it sent; nothing more is read. Never released."""
+    """The server has closed the socket because it broke a limit; nothing more is read. This reason is never
+    removed."""
 
 
 class LimitedWebSocket(WebSocketsSansIOProtocol):
-    """Uvicorn's protocol of one WebSocket, with limits. It offers the application two extensions in its scope.
+    """Uvicorn's protocol of one WebSocket, with limits on what a peer can make the server keep or do. It offers
+    the application two extensions in its scope.
 
     ``[DROP]["drop"]()``: end the connection at once; what is unsent is lost. ``[BURST]["write"](frames)``, a
     coroutine: send UTF-8 text frames in one write; raises ``OSError`` if the connection is closed.
     ``[BURST]["write_now"](frame)``: send a frame if all before is sent; returns whether it did.
 
-    It limits what a peer can make the server keep or do. Of unanswered pings only the latest is answered (RFC
-    6455, 5.5.3), and none while the peer does not read. Make it with `websocket_protocol`.
+    Of several unanswered pings only the latest is answered (RFC 6455, 5.5.3), and none while the peer does not
+    read. `websocket_protocol` makes a class of it that has the server's limits.
     """
 
     limits = ClientLimits()
@@ -137,14 +142,15 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
     # --- reading --------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has come. If the socket is on hold, keep it for later; the transport is paused then, so
-        that is at most one read."""
+        """Parse the bytes that have come. While reading is on hold (`Hold`), keep them for later; the transport
+        is paused then, so that is at most one read."""
         self._unparsed += data
         self._parse()
 
     def _parse(self, *, rest: bool = False) -> None:
-        """Parse what has come, and handle it, until a hold begins. ``rest``: all of it in spite of holds,
-        because nothing comes after it."""
+        """Parse the bytes that have come and are not parsed yet, and handle their frames, until there is a
+        reason not to read (`Hold`). ``rest``: parse all of them in spite of such reasons, because nothing comes
+        after them."""
         while self._unparsed and (rest or not self._holds):
             piece = bytes(self._unparsed[:SLICE_BYTES])
             del self._unparsed[:SLICE_BYTES]
@@ -190,8 +196,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
                 self.handle_cont(frame)
 
     def _excess(self, frame: Frame) -> GatewayError | None:
-        """Count a frame against the limits. Returns the error of a limit that it breaks, or None. Data frames
-        that come too fast break none: they are read later."""
+        """Count a frame against the limits. Returns the error of the limit that it breaks, or None. Data frames
+        that come too fast break none: reading pauses instead."""
         if frame.opcode in (Opcode.PING, Opcode.PONG):
             return None if self._control_rate.spend() else TooManyControlFrames()
         if frame.opcode is Opcode.CLOSE:
@@ -205,11 +211,10 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         return None
 
     def send_receive_event_to_app(self) -> None:
-        """Queue a complete message for the application.
+        """Queue a complete message for the application, which takes it by `receive`.
 
-        Text that is not UTF-8 closes the socket with 1007; uvicorn would log a traceback. Reading is held only
-        if another message waits already: uvicorn stops reading after each message, which costs two system
-        calls.
+        Text that is not UTF-8 closes the socket with 1007; uvicorn would log a traceback. Reading pauses only
+        if another message waits already: uvicorn pauses it after each message, which costs two system calls.
         """
         frames, self.frames = self.frames, []
         if self.close_sent:
@@ -231,8 +236,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self._hold(Hold.APPLICATION)
 
     async def receive(self) -> ASGIReceiveEvent:
-        """The next message, for the application; waits for it. When no other is queued, the socket is read
-        again."""
+        """The next message, for the application; waits for it. If no other message is queued, reading from the
+        socket goes on."""
         message = await self.queue.get()
         if self.queue.empty():
             self._release(Hold.APPLICATION)
@@ -256,9 +261,9 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def keepalive_timeout(self) -> None:
-        """No pong has come in time. While the socket is on hold, the pong may lie unread: wait as long again. A
-        peer that is gone does not acknowledge the ping either, which ends the connection (TCP_USER_TIMEOUT, see
-        `listen`). Without a hold, close the socket."""
+        """No pong has come in time. Without a reason not to read (`Hold`), close the socket. With one, the pong
+        may lie unread: wait as long again. A peer that is gone does not acknowledge the ping's bytes either,
+        which ends the connection (TCP_USER_TIMEOUT, see `listen`)."""
         if self._holds and self.ping_timeout is not None:
             self.pong_timer = self.loop.call_later(self.ping_timeout, self.keepalive_timeout)
             return
@@ -285,8 +290,9 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self.transport.write(b"".join(self.conn.data_to_send()))
 
     def _break_off(self, error: GatewayError) -> None:
-        """Close the socket because of ``error``, with its code as the reason, and read nothing more. If the
-        peer has not closed after ``close_seconds``, the connection is aborted."""
+        """Close the socket because of ``error``, which breaks a limit, with the error's wire code as the reason
+        of the close frame, and read nothing more. If the peer has not closed after ``close_seconds``, the
+        connection is aborted."""
         wire = wire_error(error)
         code, reason = wire.close or 1008, wire.code
         self._unparsed.clear()
@@ -306,8 +312,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self.transport.write_eof()
 
     def shutdown(self) -> None:
-        """The server ends: close the socket. One that was closed for breaking a limit is aborted, because TLS
-        would wait for its peer."""
+        """The server ends: close the socket. One that was closed already for breaking a limit is aborted,
+        because TLS would wait for its peer."""
         if Hold.BROKEN_OFF in self._holds:
             self.transport.abort()
         else:
@@ -413,9 +419,9 @@ class Listener(socket.socket):
         super().close()
 
     def _refuse(self, error: OSError) -> bool:
-        """Answer one waiting connection with 503 and close it. Returns False if there is no spare descriptor,
-        so that nothing could be done. ``error``: for the log. Raises ``BlockingIOError`` if no connection
-        waits."""
+        """Answer one waiting connection with 503 and close it, by means of the spare descriptor. Returns False
+        if there is no spare descriptor, so that nothing could be done. ``error``: why the connection could not
+        be accepted, for the log. Raises ``BlockingIOError`` if no connection waits."""
         if self._spare is None:
             self._save()
         if self._spare is None:

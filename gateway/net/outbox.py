@@ -1,8 +1,8 @@
-"""Encoded events on their way to one socket, bounded in number and bytes.
+"""The queue of encoded frames on their way to one socket, bounded in number and bytes.
 
-`post` does not wait, so that frames leave in the order in which the session's state changed. Its caller then
-waits for `room` before it makes more of them. A frame that finds the queue empty may be written at once, which
-saves a switch to the socket's writing task and back.
+`Outbox.post` does not wait, so that frames leave in the order in which the session's state changed. Its caller
+then waits for `Outbox.room` before it makes more of them. A frame that finds the queue empty may be written at
+once (`Outbox.post_now`), which saves a switch to the socket's writing task and back.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from dataclasses import dataclass
 from ..settings import ClientLimits
 
 BURST_BYTES = 16 << 10
-"""The most bytes that are written at once, unless one frame has more."""
+"""The most bytes that the writing task writes at once, unless one frame alone has more."""
 PATIENCE = 0.25
-"""The most seconds that patient frames wait for later ones, to be written with them."""
+"""The most seconds for which frames that were posted with ``patient`` wait for later ones, to be written with
+them."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatistics:
-    """How many frames and bytes wait now, and how many frames have been written so far."""
+    """The state of a socket's queue: how many frames (``events``) and ``bytes`` wait now, and how many frames
+    have been written (``sent``) so far."""
 
     events: int
     bytes: int
@@ -30,10 +32,10 @@ class OutboxStatistics:
 
 
 class Outbox:
-    """The queue of frames for one socket. Its one reader, the socket's writing task, writes them. `post`
-    refuses nothing, so the queue may exceed the bounds in ``limits`` by what its callers post before they wait
-    for `room`. ``send_now``: writes a frame if that needs no wait, and returns whether it did; by default it
-    never does."""
+    """The queue of frames for one socket. The socket's writing task is its only reader: it calls `take`,
+    writes, and calls `left`. `post` refuses nothing, so the queue may exceed the bounds in ``limits`` by what
+    its callers post before they wait for `room`. ``send_now``: writes a frame if that needs no wait, and
+    returns whether it did; by default it never does."""
 
     def __init__(self, limits: ClientLimits, send_now: Callable[[bytes], bool] = lambda frame: False) -> None:
         self._limits = limits
@@ -64,8 +66,9 @@ class Outbox:
             self._mark()
 
     def post_now(self, frame: bytes) -> None:
-        """Write a frame at once if no other waits and the socket takes it; otherwise queue it. For a frame that
-        no other follows in the same pass: `post` writes those that do together."""
+        """Write a frame at once if none is queued and the socket takes it without a wait; otherwise queue it.
+        Use it for a frame that no other follows at once: frames that come together are written together by
+        `post`."""
         if not self._frames and self._send_now(frame):
             self._sent += 1
         else:
@@ -121,8 +124,9 @@ class Outbox:
 
 
 class SessionOutbox:
-    """One session's way into a socket's ``outbox``. While ``shared()`` is true, the socket has several
-    sessions, and `session_id` is added to each frame."""
+    """One session's access to the queue of its socket. A socket may have several sessions: while ``shared()``
+    is true, it has, and the field ``session_id`` is added to each frame. `abandon` ends the session's use of
+    the socket."""
 
     def __init__(
         self, outbox: Outbox, shared: Callable[[], bool] = lambda: False, session_id: str = ""
@@ -133,14 +137,16 @@ class SessionOutbox:
         self._left = asyncio.Event()
 
     def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
-        """Queue frames in order, without waiting. ``patient``: see `Outbox.post`."""
+        """Queue the session's frames in order, without waiting. ``patient``: they may wait up to `PATIENCE`
+        seconds for later frames, so that all are written at once."""
         if self._shared():
             name = b'{"session_id":"%s",' % self.session_id.encode()
             frames = [name + frame[1:] for frame in frames]
         self._outbox.post(frames, patient=patient)
 
     def post_now(self, frame: bytes) -> None:
-        """Write a frame at once if that needs no wait; otherwise queue it. See `Outbox.post_now`."""
+        """Write one frame of the session at once if no frame is queued and the socket takes it; otherwise queue
+        it."""
         if self._shared():
             frame = b'{"session_id":"%s",' % self.session_id.encode() + frame[1:]
         self._outbox.post_now(frame)
@@ -167,5 +173,5 @@ class SessionOutbox:
         await self._outbox.emptied()
 
     def abandon(self) -> None:
-        """The session has left the socket: let everything that waits for `room` go on."""
+        """The session has left the socket: calls of `room` that wait return, and later ones return at once."""
         self._left.set()

@@ -17,7 +17,8 @@ from ..settings import Network
 
 
 class BehindProxy:
-    """ASGI middleware that corrects the scope of a request and passes it to ``app``.
+    """ASGI middleware that corrects the scope of a request and passes it to ``app``. ``network``: the trusted
+    proxies and the root path.
 
     From a trusted proxy, ``X-Forwarded-For`` sets the client's address, ``X-Forwarded-Proto`` the scheme, and
     ``X-Forwarded-Host`` the ``Host``: of several hosts the last one, which the nearest proxy has added. The

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How often something may happen: ``per_second`` times in the long run, and ``burst`` times at once."""
+    """How often something may happen: ``per_second`` times a second in the long run, and ``burst`` times at
+    once."""
 
     per_second: float
     burst: int
 
 
 class TokenBucket:
-    """Counts events against a ``rate``. It starts with ``burst`` tokens and gains ``per_second``, up to
-    ``burst``. ``clock`` returns seconds and never goes back."""
+    """Counts events against a ``rate``. It starts with ``burst`` tokens and gains ``per_second`` tokens a
+    second, up to ``burst``. ``clock`` returns seconds and never goes back."""
 
     def __init__(self, rate: Rate, clock: Callable[[], float]) -> None:
         self.rate = rate
@@ -26,27 +27,28 @@ class TokenBucket:
 
     @property
     def level(self) -> float:
-        """The tokens that are there; negative if some were taken on credit."""
+        """The tokens in the bucket now; negative if some were taken on credit."""
         self._refill()
         return self._level
 
     def spend(self, tokens: float = 1.0) -> bool:
-        """Take tokens, on credit where there are too few. Returns whether there were enough."""
+        """Take ``tokens``, on credit if there are too few. Returns whether there were enough."""
         self._refill()
         self._level -= tokens
         return self._level >= 0.0
 
     def seconds_until(self, tokens: float) -> float:
-        """Seconds until so many tokens are there if none are taken; 0.0 if they are there."""
+        """Seconds until the bucket has ``tokens`` if none are taken; 0.0 if it has them now."""
         self._refill()
         return max(0.0, (tokens - self._level) / self.rate.per_second)
 
     def debt_seconds(self) -> float:
-        """Seconds until all owed tokens are paid back; 0.0 if none is owed."""
+        """Seconds until the level is 0 again after tokens were taken on credit; 0.0 if none are owed."""
         return self.seconds_until(0.0)
 
     def change(self, rate: Rate) -> None:
-        """Have another rate from now on. What was taken stays taken."""
+        """Use another rate from now on. The tokens that were taken stay taken: the level changes by the
+        difference of the two bursts."""
         self._refill()
         self._level += rate.burst - self.rate.burst
         self.rate = rate

@@ -1,4 +1,4 @@
-"""Keeps the log short, whatever clients send: the first lines of a kind are written, the others are only
+"""Keeps the log short, whatever clients send: of many lines of one kind the first are written, the others only
 counted."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 Kind: TypeAlias = tuple[str, int, str]
 MOST_KINDS = 256
-"""The most kinds that are counted at a time. Lines of other kinds are written uncounted."""
+"""The most kinds of lines that are counted at a time. Lines of other kinds are written uncounted."""
 
 
 def _later(seconds: float, act: Callable[[], None]) -> None:
@@ -21,12 +21,12 @@ def _later(seconds: float, act: Callable[[], None]) -> None:
 
 
 class RepeatFilter(logging.Filter):
-    """A log filter. Of lines of one kind it lets ``most`` through in ``seconds``, drops the others, and then
-    logs one line with their number. For lines below the level of a warning, ``usual`` takes the place of
-    ``most``.
+    """A log filter. Of the lines of one kind it lets the first ``most`` through within ``seconds``, drops the
+    others, and then logs one line with their number. For lines below the level of a warning, ``usual`` takes
+    the place of ``most``.
 
     Two lines are of one kind if they have the same logger, level and format string. ``clock`` returns seconds.
-    ``later`` calls a function after some seconds.
+    ``later(seconds, act)`` calls ``act`` after so many seconds; by default in a thread.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class RepeatFilter(logging.Filter):
                 del self._seen[kind]
 
     def finish(self) -> None:
-        """Log now, for each kind, how many lines were dropped and not yet reported. Call it when the process
+        """Log now, for each kind, how many lines were dropped since its last summary. Call it when the process
         ends."""
         with self._lock:
             counted = [kind for kind, (_, count) in self._seen.items() if count > self._most_of(kind)]

@@ -10,7 +10,7 @@ from ..settings import Network
 
 def server_context(network: Network) -> ssl.SSLContext | None:
     """The TLS context of the listening server, with the certificate loaded; None if the settings name no
-    certificate. Raises ``CertificateUnusable``."""
+    certificate. Raises ``CertificateUnusable`` if the certificate or its key cannot be read or used."""
     if network.certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

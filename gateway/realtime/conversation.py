@@ -1,8 +1,9 @@
 """The Realtime protocol as a pure state machine: an event in, effects out. No sockets, no loop, no clock.
 
 `Conversation` decides which client event may come now, and edits the history. It runs nothing: the caller runs
-the response that a `StartResponse` effect names, and gives the events of its turn to `Conversation.reply`, or
-the error that ended it to `failed`. A response *in brief* leaves out the events that repeat what others say.
+the response that a `StartResponse` effect names, and passes the events of its turn to `Conversation.reply`, or
+the error that ended it to `failed`. A response *in brief*, for which a client may ask, leaves out the events
+that only repeat what others say.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ _BUSY = "The conversation already has an active response: wait for it or cancel 
 
 
 class ResponseNote(msgspec.Struct, frozen=True, array_like=True):
-    """What this protocol keeps with a response in the journal, so that its server events can be made again.
+    """What the journal keeps of a response for this protocol, so that the response's server events can be made
+    again after a restart.
 
     ``asked_by``: the `event_id` of the client event that asked for it. ``metadata``: the client's. ``before``:
-    the id of the item before the response's first item; None: no item was before it. ``brief``: it is told in
-    brief. ``unserved``: fields of the request that this server ignores.
+    the id of the item before the response's first item; None: no item was before it. ``brief``: it leaves out
+    events that repeat others. ``unserved``: names of fields of the request that this server ignores.
     """
 
     asked_by: str | None
@@ -96,14 +98,14 @@ class Conversation:
         history.preamble = preamble_of(session)
 
     def configure(self, session: SessionResource) -> None:
-        """Replace the configuration by ``session``, the latest one in the journal. A null field of a later
-        `session.update` still goes back to the first configuration."""
+        """Use ``session``, the latest configuration that the journal has, when the session is opened from it. A
+        null field of a later `session.update` still goes back to the first configuration."""
         self._session = session
         self._history.preamble = preamble_of(session)
 
     def configure_as(self, parent: Conversation) -> None:
-        """Take over the configuration of ``parent``, the conversation that this one was forked from. The
-        session's own id stays."""
+        """Take over the present configuration of ``parent``, the conversation that this one was forked from.
+        The session's own id stays."""
         self._session = msgspec.structs.replace(parent.session, id=self._session.id)
         self._history.share_preamble(parent._history)
 
@@ -115,8 +117,9 @@ class Conversation:
     # --- events in ---
 
     def greet(self, handle: str | UnsetType = UNSET) -> list[server.ServerEvent]:
-        """Make the first events of a new session: `session.created` and `conversation.created`. ``handle``:
-        what opens the session again, which `session.created` shows; UNSET leaves it out."""
+        """Make the first events of a new session: `session.created` and `conversation.created`. ``handle``: the
+        handle with which the client can resume the session, which `session.created` shows; UNSET leaves it
+        out."""
         conversation = server.ConversationResource(id=self.conversation_id)
         return [
             server.SessionCreated(event_id=self.event_id(), session=self._session, handle=handle),
@@ -133,13 +136,13 @@ class Conversation:
             return [Send(self.refusal(error, event.event_id))]
 
     def refusal(self, error: Exception, event_id: str | None = None) -> server.ErrorEvent:
-        """Make the `error` event for ``error``, which refused a client event or a frame that is no event.
-        ``event_id``: the client event's, if it had one."""
+        """Make the `error` event for ``error``, because of which a client event, or a frame that is no event,
+        was refused. ``event_id``: the client event's, if it had one."""
         return server.ErrorEvent(event_id=self.event_id(), error=error_details(error, event_id))
 
     def brief(self, response_id: str) -> bool:
-        """Whether a running response leaves out the events that repeat others. False if no such response
-        runs."""
+        """Whether the running response with this id leaves out the events that repeat others. False if no such
+        response runs."""
         live = self.running.get(response_id)
         return live is not None and live.brief
 
@@ -153,15 +156,16 @@ class Conversation:
         return events
 
     def failed(self, response_id: str, error: Exception) -> list[server.ServerEvent]:
-        """End a response after its turn raised ``error``, and make its last events. If it had no event yet,
-        that is one `error`; otherwise its open item is closed, its items are taken back, and `response.done`
-        says `failed`."""
+        """End the response with this id after its turn raised ``error``, and make its last events. If it has
+        had no event yet, that is one `error`; otherwise its open item is closed, its items are deleted, and
+        `response.done` says `failed`."""
         live = self.running[response_id]
         del self.running[response_id]
         return live.fail(error) if live.started else [self.refusal(error, live.asked_by)]
 
     def forget(self, response_id: str) -> None:
-        """Remove a response that was created but never started, if it is there. No event is made for it."""
+        """Remove the response with this id, which was created but never run, if it is there. No event is made
+        for it."""
         self.running.pop(response_id, None)
 
     def _receive(self, event: client.ClientEvent) -> list[Effect]:
@@ -203,9 +207,9 @@ class Conversation:
     # --- items ---
 
     def _insert(self, item: Item, asked: str | None) -> tuple[Send, ...]:
-        """Put an item into the history after the item ``asked``: ``"root"`` puts it first, None last. Returns
-        the events that show it to the client. Raises a `SessionError` if it is refused; then nothing has
-        changed."""
+        """Put an item into the history after the item with the id ``asked``: ``"root"`` puts it first, None
+        last. Returns the events that show it to the client. Raises a `SessionError` if it is refused; then
+        nothing has changed."""
         writer = self._writer()
         if writer is not None and item.id in writer.item_ids:
             raise ItemExists(f"An item with id {item.id!r} is in a running reply", param="item.id")
@@ -219,9 +223,9 @@ class Conversation:
         return tuple(Send(event) for event in self._shown(frame, shown))
 
     def _check_call(self, call_id: str, param: str) -> None:
-        """Check that the output of the tool call ``call_id`` may be added now. The call is in the history, or a
-        running reply has made it. Raises ``CallUnknown`` or ``CallAnswered``, which name the field
-        ``param``."""
+        """Check that the output of the tool call ``call_id`` may be added now: the call is in the history, or a
+        running reply has made it, and it has no output yet. Raises ``CallUnknown`` or ``CallAnswered``, which
+        name the field ``param``."""
         writer = self._writer()
         saying = () if writer is None else writer.call_ids
         self._history.calls().check(call_id, saying, param=param)
@@ -240,16 +244,16 @@ class Conversation:
         self._after_reply.discard(item_id)
 
     def _last_item_id(self) -> str | None:
-        """The id of the conversation's last item as the client sees it; None if there is none. Items that a
-        running reply has begun count. Items that were added while it runs come behind them."""
+        """The id of the conversation's last item as the client sees it; None if the conversation is empty.
+        Items that a running reply has begun count. Items that were added while it runs come behind them."""
         last, writer = next(self._history.backwards(), None), self._writer()
         if writer is None or (last is not None and last.id in self._after_reply):
             return None if last is None else last.id
         return writer.item_ids[-1] if writer.item_ids else self._before_reply()
 
     def _before_reply(self) -> str | None:
-        """The id of the last item that was not added while the reply runs: the item before the reply's first
-        one. None if there is none."""
+        """The id of the item before the first item of the running reply: the last one that was not added while
+        it runs. None if the reply is at the conversation's beginning."""
         before = (item.id for item in self._history.backwards() if item.id not in self._after_reply)
         return next(before, None)
 
@@ -269,10 +273,10 @@ class Conversation:
         return self._begin_with([item_of(item, self._ids) for item in event.items], event)
 
     def _begin_with(self, items: Sequence[Item], event: client.ResponseCreate) -> list[Effect]:
-        """Add ``items`` at the conversation's end and start the response of ``event``. Returns the effects: the
-        events that show the items (not in brief), the end of the prefill of streamed text that the items
-        answer, then the start. Raises if an item or the response is refused; then all items are removed again.
-        """
+        """Add ``items`` at the conversation's end and start the response that ``event`` asks for. Returns the
+        effects in order: the events that show the items (not for a response in brief); the end of the prefill
+        of streamed text, if an item is the output that this text was for; the start. Raises if an item or the
+        response is refused; then all items are removed again."""
         added, inserted = list[Send](), 0
         try:
             for item in items:
@@ -287,8 +291,8 @@ class Conversation:
         return [*over, start] if _brief(event.response) else [*added, *over, start]
 
     def _followed_by(self, frame: AnyItem) -> Item:
-        """The item of ``frame``, for a response out of band that alone reads it behind the conversation. It is
-        not added. Raises if it is the output of a tool call that cannot be answered now."""
+        """Make the item of ``frame`` for a response out of band, which alone reads it, behind the conversation.
+        It is not added. Raises if it is the output of a tool call that cannot be answered now."""
         item = item_of(frame, self._ids)
         if isinstance(item, FunctionCallOutput):
             self._check_call(item.call_id, "items.call_id")
@@ -323,19 +327,20 @@ class Conversation:
         return StartResponse(live.id, request)
 
     def ending(self, event: client.ClientEvent) -> str | None:
-        """The id of the response that has to end before ``event`` can be served: a cancelled reply in the
-        conversation, where the event is a `response.create` that starts the next one. None: the event need not
-        wait."""
+        """The id of the response that must end before ``event`` can be served: if ``event`` is a
+        `response.create` for the conversation, the reply that still runs there although it was cancelled. None:
+        the event need not wait."""
         writer = self._writer()
         if not isinstance(event, client.ResponseCreate) or writer is None or not writer.cancelling:
             return None
         return None if event.response and event.response.conversation == "none" else writer.id
 
     def check_steer(self, event: ResponseSteer) -> str | None:
-        """Check a `response.steer` before the running reply is cut for it. Returns the id of that reply's
-        response, which has to end first; None if none runs. Changes nothing.
+        """Check a `response.steer`, which ends the running reply early and starts another one with more input,
+        before the reply is ended. Returns the id of the running reply's response, which must end first; None if
+        none runs. Changes nothing.
 
-        Raises a `SessionError` or `FrameError` where the event cannot be served.
+        Raises a `SessionError` or `FrameError` if the event cannot be served.
         """
         writer = self._writer()
         self._check_items([item_of(item, new_id) for item in event.input])
@@ -374,7 +379,8 @@ class Conversation:
     # --- a conversation opened again ---
 
     def note(self, response_id: str) -> bytes:
-        """Encode the `ResponseNote` of a running response, for the journal. `revive` reads it."""
+        """Encode the `ResponseNote` of the running response with this id, for the journal. `revive` decodes
+        it."""
         live = self.running[response_id]
         return msgspec.msgpack.encode(
             ResponseNote(live.asked_by, live.metadata, self._before_reply(), live.brief, live.unserved)
@@ -383,11 +389,11 @@ class Conversation:
     def revive(
         self, response_id: str, request: TurnRequest | None, note: bytes, after_reply: Iterable[str] = ()
     ) -> None:
-        """Put a response from the journal among the running ones, so that `reply` and `failed` can make its
-        events again, from the first. Makes no event itself.
+        """Count a response from the journal as running, so that `reply` and `failed` can make its events again,
+        from the first one. Makes no event itself.
 
-        ``request``: None for a response out of band. ``note``: what `note` returned. ``after_reply``: ids of
-        the items that were added to the conversation while it ran.
+        ``request``: of its turn; None for a response out of band. ``note``: the bytes that `note` returned when
+        it began. ``after_reply``: ids of the items that were added to the conversation while it ran.
         """
         kept = msgspec.msgpack.decode(note, type=ResponseNote)
         writes = request is not None
@@ -406,9 +412,10 @@ class Conversation:
             self._after_reply = set(after_reply)
 
     def answered(self, event: client.ClientEvent) -> list[server.ServerEvent]:
-        """Make the answer again to an event that was served before the session was opened from the journal.
-        Nothing changes. An `error` event if the answer cannot be made again, for example because its item was
-        deleted since; empty for an event without an answer. The events of a response are not made here."""
+        """Make the answer again to a client event that was served before the session was opened from the
+        journal, because the first answer may be lost. Nothing changes. If the answer cannot be made again, for
+        example because its item was deleted since, it is an `error` event. Empty for an event without an
+        answer. The events of a response are not made here."""
         try:
             return self._answered(event)
         except (SessionError, FrameError, GatewayError) as error:
@@ -458,15 +465,17 @@ class Conversation:
         return item_of(item, self._ids)
 
     def _writer(self) -> LiveResponse | None:
-        """The running response that writes the default conversation; None if there is none. There is at most
-        one. Responses out of band do not count."""
+        """The running response that writes the conversation, of which there is at most one; None if none runs.
+        Responses out of band do not count."""
         return next((live for live in self.running.values() if live.conversation_id is not None), None)
 
     def event_id(self) -> str:
-        """An id for the next event. The event log puts its own id in its place when it sends the event."""
+        """A provisional id for an event. The event log puts the final id in its place when it sends the
+        event."""
         return f"event_{next(self._numbers)}"
 
 
 def _brief(params: ResponseParams | None) -> bool:
-    """Whether the client asks for the response in brief. False for None: it gave no parameters."""
+    """Whether the client asks for a response in brief, without events that repeat others. False if it gave no
+    parameters (None)."""
     return params is not None and params.events == "brief"

@@ -1,4 +1,5 @@
-"""The frames of one message's text while it grows: all but the text and the event's id is encoded once."""
+"""Makes the encoded `response.output_text.delta` events of one message fast: all but the text and the event's
+id is encoded once."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ _TAIL = b'"","event_id":""}'
 
 
 class DeltaFrames:
-    """Makes the frame of each `response.output_text.delta` of one message. ``delta``: one of them, without
-    text, event id and log probabilities."""
+    """Encodes the `response.output_text.delta` events of one message. ``delta``: such an event with an empty
+    text and event id and no log probabilities."""
 
     __slots__ = ("_head",)
 
@@ -23,6 +24,6 @@ class DeltaFrames:
         self._head = frame.removesuffix(_TAIL)
 
     def frame(self, event_id: str, text: str) -> bytes:
-        """The same bytes as `codec.encode` makes of the event with this id and text. JSON must need no escape
-        in ``event_id``."""
+        """The encoded event with this id and text: the same bytes as `codec.encode` makes. JSON must need no
+        escape in ``event_id``."""
         return b'%b%b,"event_id":"%b"}' % (self._head, _ENCODER.encode(text), event_id.encode())

@@ -19,7 +19,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class StartResponse:
-    """Begin the turn ``request``. Give its events to `Conversation.reply` with this ``response_id``."""
+    """Run the turn ``request``, and pass its events to `Conversation.reply` with this ``response_id``."""
 
     response_id: str
     request: TurnRequest
@@ -34,16 +34,18 @@ class CancelResponse:
 
 @dataclass(frozen=True, slots=True)
 class PrefillText:
-    """Prefill ``item``, the next item with the text that the client has streamed in so far, in place of what
-    was asked for before. None: prefill nothing more, because the text was cleared or committed."""
+    """Prefill ``item``, which has the text that the client has streamed in so far, as the next item of the
+    prompt, in place of the item of the last such effect. None: prefill no such text any more, because it was
+    cleared or committed."""
 
     item: Growing | None
 
 
 @dataclass(frozen=True, slots=True)
 class TellCommitted:
-    """The client's streamed text is in the history now, as ``item``. Ask how many of its tokens are prefilled,
-    send `input_text_buffer.committed` with the answer, and then the events ``added``, which show the item."""
+    """The client's streamed text is in the history now, as ``item``. Find out how many of its tokens are
+    prefilled, send `input_text_buffer.committed` with that number, and then the events ``added``, which show
+    the item."""
 
     added: tuple[Send, ...]
     item: Growing

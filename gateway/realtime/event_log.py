@@ -1,17 +1,17 @@
-"""The server events of one session: their order, their ids, and a copy of the latest for a client that was cut
-off.
+"""The server events of one session: their order, their ids, and a copy of the latest ones for a client that
+lost its connection.
 
-Events are posted to *lanes*, which are queues. The events of a lane leave in order; to leave is to get an id
-and to be sent, or kept if there is no socket. An event that acknowledges something has a *ticket*: it does not
-leave until the journal has what it acknowledges. Most events of a reply have none. An event's id says how far
-the session's events had left:
+Events are posted to *lanes*: each lane is a queue with a name. The events of a lane leave in order; to leave is
+to get an id and to be sent, or only kept if there is no socket. An event that acknowledges something has a
+*ticket*, a future: it does not leave until the journal has what it acknowledges. Most events of a reply have
+none. An event's id says how far the session's events had left:
 
     event_<opening>-<number>-<reply>-<told>
 
 The *opening* is a random word, new each time the session is opened from the journal. The number is the event's
-own. Of the replies in the conversation, the last event that left was the `told`th one of the `reply`th reply.
-After a new opening the last reply is *told again*: its events are made from the journal, one for one as before.
-So `reply` and `told` are enough to know what a client has read.
+own. `reply` and `told` name the latest event of a reply in the conversation that had left: event number `told`
+of reply number `reply`. After a new opening the events of the last reply are made again from the journal, one
+for one as before. So `reply` and `told` are enough to know what a client has read.
 
 Answers leave in the order of the client events that they answer. One that comes later than the others, such as
 `response.created`, has an `AnswerPlace`: later answers wait until it has left. Only answers wait: what a client
@@ -48,26 +48,28 @@ from .delta_frames import DeltaFrames
 
 Ticket: TypeAlias = asyncio.Future[None]
 ANSWERS = "answers"
-"""The lane of answers to client events."""
+"""The name of the lane (queue) of answers to client events."""
 NEWS = "news"
-"""The lane of events that answer nothing. They have no tickets, so they leave at once."""
+"""The name of the lane (queue) of events that answer nothing. They wait for no journal, so they leave at
+once."""
 WRITER = "writer"
-"""The lane of the replies that write the conversation."""
+"""The name of the lane (queue) of the replies that write the conversation."""
 
 _EVENT_ID = re.compile(r"event_([0-9a-f]{8})-([0-9]{1,18})-([0-9]{1,18})-([0-9]{1,18})(-[0-9a-f]{4})?")
 _NO_REPLY = (0, 0)
 _ALONE = (TextDelta, ArgumentsDelta, ReasoningDelta, OutputItemDone, ResponseDone)
-"""Events that mostly come alone: one for each token, and the last ones of a reply in brief."""
+"""Types of events that mostly come one at a time, so they are written at once and not gathered: the deltas, and
+the last events of a reply in brief."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventPlace:
-    """How far a session's events have left; an event's id is this as text. ``opening``: a random word for this
-    stay of the session in memory. ``number``: the event's own number.
+    """How far a session's events have been sent; the id of an event is this as text. ``opening``: a random word
+    for this stay of the session in memory. ``number``: the event's own number, from 1.
 
-    ``reply``, ``told``: the latest event of a reply in the conversation that has left, this one included: the
-    number of the reply in the session, and the event's number in that reply, both from 1. ``told`` is 0 before
-    the first.
+    ``reply``, ``told``: the latest event of a reply in the conversation that has been sent, this one included:
+    the number of the reply in the session, and the event's number in that reply, both from 1. Before a reply's
+    first event, ``told`` is 0.
     """
 
     opening: str
@@ -91,11 +93,11 @@ def _event_id(opening: str, number: int, reply: int, told: int) -> str:
 
 @dataclass(eq=False, slots=True)
 class AnswerPlace:
-    """A place among the answers that was kept for one that comes later. ``lane``: the lane to which that answer
-    will be posted.
+    """A place that was kept in the order of answers for one that comes later, such as the events of a reply.
+    ``lane``: the queue to which that answer will be posted.
 
-    ``reached``: all answers before it have left, so the answer may leave. ``left``: the answer has left, or
-    will not come, so the answers behind it may leave.
+    ``reached``: all answers before it have been sent, so the answer may be sent. ``left``: the answer has been
+    sent, or will not come, so the answers behind it may be sent.
     """
 
     lane: str
@@ -105,13 +107,14 @@ class AnswerPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """An event in a lane that has not left yet. It leaves when the earlier events of the lane have left, its
-    ``ticket`` is done without an error and its ``place`` is reached.
+    """An event in a lane (queue) that has not been sent yet. It is sent when the earlier events of the lane are
+    sent, its ``ticket`` is done without an error and its ``place`` is reached.
 
     ``ticket``: done when the journal has what the event acknowledges; None: nothing to wait for. ``reply``,
-    ``told``: the number of the event's reply, and its own number in that; 0 outside the writer's lane.
-    ``patient``: see `Outbox.post`. ``place``: the place among the answers that was kept for this event; None:
-    none was.
+    ``told``: the number of the reply that the event is part of, and the event's number in it; 0 for an event
+    that is not of a reply in the conversation. ``patient``: it may wait a little in the socket's outbox, to be
+    written with later events. ``place``: the place that was kept for it in the order of answers; None: none
+    was.
     """
 
     event: ServerEvent
@@ -123,17 +126,18 @@ class _Pending:
 
     @property
     def durable(self) -> bool:
-        """Whether the journal has what the event acknowledges. False for ever if the journal was closed
-        without it."""
+        """Whether the journal has what the event acknowledges. It stays false if the journal was closed without
+        it."""
         ticket = self.ticket
         return ticket is None or (ticket.done() and not ticket.cancelled() and ticket.exception() is None)
 
 
 class _Sent(msgspec.Struct, frozen=True, gc=False):
-    """An event that has left, kept so that it can be sent again. ``number``: its number in the session.
-    ``reply``, ``told``: as in `_Pending`. ``frame``: its bytes. ``done``: the event itself if it is a
-    `response.done`, which is encoded again each time, because it shows the handle that is current then; else
-    None."""
+    """An event that has been sent, or would have been if there were a socket; it is kept so that it can be sent
+    again. ``number``: its number in the session. ``reply``, ``told``: the number of the reply that it is part
+    of and its number in it; 0 if it is not of a reply in the conversation. ``frame``: its bytes. ``done``: the
+    event itself if it is a `response.done`, which is encoded again each time, because it shows the handle that
+    is current then; else None."""
 
     number: int
     reply: int
@@ -144,10 +148,11 @@ class _Sent(msgspec.Struct, frozen=True, gc=False):
 
 class EventLog:
     """The server events of one session. It numbers them, sends them to the session's socket in order, holds
-    back what the journal does not have yet, and keeps the latest for a client that was cut off.
+    back what the journal does not have yet, and keeps the latest for a client that lost its connection.
 
-    ``limits``: how many bytes are kept. ``replies``: how many replies the session has had that are not told
-    again. ``handle`` returns the session's current handle, which `response.done` shows.
+    ``limits``: how many bytes are kept. ``replies``: the number of replies that the session has had, without
+    the last one if that one's events are posted again from the journal; the next reply gets the next number.
+    ``handle`` returns the session's current handle, which `response.done` shows.
     """
 
     def __init__(self, limits: ClientLimits, replies: int = 0, handle: Callable[[], str] = str) -> None:
@@ -168,26 +173,27 @@ class EventLog:
 
     @property
     def holding(self) -> bool:
-        """Whether anything still waits in a lane: an event that has not left, or the place of an answer."""
+        """Whether anything still waits in a lane: an event that has not been sent, or a place that was kept for
+        an answer."""
         return any(self._lanes.values())
 
     @property
     def behind(self) -> bool:
-        """Whether a reply that is told again has not yet come to the last event that the client read before the
-        session was opened from the journal."""
+        """Whether the events of a reply are being posted again from the journal, and have not yet come to the
+        last one that the client read before the session was opened."""
         return (self._reply, self._told) < self._read
 
     def begin_reply(self) -> None:
-        """Begin the next reply: events that are posted to the writer's lane from now on belong to it. Kept
-        events are dropped, except those of the previous reply and later ones."""
+        """The next reply begins: events that are posted to the lane `WRITER` from now on belong to it. Sent
+        events are dropped up to the beginning of the reply before it."""
         self._reply, self._told = self._reply + 1, 0
         self._forget_before(self._reply - 1)
 
     def keep_place(self, lane: str | None = None) -> AnswerPlace:
-        """Keep the next place among the answers; answers posted after this wait behind it. Pass it to `post`
-        with the answer that belongs there, or to `give_up`.
+        """Keep the next place in the order of answers for one that comes later; answers that are posted after
+        this wait behind it. Pass the place to `post` with the answer that belongs there, or to `give_up`.
 
-        ``lane``: the lane to which that answer will be posted; None: a new lane, named in the result.
+        ``lane``: the queue to which that answer will be posted; None: a new one, named in the result.
         """
         place = AnswerPlace(lane or f"{ANSWERS} {next(self._places)}")
         self._lanes.setdefault(ANSWERS, deque()).append(place)
@@ -195,7 +201,7 @@ class EventLog:
         return place
 
     def give_up(self, place: AnswerPlace) -> None:
-        """Say that no answer will come for a kept place. Answers that waited behind it may leave."""
+        """No answer will come for a place that was kept. Answers that waited behind it may be sent."""
         place.left = True
         self._release(ANSWERS)
 
@@ -208,11 +214,13 @@ class EventLog:
         patient: bool = False,
         place: AnswerPlace | None = None,
     ) -> None:
-        """Put events into the lane ``lane`` without waiting. Each leaves when the events before it in the lane
-        have left and ``ticket`` is done: it gets its id, is kept, and goes to the socket if there is one.
+        """Put events into the queue named ``lane``, without waiting. Each is sent when the events before it in
+        this queue are sent and ``ticket`` is done: it gets its id, is kept, and goes to the socket if there is
+        one.
 
-        ``ticket``: done when the journal has what the events acknowledge. ``patient``: see `Outbox.post`.
-        ``place``: the place among the answers that was kept for the first of the events.
+        ``ticket``: done when the journal has what the events acknowledge; None: nothing to wait for.
+        ``patient``: the events may wait a little in the socket's outbox, to be written with later ones.
+        ``place``: the place that was kept in the order of answers for the first of the events.
         """
         waiting = self._lanes.setdefault(lane, deque())
         for event in events:
@@ -227,9 +235,10 @@ class EventLog:
         self._release(lane)
 
     def post_text(self, frames: DeltaFrames, text: str, lane: str) -> bool:
-        """Send more text of a reply to the socket at once: the event that `post` would send, in one step.
-        Returns False, and does nothing, if events wait before it in the lane, the client has read it already,
-        or the socket is gone or can take no more. ``frames``: of the message."""
+        """Send more text of a reply's message to the socket at once: the event that `post` would send, in one
+        step. Returns False, and does nothing, if events wait before it in the queue ``lane``, if the client has
+        read it already, or if the socket is gone or can take no more. ``frames``: encodes the events of that
+        message."""
         outbox = self._outbox
         if outbox is None or not outbox.free or lane in self._lanes:
             return False
@@ -248,7 +257,7 @@ class EventLog:
         return True
 
     def open_to(self, outbox: SessionOutbox) -> None:
-        """Use ``outbox``, a socket's, from now on, and send it the events that have left already. For a new
+        """Use ``outbox``, a socket's, from now on, and send to it the events that were made so far. For a new
         session."""
         self._outbox = outbox
         outbox.post([told.frame for told in self._log])
@@ -261,13 +270,15 @@ class EventLog:
         *,
         running: bool = False,
     ) -> None:
-        """Use ``outbox`` from now on, in place of the one before. Send it a greeting, the kept events behind
-        the event with the id ``after``, and then each new event. None: the client has read nothing. Then only
-        the kept events of the last reply are sent, if that is ``running``.
+        """Use ``outbox``, of a client that has come back, from now on, in place of the one before. Send a
+        greeting, then the kept events behind the event with the id ``after``, and then each new event. If
+        ``after`` is None, the client has read nothing: of the kept events it gets only those of the last reply,
+        and only if that is ``running``.
 
-        ``greeting`` makes the greeting from its id, which names the place before the events that follow, and
-        from whether the client's place is unknown or of another opening. Raises ``EventsExpired`` if the events
-        behind ``after`` are not kept any more; then nothing has changed.
+        ``greeting`` makes the greeting. Its arguments: the greeting's id, which names the place before the
+        events that follow; and whether ``after`` is None or from before the session was last opened from the
+        journal. Raises ``EventsExpired`` if the events behind ``after`` are not kept any more; then nothing has
+        changed.
         """
         kept = self._since(after, running)
         self.detach()
@@ -281,14 +292,14 @@ class EventLog:
         self._changed.set()
 
     def detach(self) -> None:
-        """Send nothing more to the socket; it is gone. Later events are kept for the next one."""
+        """The socket is gone: send nothing more to it. Later events are kept for the next one."""
         if self._outbox is not None:
             self._outbox.abandon()
             self._outbox = None
 
     async def room(self) -> None:
-        """Wait until the caller may make more events: until the socket can take more. Without a socket, until
-        less than half of the bytes that may be kept have left since it went, or there is a new socket."""
+        """Wait until the caller may make more events. With a socket: until that can take more. Without one:
+        until less than half of the bytes that may be kept have come since it went, or there is a new socket."""
         while True:
             self._changed.clear()
             outbox = self._outbox
@@ -302,7 +313,8 @@ class EventLog:
                 await self._changed.wait()
 
     async def flushed(self) -> None:
-        """Wait until all posted events have left, and the socket, if there is one, has written them."""
+        """Wait until no posted event is held back any more, and the socket, if there is one, has written
+        all."""
         while self.holding:
             self._changed.clear()
             await self._changed.wait()
@@ -312,15 +324,15 @@ class EventLog:
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _release(self, lane: str) -> None:
-        """Send what may leave now from ``lane``, and from other lanes that waited for it."""
+        """Send what may be sent now from the queue ``lane``, and from other queues that waited for it."""
         lanes = [lane]
         while lanes:
             lanes += self._advance(lanes.pop())
         self._changed.set()
 
     def _advance(self, lane: str) -> list[str]:
-        """Send the events of one lane up to the first that has to wait. Returns the other lanes from which
-        events may leave because of that."""
+        """Send the events of one queue up to the first that has to wait. Returns the names of the other queues
+        from which events may be sent because of that."""
         waiting, others = self._lanes.get(lane, deque()), list[str]()
         while waiting:
             head = waiting[0]
@@ -363,14 +375,14 @@ class EventLog:
                 self._outbox.post([frame], patient=held.patient)
 
     def _was_read(self, held: _Pending, place: tuple[int, int]) -> bool:
-        """Whether the client has read this event already, in an earlier opening, so that it is not sent again.
-        ``place``: the event's reply and its number in it. `response.done` counts as not read: an interrupted
-        reply ends only now."""
+        """Whether the client has read this event already, before the session was opened from the journal, so
+        that it is not sent again. ``place``: the number of the event's reply and its number in it.
+        `response.done` counts as not read: an interrupted reply ends only now."""
         return _NO_REPLY < place <= self._read and not isinstance(held.event, ResponseDone)
 
     def _before(self, kept: list[_Sent], known: EventPlace | None) -> EventPlace:
-        """The place just before the events ``kept``, for the greeting's id. ``known``: the place of the event
-        that the client read last; None if it named none."""
+        """The place just before the events ``kept``, which are sent again, for the greeting's id. ``known``:
+        the place of the event that the client read last; None if it named none."""
         number = kept[0].number - 1 if kept else self._number
         if known is not None:
             return EventPlace(self._opening, number, known.reply, known.told)
@@ -386,8 +398,8 @@ class EventLog:
             self._log_bytes -= len(self._log.popleft().frame)
 
     def _forget_before(self, reply: int) -> None:
-        """Drop the kept events that are older than the reply with the number ``reply``. A client that asks for
-        a new reply has read them."""
+        """Drop the kept events that were sent before the first event of reply number ``reply``. A client that
+        asks for a new reply has read them."""
         first = next((told.number for told in self._log if told.reply >= reply), 0)
         while self._log and self._log[0].number < first:
             self._log_bytes -= len(self._log.popleft().frame)

@@ -1,4 +1,4 @@
-"""One response on the wire: what a turn tells becomes server events, in the order of the standard.
+"""One response on the wire: the events of a turn become server events, in the order of the standard.
 
     response.created
       response.reasoning_text.delta*                                                  (ours; of no item)
@@ -8,8 +8,8 @@
       output_item.done, conversation.item.done
     response.done
 
-Out of band there are no `conversation.*` events. In brief there are `response.created`, text and reasoning as
-they come, `output_item.done` and `response.done`.
+Out of band there are no `conversation.*` events. A response in brief has only `response.created`, text and
+reasoning as they come, `output_item.done` and `response.done`.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ _REASONS: dict[EndReason, Reason] = {
 @dataclass(slots=True)
 class _OpenItem:
     """The output item that has begun and not ended. ``index``: its index in the response's output. ``item``:
-    the item as it began, without text. ``previous_item_id``: the item before it in the conversation.
-    ``pieces``, ``logprobs``: its text or arguments so far, and the log probabilities of the text's tokens.
-    ``text``: see `LiveResponse.open_text`; None before the first call."""
+    the item as it began, without text. ``previous_item_id``: the id of the item before it in the conversation;
+    None if it is the first. ``pieces``, ``logprobs``: its text or arguments so far, and the log probabilities
+    of the text's tokens. ``text``: what `LiveResponse.open_text` returns for it: the encoder of its deltas, and
+    ``pieces``; None before the first call."""
 
     index: int
     item: Message | FunctionCall
@@ -82,11 +83,13 @@ class LiveResponse:
     so far, and sends nothing.
 
     ``event_ids`` makes an event's id. ``conversation_id``: None for a response out of band. ``predecessor`` is
-    called when the first item begins, and returns the id of the item before it, None for none. ``asked_by``:
-    the `event_id` of the client event that asked for the response. ``brief``: leave out events that repeat
-    others. ``unserved``: fields of the request that have no effect, which `response.created` lists.
-    ``item_ids``, ``call_ids``: of the items, and of the tool calls, that have begun. ``cancelling`` is set by
-    the conversation.
+    called when the first item begins, and returns the id of the item before it in the conversation, None if it
+    is the first. ``asked_by``: the `event_id` of the client event that asked for the response. ``brief``: leave
+    out events that repeat others. ``unserved``: names of fields of the request that have no effect, which
+    `response.created` lists.
+
+    ``item_ids``, ``call_ids``: of the items, and of the tool calls, that have begun. ``started``, ``done``: the
+    first, and the last, event has been made. ``cancelling``: a cancel was asked for; the conversation sets it.
     """
 
     def __init__(
@@ -120,14 +123,15 @@ class LiveResponse:
         self._output: list[AnyItem] = []
 
     def feed(self, event: ReplyEvent) -> list[server.ServerEvent]:
-        """The server events for ``event``, the next event of the turn. The first call gives `response.created`
-        before all else, and `ReplyDone` gives `response.done`; nothing may be fed after that."""
+        """Make the server events for ``event``, the next event of the turn. The first call makes
+        `response.created` before all else, and `ReplyDone` makes `response.done`; nothing may follow that."""
         assert not self.done, "nothing comes after the end of a reply"
         return list(self._events(event))
 
     def open_text(self, item_id: str) -> tuple[DeltaFrames, list[str]] | None:
-        """What makes the frames of a message's further text, and the list of its pieces, to which each text
-        that is sent with them must be appended. None if the message is not open."""
+        """For the fast way of sending a message's text: the encoder of its deltas, and the list to which the
+        caller must append each text that it sends with it. None if the message with this id is not the open
+        item."""
         opened = self._open
         if opened is None or opened.item.id != item_id:
             return None
@@ -137,8 +141,8 @@ class LiveResponse:
         return opened.text
 
     def fail(self, error: Exception) -> list[server.ServerEvent]:
-        """The last events of a response that has been created, after its turn raised ``error``: its open item
-        ends, its items are taken back, and `response.done` says `failed`."""
+        """Make the last events of a response that has been created, after its turn raised ``error``: its open
+        item ends, its items are deleted, and `response.done` says `failed`."""
         assert self.started and not self.done
         return list(self._failed(error))
 
@@ -268,8 +272,8 @@ class LiveResponse:
         yield self._ended("failed", _failure(error))
 
     def _taken_back(self) -> Iterator[server.ServerEvent]:
-        """A `conversation.item.deleted` for each item that has ended: the turn failed, so it was rolled back.
-        Out of band there are none."""
+        """A `conversation.item.deleted` for each item of the output that has ended, because the turn failed and
+        was rolled back. Out of band there are none."""
         if self.conversation_id is not None:
             for item in self._output:
                 yield server.ItemDeleted(event_id=self._event_ids(), item_id=item.id or "")

@@ -2,7 +2,7 @@
 
 Client events come in through `RealtimeSession.take`. Server events go out through its event log, to whichever
 socket the session is on. An answer to a change is sent when the journal has the change. `RealtimeFace` makes
-the sessions; a *face* is one protocol that clients speak.
+the sessions; a *face* is the code of one protocol that clients speak.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ CHANGES = (
     SessionName,
     SessionPrune,
 )
-"""Client events that change what the journal keeps. They are refused while it cannot write, and answered when
-it has the change."""
+"""Client events that change what the journal keeps. They are refused while it cannot write; their answers are
+sent when it has the change."""
 ACKNOWLEDGING = (server.ItemDone, server.ResponseDone)
 """Events of a reply that are sent only when the journal has what they show."""
 
 
 class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the journal keeps of a new session for this protocol: its first configuration, and the id of its
-    conversation."""
+    """What the journal keeps of a new session for this protocol: ``session``, its first configuration, and
+    ``conversation``, the id of its conversation."""
 
     session: SessionResource
     conversation: str
@@ -84,8 +84,8 @@ class RealtimeDefaults:
 
 class RealtimeFace:
     """The Realtime protocol, as a `Face`. Sockets open and resume their sessions here; ``sessions`` calls it to
-    make the live sessions of this protocol. ``defaults``: the model's names and the most tokens of a
-    reply in new sessions; their sampling defaults are the model's."""
+    make the live sessions of this protocol. ``link``: to the engine, which knows the model's sampling defaults.
+    ``defaults``: what new sessions start with besides these."""
 
     def __init__(
         self, sessions: LiveSessions, link: EngineLink, defaults: RealtimeDefaults, limits: ClientLimits
@@ -96,23 +96,24 @@ class RealtimeFace:
         self._link = link
 
     def open(self, connection: SessionConnection, owner: bytes, salt: bytes = b"") -> RealtimeSession:
-        """Open a new session on this connection; its first events are posted. ``owner``: the digest of the
-        client's key; only a client with the same key can resume it. ``salt``: of its tenant. Raises what
-        `LiveSessions.open` does."""
+        """Open a new session on this connection. Its first events are posted. ``owner``: the digest of the
+        client's key; only a client with the same key can resume it. ``salt``: the salt of its tenant. Raises
+        ``SessionLimit``, ``StorageUnavailable``."""
         return self.side_of(self.sessions.open(self, connection, owner, salt))
 
     async def resume(
         self, connection: SessionConnection, handle: str, owner: bytes, former_owner: bytes | None = None
     ) -> RealtimeSession:
         """Move the session that ``handle`` opens to this connection, and return it. Nothing is sent there until
-        `RealtimeSession.resume` is called. ``owner``, ``former_owner``: as in `SessionRegistry.resume`. Raises
-        what `LiveSessions.resume` does."""
+        `RealtimeSession.resume` is called. ``owner``: the digest of the client's key, which must be the
+        session's owner; ``former_owner``: the digest that earlier versions made of the key, which serves as
+        well. Raises ``HandleUnknown``, ``RecordDamaged``, ``SessionLimit``, ``StorageUnavailable``."""
         return self.side_of(await self.sessions.resume(self, connection, handle, owner, former_owner))
 
     @staticmethod
     def side_of(live: LiveSession) -> RealtimeSession:
-        """The `RealtimeSession` of a live session. Raises ``HandleUnknown`` if a client of another protocol
-        opened that session."""
+        """The `RealtimeSession` that serves the client of a live session. Raises ``HandleUnknown`` if a client
+        of another protocol opened that session."""
         if not isinstance(live.face, RealtimeSession):
             raise HandleUnknown("No session can be resumed with this handle", param="handle")
         return live.face
@@ -120,8 +121,8 @@ class RealtimeFace:
     # --- as `Face` ------------------------------------------------------------------------------------------
 
     def config(self) -> bytes:
-        """The first configuration of a new session, encoded for the journal: the defaults of model and server,
-        and the id of a new conversation."""
+        """The configuration with which a new session begins, encoded for the journal: the defaults of model and
+        server, and the id of a new conversation."""
         hello, most = self._link.hello, self.defaults.max_tokens
         resource = SessionResource(
             id="",
@@ -132,7 +133,7 @@ class RealtimeFace:
         return msgspec.msgpack.encode(RealtimeConfig(session=resource, conversation=new_id("conv")))
 
     def owns(self, live: LiveSession) -> bool:
-        """Whether the session speaks Realtime."""
+        """Whether the live session was made for a client of Realtime."""
         return isinstance(live.face, RealtimeSession)
 
     def begin(self, session: Session, config: bytes) -> LiveSession:
@@ -157,8 +158,8 @@ class RealtimeSession:
     """One session and its client: it serves the client's events and posts the server's. Make it with
     `RealtimeFace`.
 
-    ``config``: the first configuration. ``replies``: how many replies the session has had that are not told
-    again; 0 for a new session.
+    ``config``: the first configuration. ``replies``: the number of replies that the session has had, without
+    the last one if that one's events are to be posted again; 0 for a new session.
     """
 
     def __init__(
@@ -196,9 +197,9 @@ class RealtimeSession:
         self.event_log.post(self.conversation.greet(self.session.handles.current), ticket=ticket)
 
     def restore(self, reopened: Reopened) -> None:
-        """Take over what the journal has of the session: the configuration, the ids of client events, the
-        streamed text. Post the events of the last reply again, and continue it if it was interrupted.
-        Interrupted responses out of band end."""
+        """Take over what the journal has of the session: the configuration, the ids of client events, and the
+        text that the client was streaming in. Post the events of the last reply again, and continue it if it
+        was interrupted. Interrupted responses out of band end as failed."""
         replayed = reopened.replayed
         self._client_events.extend(replayed.heard)
         self._from_journal = True
@@ -215,9 +216,9 @@ class RealtimeSession:
     # --- sockets --------------------------------------------------------------------------------------------
 
     def resume(self, sink: SessionOutbox, after: str | None) -> None:
-        """Send the session's events to ``sink``, a socket's outbox, from now on: first `session.resumed`, then
-        those behind the event with the id ``after``. If that is None, those of a running reply from its
-        beginning.
+        """Send the session's events to ``sink``, the outbox of a socket, from now on: first `session.resumed`,
+        then those behind the event with the id ``after``, which the client read last. None: it has read
+        nothing; then a running reply's events are sent from its first one.
 
         Raises ``EventsExpired`` if these events are not kept any more.
         """
@@ -225,10 +226,10 @@ class RealtimeSession:
         self.event_log.attach(sink, self._resumed, after, running=writing)
 
     def _resumed(self, event_id: str, other_opening: bool) -> server.SessionResumed:
-        """Make `session.resumed`, the greeting of a client that comes back. ``other_opening``: it last read an
-        event from before the session was opened in this server, or named none. If the session came from the
-        journal, answers of that time may be lost, so from now on events that come again are answered again;
-        otherwise they are not."""
+        """Make `session.resumed`, the greeting of a client that comes back. ``other_opening``: the last event
+        that the client read is from before the session was last opened from the journal, or it named none. If
+        so, and the session did come from the journal, answers of that time may be lost: client events that come
+        a second time are then answered again. Otherwise they are ignored."""
         self._reopened = self._from_journal and other_opening
         return server.SessionResumed(
             event_id=event_id,
@@ -242,9 +243,9 @@ class RealtimeSession:
     # --- client events --------------------------------------------------------------------------------------
 
     async def take(self, event: client.ClientEvent) -> None:
-        """Serve one client event after those before it; returns when that is done. It is served to its end even
-        if the caller is cancelled, because the socket closes. An error is posted as an `error` event, and not
-        raised."""
+        """Serve one client event after all earlier ones; returns when that is done. It is served to its end
+        even if the caller is cancelled because the socket closes. An error is posted as an `error` event, and
+        not raised."""
         await self.live.in_order(lambda: self._take(event))
 
     async def _take(self, event: client.ClientEvent) -> None:
@@ -256,8 +257,8 @@ class RealtimeSession:
             self.refuse(error, event.event_id)
 
     async def _serve(self, event: client.ClientEvent) -> None:
-        """Serve an event in one of four ways: answer it again, if it was served before; refuse it; give it to
-        the verbs; or give it to the conversation and carry out the effects. Raises if it is refused on the
+        """Serve an event in one of four ways: if it was served before, answer it again; refuse it; pass it to
+        `SessionVerbs`; or apply it to the conversation and carry out the effects. Raises what refuses it on the
         way."""
         if self.live.resumable and event.event_id is not None and event.event_id in self._client_events:
             await self._answer_again(event)
@@ -278,16 +279,16 @@ class RealtimeSession:
                         await self._tell_committed(effect)
 
     def refuse(self, error: Exception, event_id: str | None = None) -> None:
-        """Post and log that an event, or a frame that is no event, was refused because of ``error``.
+        """Post and log that a client event, or a frame that is no event, was refused because of ``error``.
         ``event_id``: the client event's, if it had one."""
         log_refusal(self.live.id, error)
         self.event_log.post([self.conversation.refusal(error, event_id)])
 
     def _refusal(self, event: client.ClientEvent) -> Exception | None:
-        """The error that refuses an event before it is served; None if it may be served. An event is refused if
-        it begins a turn and the server is going away, or if it changes what the journal keeps and the journal
-        cannot write. A prune is served even if the tenant's share of the journal is full, because it makes
-        room."""
+        """The error because of which an event must not be served now; None if it may be served. An event is
+        refused if it begins a turn and the server is going away, or if it changes what the journal keeps and
+        the journal cannot write. A prune is served even if the tenant's share of the journal is full, because
+        it makes room."""
         if self.live.draining and isinstance(event, client.ResponseCreate | ResponseSteer):
             return Draining("The server is going away")
         if not isinstance(event, CHANGES):
@@ -339,9 +340,9 @@ class RealtimeSession:
         return rest
 
     def _note(self, event: client.ClientEvent) -> None:
-        """Remember the event's id, in memory and in the journal, so that the event is not served twice. If the
-        client can come back, derive the ids of what the event makes from its id, so that they can be made
-        again."""
+        """Remember the event's id, in memory and in the journal, so that an event that is sent twice is served
+        once. If the client can come back, also derive the ids of the items and responses that the event makes
+        from its id, so that the same ids can be made again."""
         if event.event_id is not None:
             self._client_events.append(event.event_id)
             self.session.log.append(EventReceived(event=event.event_id))
@@ -349,8 +350,8 @@ class RealtimeSession:
 
     async def _answer_again(self, event: client.ClientEvent) -> None:
         """Answer an event that was served before the session was opened from the journal, because the first
-        answer may be lost. Does nothing if the client has been here since the session was opened: the event log
-        has that answer."""
+        answer may be lost. Does nothing if the client has read an event since the session was opened: the event
+        log still has that answer."""
         if not self._reopened:
             return
         if isinstance(event, VERBS):
@@ -368,9 +369,9 @@ class RealtimeSession:
         self.event_log.post(events, ticket=self.session.log.sync())
 
     async def _make_way(self, event: ResponseSteer) -> None:
-        """Cancel the response that writes the conversation, if one runs, and wait until it has ended, so that
-        ``event`` can start the next one. Posts `response.steer.accepted` first. Raises if the event is refused;
-        then nothing has changed."""
+        """Before a `response.steer` is served: cancel the response that writes the conversation, if one runs,
+        and wait until it has ended, so that ``event`` can start the next one. Posts `response.steer.accepted`
+        first. Raises if the event is refused; then nothing has changed."""
         response_id = self.conversation.check_steer(event)
         self.live.check_admission()
         accepted = SteerAccepted(event_id=self.conversation.event_id(), response_id=response_id)
@@ -380,8 +381,9 @@ class RealtimeSession:
         await self.live.wait_ended(response_id)
 
     async def _cancel(self, response_id: str, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
-        """Cancel a running response. If its reply is told again, and has not yet come to the last event that
-        the client read, the cancel waits for that: `tell` carries it out."""
+        """Cancel a running response. If its events are being posted again from the journal, and have not yet
+        come to the last one that the client read, the cancel waits until they have: `tell` then carries it
+        out."""
         if self.event_log.behind:
             self._waiting_cancels[response_id] = reason
         else:
@@ -390,15 +392,16 @@ class RealtimeSession:
     # --- responses ------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Raises where no further response may begin now."""
+        """Raise if no further response may begin now: the tenant has too many turns running, the key has used
+        up its limits, or the engine's queue is too long. Otherwise one request of the key is taken."""
         self.session.check_turns()
         self.live.admit()
 
     def _start(self, start: StartResponse) -> TurnResponse | list[server.ServerEvent]:
-        """Begin a turn and run it. Returns it, or, if the session refuses it, the events that tell the client
-        so.
+        """Begin the turn that ``start`` names, and run it. Returns it; or, if the session refuses it, the
+        events that say so to the client.
 
-        The history that it answers is fixed here, before any later event is served.
+        The history that the turn answers is fixed here, before any later event is served.
         """
         try:
             note = self.conversation.note(start.response_id)
@@ -417,9 +420,9 @@ class RealtimeSession:
         return response
 
     def _bring_back(self, past: Past, after_reply: set[str]) -> None:
-        """Post the events of ``past``, the session's last reply, again. If it was interrupted, it also
-        continues: in a task, like a new turn. ``after_reply``: ids of the items that were added to the
-        conversation while it ran."""
+        """Post the events of ``past``, the session's last reply as the journal has it, again. If the reply was
+        interrupted, continue it in a task, like a new turn. ``after_reply``: ids of the items that were added
+        to the conversation while it ran."""
         self.conversation.revive(past.id, past.request, past.note, after_reply)
         self.event_log.begin_reply()
         if past.ended is None:
@@ -437,8 +440,9 @@ class RealtimeSession:
             self.event_log.post(self.conversation.failed(past.id, error_of(past.ended.error)), WRITER)
 
     def _end_out_of_band(self, orphan: Begun) -> None:
-        """End a response out of band that was interrupted, as it does not continue: post its
-        `response.created`, and a `response.done` that says `failed`."""
+        """End a response out of band that was interrupted when the server ended, because such a one is not
+        continued: post its `response.created`, and a `response.done` that says `failed`. ``orphan``: its
+        beginning, as the journal has it."""
         self.conversation.revive(orphan.response, None, orphan.note)
         events = self.conversation.reply(orphan.response, ReplyStarted(0))
         events += self.conversation.failed(orphan.response, error_of(None))
@@ -458,7 +462,8 @@ class RealtimeSession:
             await self.event_log.room()
 
     def tell_now(self, response: TurnResponse, event: ReplyTextDelta) -> bool:
-        """Send more text of an open message, if the client can take it and no other event waits before it."""
+        """Send more text of an open message at once. Returns False, and sends nothing, if the client cannot
+        take it now or other events wait before it."""
         live = self.conversation.running.get(response.id)
         opened = None if live is None or self._waiting_cancels else live.open_text(event.item_id)
         if opened is None or not self.event_log.post_text(opened[0], event.text, _lane(response)):
@@ -467,8 +472,8 @@ class RealtimeSession:
         return True
 
     def ended(self, response: TurnResponse, error: Exception | None) -> None:
-        """A turn is over. If ``error`` is set and the client has not been told the end, post the end. Post the
-        answers of cuts that waited for it."""
+        """A turn is over. ``error``: what ended it; if it is set and the client has not received the end, post
+        the end. Then post the answers of truncations that waited for the turn."""
         self._waiting_cancels.pop(response.id, None)
         if error is not None and response.id in self.conversation.running:
             self._post_reply(self.conversation.failed(response.id, error), response)
@@ -478,7 +483,7 @@ class RealtimeSession:
         self._tell_rate_limits()
 
     def _tell_rate_limits(self) -> None:
-        """Tell what is left to the client's key, if it has limits."""
+        """Post `rate_limits.updated` with what the client's key has left, if it has limits."""
         limits = list(self.live.rate_limits().limits)
         if limits:
             event_id = self.conversation.event_id()
@@ -497,7 +502,8 @@ class RealtimeSession:
         self.event_log.detach()
 
     def alarm(self, fault: StorageUnavailable) -> None:
-        """The journal cannot write: post ``fault`` as an `error` event, if any other event waits to be sent."""
+        """The journal cannot write, because of ``fault``: post it as an `error` event if answers are held back
+        until the journal can write."""
         if self.event_log.holding:
             self.event_log.post([self.conversation.refusal(fault)], NEWS)
 
@@ -516,12 +522,13 @@ class RealtimeSession:
         self.event_log.post([told], NEWS)
 
     async def flushed(self) -> None:
-        """Wait until all posted events have left, and the socket, if there is one, has written them."""
+        """Wait until no posted event is held back any more, and the socket, if there is one, has written
+        all."""
         await self.event_log.flushed()
 
     def child_config(self) -> bytes:
-        """The first configuration of a session that is forked from this one, encoded for the journal: that of
-        this session, with the id of a new conversation."""
+        """The configuration with which a session that is forked from this one begins, encoded for the journal:
+        the first configuration of this session, with the id of a new conversation."""
         config = RealtimeConfig(session=self._config.session, conversation=new_id("conv"))
         return msgspec.msgpack.encode(config)
 
@@ -541,8 +548,8 @@ def _lane(response: TurnResponse) -> str:
 
 
 class EventDerivedIds:
-    """Makes ids of items and responses. While a client event with an id is served, they derive from that id:
-    the same event makes the same ids again, also after a restart."""
+    """Makes ids of items and responses; call it with a prefix. While a client event that has an id is served,
+    the ids derive from it: the same event makes the same ids again, also after a restart."""
 
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
@@ -550,7 +557,7 @@ class EventDerivedIds:
         self._made = 0
 
     def derive_from(self, event_id: str | None) -> None:
-        """Derive the next ids from this client event's id. None: make random ones."""
+        """Derive the next ids from the id of this client event. None: make random ones."""
         self._event_id, self._made = event_id, 0
 
     def __call__(self, prefix: str) -> str:
@@ -561,8 +568,8 @@ class EventDerivedIds:
 
 
 def typed_since(before: InputTextBuffer, after: InputTextBuffer) -> Typed:
-    """The journal's operation for a change of the streamed text from ``before`` to ``after``: the text from the
-    first character that differs."""
+    """The journal's record of a change of the text that the client streams in, from ``before`` to ``after``:
+    the new text from the first character that differs, and the role or tool call that the text belongs to."""
     appended = after.text.startswith(before.text)
     start = len(before.text) if appended else _shared(before.text, after.text)
     return Typed(start=start, text=after.text[start:], role=after.role, item=after.id, call=after.call_id)

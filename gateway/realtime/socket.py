@@ -51,11 +51,11 @@ class ClientIdentity:
     """Which client a connection belongs to, and what it asked for when it connected.
 
     ``owner``: the digest of its key; only a client with the same one can resume its sessions. ``former_owner``:
-    the one that earlier versions gave it. ``salt``: its tenant's, which keeps cached KV apart. ``key``: the
-    BLAKE2b of its API key; empty if the server has no keys. ``aliases``: other digests of that key. ``trace``:
-    the span that its turns are part of. ``address``: its IP address. ``resumable``: it can come back with a
-    handle, so its replies continue without it. ``resume``: it comes back now, so the socket opens no new
-    session. ``model``: the model name that it asked for.
+    the digest that earlier versions made of its key, which serves as well. ``salt``: the salt of its tenant,
+    which keeps cached KV apart. ``key``: the BLAKE2b of its API key; empty if the server has no keys.
+    ``aliases``: other digests of that key. ``trace``: its trace headers, by name. ``address``: its IP address.
+    ``resumable``: it can come back with a handle, so its replies continue without it. ``resume``: it comes back
+    now, so the socket opens no new session. ``model``: the model name that it asked for.
     """
 
     owner: bytes = b""
@@ -76,9 +76,10 @@ class ClientIdentity:
 
 
 class AttachedSession:
-    """The place of a further session on a socket, as its `SessionConnection`. ``outbox``: its way to the
-    socket. ``caller``: the socket's client. ``gone`` is called with this object when the session has moved to
-    another connection, or is pruned."""
+    """A session that the client attached to its socket besides the socket's own one. To `LiveSessions` it is
+    the session's connection. ``outbox``: through which its events go to the socket. ``caller``: the socket's
+    client. ``gone`` is called with this object when the session has moved to another connection, or was
+    pruned."""
 
     def __init__(
         self, outbox: SessionOutbox, caller: TurnCaller, gone: Callable[[AttachedSession], None]
@@ -89,20 +90,22 @@ class AttachedSession:
         self._gone = gone
 
     def moved(self) -> None:
-        """The session is not on this socket any more: tell the socket."""
+        """The session is not on this socket any more: call ``gone``."""
         self._gone(self)
 
 
 class _Goodbye(Exception):
-    """Raised to end the socket from the server's side. ``wire``: the close code and the reason."""
+    """Raised to end the socket from the server's side. ``wire``: has the code and the reason of the close
+    frame."""
 
     def __init__(self, wire: WireError) -> None:
         self.wire = wire
 
 
 class RealtimeSocket:
-    """Serves one client on one socket. As a `SessionConnection` it stands for the socket's own session; an
-    attached one has an `AttachedSession`. ``channel``: the connection. ``face`` opens and resumes sessions."""
+    """Serves one client on one WebSocket. The socket has a session of its own, for which this object is the
+    `SessionConnection`, and those that the client attached, each with an `AttachedSession`. ``channel``: the
+    connection. ``face`` opens and resumes sessions."""
 
     def __init__(
         self, channel: Channel, face: RealtimeFace, client: ClientIdentity, limits: ClientLimits
@@ -121,17 +124,17 @@ class RealtimeSocket:
 
     @property
     def caller(self) -> TurnCaller:
-        """The client."""
+        """The client for which the turns of its sessions run."""
         return self.client.caller
 
     def leave(self, why: Exception | None = None) -> None:
-        """Begin to close the connection, with the code and reason of ``why``; None: the server goes away.
-        Returns at once, and `run` ends."""
+        """Begin to close the connection, with the wire code of ``why`` as the reason; None: the server goes
+        away. Returns at once, and `run` ends."""
         self._part_with(wire_error(why or Draining()))
 
     def moved(self) -> None:
         """The socket's own session is not here any more: it has moved to another socket, or was pruned. If
-        other sessions are attached, the client is told `session.detached`; otherwise the socket closes with
+        other sessions are attached, the client is sent `session.detached`; otherwise the socket closes with
         `session_moved`. While a `session.attach` is served neither happens, because it may be attaching that
         same session."""
         own, self._own = self._own, None
@@ -146,7 +149,7 @@ class RealtimeSocket:
         """Serve the client until it has left or the server ends the connection. Opens the socket's own session
         first, unless the client comes back to resume one. At the end all its sessions leave the socket.
 
-        Raises ``SlowReader`` if the client takes nothing: the caller drops the connection.
+        Raises ``SlowReader`` if the client takes nothing for too long: the caller drops the connection.
         """
         dropped: SlowReader | None = None
         try:
@@ -279,9 +282,9 @@ class RealtimeSocket:
     # --- which sessions are here ----------------------------------------------------------------------------
 
     async def _resume(self, event: SessionResume) -> None:
-        """Make the session that the handle opens the socket's own, in place of the one before. Send the client
-        `session.resumed` and the events that it missed. Raises a `SessionError`; the socket may have no session
-        then."""
+        """Serve `session.resume`: make the session that its handle opens the socket's own, in place of the one
+        before. Send the client `session.resumed` and the events that it missed. Raises a `SessionError`; the
+        socket may have no session of its own then."""
         session = await self._face.resume(self, event.handle, self.client.owner, self.client.former_owner)
         if session is not self._own:
             self._let_go()
@@ -328,8 +331,8 @@ class RealtimeSocket:
         self._tell_detached(session.live.id)
 
     def _dismiss(self, attached: AttachedSession) -> None:
-        """Take an attached session off this socket. It stays in memory for a while; a client with its handle
-        can resume it."""
+        """Take an attached session off this socket. It stays in memory for a while, in which a client with its
+        handle can resume it."""
         session = attached.session
         if session is not None and self._attached.pop(session.live.id, None) is not None:
             self._face.sessions.left(session.live, attached)
@@ -361,8 +364,8 @@ class RealtimeSocket:
 
 
 def _alone(error: Exception, event_id: str | None = None) -> bytes:
-    """An encoded `error` event that belongs to no session. ``event_id``: of the client event that was
-    refused."""
+    """An encoded `error` event for ``error`` that belongs to no session. ``event_id``: of the client event that
+    was refused; None if it had none."""
     return codec.encode(ErrorEvent(event_id=new_id("event"), error=error_details(error, event_id)))
 
 

@@ -1,7 +1,7 @@
 """Text that a client streams in, before it becomes an item: `input_text_buffer.*` events in, effects out. Pure.
 
-It is a user's or system text, or the output of a tool that still runs. For an output, the call that it answers
-is checked.
+It is a user's or system text, or the output of a tool that still runs. In the second case the tool call must be
+one that has no output yet.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ BufferEvent: TypeAlias = client.TextAppend | client.TextReplace | client.TextCle
 class IncomingText:
     """Serves the events of one conversation's text buffer.
 
-    `event_id` makes an event's id, `ids` an item's. `check` gets a call's id and the name of a field; if the
-    call cannot be answered now, it raises an error that names the field. `insert` puts an item at the
-    conversation's end and returns the events that show it, or raises. Text longer than `most_characters` is
-    refused: the model's context cannot hold it.
+    `event_id` makes an event's id, `ids` an item's from a prefix. `check` gets a tool call's id and the name of
+    a field; if the call cannot be answered now, it raises an error that names the field. `insert` puts an item
+    at the conversation's end and returns the events that show it, or raises. Text longer than `most_characters`
+    is refused, because the model's context cannot hold it; None: no limit.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class IncomingText:
         self._most = most_characters
 
     def receive(self, event: BufferEvent) -> list[Effect]:
-        """Apply one event to the buffer. Returns what to prefill now, and the answer if the event has one.
-        Raises a `SessionError` where the event may not come now; then nothing has changed."""
+        """Apply one event to the buffer. Returns the effects: what to prefill now, and the answer if the event
+        has one. Raises a `SessionError` if the event may not come now; then nothing has changed."""
         match event:
             case client.TextAppend(text=text, role=role, call_id=call_id):
                 self._check_owner(role, call_id)
@@ -67,9 +67,9 @@ class IncomingText:
         return [PrefillText(self.buffer.item())]
 
     def answered(self, items: Sequence[Item]) -> list[Effect]:
-        """Empty the buffer if ``items``, which were just added, have the whole output of a tool call, and the
-        buffer holds a part of that output. Returns the effect that ends its prefill; empty if the buffer
-        stays."""
+        """If the buffer holds a part of a tool call's output, and ``items``, which were just added, have the
+        whole output of that call, empty the buffer. Returns the effect that ends the prefill of its text; empty
+        if the buffer stays."""
         call_id = self.buffer.call_id
         if call_id is None or not any(
             isinstance(item, FunctionCallOutput) and item.call_id == call_id for item in items
@@ -80,12 +80,13 @@ class IncomingText:
 
     def committed(self, arrival: PrefilledInput, count: TellCommitted) -> list[server.ServerEvent]:
         """The events for committed text: `input_text_buffer.committed`, then those that show the item.
-        ``arrival``: how many of its tokens are prefilled. ``count``: the effect of the commit."""
+        ``arrival``: how many of the item's tokens are prefilled and how many are left. ``count``: the effect
+        that `receive` returned for the commit."""
         return [self.told(count.item, arrival), *(send.event for send in count.added)]
 
     def told(self, item: Item, arrival: PrefilledInput) -> server.ServerEvent:
-        """Make `input_text_buffer.committed`: which item the text became, and how many of its tokens are
-        prefilled."""
+        """Make `input_text_buffer.committed`: the id of the item that the text became, and how many of its
+        tokens are prefilled and how many are left."""
         return server.TextCommitted(
             event_id=self._event_id(),
             item_id=item.id,

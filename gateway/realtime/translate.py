@@ -1,5 +1,5 @@
-"""Translates between frames of the protocol and the types of `sessions`: items, tools, requests, usage. Pure
-functions."""
+"""Translates between frames of the Realtime protocol and the types of `sessions`: items, tools, requests,
+usage. Pure functions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from ...sessions.turn.events import LeftOut, TokenScore, TurnUsage
 from ...sessions.turn.request import UNBOUNDED, RequestBounds, Truncation, TurnRequest
 
 SAMPLING = SamplingFields.__struct_fields__
-"""Fields that a response has from its session unless it sets them; parameters of `TurnRequest.checked`, too."""
+"""The names of the sampling fields. A response that does not set one has it from its session;
+`TurnRequest.checked` has parameters of these names."""
 
 _NOTHING = ResponseParams()
 
@@ -59,8 +60,8 @@ def item_of(frame: frames.AnyItem, new_id: Callable[[str], str]) -> Item:
 
 
 def frame_of(item: Item, status: frames.ItemStatus | None = None) -> frames.AnyItem:
-    """The frame that shows an item. ``status``: of an item that is not final; a message that is `in_progress`
-    is shown without its text. None: the item says whether it is completed or incomplete."""
+    """The frame that shows an item to the client. ``status``: of an item that is still growing; a message that
+    is `in_progress` is shown without its text. None: completed or incomplete, as the item says."""
     match item:
         case Message(id=item_id, role=role, text=text, complete=complete):
             part = frames.TextPart(type=frames.PART_OF_ROLE[role], text=text)
@@ -155,12 +156,13 @@ def request_of(
     seed: int | None = None,
     more: Sequence[Item] = (),
 ) -> TurnRequest:
-    """The checked request of the turn that a `response.create` asks for. A field that ``params`` leaves out, or
-    sets to null, has the value of ``session``.
+    """The checked request of the turn that a `response.create` asks for with ``params``. A field that it leaves
+    out, or sets to null, has the value of ``session``, the configuration.
 
     ``resolve`` returns the session's item for an input item, which may be a reference. ``bounds``: what the
-    model allows. ``seed`` is used where neither has one. ``more``: items that only this response reads, behind
-    the conversation; for one that is out of band. Raises what `TurnRequest.checked` and `resolve` raise.
+    model allows. ``seed`` is used if neither sets one. ``more``: items that only this response reads, behind
+    the conversation; for one that is out of band. Raises ``SamplingInvalid``, ``ItemInvalid``, ``ToolInvalid``,
+    ``GrammarInvalid``, and what `resolve` raises.
     """
 
     def chosen(name: str) -> Any:
@@ -191,8 +193,8 @@ def request_of(
 
 
 def truncation_of(session: SessionResource) -> Truncation | None:
-    """What a response does with older turns if its prompt does not fit the context. None: nothing, it is
-    refused."""
+    """What a response of this session does if its prompt does not fit the context: how many of the oldest turns
+    are left out. None: nothing is left out, and the response is refused."""
     match session.truncation:
         case "disabled":
             return None
@@ -217,7 +219,10 @@ class RequestCache:
         seed: int,
         more: Sequence[Item] = (),
     ) -> TurnRequest:
-        """The turn that a `response.create` asks for: parameters and errors are those of `request_of`."""
+        """The checked request of the turn that a `response.create` asks for with ``params``. ``session``: the
+        configuration. ``resolve`` returns the session's item for an input item. ``seed`` is used if neither
+        ``params`` nor ``session`` sets one. ``more``: items that only this response reads. Raises what
+        `request_of` does."""
         own = msgspec.structs.replace(params, metadata=UNSET, events=UNSET)
         if own != _NOTHING:
             return request_of(params, session, resolve, self._bounds, seed, more)
@@ -271,7 +276,7 @@ def _given(value: str | UnsetType | None) -> str | None:
 
 
 def logprobs_of(scores: Iterable[TokenScore]) -> list[TokenLogprob]:
-    """Log probabilities of a reply's tokens, as the standard's frames show them."""
+    """The log probabilities of a reply's tokens, in the form of the standard's events."""
     return [
         TokenLogprob(
             token=score.text,
@@ -286,7 +291,7 @@ def logprobs_of(scores: Iterable[TokenScore]) -> list[TokenLogprob]:
 
 
 def usage_of(usage: TurnUsage) -> Usage:
-    """A turn's token counts, as the standard's frames show them."""
+    """A turn's token counts, in the form of the standard's `response.done`."""
     cached = usage.cached_tokens
     return Usage(
         total_tokens=usage.input_tokens + usage.output_tokens,
@@ -302,5 +307,5 @@ def usage_of(usage: TurnUsage) -> Usage:
 
 
 def truncated_of(left_out: LeftOut) -> TruncatedContext:
-    """What a response left out of a full context, as `response.done` shows it."""
+    """What a response left out because the context was full, in the form of our field in `response.done`."""
     return TruncatedContext(items=list(left_out.items), tokens=left_out.tokens)

@@ -1,9 +1,8 @@
-"""A session's verbs on the wire: client events about the session itself. They cut and rewind its history, fork
-it, list, name and prune its fork tree, place its KV, and tell where it lies.
+"""A session's verbs on the wire: client events about the session itself. They truncate and rewind its history,
+fork it, list, name and prune its fork tree, move its KV between the tiers, and tell where its blocks lie.
 
 A verb that changes the session is answered when the journal has the change; one that concerns KV, when the
 engine has answered. A verb that is refused changes nothing.
-
 """
 
 from __future__ import annotations
@@ -75,8 +74,8 @@ VERBS = (
 
 
 class SessionVerbs:
-    """Serves the verbs of one session, and posts their answers to ``event_log``. ``most_moves``: the most verbs
-    that ask the engine (leases, stages, settles, maps of blocks) that run at once."""
+    """Serves the verbs of one session, and posts their answers to ``event_log``. ``most_moves``: how many verbs
+    that ask the engine about KV (lease, stage, settle, block map) may run at once."""
 
     def __init__(
         self,
@@ -97,7 +96,7 @@ class SessionVerbs:
         self._waiting_cuts: dict[str, list[tuple[ItemTruncate, AnswerPlace]]] = {}
 
     async def serve(self, event: SessionVerb) -> None:
-        """Do what the event asks, and post its answer. Leases, stages and settles run in the background and are
+        """Do what the event asks, and post its answer. The verbs about KV run in the background and are
         answered later. Raises if the event is refused."""
         if isinstance(event, KVVerb):
             self._begin_move(event)
@@ -105,7 +104,8 @@ class SessionVerbs:
             self._acknowledge(await self._served(event))
 
     async def answer_again(self, event: SessionVerb) -> None:
-        """Answer a verb that was served before the session was opened from the journal.
+        """Answer a verb that was served before the session was opened from the journal, because the first
+        answer may be lost.
 
         Truncations, rewinds and prunes are only answered, not done again. All others are done again: for
         example a fork, because no client has the handles of the first ones, and a move of KV, because it ended
@@ -126,14 +126,14 @@ class SessionVerbs:
                 await self.serve(event)
 
     def ended(self, response_id: str) -> None:
-        """A response is over: post the answers of the truncations that waited for it."""
+        """A response is over: post the answers of the truncations that waited for its end."""
         for event, place in self._waiting_cuts.pop(response_id, []):
             ticket = self._session.log.sync()
             self._event_log.post([self._truncated(event)], place.lane, ticket, place=place)
 
     def _answer_later(self, response_id: str, event: ItemTruncate) -> None:
-        """Keep a place among the answers for a truncation's answer, which `ended` posts when the response is
-        over."""
+        """Keep a place in the order of answers for the answer to a truncation, which `ended` posts when the
+        response is over."""
         place = self._event_log.keep_place()
         self._waiting_cuts.setdefault(response_id, []).append((event, place))
 
@@ -164,8 +164,8 @@ class SessionVerbs:
                 return [SessionPruned(event_id=self._event_id(), session=target)]
 
     def _acknowledge(self, events: list[ServerEvent]) -> None:
-        """Post the answer ``events``. They are sent when the journal has all that the session has done so
-        far."""
+        """Post ``events``, the answer to a verb. They are sent when the journal has all that the session has
+        done so far."""
         if events:
             self._event_log.post(events, ticket=self._session.log.sync())
 
@@ -213,8 +213,8 @@ class SessionVerbs:
     # --- KV -------------------------------------------------------------------------------------------------
 
     def _begin_move(self, event: KVVerb) -> None:
-        """Start a lease, stage or settle in the background; later events do not wait for it. Its answer is
-        posted when the engine has answered. Raises ``TooManyMoves``."""
+        """Start a verb about KV in the background; later events do not wait for it. Its answer is posted when
+        the engine has answered. Raises ``TooManyMoves``."""
         if self._moves >= self._most_moves:
             most = self._most_moves
             raise TooManyMoves(f"At most {most} leases, stages, settles and maps of blocks run at once")
@@ -247,8 +247,8 @@ class SessionVerbs:
 
 
 def _end_of(event: ItemTruncate) -> int | None:
-    """After how many characters the message is cut. None: no text is cut, because the event has a time, but
-    does not say what was spoken when.
+    """The number of characters after which a truncation cuts the message. None: no text is cut, because the
+    event has a time (``audio_end_ms``), but does not say which text was spoken when.
 
     Raises ``FieldMissing`` or ``CutInvalid``.
     """

@@ -1,4 +1,5 @@
-"""The response object, and the events of its stream, as the server tells them."""
+"""The response object of the Responses standard, and the events of its stream, as the server sends them; also
+the answers of the other routes."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ ResponseState: TypeAlias = Literal["queued", "in_progress", "completed", "cancel
 
 
 class CachedInput(msgspec.Struct, kw_only=True, frozen=True):
-    """``cached_tokens``: prompt tokens with KV from an earlier turn, on any tier. ``cache_write_tokens``: those
-    that were computed, and are cached now."""
+    """In `ResponseUsage`: parts of the prompt's tokens. ``cached_tokens``: those with KV from an earlier turn,
+    on any tier. ``cache_write_tokens``: those that were computed for the first time and are cached now."""
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0
 
 
 class ReasonedOutput(msgspec.Struct, kw_only=True, frozen=True):
-    """Reasoning is not counted apart."""
+    """In `ResponseUsage`: the tokens of reasoning. They are not counted apart from the others: always 0."""
 
     reasoning_tokens: int = 0
 
@@ -40,7 +41,8 @@ class ResponseUsage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ResponseFault(msgspec.Struct, kw_only=True, frozen=True):
-    """Why a response failed. ``code``: one of the standard's; ``type``: the error's code on this server."""
+    """Why a response failed. ``code``: one of the standard's codes; ``type``: this server's own code of the
+    error."""
 
     code: str
     message: str
@@ -48,7 +50,7 @@ class ResponseFault(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Unfinished(msgspec.Struct, kw_only=True, frozen=True):
-    """Why a response is incomplete."""
+    """Why a response is incomplete: ``max_output_tokens`` or ``steered``."""
 
     reason: str
 
@@ -60,13 +62,13 @@ class ConversationRef(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ReplyTextSettings(msgspec.Struct, kw_only=True, frozen=True):
-    """The format of the reply's text."""
+    """The field ``text`` of a response: the format of the reply's text."""
 
     format: AnyText | JsonObject | JsonSchema = AnyText()
 
 
 class ResponseObject(msgspec.Struct, kw_only=True, frozen=True):
-    """A response. ``kv``: where the prompt's KV came from (ours)."""
+    """A response, as answers and events show it. ``kv``: where the prompt's KV came from (ours)."""
 
     id: str
     created_at: int
@@ -108,41 +110,43 @@ class ResponseObject(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ResponseStreamEvent(msgspec.Struct, kw_only=True, frozen=True):
-    """An event of a stream. ``sequence_number``: its place in the stream, from 0."""
+    """Base of the events of a stream. ``sequence_number``: the event's place in the stream, from 0."""
 
     type: str
     sequence_number: int
 
 
 class ResponseChanged(ResponseStreamEvent, kw_only=True, frozen=True):
-    """``response.created``, ``.in_progress``, ``.completed``, ``.incomplete`` and ``.failed``."""
+    """The events about the whole response: ``response.created``, ``.in_progress``, ``.completed``,
+    ``.incomplete`` and ``.failed``."""
 
     response: ResponseObject
 
 
 class OutputItemEvent(ResponseStreamEvent, kw_only=True, frozen=True):
-    """``response.output_item.added`` and ``.done``."""
+    """``response.output_item.added`` and ``.done``: an output item begins, or has ended."""
 
     output_index: int
     item: KeptItem
 
 
 class _OfItem(ResponseStreamEvent, kw_only=True, frozen=True):
-    """An event about one output item."""
+    """Base of the events about one output item. ``output_index``: its place in the output."""
 
     output_index: int
     item_id: str
 
 
 class ContentPartEvent(_OfItem, kw_only=True, frozen=True):
-    """``response.content_part.added`` and ``.done``."""
+    """``response.content_part.added`` and ``.done``: the text of a message or of reasoning begins, or has
+    ended."""
 
     part: KeptPart
     content_index: int = 0
 
 
 class OutputTextDelta(_OfItem, kw_only=True, frozen=True):
-    """``response.output_text.delta``."""
+    """``response.output_text.delta``: more text of a message."""
 
     delta: str
     logprobs: list[ScoredOutput] = []
@@ -150,7 +154,7 @@ class OutputTextDelta(_OfItem, kw_only=True, frozen=True):
 
 
 class OutputTextDone(_OfItem, kw_only=True, frozen=True):
-    """``response.output_text.done``."""
+    """``response.output_text.done``: the whole text of a message, at its end."""
 
     text: str
     logprobs: list[ScoredOutput] = []
@@ -158,33 +162,33 @@ class OutputTextDone(_OfItem, kw_only=True, frozen=True):
 
 
 class ReasoningTextDelta(_OfItem, kw_only=True, frozen=True):
-    """``response.reasoning_text.delta``."""
+    """``response.reasoning_text.delta``: more reasoning."""
 
     delta: str
     content_index: int = 0
 
 
 class ReasoningTextDone(_OfItem, kw_only=True, frozen=True):
-    """``response.reasoning_text.done``."""
+    """``response.reasoning_text.done``: the whole text of the reasoning, at its end."""
 
     text: str
     content_index: int = 0
 
 
 class CallArgumentsDelta(_OfItem, kw_only=True, frozen=True):
-    """``response.function_call_arguments.delta``."""
+    """``response.function_call_arguments.delta``: more of a tool call's arguments."""
 
     delta: str
 
 
 class CallArgumentsDone(_OfItem, kw_only=True, frozen=True):
-    """``response.function_call_arguments.done``."""
+    """``response.function_call_arguments.done``: the whole arguments of a tool call, at its end."""
 
     arguments: str
 
 
 class FailureEvent(msgspec.Struct, kw_only=True, frozen=True):
-    """``error`` in a stream of HTTP: a mistake after which no event follows."""
+    """``error`` in a stream: an error after which no event follows."""
 
     sequence_number: int
     code: str | None
@@ -194,7 +198,7 @@ class FailureEvent(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ItemPage(msgspec.Struct, kw_only=True, frozen=True):
-    """A page of items."""
+    """A page of a list of items. ``has_more``: further items follow."""
 
     data: list[KeptItem]
     first_id: str
@@ -204,7 +208,8 @@ class ItemPage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class CompactionResult(msgspec.Struct, kw_only=True, frozen=True):
-    """The answer of ``/v1/responses/compact``."""
+    """The answer of ``/v1/responses/compact``. ``output``: one item, which holds the summary and can stand in
+    place of the conversation."""
 
     id: str
     created_at: int
@@ -214,7 +219,7 @@ class CompactionResult(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DeletionResult(msgspec.Struct, kw_only=True, frozen=True):
-    """The answer to ``DELETE``."""
+    """The answer to the ``DELETE`` of a response or a conversation."""
 
     id: str
     object: str
@@ -222,14 +227,14 @@ class DeletionResult(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class CountedInput(msgspec.Struct, kw_only=True, frozen=True):
-    """The answer of ``/v1/responses/input_tokens``."""
+    """The answer of ``/v1/responses/input_tokens``: the number of the prompt's tokens."""
 
     input_tokens: int
     object: str = "response.input_tokens"
 
 
 class ToldConversation(msgspec.Struct, kw_only=True, frozen=True):
-    """A conversation."""
+    """A conversation, without its items, as answers show it."""
 
     id: str
     created_at: int

@@ -1,4 +1,5 @@
-"""The face behind its routes and its socket: begins responses, stores them, and finds what is stored."""
+"""What the routes and the WebSocket of Responses call: it begins responses, stores them, and finds what is
+stored."""
 
 from __future__ import annotations
 
@@ -37,46 +38,48 @@ from .translate import (
 )
 
 LOCAL = 64
-"""The most responses that a connection remembers without storing them."""
+"""The most unstored responses that one connection remembers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """What a request continues: its items, and the stored object that has them; None if they are stored
-    nowhere."""
+    """What a request continues. ``items``: all items up to there. ``parent``: the stored object, a response or
+    a conversation, that has them; None if they are stored nowhere."""
 
     items: list[KeptItem]
     parent: StoredObject | None = None
 
     @property
     def unstored(self) -> list[KeptItem]:
-        """The items that no stored object has."""
+        """The items that no stored object has: all or none."""
         return self.items if self.parent is None else []
 
 
 class LocalResponses:
-    """The responses that a connection remembers, although they are not stored: the latest `LOCAL`."""
+    """The responses with ``store: false`` that one connection remembers: the latest `LOCAL` ones, so that a
+    request on the same connection can continue them."""
 
     def __init__(self) -> None:
         self._items: OrderedDict[str, list[KeptItem]] = OrderedDict()
 
     def keep(self, response_id: str, items: list[KeptItem]) -> None:
-        """Remember a response by all items up to its end."""
+        """Remember a response. ``items``: all items of its conversation, up to its output."""
         self._items[response_id] = items
         while len(self._items) > LOCAL:
             self._items.popitem(last=False)
 
     def find(self, response_id: str) -> list[KeptItem] | None:
-        """All items up to the end of a response; None for an unknown one."""
+        """All items of the conversation up to the output of this response; None if it is not remembered."""
         return self._items.get(response_id)
 
     def evict(self, response_id: str | None) -> None:
-        """Forget a response, because its continuation failed."""
+        """Forget a response, if it is remembered, because a request that continued it failed."""
         self._items.pop(response_id or "", None)
 
 
 class ResponsesFace:
-    """All responses and conversations of one service."""
+    """All responses and conversations of one service. Every method has a ``client`` and finds only what its
+    tenant has stored."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -96,9 +99,10 @@ class ResponsesFace:
         local: LocalResponses | None = None,
         steers: Sequence[GivenItem] = (),
     ) -> RunningResponse:
-        """Begin a response; it runs to its end by itself. ``streamed``: its events are read while it runs.
-        ``generate`` false: prefill its prompt and write nothing. ``local``: what the connection remembers.
-        ``steers``: items that go before its input.
+        """Begin the response that ``body`` asks for. It runs to its end by itself. ``streamed``: its events are
+        read while it runs. ``generate`` false: prefill its prompt and write nothing. ``local``: the unstored
+        responses that the client's connection remembers. ``steers``: further input items, from
+        `response.steer`, which go before those of the body.
 
         Raises ``FieldInvalid``, ``PreviousResponseUnknown``, ``ConversationUnknown``, ``ConversationBusy`` and
         what `Transcripts.turn` raises: before anything was computed.
@@ -150,7 +154,8 @@ class ResponsesFace:
         return running
 
     def _hold(self, client: Requester, conversation_id: str) -> None:
-        """Let no other response of a conversation begin. Raises ``ConversationBusy``."""
+        """Count a response of this conversation as running, so that no other one can begin until `release`.
+        Raises ``ConversationBusy`` if one runs already."""
         key = (client.salt, conversation_id)
         if key in self._busy:
             told = "Another response of this conversation is running: retry when it has ended"
@@ -158,7 +163,7 @@ class ResponsesFace:
         self._busy.add(key)
 
     def release(self, client: Requester, conversation_id: str | None) -> None:
-        """A response of a conversation has ended."""
+        """The response of this conversation has ended: others may begin. Does nothing for None."""
         self._busy.discard((client.salt, conversation_id or ""))
 
     async def _past(
@@ -193,8 +198,10 @@ class ResponsesFace:
         first: int = 0,
         param: str = "input",
     ) -> list[KeptItem]:
-        """The items that a client gives, as they are stored. ``owner_id``: of the object that they belong to;
-        ``first``: the number of its first item that has no name yet."""
+        """The items that a client gives, in the form in which they are stored. ``steers``: items that go before
+        them. ``owner_id``: the id of the response or conversation that they belong to, from which their ids are
+        made; ``first``: the number of the first new id. ``known``: items that references may name without a
+        look-up. ``param``: the field that has them, for errors."""
         referred = await self._referred(client, given, known)
         numbers = itertools.count(first)
 
@@ -206,7 +213,8 @@ class ResponsesFace:
     async def _referred(
         self, client: Requester, given: str | Sequence[GivenItem] | None, known: Iterable[KeptItem]
     ) -> dict[str, KeptItem]:
-        """The stored items that the references among ``given`` name, by id."""
+        """By id, the items that the references among ``given`` name: out of ``known``, or out of the stored
+        object that an item's id names. Those that are not found are left out."""
         names = {item.id for item in given or () if isinstance(item, GivenReference)}
         if not names:
             return {}
@@ -220,7 +228,7 @@ class ResponsesFace:
         return found
 
     def ended(self, client: Requester, response_id: str) -> None:
-        """A response runs no more."""
+        """The response with this id does not run any more: `running` finds it no longer."""
         self._running.pop((client.salt, response_id), None)
 
     # --- stored responses -----------------------------------------------------------------------------------
@@ -230,7 +238,8 @@ class ResponsesFace:
         return self._running.get((client.salt, response_id))
 
     async def stored(self, client: Requester, response_id: str) -> tuple[StoredObject, KeptResponse]:
-        """A stored response. Raises ``ResponseUnknown``."""
+        """A stored response: the stored object, and the response in it. One that ran when an earlier server
+        ended is shown as failed. Raises ``ResponseUnknown``."""
         found = await self.service.stored.find(client.salt, response_id)
         note = None if found is None else notes.response_in(found)
         if found is None or note is None:
@@ -267,7 +276,9 @@ class ResponsesFace:
     # --- without a response ---------------------------------------------------------------------------------
 
     async def count(self, client: Requester, body: frames.CountBody) -> CountedInput:
-        """The number of tokens of a request's prompt. Raises what `begin` raises for its items."""
+        """The number of tokens of the prompt that a request would have. Raises ``FieldInvalid``,
+        ``FieldMissing``, ``PreviousResponseUnknown``, ``ConversationUnknown``, and what
+        `Transcripts.prompt_tokens` raises."""
         transcripts = await self.service.transcripts(body.model)
         past = await self._past(client, body.previous_response_id, body.conversation_id)
         given = await self._given(client, body.input, new_id("resp"), past.items)
@@ -278,8 +289,9 @@ class ResponsesFace:
         return CountedInput(input_tokens=len(await transcripts.prompt_tokens(client, transcript)))
 
     async def compact(self, client: Requester, body: frames.CompactBody) -> CompactionResult:
-        """Shorten a conversation: the model summarises it. The result's items stand for it in a new chain.
-        Raises what `begin` raises, and the error of a summary that failed."""
+        """Shorten a conversation: the model summarises it. A client puts the result's item in place of the
+        conversation into its next request. Raises what `begin` raises, and the error of a summary that
+        failed."""
         transcripts = await self.service.transcripts(body.model)
         past = await self._past(client, body.previous_response_id, None)
         result_id = new_id("resp")
@@ -317,7 +329,8 @@ class ResponsesFace:
         return found
 
     async def make_conversation(self, client: Requester, body: frames.ConversationBody) -> ToldConversation:
-        """Make a conversation. Raises ``FieldInvalid``, ``StorageUnavailable``."""
+        """Make and store a conversation with the body's items and metadata. Raises ``FieldInvalid``,
+        ``StorageUnavailable``."""
         stored = self.service.stored
         stored.check(client.salt)
         made = ToldConversation(id=new_id("conv"), created_at=int(time.time()), metadata=body.metadata or {})
@@ -377,7 +390,8 @@ class ResponsesFace:
 
 
 class _Finishing:
-    """Stores one response."""
+    """Stores one response when it ends, and releases its conversation. ``past``: what it continues. ``local``:
+    the unstored responses that the client's connection remembers; None over HTTP."""
 
     def __init__(
         self,
@@ -395,12 +409,13 @@ class _Finishing:
         self._begun: StoredObject | None = None
 
     async def store_begun(self, running: RunningResponse) -> None:
-        """Store a response that runs in the background, before its client knows its id."""
+        """Store a response that runs in the background, before the client learns its id."""
         self._begun = self._add(running)
         await self._face.service.stored.durable()
 
     async def finish(self, running: RunningResponse) -> None:
-        """Store a response that has ended, and wait until the journal has it."""
+        """Store a response that has ended, add its items to its conversation, and wait until the journal has
+        that. A response with ``store: false`` is only remembered for its connection."""
         response, stored = running.response, self._face.service.stored
         try:
             if response.store:
@@ -438,8 +453,8 @@ class _Finishing:
         return notes.encoded(note)
 
     async def _join_conversation(self, running: RunningResponse) -> bool:
-        """Add a response's items to its conversation, unless that was deleted or the response failed. Returns
-        whether that was done."""
+        """Add the items of a response, input and output, to its conversation. Not done if it has none, if the
+        conversation was deleted, or if the response failed. Returns whether it was done."""
         response, conversation = running.response, self._body.conversation_id
         if conversation is None or response.status == "failed":
             return False
@@ -453,7 +468,7 @@ class _Finishing:
 
 
 def item_in(items: Sequence[KeptItem], name: str) -> KeptItem:
-    """The item with this id. Raises ``ItemUnknown``."""
+    """The item with the id ``name``. Raises ``ItemUnknown``."""
     found = next((item for item in items if item.id == name), None)
     if found is None:
         raise ItemUnknown(f"Item with id {name[:128]!r} not found", param="item_id")
@@ -461,7 +476,7 @@ def item_in(items: Sequence[KeptItem], name: str) -> KeptItem:
 
 
 def _lost(note: KeptResponse) -> KeptResponse:
-    """A response that ran when an earlier server ended."""
+    """The note of a response that ran when an earlier server ended: the same, as a failed response."""
     fault = ResponseFault(code="server_error", message="The server ended before the response did")
     lost = replace(note.response, status="failed", error=fault)
     return replace(note, response=lost)

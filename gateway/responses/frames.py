@@ -1,8 +1,8 @@
-"""Requests of the Responses face as msgspec structs, over HTTP and over its WebSocket.
+"""Requests of Responses and Conversations as msgspec structs, over HTTP and over the WebSocket.
 
 The field names are those of the `openai` package. Sampling fields that the standard lacks are ours, with the
-names that the Realtime face has. Some fields are accepted and have no effect; those in `UNSERVED` would change
-what the model reads or writes, so they are refused by name. Unknown fields are refused.
+names that our Realtime protocol gives them. Some fields are accepted and have no effect; those in `UNSERVED`
+would change what the model reads or writes, so they are refused by name. Unknown fields are refused.
 """
 
 from __future__ import annotations
@@ -84,14 +84,15 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class _RequestPart(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Base of the parts of a request."""
+    """Base of the parts of a request. Unknown fields are refused."""
 
 
 class OfferedFunction(_RequestPart, tag_field="type", tag="function", kw_only=True, frozen=True):
-    """A function that the model may call; ``parameters`` is JSON Schema. ``strict``: calls always match it.
+    """A function that the model may call. ``parameters``: a JSON Schema. ``strict``: the arguments of a call
+    are made to match it.
 
-    The other fields have no effect. Raises ValueError if ``parameters`` nests too deep or holds an integer of
-    more than 64 bits.
+    The other fields have no effect. Raises ValueError if a field nests too deep or holds an integer of more
+    than 64 bits.
     """
 
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}\Z")]
@@ -121,7 +122,7 @@ class ReplyText(_RequestPart, kw_only=True, frozen=True):
 
 
 class ConversationName(_RequestPart, kw_only=True, frozen=True):
-    """A conversation by its id."""
+    """The conversation that a request belongs to, by its id."""
 
     id: Id
 
@@ -146,7 +147,8 @@ class CreateBody(SamplingFields, kw_only=True, frozen=True, forbid_unknown_field
 
     Without effect: ``user``, ``service_tier``, ``safety_identifier``, ``prompt_cache_key`` and
     ``prompt_cache_retention`` (the session is found without), ``reasoning``, ``max_tool_calls`` (it bounds
-    built-in tools). Ours, beside the sampling fields: ``ignore_eos``, as Chat Completions have it.
+    built-in tools). Ours, beside the sampling fields: ``ignore_eos``, with which the reply has as many tokens
+    as its limit, or as fit into the context.
     """
 
     model: str | None = None
@@ -177,18 +179,18 @@ class CreateBody(SamplingFields, kw_only=True, frozen=True, forbid_unknown_field
 
     @property
     def conversation_id(self) -> str | None:
-        """The id of the conversation, if there is one."""
+        """The id of the conversation that the request belongs to; None if it names none."""
         named = self.conversation
         return named.id if isinstance(named, ConversationName) else named
 
     @property
     def stored(self) -> bool:
-        """Whether the response is stored."""
+        """Whether the response is to be stored; true unless ``store`` is false."""
         return self.store is not False
 
 
 class CompactBody(_RequestPart, kw_only=True, frozen=True):
-    """The body of ``POST /v1/responses/compact``."""
+    """The body of ``POST /v1/responses/compact``, which shortens a conversation by a summary."""
 
     model: str
     input: str | GivenItems | None = None
@@ -201,8 +203,8 @@ class CompactBody(_RequestPart, kw_only=True, frozen=True):
 
 
 class CountBody(_RequestPart, kw_only=True, frozen=True):
-    """The body of ``POST /v1/responses/input_tokens``. Fields that write nothing into the prompt have no
-    effect."""
+    """The body of ``POST /v1/responses/input_tokens``, which counts a prompt's tokens. Fields that add nothing
+    to the prompt have no effect."""
 
     model: str | None = None
     input: str | GivenItems | None = None
@@ -218,7 +220,7 @@ class CountBody(_RequestPart, kw_only=True, frozen=True):
 
     @property
     def conversation_id(self) -> str | None:
-        """The id of the conversation, if there is one."""
+        """The id of the conversation that the request belongs to; None if it names none."""
         named = self.conversation
         return named.id if isinstance(named, ConversationName) else named
 
@@ -227,20 +229,20 @@ class CountBody(_RequestPart, kw_only=True, frozen=True):
 
 
 class ConversationBody(_RequestPart, kw_only=True, frozen=True):
-    """The body of ``POST /v1/conversations``."""
+    """The body of ``POST /v1/conversations``, which begins a conversation with these items."""
 
     items: Annotated[list[GivenItem], Meta(max_length=20)] | None = None
     metadata: Metadata | None = None
 
 
 class ConversationChange(_RequestPart, kw_only=True, frozen=True):
-    """The body of ``POST /v1/conversations/{id}``. Null removes all metadata."""
+    """The body of ``POST /v1/conversations/{id}``, which replaces the metadata. Null removes all."""
 
     metadata: Metadata | None
 
 
 class ConversationItems(_RequestPart, kw_only=True, frozen=True):
-    """The body of ``POST /v1/conversations/{id}/items``."""
+    """The body of ``POST /v1/conversations/{id}/items``, which adds items."""
 
     items: Annotated[list[GivenItem], Meta(min_length=1, max_length=20)]
 
@@ -251,22 +253,24 @@ LaneName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
 class LaneCreate(CreateBody, kw_only=True, frozen=True, tag_field="type", tag="response.create"):
-    """``response.create`` on a socket. ``stream_id``: its lane. ``generate`` false: prefill the prompt and
-    write nothing."""
+    """``response.create`` on a WebSocket. ``stream_id``: the queue that the request waits in; requests of one
+    queue are served one after the other. ``generate`` false: prefill the prompt and write nothing."""
 
     stream_id: LaneName | None = None
     generate: bool | None = None
 
 
 class LaneSteer(_RequestPart, kw_only=True, frozen=True, tag_field="type", tag="response.steer"):
-    """``response.steer``: input for a response that runs on this socket."""
+    """``response.steer`` on a WebSocket: more input for the running response ``previous_response_id``, which
+    ends and is followed by another one."""
 
     previous_response_id: Id
     input: str | Annotated[list[GivenItem], Meta(min_length=1, max_length=64)]
 
 
 class LaneCancel(_RequestPart, kw_only=True, frozen=True, tag_field="type", tag="response.cancel"):
-    """``response.cancel``: end a response that runs on this socket; without an id, the only one."""
+    """``response.cancel`` on a WebSocket: end the running response with this id. Without an id, end the one
+    that runs in the queue ``stream_id``."""
 
     response_id: Id | None = None
     stream_id: LaneName | None = None
@@ -276,12 +280,12 @@ LaneEvent: TypeAlias = LaneCreate | LaneSteer | LaneCancel
 
 
 def decoded(data: bytes | str, form: type[T]) -> T:
-    """The body, or the frame, as ``form``. Raises a `FrameError` that names the field."""
+    """Decode a body or a frame as ``form``. Raises a `FrameError` that names the wrong field."""
     return decode_prepared(data, form, _prepare, is_unserved)
 
 
 def decoded_event(data: bytes | str) -> LaneEvent:
-    """The event of a client on a socket. Raises a `FrameError` that names the field."""
+    """Decode the event in a frame of a WebSocket. Raises a `FrameError` that names the wrong field."""
     form: Any = LaneEvent
     event: LaneEvent = decoded(data, form)
     return event

@@ -1,7 +1,8 @@
-"""Items of the Responses standard as msgspec structs: what clients send, and what is told and stored.
+"""Items of the Responses standard as msgspec structs: those that clients send, and those that the server sends
+and stores.
 
 `Given…` items come from clients, with the fields of the `openai` package; `Kept…` items are what the server
-tells and stores. Fields that hold nothing for a model of text are accepted and dropped.
+sends and stores. Fields that mean nothing for a model of text are accepted and dropped.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ MAX_INPUT = 20_000
 
 
 class _Given(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Base of what clients send."""
+    """Base of what clients send. Unknown fields are refused."""
 
 
 # --- from clients -------------------------------------------------------------------------------------------
 
 
 class GivenInputText(_Given, tag_field="type", tag="input_text", kw_only=True, frozen=True):
-    """A piece of a user's or a developer's text. A cache breakpoint has no effect: all of it is cached."""
+    """A part of a message's content: text of a user or a developer. A cache breakpoint has no effect: all of it
+    is cached."""
 
     text: str
     prompt_cache_breakpoint: Any = None
 
 
 class GivenOutputText(_Given, tag_field="type", tag="output_text", kw_only=True, frozen=True):
-    """A piece of the model's text. Its annotations and log probabilities are dropped."""
+    """A part of a message's content: text of the model. Its annotations and log probabilities are dropped."""
 
     text: str
     annotations: Any = None
@@ -42,13 +44,13 @@ class GivenOutputText(_Given, tag_field="type", tag="output_text", kw_only=True,
 
 
 class GivenPlainText(_Given, tag_field="type", tag="text", kw_only=True, frozen=True):
-    """A piece of text, as Conversations name it."""
+    """A part of a message's content: text, with the type that Conversations give it."""
 
     text: str
 
 
 class GivenRefusal(_Given, tag_field="type", tag="refusal", kw_only=True, frozen=True):
-    """A model's refusal, as its message's text."""
+    """A part of a message's content: a refusal that the model wrote. It is read as the message's text."""
 
     refusal: str
 
@@ -58,7 +60,7 @@ GivenParts: TypeAlias = str | list[GivenPart]
 
 
 class GivenMessage(_Given, tag_field="type", tag="message", kw_only=True, frozen=True):
-    """A message. Its parts are joined without a separator."""
+    """A message that a client sends. The parts of its content are joined without a separator."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: GivenParts
@@ -68,7 +70,7 @@ class GivenMessage(_Given, tag_field="type", tag="message", kw_only=True, frozen
 
 
 class GivenCall(_Given, tag_field="type", tag="function_call", kw_only=True, frozen=True):
-    """A model's tool call."""
+    """A tool call of the model that a client sends back."""
 
     call_id: CallId
     name: CallId
@@ -81,7 +83,7 @@ class GivenCall(_Given, tag_field="type", tag="function_call", kw_only=True, fro
 
 
 class GivenOutput(_Given, tag_field="type", tag="function_call_output", kw_only=True, frozen=True):
-    """A tool's output for the call ``call_id``."""
+    """The output of a tool, for the call with the id ``call_id``."""
 
     call_id: CallId
     output: GivenParts
@@ -94,7 +96,8 @@ class GivenOutput(_Given, tag_field="type", tag="function_call_output", kw_only=
 
 
 class GivenReasoning(_Given, tag_field="type", tag="reasoning", kw_only=True, frozen=True):
-    """A model's reasoning. It has no effect: templates leave out that of earlier turns."""
+    """Reasoning of the model that a client sends back. It has no effect: templates leave out the reasoning of
+    earlier turns."""
 
     id: Id | None = None
     summary: Any = None
@@ -104,13 +107,13 @@ class GivenReasoning(_Given, tag_field="type", tag="reasoning", kw_only=True, fr
 
 
 class GivenReference(_Given, tag_field="type", tag="item_reference", kw_only=True, frozen=True):
-    """An item that is stored already."""
+    """A reference to an item that is stored already, by its id."""
 
     id: Id
 
 
 class GivenCompaction(_Given, tag_field="type", tag="compaction", kw_only=True, frozen=True):
-    """A shortened conversation, as ``/v1/responses/compact`` told it."""
+    """A summary in place of a conversation, as the answer of ``/v1/responses/compact`` had it."""
 
     encrypted_content: str
     id: Id | None = None
@@ -151,12 +154,14 @@ UNSERVED_ITEMS = frozenset(
         "web_search_call",
     }
 )
-"""Items of the standard that belong to tools which are not served."""
+"""The types of the standard's items that are refused, because they belong to tools and features that are not
+served."""
 UNSERVED_PARTS = frozenset({"computer_screenshot", "input_audio", "input_file", "input_image", "input_video"})
 
 
 def tag_items(items: Any) -> None:
-    """Write the type into items of decoded JSON that leave it out: a message, or a reference."""
+    """Write the field ``type`` into those of the items, decoded JSON, that leave it out: ``message`` or
+    ``item_reference``. Changes them in place; does nothing if ``items`` is no list."""
     for item in items if isinstance(items, list) else ():
         if isinstance(item, dict) and item.get("type") is None:
             item["type"] = "message" if "role" in item or "content" in item else "item_reference"
@@ -166,7 +171,8 @@ def tag_items(items: Any) -> None:
 
 
 class ScoredAlternative(msgspec.Struct, kw_only=True, frozen=True):
-    """A possible token, with its bytes in UTF-8; none if it is a part of a character."""
+    """A token that is likely at one place of the reply, with its bytes in UTF-8; these are empty for a token
+    that is not whole characters."""
 
     token: str
     logprob: float
@@ -174,7 +180,7 @@ class ScoredAlternative(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ScoredOutput(ScoredAlternative, kw_only=True, frozen=True):
-    """A sampled token and the most likely ones in its place."""
+    """A token of the reply, and the most likely tokens at its place."""
 
     top_logprobs: list[ScoredAlternative]
 
@@ -203,7 +209,7 @@ KeptPart: TypeAlias = KeptInputText | KeptOutputText | KeptReasoningText
 
 
 class KeptMessage(msgspec.Struct, tag_field="type", tag="message", kw_only=True, frozen=True):
-    """A message."""
+    """A message of any role."""
 
     id: str
     role: Literal["user", "assistant", "system", "developer"]
@@ -213,12 +219,12 @@ class KeptMessage(msgspec.Struct, tag_field="type", tag="message", kw_only=True,
 
     @property
     def text(self) -> str:
-        """Its whole text."""
+        """The whole text of its content."""
         return "".join(part.text for part in self.content)
 
 
 class KeptCall(msgspec.Struct, tag_field="type", tag="function_call", kw_only=True, frozen=True):
-    """A tool call."""
+    """A tool call of the model."""
 
     id: str
     call_id: str
@@ -228,7 +234,7 @@ class KeptCall(msgspec.Struct, tag_field="type", tag="function_call", kw_only=Tr
 
 
 class KeptOutput(msgspec.Struct, tag_field="type", tag="function_call_output", kw_only=True, frozen=True):
-    """A tool's output."""
+    """The output of a tool, for the call with the id ``call_id``."""
 
     id: str
     call_id: str
@@ -237,7 +243,7 @@ class KeptOutput(msgspec.Struct, tag_field="type", tag="function_call_output", k
 
 
 class KeptReasoning(msgspec.Struct, tag_field="type", tag="reasoning", kw_only=True, frozen=True):
-    """A model's reasoning. Those that clients send back are kept without their text."""
+    """Reasoning of the model. Reasoning that a client sent back is stored without its text."""
 
     id: str
     summary: list[Any] = []
@@ -246,7 +252,7 @@ class KeptReasoning(msgspec.Struct, tag_field="type", tag="reasoning", kw_only=T
 
 
 class KeptCompaction(msgspec.Struct, tag_field="type", tag="compaction", kw_only=True, frozen=True):
-    """A shortened conversation; `translate.summary_of` reads its content."""
+    """A summary in place of a conversation. `translate.summary_of` decodes its content."""
 
     id: str
     encrypted_content: str

@@ -1,7 +1,8 @@
-"""What the face stores: responses, conversations and their items, as notes of `sessions.stored`. Pure.
+"""How responses, conversations and their items are encoded for the store of objects (`sessions.stored`). Pure.
 
-A response begins with the notes of the response or of the conversation that it continues, so the notes of one
-object hold its whole past. A conversation is a list of notes that grows.
+A stored object is a list of notes, that is, encoded records. A response begins with the notes of the response
+or of the conversation that it continues, so the notes of one object hold its whole past. The notes of a
+conversation grow.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from .reply import Cuts
 
 
 class KeptResponse(msgspec.Struct, tag="response", kw_only=True, frozen=True, omit_defaults=True):
-    """A response. ``input``: its own input items. ``before``: earlier items that its past does not have,
-    because they were not stored. ``cuts``: the deltas of its output. A later note of the same response replaces
-    it."""
+    """The note of a response. ``input``: its own input items. ``before``: earlier items that no stored object
+    has, because they were not stored. ``cuts``: the lengths of its output's deltas, from which its stream can
+    be made again. A later note of the same response replaces it."""
 
     response: ResponseObject
     input: list[KeptItem]
@@ -29,25 +30,26 @@ class KeptResponse(msgspec.Struct, tag="response", kw_only=True, frozen=True, om
 
     @property
     def items(self) -> list[KeptItem]:
-        """The items that it adds to its past. One that failed adds no output: its turn was taken back."""
+        """The items that the response adds to the object's past: earlier unstored ones, input, output. A failed
+        response adds no output, because its turn was rolled back."""
         said = [] if self.response.status == "failed" else self.response.output
         return [*self.before, *self.input, *said]
 
 
 class ItemsNote(msgspec.Struct, tag="items", kw_only=True, frozen=True):
-    """Items of a conversation."""
+    """A note of items that were added to a conversation."""
 
     items: list[KeptItem]
 
 
 class RemovedNote(msgspec.Struct, tag="removed", kw_only=True, frozen=True):
-    """An item that was removed from a conversation."""
+    """A note of an item, by its id, that was removed from a conversation."""
 
     item: str
 
 
 class ConversationNote(msgspec.Struct, tag="conversation", kw_only=True, frozen=True):
-    """A conversation. A later one replaces it."""
+    """A note of a conversation's id, time and metadata. A later one replaces it."""
 
     conversation: ToldConversation
 
@@ -59,17 +61,18 @@ _DECODER: msgspec.msgpack.Decoder[Note] = msgspec.msgpack.Decoder(Note)
 
 
 def encoded(note: Note) -> bytes:
-    """The note as it is stored."""
+    """The note as bytes, for the store."""
     return _ENCODER.encode(note)
 
 
 def decoded(note: bytes) -> Note:
-    """The note that was stored."""
+    """The note from the bytes that `encoded` made."""
     return _DECODER.decode(note)
 
 
 def items_of(notes: Sequence[bytes]) -> list[KeptItem]:
-    """All items of an object and of its past, in order."""
+    """All items of an object, those of its past first, in order, without those that were removed. ``notes``:
+    the notes of the object."""
     pieces: dict[str, list[KeptItem]] = {}
     for at, raw in enumerate(notes):
         match decoded(raw):
@@ -86,18 +89,19 @@ def items_of(notes: Sequence[bytes]) -> list[KeptItem]:
 
 
 def response_in(stored: StoredObject) -> KeptResponse | None:
-    """The response that an object is; None if it is none."""
+    """The response in a stored object; None if the object is no response."""
     note = decoded(stored.last)
     return note if isinstance(note, KeptResponse) else None
 
 
 def conversation_in(stored: StoredObject) -> ToldConversation | None:
-    """The conversation that an object is; None if it is none."""
+    """The conversation in a stored object, with its latest metadata; None if the object is no conversation."""
     own = (decoded(note) for note in reversed(stored.notes[-stored.own :]))
     return next((note.conversation for note in own if isinstance(note, ConversationNote)), None)
 
 
 def made_items(stored: StoredObject) -> int:
-    """How many items a conversation ever had."""
+    """How many items a conversation ever had, removed ones included. New ones get the next numbers in their
+    ids."""
     notes = (decoded(note) for note in stored.notes)
     return sum(len(note.items) for note in notes if isinstance(note, ItemsNote))

@@ -1,7 +1,7 @@
 """One response while it is written: `ReplyEvent`s in, events of its stream out. Pure.
 
-A response that has ended can be told again: `Cuts` has the lengths of its deltas, so its events are the same,
-with the same sequence numbers.
+The events of a response that has ended can be made again, with the same sequence numbers: `Cuts` has the
+lengths of its deltas.
 """
 
 from __future__ import annotations
@@ -60,27 +60,32 @@ from .items import (
 )
 
 Cuts: TypeAlias = list[list[tuple[int, int]]]
-"""For each output item, its deltas: the characters and the scored tokens of each."""
+"""For each output item of a response a list with a pair for each of its deltas: the delta's number of
+characters, and the number of tokens that it has log probabilities of."""
 
 _TERMINAL = {"completed": "response.completed", "failed": "response.failed"}
-"""The last event by the response's status; for others it is ``response.incomplete``."""
+"""The type of a response's last event by the response's status. For other statuses it is
+``response.incomplete``."""
 
 
 def item_id(prefix: str, response_id: str, at: int) -> str:
-    """The id of item ``at`` of a response; its input items count first. The id names the response."""
+    """The id of an item of a response, which names the response. ``at``: the item's number in the response,
+    from 0; its input items count first."""
     return f"{prefix}_{response_id.partition('_')[2]}{at:05x}"
 
 
 def response_named(name: str) -> str | None:
-    """The id of the response, or of the other stored object, in which an item with this id was made; None if
-    it is no such id."""
+    """The part of an item's id that it shares with the response or other stored object in which the item was
+    made: that object's id without ``resp_`` or ``conv_``. None if the id does not have the form of this
+    server's ids."""
     kind, _, rest = name.partition("_")
     return f"{rest[:-5]}" if kind and len(rest) > 5 else None
 
 
 class ResponseReply:
-    """The events of one response. ``begun``: the response as it begins; ``inputs``: how many input items it
-    has. ``silent``: it only prefills, so what the turn writes is not told."""
+    """Makes the events of one response, and keeps the response object. ``begun``: the response as it begins;
+    ``inputs``: how many input items it has, which come before its output in the numbers of ids. ``silent``: it
+    only prefills, so the stream shows no output. ``cuts``: the lengths of the deltas so far."""
 
     def __init__(self, begun: ResponseObject, inputs: int, *, silent: bool = False) -> None:
         self.response = begun
@@ -96,13 +101,13 @@ class ResponseReply:
     # --- what is told ---------------------------------------------------------------------------------------
 
     def begin(self) -> Iterator[ResponseStreamEvent]:
-        """The first events."""
+        """The first events: ``response.created`` and ``response.in_progress``."""
         yield self._changed("response.created")
         yield self._changed("response.in_progress")
 
     def events(self, event: ReplyEvent) -> Iterator[ResponseStreamEvent]:
-        """The events for one event of the turn. The last, `ReplyDone`, closes what is open and tells nothing
-        else: `end` does."""
+        """The stream's events for one event of the turn. For `ReplyDone`, the turn's last event, these only
+        close the open item: `end` makes the stream's last event."""
         if self._silent:
             return
         match event:
@@ -120,7 +125,8 @@ class ResponseReply:
                 yield from self._close("completed" if status is ReplyStatus.COMPLETED else "incomplete")
 
     def end(self, done: ReplyDone | None, error: Exception | None = None) -> ResponseStreamEvent:
-        """The last event. ``done``: the turn's last event; None if it broke off with ``error``."""
+        """Complete the response object, and make the stream's last event. ``done``: the turn's last event; None
+        if the turn broke off because of ``error``."""
         self.response = self._ended(done, error)
         return self._changed(_TERMINAL.get(self.response.status, "response.incomplete"))
 
@@ -142,12 +148,13 @@ class ResponseReply:
         return replace(ended, usage=usage_of(done.usage), kv=receipt_of(done.usage))
 
     def take(self, event: ReplyEvent) -> None:
-        """Take in one event of the turn, and tell nothing."""
+        """Take in one event of the turn for the response object, without a stream."""
         for _ in self.events(event):
             pass
 
     def close(self) -> list[ResponseStreamEvent]:
-        """Close what is open, if the turn broke off."""
+        """Close the open item as incomplete, because the turn broke off. Returns the events of that; empty if
+        no item is open."""
         return list(self._close("incomplete"))
 
     # --- items ----------------------------------------------------------------------------------------------
@@ -285,7 +292,8 @@ class ResponseReply:
 
     @classmethod
     def retold(cls, response: ResponseObject, inputs: int, cuts: Cuts) -> list[ResponseStreamEvent]:
-        """All events of a response that has ended, as they were told before."""
+        """All events of a response that has ended, the same as when it ran. ``inputs``: how many input items it
+        has. ``cuts``: the lengths of its deltas."""
         begun = replace(
             response,
             status="in_progress",
@@ -337,7 +345,9 @@ def _pieces(text: str, cut: Iterable[tuple[int, int]]) -> Iterator[tuple[str, tu
 def outcome(
     done: ReplyDone | None, error: Exception | None = None
 ) -> tuple[ResponseState, str | None, Exception | None]:
-    """How a turn ended: the response's status, why it is incomplete, and the error of one that failed."""
+    """How a turn ended, as three values: the response's status; for an incomplete one the reason, else None;
+    for a failed one the error, else None. ``done``: the turn's last event; None if the turn broke off because
+    of ``error``."""
     if done is None:
         return "failed", None, error or TurnFailed("The turn broke off")
     if done.status is ReplyStatus.FAILED:
@@ -354,7 +364,7 @@ def outcome(
 
 
 def fault_of(error: Exception) -> ResponseFault:
-    """An error in a response, with one of the standard's codes."""
+    """The error of a failed response as the response object shows it, with one of the standard's codes."""
     wire = wire_error(error)
     code = "server_error" if wire.status >= 500 else "invalid_prompt"
     if wire.status in (429, 503) and wire.type == "rate_limit_error":
@@ -365,7 +375,7 @@ def fault_of(error: Exception) -> ResponseFault:
 
 
 def usage_of(usage: TurnUsage) -> ResponseUsage:
-    """A turn's usage in the standard's words."""
+    """A turn's token counts, in the form of the response object."""
     return ResponseUsage(
         input_tokens=usage.input_tokens,
         output_tokens=usage.output_tokens,

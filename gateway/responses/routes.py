@@ -52,16 +52,16 @@ RESPONSES = "/v1/responses"
 CONVERSATIONS = "/v1/conversations"
 T = TypeVar("T")
 PAGE, MOST = 20, 100
-"""Items of one page, unless the client asks for another number; and at most."""
+"""``PAGE``: the items of a page if the client asks for no number. ``MOST``: the most that it may ask for."""
 LATEST = 2**31
-"""The greatest number of an event."""
+"""The greatest ``sequence_number`` of an event that a client may name."""
 
 
 _ONE, _KEPT = f"{RESPONSES}/{{response_id}}", f"{CONVERSATIONS}/{{conversation_id}}"
 
 
 class PageParameters(msgspec.Struct, kw_only=True, frozen=True):
-    """Which page of items is told."""
+    """The URL parameters of a list of items: which page is answered."""
 
     limit: Annotated[int, Meta(ge=1, le=MOST)] = PAGE
     order: Annotated[
@@ -71,7 +71,7 @@ class PageParameters(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ReadParameters(msgspec.Struct, kw_only=True, frozen=True):
-    """How a stored response is told."""
+    """The URL parameters of ``GET /v1/responses/{id}``: whole or as a stream."""
 
     stream: Annotated[bool, Meta(description="As events, also while the response runs.")] = False
     starting_after: Annotated[
@@ -158,7 +158,7 @@ SOCKET = SocketRow(
 
 
 def responses_routes(service: Service) -> list[BaseRoute]:
-    """The routes of the face."""
+    """Make the routes of `ROWS`, and the WebSocket route ``/v1/responses``."""
     face = ResponsesFace(service)
     responses, conversations = _Responses(face), _Conversations(face)
     served: Sequence[Endpoint] = (
@@ -199,7 +199,8 @@ class _Responses:
         self._face = face
 
     async def create(self, request: Request) -> Response:
-        """``POST /v1/responses``."""
+        """Serve ``POST /v1/responses``: begin the response, and answer with it when it has ended, with its
+        stream, or, in the background, at once."""
         face = self._face
         body = await _body(face, request, frames.CreateBody)
         streamed = bool(body.stream)
@@ -225,7 +226,8 @@ class _Responses:
         return json_answer(running.response, headers=headers)
 
     async def socket(self, socket: WebSocket) -> None:
-        """The same over a WebSocket. A client that is refused gets an HTTP answer."""
+        """The WebSocket route ``/v1/responses``: serve one client to its end. A client that is refused gets an
+        HTTP answer in place of the WebSocket."""
         face, scope = self._face, socket.scope
         try:
             face.service.admit(None)
@@ -243,14 +245,14 @@ class _Responses:
         await face.service.serve(ResponsesSocket(channel, face, client, identity), channel)
 
     def _left(self, running: RunningResponse, *, background: bool) -> None:
-        """The client that asked for the response reads no more. It is cancelled, unless it runs in the
-        background."""
+        """The client that asked for the response reads no more. Cancel the response, unless it has ended or
+        runs in the ``background``."""
         running.forsake()
         if not running.over and not background:
             self._face.service.spawn(running.cancel())
 
     async def retrieve(self, request: Request) -> Response:
-        """``GET /v1/responses/{id}``, also as a stream, from an event on."""
+        """Serve ``GET /v1/responses/{id}``: answer with the response, or with its events from a number on."""
         face, client = self._face, requester_of(request)
         response_id = request.path_params["response_id"]
         if not _flag(request.query_params, "stream"):
@@ -265,14 +267,14 @@ class _Responses:
         return EventStream(_sent(_batch([LoggedEvent.of(one) for one in told[begin:]])), face.limits)
 
     async def delete(self, request: Request) -> Response:
-        """``DELETE /v1/responses/{id}``."""
+        """Serve ``DELETE /v1/responses/{id}``: forget the response."""
         response_id = request.path_params["response_id"]
         await self._face.delete(requester_of(request), response_id)
         return json_answer(DeletionResult(id=response_id, object="response"))
 
     async def cancel(self, request: Request) -> Response:
-        """``POST /v1/responses/{id}/cancel``. Nothing more is written when it is answered. A response that has
-        ended stays as it is."""
+        """Serve ``POST /v1/responses/{id}/cancel``: end a running response and answer when it has ended. A
+        response that had ended before stays as it is."""
         face, client = self._face, requester_of(request)
         response_id = request.path_params["response_id"]
         running = face.running(client, response_id)
@@ -281,17 +283,18 @@ class _Responses:
         return json_answer(await face.retrieve(client, response_id))
 
     async def input_items(self, request: Request) -> Response:
-        """``GET /v1/responses/{id}/input_items``: the items from which the response was written."""
+        """Serve ``GET /v1/responses/{id}/input_items``: answer with a page of the items from which the response
+        was written."""
         items = await self._face.input_items(requester_of(request), request.path_params["response_id"])
         return json_answer(page_of(items, request.query_params))
 
     async def compact(self, request: Request) -> Response:
-        """``POST /v1/responses/compact``."""
+        """Serve ``POST /v1/responses/compact``: answer with a summary in place of a conversation."""
         body = await _body(self._face, request, frames.CompactBody)
         return json_answer(await self._face.compact(requester_of(request), body))
 
     async def count(self, request: Request) -> Response:
-        """``POST /v1/responses/input_tokens``."""
+        """Serve ``POST /v1/responses/input_tokens``: answer with the number of a prompt's tokens."""
         body = await _body(self._face, request, frames.CountBody)
         return json_answer(await self._face.count(requester_of(request), body))
 
@@ -301,46 +304,47 @@ class _Conversations:
         self._face = face
 
     async def create(self, request: Request) -> Response:
-        """``POST /v1/conversations``."""
+        """Serve ``POST /v1/conversations``: begin a conversation."""
         body = await _body(self._face, request, frames.ConversationBody)
         return json_answer(await self._face.make_conversation(requester_of(request), body))
 
     async def retrieve(self, request: Request) -> Response:
-        """``GET /v1/conversations/{id}``."""
+        """Serve ``GET /v1/conversations/{id}``: answer with the conversation's time and metadata."""
         kept = await self._face.conversation(requester_of(request), request.path_params["conversation_id"])
         return json_answer(notes.conversation_in(kept))
 
     async def change(self, request: Request) -> Response:
-        """``POST /v1/conversations/{id}``: other metadata."""
+        """Serve ``POST /v1/conversations/{id}``: replace the metadata."""
         body = await _body(self._face, request, frames.ConversationChange)
         name = request.path_params["conversation_id"]
         return json_answer(await self._face.change_conversation(requester_of(request), name, body))
 
     async def delete(self, request: Request) -> Response:
-        """``DELETE /v1/conversations/{id}``."""
+        """Serve ``DELETE /v1/conversations/{id}``: forget the conversation."""
         name = request.path_params["conversation_id"]
         await self._face.delete_conversation(requester_of(request), name)
         return json_answer(DeletionResult(id=name, object="conversation.deleted"))
 
     async def items(self, request: Request) -> Response:
-        """``GET /v1/conversations/{id}/items``."""
+        """Serve ``GET /v1/conversations/{id}/items``: answer with a page of the items."""
         kept = await self._face.conversation(requester_of(request), request.path_params["conversation_id"])
         return json_answer(page_of(notes.items_of(kept.notes), request.query_params))
 
     async def add(self, request: Request) -> Response:
-        """``POST /v1/conversations/{id}/items``."""
+        """Serve ``POST /v1/conversations/{id}/items``: add items and answer with them."""
         body = await _body(self._face, request, frames.ConversationItems)
         name = request.path_params["conversation_id"]
         added = await self._face.add_items(requester_of(request), name, body.items)
         return json_answer(ItemPage(data=added, first_id=added[0].id, last_id=added[-1].id, has_more=False))
 
     async def item(self, request: Request) -> Response:
-        """``GET /v1/conversations/{id}/items/{item_id}``."""
+        """Serve ``GET /v1/conversations/{id}/items/{item_id}``: answer with one item."""
         kept = await self._face.conversation(requester_of(request), request.path_params["conversation_id"])
         return json_answer(item_in(notes.items_of(kept.notes), request.path_params["item_id"]))
 
     async def remove(self, request: Request) -> Response:
-        """``DELETE /v1/conversations/{id}/items/{item_id}``."""
+        """Serve ``DELETE /v1/conversations/{id}/items/{item_id}``: remove the item and answer with the
+        conversation."""
         path = request.path_params
         client = requester_of(request)
         return json_answer(await self._face.remove_item(client, path["conversation_id"], path["item_id"]))
@@ -351,7 +355,7 @@ async def _body(face: ResponsesFace, request: Request, form: type[T]) -> T:
 
 
 async def _sent(batches: AsyncIterator[list[LoggedEvent]]) -> AsyncIterator[bytes]:
-    """Batches of events as server-sent events, and the end of the stream."""
+    """Batches of events as encoded server-sent events, and then the line that ends the stream."""
     async for batch in batches:
         yield b"".join(b"event: %s\ndata: %s\n\n" % (one.kind.encode(), one.data) for one in batch)
     yield DONE
@@ -362,8 +366,8 @@ async def _batch(events: list[LoggedEvent]) -> AsyncIterator[list[LoggedEvent]]:
 
 
 def page_of(items: Sequence[KeptItem], query: Mapping[str, str]) -> ItemPage:
-    """The page of ``items`` that the query asks for: ``limit``, ``order`` (``desc`` unless it is ``asc``), and
-    ``after`` an item's id. Raises ``FieldInvalid``."""
+    """The page of ``items`` that the URL's parameters ask for: ``limit``, ``order`` (``desc`` unless it is
+    ``asc``), and ``after``, the id of the item before the page. Raises ``FieldInvalid``."""
     limit = _number(query, "limit", PAGE, 1, MOST)
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):

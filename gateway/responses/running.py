@@ -1,4 +1,5 @@
-"""A response that runs: a task reads its turn, and any number of clients read the events of its stream."""
+"""A response that runs: one task reads the events of its turn, and any number of clients read the events of its
+stream."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _ENCODER = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvent:
-    """An event of a stream, encoded as JSON."""
+    """An event of a stream, encoded. ``kind``: its type. ``data``: the event as JSON."""
 
     kind: str
     data: bytes
@@ -34,11 +35,14 @@ class LoggedEvent:
 
 
 class RunningResponse:
-    """A response from its first event to its last.
+    """A response from its first event to its last. `run` does the work; the client reads it by `events` or
+    `ended`.
 
-    ``stack``: ends the turn. ``finish``: called with this response when the turn is over; when it returns, the
-    last event may be told. ``streamed``: keep the events for readers. ``waits``: do not run more than `QUEUED`
-    events ahead of the client that asked for it.
+    ``reply`` makes the events. ``turn``: the turn, which has begun. ``stack``: closing it ends the turn.
+    ``given``: the request's own input items. ``finish`` is called with this response when the turn is over; it
+    stores the response, and only after it the last event is made. ``streamed``: keep the events, so that
+    clients can read them. ``waits``: the turn waits when it is more than `QUEUED` events ahead of the client
+    that asked for the response. ``over``: the last event has been made.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class RunningResponse:
         self.given = given
         self.turn = turn
         self.error: Exception | None = None
-        """Why it failed, if it did."""
+        """Why the response failed; None if it did not."""
         self.over = False
         self.steered = False
         self._stack = stack
@@ -71,11 +75,12 @@ class RunningResponse:
 
     @property
     def response(self) -> ResponseObject:
-        """The response as it is now."""
+        """The response object as it is now."""
         return self.reply.response
 
     async def run(self) -> None:
-        """Read the turn to its end. Every outcome ends the stream with its last event."""
+        """Read the turn's events to the end and make the stream's events of them. However the turn ends, the
+        stream gets a last event."""
         self._append(self.reply.begin())
         done: ReplyDone | None = None
         try:
@@ -96,7 +101,8 @@ class RunningResponse:
             raise
 
     async def _close(self, done: ReplyDone | None) -> None:
-        """Store the response, release its session, then tell its end."""
+        """The turn is over: wait until the journal has it, release its session, store the response by
+        ``finish``, then make the last event. ``done``: the turn's last event; None if it broke off."""
         try:
             if self.response.store:
                 await self.turn.durable()
@@ -145,8 +151,9 @@ class RunningResponse:
     # --- readers --------------------------------------------------------------------------------------------
 
     async def events(self, begin: int = 0, *, asker: bool = False) -> AsyncIterator[list[LoggedEvent]]:
-        """The events from number ``begin`` on, in batches, to the last. ``asker``: the reader is the client
-        that asked for the response, for which it waits."""
+        """The events from the one with the number ``begin`` to the last, in batches, as they come. ``asker``:
+        the reader is the client that asked for the response, and the turn waits for it. For a response without
+        kept events (``streamed`` is false), waits for the end and makes them again."""
         if not self._streamed:
             await self.ended()
             told = ResponseReply.retold(self.response, len(self.given), self.reply.cuts)
@@ -171,12 +178,13 @@ class RunningResponse:
         await self._ended.wait()
 
     async def cancel(self, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
-        """End it as soon as possible, and wait for its end. What it said so far stays."""
+        """End the response as soon as possible, and wait for its end. What it said so far stays. ``reason``:
+        why, for its last event."""
         self.forsake()
         await self.turn.cancel(reason)
         await self.ended()
 
     def forsake(self) -> None:
-        """The client that asked for it reads no more: do not wait for it."""
+        """The client that asked for the response reads no more: the turn does not wait for it from now on."""
         self._waits = False
         self._room.set()

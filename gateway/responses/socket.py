@@ -1,8 +1,10 @@
-"""The Responses face over a WebSocket: requests in lanes, their events out.
+"""Responses over a WebSocket: requests come in, each for one queue, and the events of their responses go out.
 
-A request names its lane by ``stream_id``. The requests of a lane are served one after the other, those of
-different lanes at once; requests without a lane share one. A response that is not stored is remembered for the
-connection. A slow reader makes its own responses wait, and is dropped when it takes nothing.
+A request names its queue by ``stream_id``; such a queue is called a lane. The requests of a lane are served one
+after the other, those of different lanes at once; requests without a name share one lane. A response that is
+not stored is remembered for the connection. A slow reader makes its own responses wait, and is dropped when it
+takes nothing for too long. A `response.steer` gives a running response more input: the response ends, and
+another one (its successor) answers.
 """
 
 from __future__ import annotations
@@ -47,19 +49,21 @@ from .running import RunningResponse
 log = logging.getLogger(__name__)
 
 IN_FLIGHT = 16
-"""The most requests of one socket that run or wait in a lane."""
+"""The most requests of one socket that run or wait in its queues."""
 LANES = 32
-"""The most lanes with a name of one socket."""
+"""The most queues (``stream_id``s) of one socket, without the one for requests that name none."""
 MAX_STEERS = 16
-"""The most steers that wait for one response."""
+"""The most `response.steer` events that wait for the end of one response."""
 REMEMBERED = 256
-"""So many ended responses of a socket are known to have ended, when a client steers one too late."""
+"""A socket remembers the ids of so many responses that have ended, the latest ones, so that a `response.steer`
+that comes too late gets an error that says so."""
 
 _ENCODER = msgspec.json.Encoder()
 
 
 class _SocketEnd(Exception):
-    """The server ends the connection."""
+    """Raised to end the connection from the server's side. ``wire``: has the code and the reason of the close
+    frame."""
 
     def __init__(self, wire: WireError) -> None:
         self.wire = wire
@@ -67,7 +71,8 @@ class _SocketEnd(Exception):
 
 @dataclass(slots=True)
 class _Steer:
-    """Input that waits for the end of a response."""
+    """The input of one `response.steer`, which waits for the end of a response. ``items``: as items; ``given``:
+    as the client sent it, for an event that says that it failed."""
 
     id: str
     items: Sequence[GivenItem]
@@ -76,7 +81,8 @@ class _Steer:
 
 @dataclass(slots=True)
 class _Served:
-    """A response that runs on this socket, its request, and the steers that wait for its end."""
+    """A response that runs on this socket, its request, and the input of `response.steer` events that waits for
+    its end."""
 
     running: RunningResponse
     request: LaneCreate
@@ -84,7 +90,8 @@ class _Served:
 
 
 class ResponsesSocket:
-    """Runs one socket, until either side ends it."""
+    """Serves one client of Responses on one WebSocket. ``channel``: the connection. ``asker``: the client, for
+    which turns run; ``client``: the same client, with its key's digests."""
 
     def __init__(
         self, channel: Channel, face: ResponsesFace, asker: Requester, client: ClientIdentity
@@ -108,14 +115,16 @@ class ResponsesSocket:
         self._leaving: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
 
     def leave(self, why: Exception | None = None) -> None:
-        """Close the connection, and say why: by default because the server goes away."""
+        """Begin to close the connection, with the wire code of ``why`` as the reason; None: the server goes
+        away. `run` ends then."""
         if not self._leaving.done():
             self._leaving.set_result(wire_error(why or Draining()))
 
     async def run(self) -> None:
-        """Serve the client until it has left or the server has said goodbye. Its responses are cancelled then.
+        """Serve the client until it has left or the server ends the connection. At the end its running
+        responses are cancelled.
 
-        Raises ``SlowReader`` when the connection must be dropped.
+        Raises ``SlowReader`` if the client takes nothing for too long: the caller drops the connection.
         """
         slow: list[SlowReader] = []
         try:
@@ -162,7 +171,8 @@ class ResponsesSocket:
     # --- in -------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        """Take frames in order. One that is no event is refused; too many of these end the socket."""
+        """Read frames and serve their events in order, until the connection ends. A frame that is no event is
+        answered by an error; too many of these end the socket."""
         while True:
             frame = await self._channel.receive()
             try:
@@ -229,7 +239,8 @@ class ResponsesSocket:
     # --- lanes ----------------------------------------------------------------------------------------------
 
     async def _serve_lane(self, lane: str | None) -> None:
-        """Serve what waits in a lane, one request after the other."""
+        """Serve the requests of one queue, one after the other, until it is empty. ``lane``: its ``stream_id``;
+        None: the queue of requests that name none."""
         waiting = self._lanes[lane]
         try:
             while waiting:
@@ -242,7 +253,8 @@ class ResponsesSocket:
             del self._works[lane]
 
     async def _serve(self, request: LaneCreate) -> None:
-        """Serve one request, and the successors that steers make of its response."""
+        """Serve one request, and after it the successors of its response, as long as `response.steer` events
+        give these more input."""
         steers = self._owed.pop(request.previous_response_id or "", [])
         try:
             if request.background:
@@ -282,7 +294,8 @@ class ResponsesSocket:
         )
 
     async def _tell(self, running: RunningResponse, request: LaneCreate) -> _Served:
-        """Send a response's events to its last. Returns what was known of it while it ran."""
+        """Send the events of a running response to the last one. Returns the response with the input of
+        `response.steer` events that came while it ran."""
         name = running.response.id
         served = self._served[name] = _Served(running, request)
         try:
@@ -300,7 +313,8 @@ class ResponsesSocket:
     # --- steering -------------------------------------------------------------------------------------------
 
     def _steer(self, event: LaneSteer) -> None:
-        """Give a running response more input: it ends, and its successor answers."""
+        """Serve a `response.steer`: accept the input and cancel the running response, so that its successor
+        answers; or send `response.steer.failed`."""
         name = event.previous_response_id
         served = self._served.get(name)
         lane = None if served is None else served.request.stream_id
@@ -330,7 +344,8 @@ class ResponsesSocket:
                 spawn(served.running.cancel(EndReason.STEERED), self._others)
 
     def _tell_pending(self, served: _Served, owed: Sequence[KeptCall]) -> None:
-        """The successor needs the outputs of these calls, which the client owes."""
+        """Send `response.steer.pending` for the waiting input: the response ended with the tool calls ``owed``,
+        and the client must send their outputs before the successor can begin."""
         required = [
             {"type": "function_call_output", "call_id": call.call_id, "name": call.name} for call in owed
         ]
@@ -369,7 +384,8 @@ class ResponsesSocket:
         self._post([_ENCODER.encode({"type": "error", "status": status, **body})], lane)
 
     def _post(self, frames: Sequence[bytes], lane: str | None) -> None:
-        """Send these frames, with the name of their lane in them."""
+        """Send these encoded events. The name of the queue ``lane`` is put into each as ``stream_id``, if it
+        has a name."""
         if lane is not None:
             name = b'{"stream_id":' + _ENCODER.encode(lane) + b","
             frames = [name + frame[1:] for frame in frames]

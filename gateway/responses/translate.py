@@ -43,7 +43,7 @@ from .items import (
 )
 
 SUMMARY_HEADING = "Summary of the conversation so far:\n"
-"""What stands before the summary of a shortened conversation, in the user's message that holds both."""
+"""The text before a summary, in the user's message that stands for a shortened conversation."""
 SUMMARY_REQUEST = (
     "Summarise this conversation so far, for yourself: you will go on from your summary. "
     "Keep names, numbers, decisions, open questions and results of tools. Write only the summary."
@@ -61,9 +61,10 @@ def kept_items(
     referred: Mapping[str, KeptItem],
     param: str = "input",
 ) -> list[KeptItem]:
-    """The items that a client gives, one for each, as they are stored. ``name``: makes an id with a prefix, for
-    an item that has none. ``referred``: the stored items by id that references name. Raises ``FieldInvalid``
-    for another reference, or a compaction that is not this server's."""
+    """The items that a client gives, one for each, in the form in which they are stored. ``name``: makes an id
+    with the given prefix, for an item that has none. ``referred``: by id, the stored items that references may
+    name. ``param``: the field that has them, for errors. Raises ``FieldInvalid`` for a reference to another
+    item, or a compaction that this server did not make."""
     if given is None:
         return []
     if isinstance(given, str):
@@ -104,14 +105,15 @@ def _kept(
 
 
 def text_of(content: GivenParts) -> str:
-    """The text of a message or an output; its parts are joined without a separator."""
+    """The text of a message's content or of a tool's output. Its parts are joined without a separator."""
     if isinstance(content, str):
         return content
     return "".join(part.refusal if isinstance(part, GivenRefusal) else part.text for part in content)
 
 
 def compaction_of(summary: str) -> str:
-    """A summary as the opaque content of a compaction item."""
+    """Encode a summary as the content of a compaction item, which is opaque to clients. `summary_of` decodes
+    it."""
     return base64.b64encode((_COMPACTION + summary).encode()).decode()
 
 
@@ -127,10 +129,11 @@ def summary_of(content: str) -> str | None:
 def transcript_of(
     instructions: str | None, tools: tuple[Tool, ...], items: Sequence[KeptItem], given: int | None = None
 ) -> Transcript:
-    """The conversation of these items. Without ``instructions``, a first message of the system or the developer
-    gives them. ``given``: the index of the first item that this request brings, for errors; None: of all.
+    """The conversation that consists of these items. ``instructions``: if it is None or empty, a first message
+    of the system or the developer gives them. ``given``: the index in ``items`` of the first item that the
+    request itself has, so that an error names its index in the request; None: 0.
 
-    Raises ``FieldInvalid`` for a tool's output without a call.
+    Raises ``FieldInvalid`` for a tool's output without a call before it.
     """
     first, begin = items[0] if items else None, 0
     if not instructions and isinstance(first, KeptMessage) and first.role in ("system", "developer"):
@@ -160,13 +163,13 @@ def transcript_of(
 
 
 def open_calls(items: Sequence[KeptItem]) -> list[KeptCall]:
-    """The calls among these items that no output among them answers."""
+    """The tool calls among these items for which there is no output among them."""
     answered = {item.call_id for item in items if isinstance(item, KeptOutput)}
     return [item for item in items if isinstance(item, KeptCall) and item.call_id not in answered]
 
 
 def tools_of(tools: Sequence[frames.OfferedFunction] | None) -> tuple[Tool, ...]:
-    """The session's tools."""
+    """The tools of a body as tools of `sessions`."""
     return tuple(
         Tool(
             name=tool.name,
@@ -182,7 +185,7 @@ def tools_of(tools: Sequence[frames.OfferedFunction] | None) -> tuple[Tool, ...]
 
 
 def check_create(body: frames.CreateBody) -> None:
-    """Check fields against each other. Raises ``FieldInvalid``, ``FieldMissing``."""
+    """Check the fields of a body against each other. Raises ``FieldInvalid``, ``FieldMissing``."""
     if body.previous_response_id is not None and body.conversation is not None:
         told = "Mutually exclusive parameters: 'previous_response_id' and 'conversation'"
         raise FieldInvalid(told, "previous_response_id")
@@ -203,9 +206,10 @@ def ask_of(
     *,
     streamed: bool,
 ) -> Ask:
-    """The turn that a body asks for. ``defaults``: the model's sampling defaults; ``default_tokens``: the most
-    tokens of a reply without a limit; None: as many as the context holds. ``streamed``: tell a call's arguments
-    while they come.
+    """The turn that a body asks for, in the conversation ``transcript``. ``bounds``: what the model allows.
+    ``defaults``: the model's sampling parameters, for fields that the body leaves out; ``default_tokens``: the
+    most tokens of a reply if its request sets no limit; None: as many as the context holds. ``streamed``:
+    deliver a tool call's arguments while they come.
 
     Raises ``FieldInvalid``, and what `TurnRequest.checked` raises.
     """
@@ -245,8 +249,8 @@ def grammar_of(text: frames.ReplyText | None) -> Grammar | None:
 
 
 def prefill_of(ask: Ask) -> Ask:
-    """The same prompt, with nothing to write: one token, which does not join the conversation. The KV of the
-    whole prompt stays with its session."""
+    """A copy of ``ask`` that only prefills the prompt: it writes one token, which does not join the
+    conversation. The KV of the whole prompt stays with its session."""
     request = msgspec.structs.replace(
         ask.request, prefill_only=True, max_output_tokens=1, min_output_tokens=0, format=None, tool=None
     )
@@ -255,7 +259,8 @@ def prefill_of(ask: Ask) -> Ask:
 
 
 def summary_ask(transcript: Transcript, bounds: RequestBounds, defaults: Mapping[str, Any]) -> Ask:
-    """The turn, out of band, that summarises a conversation. Raises what `TurnRequest.checked` raises."""
+    """The turn that summarises a conversation. It does not join the conversation. ``bounds``: what the model
+    allows; ``defaults``: the model's sampling parameters. Raises what `TurnRequest.checked` raises."""
     wish = Message(id=new_id("item"), role="user", text=SUMMARY_REQUEST)
     request = TurnRequest.checked(
         **defaults,
@@ -272,7 +277,8 @@ def summary_ask(transcript: Transcript, bounds: RequestBounds, defaults: Mapping
 def response_of(
     body: frames.CreateBody, response_id: str, model: str, created_at: int, request: TurnRequest
 ) -> ResponseObject:
-    """The response to a body, as it is when it begins. ``request``: its turn, with the values in force."""
+    """The response object to a body, as it is when the response begins. ``request``: its turn, which has the
+    sampling values in force."""
     conversation = body.conversation_id
     top = body.top_logprobs
     drawn = request.sampling
