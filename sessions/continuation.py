@@ -74,8 +74,8 @@ class HistoryDigests:
 
 
 class OpenConversations:
-    """Finds the open session whose history has reached a conversation, by the conversation's digest. At most
-    ``most`` digests are remembered, the latest."""
+    """Finds the open session with a history that has reached a conversation, by the conversation's digest. At
+    most ``most`` digests are remembered, the latest."""
 
     def __init__(self, most: int = MOST_KNOWN) -> None:
         self._most = most

@@ -102,9 +102,9 @@ _Parameters: TypeAlias = tuple[Sampling, TokenLimits, int]
 class EngineCopy:
     """At most one sequence of the engine, and the tokens it is known to hold.
 
-    ``salt``: separates the tenants' cached blocks. ``origin``: the copy whose sequence the first verb forks, if
-    the two share at least a block of tokens. ``reopened``: the branch comes from the journal, so the sequence
-    of an earlier server held it.
+    ``salt``: separates the tenants' cached blocks. ``origin``: the copy of which the first verb forks the
+    sequence, if the two share at least a block of tokens. ``reopened``: the branch comes from the journal, so
+    the sequence of an earlier server held it.
     """
 
     def __init__(

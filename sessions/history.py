@@ -496,8 +496,8 @@ class History:
     def _found(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, int, bool]:
         """Compare the segments with the turns on the path to the head.
 
-        Returns the last turn up to whose end they are the same, or None; how many segments that covers; and
-        whether the history was edited behind that turn.
+        Returns the last turn such that they are the same up to its end, or None; how many segments that covers;
+        and whether the history was edited behind that turn.
         """
         base, at = matched(self.head, segments)
         edited = base is not self.head or any(isinstance(segment, TurnReply) for segment in segments[at:])

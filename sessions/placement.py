@@ -111,8 +111,8 @@ class Placement:
                     raise
 
     def _ids(self) -> Ids:
-        """The token ids with which the next prompt begins: those up to the end of the last turn whose tokens
-        can be used again; empty if there is no such turn."""
+        """The token ids with which the next prompt begins: those up to the end of the last turn with tokens
+        that can be used again; empty if there is no such turn."""
         base = self._history.script().base
         return NONE if base is None else base.tokens()
 

@@ -75,7 +75,8 @@ class StoredObjects:
         """Store a new object and return its first version; `durable` waits until it is on disk.
 
         ``salt``: its tenant's. ``note``: its first note of its own. ``owner``: the digest of the API key that
-        makes it. ``parent``: an object of the same tenant with whose notes it begins; None: it begins empty.
+        makes it. ``parent``: an object of the same tenant; it begins with the notes of that one; None: it
+        begins empty.
         """
         notes = (note,) if parent is None else (*parent.notes, note)
         made = StoredObject(name, salt, next(self._numbers), notes, 1)

@@ -47,8 +47,8 @@ class TurnNode:
     ``reply.ids``.
 
     ``inputs``: the items between the parent's reply and this one. ``prompt``: their tokens, with those that the
-    template adds. ``keep`` is the parent's length; it is less where the template's end token replaced the one
-    that the model sampled. A turn without a parent has a ``keep`` of 0.
+    template adds. ``keep`` is the parent's length; it is one less where the template's end token replaced the
+    one that the model sampled. A turn without a parent has a ``keep`` of 0.
     """
 
     parent: TurnNode | None
