@@ -188,8 +188,8 @@ class Chat:
 
     def respond(self, **overrides: Unpack[ResponseOptions]) -> Reply:
         """Ask for one response, without a new message. Iterate over its server events, or `await` the finished
-        response. Tools are not run: the calls are in `last.calls`. `overrides` as for `say`. Nothing is sent
-        before the first event is read.
+        response. Tools are not run: the calls are in `last.calls`. `overrides`: fields of `response.create`,
+        also sampling fields, for this response alone. Nothing is sent before the first event is read.
 
         With `conversation="none"` the response is out of band: it changes no history, and runs and is read
         beside a turn and beside others. A turn that begins does not cancel it. If it is not read to its end, it
@@ -218,8 +218,8 @@ class Chat:
         is complete. `limits`: None: those of `RunLimits()`. Each event is also given to the callables in
         `trace`. If the tools of a step are expected to take `hint_seconds` or more, the server is told when the
         session is needed again, so that it restores the KV in time (None, or while you hold a lease: it is not
-        told). `overrides` as for `say`. Raises `ToolInvalid` or `FrameError` at once; reading raises what `Run`
-        raises.
+        told). `overrides`: fields of `response.create`, also sampling fields, for each response of the run.
+        Raises `ToolInvalid` or `FrameError` at once; reading raises what `Run` raises.
         """
         table = self._tools if tools is None else tools_of(tools)
         first = [] if prompt is None else [client.ItemCreate(item=named(MessageItem.of("user", prompt)))]
@@ -301,9 +301,9 @@ class Chat:
         return "".join(texts.values())[:end]
 
     async def _interrupt_left(self, left: Progress, heard: int | str | None) -> str:
-        """`interrupt` for the reply `left`, which no task reads any more: wait until as much of it has come as
-        was `heard`, cut it there at the server, and return the text that stays. A reply without text is
-        cancelled."""
+        """Cut the reply `left`, which no task reads any more: wait until as much of it has come as was `heard`
+        (a number of characters or the text itself; None: what has come), cut it there at the server, and return
+        the text that stays. A reply without text is cancelled."""
         wanted = len(left.text) if heard is None else len(heard) if isinstance(heard, str) else heard
         await self._connection.ended(left.take, lambda: len(left.text) >= wanted)
         end = characters_heard(left.text, wanted if heard is None else heard)
@@ -334,7 +334,7 @@ class Chat:
         the next. Nothing is sent before the first piece of the returned turn is read.
 
         Iterate over the returned turn instead of the first one. If another task reads the first one, let it
-        read to the end. `overrides` as for `say`.
+        read to the end. `overrides`: fields of `response.create`, also sampling fields, for the new turn alone.
         """
         create = create_of(overrides)
         steer = client.ResponseSteer(input=[named(MessageItem.of("user", text))], response=create.response)
@@ -378,12 +378,13 @@ class Chat:
         does not change.
 
         The model answers `request` out of band, behind this session's context, so that only the request and the
-        summary are computed. `overrides` as for `say`; `max_output_tokens` is 512 unless given. The response
-        with the summary becomes `last`. In the new session the summary is the first item of the context; the
-        items that it stands for stay in the conversation, but the model does not read them.
+        summary are computed. `overrides`: fields of `response.create` for that answer; `max_output_tokens` is
+        512 unless given. The response with the summary becomes `last`. In the new session the summary is the
+        first item of the context; the items that it stands for stay in the conversation, but the model does not
+        read them.
 
-        The new session is closed with this chat, or earlier. `shared` as for `fork`. Raises `NoSummary` if the
-        model wrote no text, and what `respond` and `fork` raise.
+        The new session is closed with this chat, or earlier. It has a connection of its own; with `shared` it
+        uses this chat's. Raises `NoSummary` if the model wrote no text, and what `respond` and `fork` raise.
         """
         asked = MessageItem.of("user", request)
         fields: ResponseOptions = {"tool_choice": "none", "max_output_tokens": SUMMARY_TOKENS, **overrides}
@@ -580,8 +581,9 @@ class Chat:
         """Close the connection, and the chats that were forked from this one. The session stays at the server:
         `handle` opens it again.
 
-        A running turn goes on at the server for a while, but one that was left unread (see `Chat`) is
-        cancelled, and so are responses out of band. Tools that still run are cancelled.
+        A running turn goes on at the server for a while. One that was left unread, because its object was freed
+        or the task that read it was cancelled, is cancelled, and so are responses out of band. Tools that still
+        run are cancelled.
         """
         children, self._children = self._children, []
         if self._outputs is not None:
@@ -621,24 +623,24 @@ class Chat:
         return None if self._current is None else self._current()
 
     async def _claim(self, reading: _Reading, clear: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Make `reading` the turn that reads from now on. Before that, `clear` (None: `Connection.make_way`)
-        ends what was left unread. If several turns begin at once, one of them is let, and the others raise
-        `ChatBusy`."""
+        """Make `reading` the one turn that is read from now on. Before that, a turn that was left unread is
+        ended by `clear` (None: `Connection.make_way`, which cancels it without waiting for its end). Raises
+        `ChatBusy` while another turn is being read, also one that began just before."""
         async with self._claiming:
             await self._idle(clear or self._connection.make_way)
             self._follow(reading)
 
     async def _take_over(self, reading: _Reading) -> None:
-        """Make `reading`, a turn that steers, the one that reads from now on. The turn before begins no further
-        round; the server ends its response."""
+        """Make `reading`, a turn that `steer` made, the one turn that is read from now on. The turn before
+        begins no further response; the server ends the running one."""
         current = self._reader()
         if isinstance(current, Turn | Run):
             current.stop()
         self._follow(reading)
 
     async def _begin_aside(self, reply: Reply) -> None:
-        """Called when `reply`, which is out of band, begins. If no turn is being read, `last` and `rounds` are
-        to show it."""
+        """Called when `reply`, which is out of band, begins. If no turn is being read, `last` and `rounds` show
+        it from now on."""
         current = self._reader()
         if current is None or not current.running:
             self._remember(reply)
@@ -652,8 +654,9 @@ class Chat:
         self._turns = [*ended, self._turns[-1], reading.rounds]
 
     async def _idle(self, clear: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Cancel a turn that was left unread, by `clear` (None: `Connection.quiet`), and give each tool call of
-        a run that was left an output. Raises `ChatBusy` while a turn is being read."""
+        """Make sure that no turn runs: cancel one that was left unread, and give each tool call of a run that
+        was left an output. `clear` does the cancelling; None: `Connection.quiet`, which waits for its end.
+        Raises `ChatBusy` while a turn is being read."""
         current = self._reader()
         if current is not None and current.running:
             if not current.given_up:

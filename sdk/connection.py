@@ -86,8 +86,8 @@ class _PendingRequest:
 
 
 class Aside:
-    """One response out of band and the queue of its events; `Connection.aside` makes it. It is read beside all
-    else.
+    """One response out of band (`conversation` is "none") and the queue of its events; `Connection.aside` makes
+    it. It is read beside turns and other such responses.
 
     Its queue has no bound but the reply's length: the other readers of the connection must not wait for it.
     """
@@ -131,8 +131,8 @@ class Aside:
         return self._events.popleft()
 
     def takes(self, event: ServerEvent) -> bool:
-        """Queue `event` if it is about this response, without the label that `Connection.aside` put into the
-        metadata. Returns whether it is."""
+        """Queue `event` if it is about this response. Returns whether it is. The label by which the response
+        was known is removed from its metadata."""
         if isinstance(event, ErrorEvent):
             ours = event.error.event_id == self.event_id
             self._over = self._over or ours
@@ -296,7 +296,8 @@ class Connection:
         self, item_id: str, end: int, meanwhile: Callable[[ServerEvent], object] | None = None
     ) -> ItemTruncated:
         """Cut the model's message `item_id` after its first `end` characters at the server, and return the
-        answer. `meanwhile` gets the events queued before that, as in `request`; None: they are dropped."""
+        server's answer. `meanwhile` gets the events that were queued before the answer, unless another task
+        reads; None: they are dropped. Raises what `request` raises."""
         event = ItemTruncate(item_id=item_id, text_end=end)
         matches: Callable[[ItemTruncated], bool] = lambda event: event.item_id == item_id
         return await self.request(event, ItemTruncated, matches, meanwhile or (lambda _: None))
@@ -339,8 +340,8 @@ class Connection:
         return aside
 
     async def quiet(self) -> None:
-        """Cancel what runs, and read and drop events until nothing runs. Responses out of band go on. Raises
-        what `receive` raises."""
+        """Cancel the running response and those asked for, and read and drop events until none runs. Responses
+        out of band go on. Raises what `receive` raises."""
         await self.cut()
         while self.responses.busy:
             await self.receive()
@@ -350,8 +351,9 @@ class Connection:
         meanwhile: Callable[[ServerEvent], object] | None = None,
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wait until nothing runs or `enough` holds; nothing is cancelled. If no other task reads, events are
-        read here and given to `meanwhile` (None: dropped)."""
+        """Wait until no response runs or is asked for, or until `enough` returns true; nothing is cancelled. If
+        no other task reads, events are read here and given to `meanwhile` (None: dropped). Responses out of
+        band do not count."""
         while self.responses.busy and not enough():
             if self._reading:
                 await self._other_reader()
@@ -361,8 +363,8 @@ class Connection:
                 meanwhile(event)
 
     async def make_way(self) -> None:
-        """Cancel what runs, for a turn that is sent next, without waiting for its end: the server serves that
-        turn when the running one has ended.
+        """Cancel the running response, because a turn is sent next. Its end is not waited for: the server
+        serves that turn when the running one has ended.
 
         Responses that were asked for and have not begun are waited for, because the next `response.created`
         would be taken for the new turn's. So is the end of responses that ran before this client came.
@@ -374,16 +376,16 @@ class Connection:
             await self.receive()
 
     async def cut(self) -> None:
-        """Send a cancel for what runs, and for what has been asked for and has not begun. Does not wait.
-        Responses out of band go on."""
+        """Send a cancel for each running response, and for one that was asked for and has not begun. Does not
+        wait for their ends. Responses out of band go on."""
         if self.responses.asked:
             await self.send(ResponseCancel())
         for response_id in self.responses.running - self.responses.ending:
             await self.send(ResponseCancel(response_id=response_id))
 
     async def clear_leftover(self) -> None:
-        """Empty the input buffer at the server, if an earlier client of the session may have left text in it;
-        only once."""
+        """Empty the session's input buffer (text that is not an item yet) at the server, if an earlier client
+        of the session may have left text in it. Does nothing after the first time."""
         if self.buffer.stale:
             self.buffer.stale = False
             await self.send(TextClear())
@@ -491,7 +493,8 @@ class Connection:
             self._put(event)
 
     def _is_aside(self, event: ServerEvent) -> bool:
-        """Give an event to the response out of band that it is about. Returns whether there is one.
+        """If an event is about a response out of band, give it to the queue of that response. Returns whether
+        it is.
 
         If that response is not read any more, its events are dropped.
         """
@@ -675,8 +678,8 @@ class Connection:
             _forget(sender)
 
     def _take_in(self, event: ServerEvent) -> bool:
-        """Note what an event that is read tells of running responses. Returns whether it is for the reader: an
-        error about a cancel is not."""
+        """Update which responses run, and which client events the server has, by an event that is read now.
+        Returns whether the event is for the reader: an error about a cancel is not."""
         if self._resumption is not None and (event_id := self.responses.acknowledged(event)):
             self._resumption.arrived(event_id)
         return self.responses.read(event)

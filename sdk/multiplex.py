@@ -29,8 +29,8 @@ class _Error(msgspec.Struct):
 
 
 class _Frame(msgspec.Struct):
-    """The part of a server frame that is read here: its session, and in an `error` the client event that it is
-    about."""
+    """The part of a server frame that is read here, to find its session: the session's id, and in an `error`
+    the client event that it is about."""
 
     session_id: str | None = None
     error: _Error | None = None

@@ -23,8 +23,8 @@ bytes."""
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The sampling arguments of a session or a turn, as in `frames.sampling.SamplingFields`. None: the server's
-    default in a session, the session's value in a turn."""
+    """Types of the keyword arguments for sampling, of a session or a turn; the fields of
+    `frames.sampling.SamplingFields`. None: the server's default in a session, the session's value in a turn."""
 
     max_output_tokens: int | Literal["inf"] | None
     min_output_tokens: int | None
@@ -45,8 +45,8 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class RunOptions(SamplingOptions, total=False):
-    """The keyword arguments of `Chat.run` for each of its responses, as in `frames.response.ResponseParams`.
-    Where a frame holds an object, a dict is taken too."""
+    """Types of the keyword arguments of `Chat.run` for each of its responses; the fields of
+    `frames.response.ResponseParams`. Where a frame holds an object, a dict is taken too."""
 
     conversation: Literal["auto", "none"] | None
     input: Sequence[InputItem | Mapping[str, Any]] | None
@@ -64,15 +64,15 @@ class RunOptions(SamplingOptions, total=False):
 
 
 class ResponseOptions(RunOptions, total=False):
-    """The keyword arguments of `Chat.say`, `respond` and `steer`, as in `frames.response.ResponseParams`.
-    `tools`: what the model may call in this turn, in place of the session's tools. They are only offered: calls
-    of new ones are yours to answer."""
+    """Types of the keyword arguments of `Chat.say`, `respond` and `steer`; the fields of
+    `frames.response.ResponseParams`. `tools`: what the model may call in this turn, in place of the session's
+    tools. They are only offered: calls of new ones are yours to answer."""
 
     tools: Iterable[ToolLike] | None
 
 
 class SessionOptions(SamplingOptions, total=False):
-    """The keyword arguments of `Client.session` beside instructions and tools, as in
+    """Types of the keyword arguments of `Client.session` beside instructions and tools; fields of
     `frames.session.SessionPatch`."""
 
     type: Literal["realtime"]
@@ -88,7 +88,8 @@ class SessionOptions(SamplingOptions, total=False):
 
 
 class UpdateOptions(SessionOptions, total=False):
-    """The keyword arguments of `Chat.update` beside the tools, as in `frames.session.SessionPatch`."""
+    """Types of the keyword arguments of `Chat.update` beside the tools; fields of
+    `frames.session.SessionPatch`."""
 
     instructions: str | None
 
@@ -99,8 +100,8 @@ _Create = TypeVar("_Create", ResponseCreate, ResponseSteer)
 
 @dataclass(slots=True)
 class SentOutputs:
-    """Outputs of tools that were sent before the response that builds on them. If that is refused, they are
-    taken back.
+    """Outputs of tools that were sent before the response that answers them was asked for. If that response is
+    refused, they are deleted again.
 
     ``events``: ids of all client events that were sent; ``items``: ids of the items that those add;
     ``commits``: for each streamed output, by call id, the id of the event that committed it.
@@ -112,8 +113,8 @@ class SentOutputs:
 
 
 def create_of(overrides: RunOptions | ResponseOptions) -> ResponseCreate:
-    """The `response.create` with these fields of `ResponseParams`; of `tools` it has the definitions. Raises
-    `FrameError`, `ToolInvalid`."""
+    """The `response.create` event with the fields `overrides` of `ResponseParams`; of `tools` it has the
+    definitions. Raises `FrameError`, `ToolInvalid`."""
     if not overrides:
         return ResponseCreate()
     fields: dict[str, Any] = {**overrides}

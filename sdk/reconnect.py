@@ -107,7 +107,7 @@ class Resumption:
             self._forgotten, _ = self._unsure.popitem(last=False)
 
     def read(self, frame: bytes, event: ServerEvent | None) -> None:
-        """Note a server event that was received: its id, after which the server goes on when the session is
+        """Remember a server event that was received: its id, after which the server goes on when the session is
         resumed, and its handle if it has one. ``event`` None: its type is not known here, and only the id is
         read, from ``frame``."""
         event_id = (

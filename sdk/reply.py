@@ -82,7 +82,8 @@ class Reply:
         self.rounds = Rounds() if rounds is None else rounds
 
     def replace_create(self, create: ResponseCreate) -> None:
-        """Ask with this event instead. Only before the first event is read."""
+        """Ask for the response with the event `create` instead of the one given before. Only before the first
+        event is read."""
         assert self._create_id is None, "the response has been asked for"
         self._create = create
 
@@ -106,7 +107,8 @@ class Reply:
         return dict(self._progress.texts)
 
     def witness(self, event: ServerEvent) -> None:
-        """Note an event that was read elsewhere, as if it had been read here. A failed end raises nothing."""
+        """Take in a server event that other code has read, as if it had been read here: it updates `texts` and,
+        at the end, `finished`. A response that ends `failed` raises nothing here."""
         with suppress(ResponseFailed):
             self._note(event)
 
@@ -197,8 +199,9 @@ class Reply:
                     await self._connection.delete(committed.item_id)
 
     def _note(self, event: ServerEvent) -> bool:
-        """Note an event in the response's progress. Returns whether it is about this response, or an error.
-        Raises `ResponseFailed` at a failed end, `ProtocolBroken`."""
+        """Update what is known of the response by a server event; its end sets `finished`. Returns whether the
+        event is about this response, or an error. Raises `ResponseFailed` if the response ended `failed`,
+        `ProtocolBroken`."""
         if not self._progress.take(event):
             return isinstance(event, ErrorEvent)
         if isinstance(event, ResponseDone):
@@ -229,7 +232,8 @@ class Reply:
 
 
 def last_of(rounds: Rounds) -> Finished:
-    """The last response in `rounds`. Raises `ResponseFailed` if none has ended."""
+    """The last of the responses of a turn, `rounds`. Raises `ResponseFailed` if there is none, because the
+    chat's next turn began before."""
     if not rounds:
         raise ResponseFailed("The chat's next turn began before this one was read to its end")
     return rounds[-1]

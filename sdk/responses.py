@@ -81,8 +81,8 @@ class Progress:
         return "".join(self.texts.values())
 
     def take(self, event: ServerEvent) -> bool:
-        """Note a server event. Returns whether it is about this response; the first `response.created` says
-        which that is."""
+        """Take in a server event: add text of this response to `texts`. Returns whether the event is about this
+        response; the first `response.created` says which that is."""
         match event:
             case ResponseCreated() if self.response_id is None:
                 self.response_id = event.response.id
@@ -97,8 +97,8 @@ class Progress:
         return True
 
     def shorten(self, item_id: str, end: int) -> None:
-        """Cut the noted text, as the server has cut the reply: after `end` characters of this message. Later
-        messages are dropped."""
+        """Cut `texts` as the server has cut the reply: the message `item_id` keeps its first `end` characters,
+        and later messages are dropped."""
         kept: dict[str, str] = {}
         for known, text in self.texts.items():
             kept[known] = text[:end] if known == item_id else text
@@ -144,7 +144,8 @@ class RunningResponses:
         return bool(self._inherited & self.running)
 
     def sent(self, event_id: str, event: ClientEvent) -> None:
-        """Note a client event that is being sent."""
+        """Take in a client event that is being sent: whether it asks for a response or cancels one.
+        ``event_id``: its id."""
         if isinstance(event, ResponseCancel):
             self._cancels.add(event_id)
             self.ending.update([event.response_id] if isinstance(event.response_id, str) else [])
@@ -152,8 +153,9 @@ class RunningResponses:
             self.asked.append(event_id)
 
     def read(self, event: ServerEvent) -> bool:
-        """Note a server event. Returns whether it is for the reader: an error about a cancel is not, as it only
-        says that the response had ended before."""
+        """Take in a server event that is read now: whether a response began, ended or was refused. Returns
+        whether the event is for the reader: an error about a cancel is not, as it only says that the response
+        had ended before."""
         match event:
             case ErrorEvent(error=error) if error.event_id in self._cancels:
                 self._cancels.discard(error.event_id or "")

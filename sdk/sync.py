@@ -116,7 +116,8 @@ class SyncChat:
 
     @property
     def last(self) -> Finished:
-        """The last response that ended, as `Chat.last`. Raises `LookupError` before the first."""
+        """The last response that ended: its text, usage, KV and times. Raises `LookupError` before the
+        first."""
         return self.chat.last
 
     def say(
@@ -156,8 +157,8 @@ class SyncChat:
         return self._portal.call(self.chat.interrupt, heard)
 
     def rewind(self, to: AnyItem | str | int) -> server.SessionRewound:
-        """`Chat.rewind`: remove what comes after an item, after a number of tokens, or (`"root"`)
-        everything."""
+        """`Chat.rewind`: remove the end of the conversation. `to`: the item, or its id, that becomes the last;
+        a number of tokens that stay; or `"root"`: everything goes. Returns the server's answer."""
         return self._portal.call(self.chat.rewind, to)
 
     def fork(self, children: int = 1, at: AnyItem | str | None = None) -> list[SyncChat]:
@@ -188,7 +189,9 @@ class SyncChat:
     def lease(
         self, priority: int | None = None, ttl: float | None = None, returns_in: float | None = None
     ) -> server.SessionLeased:
-        """`Chat.lease`: ask the server to keep this session's KV for `ttl` seconds; returns what it grants."""
+        """`Chat.lease`: ask the server to keep this session's KV longer than that of others for `ttl` seconds
+        (None: 300; 0 ends it). `returns_in`: seconds until the session is needed again. `priority`: of its
+        turns meanwhile; higher goes first. Returns what the server grants."""
         return self._portal.call(self.chat.lease, priority, ttl, returns_in)
 
     def stage(self) -> server.SessionStaged:
@@ -227,7 +230,10 @@ class SyncClient:
         max_tool_rounds: int = MAX_TOOL_ROUNDS,
         **options: Unpack[SessionOptions],
     ) -> Iterator[SyncChat]:
-        """Open a new session, as `Client.session` does; its connection is closed at the end of the block."""
+        """Open a new session on a connection of its own, which is closed at the end of the block. `tools`:
+        callables that are run when the model calls them, or dicts for calls that the caller answers.
+        `max_tool_rounds`: how often a turn may run tools and go on. `options`: further fields of
+        `session.update`. Raises what `Client.session` raises."""
         opened = self._client.session(
             instructions=instructions, tools=tools, max_tool_rounds=max_tool_rounds, **options
         )
@@ -238,8 +244,9 @@ class SyncClient:
     def resume(
         self, handle: str, *, tools: Iterable[ToolLike] = (), max_tool_rounds: int = MAX_TOOL_ROUNDS
     ) -> Iterator[SyncChat]:
-        """Open the session of `handle` again, as `Client.resume` does; its connection is closed at the end of
-        the block."""
+        """Open the session of `handle` (from `SyncChat.handle`) again, as it was left; its connection is closed
+        at the end of the block. `tools`: the callables to run from now on. `max_tool_rounds`: how often a turn
+        may run tools and go on. Raises what `Client.resume` raises."""
         opened = self._client.resume(handle, tools=tools, max_tool_rounds=max_tool_rounds)
         with self._portal.wrap_async_context_manager(opened) as chat:
             yield SyncChat(self._portal, chat)
@@ -254,8 +261,14 @@ def connect(
     ssl: SSLContext | None = None,
     patience: Patience | None = None,
 ) -> Iterator[SyncClient]:
-    """A client of the server at `url`; the arguments are those of `sdk.client.connect`. The event loop runs in
-    a thread, which ends with the block."""
+    """A client of the server at `url` for code without `async`. Its event loop runs in a thread, which ends
+    with the block.
+
+    `url`: by default `HOLDFAST_URL` of the environment, or else a server on this machine. `model`: a name of
+    the served model; None: the server's first. `api_key`: by default `HOLDFAST_API_KEY` of the environment.
+    `ssl`: checks the server's certificate; None: by the system's authorities. `patience`: for how long a lost
+    connection is tried again. Raises `ConnectionFailed` if `url` is no address.
+    """
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(

@@ -80,8 +80,8 @@ async def dial(
     ssl: SSLContext | None = None,
     **parameters: str,
 ) -> WebSocketTransport:
-    """Connect a WebSocket to the server at `url` (see `realtime_url`). `api_key` is sent as a bearer token;
-    `model` and `parameters` are put into the query.
+    """Connect a WebSocket to the server at `url`: `ws[s]://`, `http[s]://` or without a scheme. `api_key` is
+    sent as a bearer token; `model` and `parameters` are put into the query.
 
     `ssl`: checks the server's certificate if the address asks for TLS; None: by the system's authorities.
     Raises `ConnectionFailed`, or the subclass that fits, with the server's words.

@@ -69,11 +69,11 @@ class Turn:
         return self._begun and not self._over
 
     def stop(self) -> None:
-        """Begin no further round. What runs can be read to its end."""
+        """Begin no further response after tools were run. The running one can be read to its end."""
         self._stopped = True
 
     def close(self) -> None:
-        """Count the turn as over: reading ends. Nothing is sent."""
+        """End the turn here, so that reading it ends. Nothing is sent to the server."""
         self._over = True
 
     def __repr__(self) -> str:
@@ -118,9 +118,9 @@ class Turn:
         return last_of(self.rounds)
 
     async def _round_ended(self) -> None:
-        """A response is over: run the tools that it called, and make the next reply, which sends their outputs.
-        The turn is over if there are no calls, one is the caller's, or it was stopped; then the outputs are
-        sent alone."""
+        """Call this when a response is over: it runs the tools that were called, and makes the next reply,
+        which sends their outputs. The turn is over if there are no calls, if the caller answers one, or if it
+        was stopped; then the outputs are sent alone. Raises `ToolRoundsExceeded`."""
         finished = self.reply.finished
         if finished is None:
             self._over = True

@@ -1,5 +1,6 @@
 """Sessions: conversations kept across turns, and their words to tokens and back. See README.md.
 
-Does not know sockets, frames, HTTP, tensors, blocks or steps: tokens go down the link, rows come up. May import
-``runtime`` (its link and errors) and ``kvstore`` (its settings and errors); never torch.
+Token ids go down the link to the engine, and sampled ids come up. Does not know sockets, frames, HTTP, tensors,
+blocks or steps. May import ``runtime`` (its link and errors) and ``kvstore`` (its settings and errors); never
+torch.
 """

@@ -20,7 +20,8 @@ from .items import FunctionCall, FunctionCallOutput, Item, Message, Preamble
 Digest: TypeAlias = bytes
 DIGEST_BYTES = 32
 PERSON = b"holdfast-convers"
-"""Keeps these hashes apart from other BLAKE2b hashes of the same bytes, such as those of handles."""
+"""Personalization of BLAKE2b: keeps these hashes apart from others of the same bytes, such as those of
+handles."""
 
 MOST_KNOWN = 1 << 16
 """The most digests of open sessions in memory. Beyond that, those that were added first are forgotten."""
@@ -29,8 +30,8 @@ _ENCODER = msgspec.msgpack.Encoder(order="sorted")
 
 
 def digests_of(salt: bytes, preamble: Preamble, items: Iterable[Item]) -> list[Digest]:
-    """The digests of a conversation's beginnings: entry ``n`` covers the preamble and the first ``n`` items.
-    ``salt``: of the tenant, so that two tenants share no digest."""
+    """The digests of a conversation's beginnings: entry ``n`` covers the preamble and the first ``n`` items, so
+    there is one more than items. ``salt``: of the tenant, so that two tenants share no digest."""
     digests = [_hashed(b"", _ENCODER.encode(preamble), key=salt)]
     for item in items:
         digests.append(_hashed(digests[-1], _ENCODER.encode(_content(item))))
@@ -38,7 +39,8 @@ def digests_of(salt: bytes, preamble: Preamble, items: Iterable[Item]) -> list[D
 
 
 def shared_length(one: Sequence[Digest], other: Sequence[Digest]) -> int:
-    """How many first items two conversations share; -1 if their preambles or tenants differ."""
+    """How many first items two conversations share, by their digests from `digests_of`; -1 if their preambles
+    or tenants differ."""
     low, high = -1, min(len(one), len(other)) - 1
     while low < high:  # if two digests are equal, so are all before them
         middle = (low + high + 1) // 2
@@ -47,7 +49,8 @@ def shared_length(one: Sequence[Digest], other: Sequence[Digest]) -> int:
 
 
 class HistoryDigests:
-    """The digests of one session's history. Those of items that did not change are kept for the next call."""
+    """Computes the digests of one session's history. Those of items that did not change since the last call are
+    not computed again."""
 
     def __init__(self, salt: bytes) -> None:
         self._salt = salt
@@ -56,7 +59,8 @@ class HistoryDigests:
         self._digests: list[Digest] = []
 
     def of(self, preamble: Preamble, items: tuple[Item, ...]) -> list[Digest]:
-        """As `digests_of`. The caller must not change the list."""
+        """The digests of the history's beginnings: entry ``n`` covers the preamble and the first ``n`` items.
+        The caller must not change the list."""
         if self._preamble is not preamble:
             self._preamble, self._items = preamble, ()
             self._digests = digests_of(self._salt, preamble, ())
@@ -70,7 +74,8 @@ class HistoryDigests:
 
 
 class OpenConversations:
-    """Which open session has a conversation with this digest. At most `MOST_KNOWN` digests are remembered."""
+    """Finds the open session with a history that has reached a conversation, by the conversation's digest. At
+    most ``most`` digests are remembered, the latest."""
 
     def __init__(self, most: int = MOST_KNOWN) -> None:
         self._most = most
@@ -84,12 +89,13 @@ class OpenConversations:
             self._sessions.popitem(last=False)
 
     def find(self, digests: Sequence[Digest]) -> str | None:
-        """The id of the session that shares the longest beginning; None if no digest is known. The session may
-        be closed by now."""
+        """The id of the session that shares the longest beginning with a conversation; None if no digest is
+        known. ``digests``: of the conversation's beginnings, the shortest first. The session may be closed by
+        now."""
         return next((found for one in reversed(digests) if (found := self._sessions.get(one))), None)
 
     def forget(self, digests: Iterable[Digest], session_id: str) -> None:
-        """Forget these digests of a session that is not open any more."""
+        """Forget the ``digests`` that were added for this session, which is not open any more."""
         for digest in digests:
             if self._sessions.get(digest) == session_id:
                 del self._sessions[digest]
@@ -100,8 +106,11 @@ def _hashed(before: bytes, content: bytes, key: bytes = b"") -> Digest:
 
 
 def _content(item: Item) -> tuple[str, ...]:
-    """The parts of an item that make it what it is. White space around a model's message does not count: many
-    clients strip it. Nor does the spelling of a call's arguments: some clients parse and write them again."""
+    """The parts of an item that its digest covers: its kind or role, and its content without its id.
+
+    White space around a model's message does not count: many clients strip it. Nor does the spelling of a
+    call's arguments: some clients parse and write them again.
+    """
     match item:
         case Message(role="assistant", text=text):
             return ("assistant", text.strip())

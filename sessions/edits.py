@@ -33,8 +33,9 @@ _INSIDE_CHARACTER = regex.compile(
 
 
 def shorten(history: History, item_id: str, end: int, tokenizer: ChatTokenizer) -> None:
-    """Cut the message ``item_id`` in the history after its first ``end`` characters. If it is part of a
-    reply, what the reply has behind that place goes too. Raises ``ItemUnknown`` or ``CutInvalid``."""
+    """Cut the assistant's message ``item_id`` in the history after its first ``end`` characters. If it is part
+    of a reply, the reply's later items go too. Raises ``ItemUnknown``, or ``CutInvalid`` if the item is no
+    message of the assistant or cannot be cut there."""
     checked_end(history.get(item_id), end)
     end_with(history, item_id, end, tokenizer)
 
@@ -54,9 +55,12 @@ def rewind(history: History, to: str | int, tokenizer: ChatTokenizer) -> None:
 
 
 def end_with(history: History, item_id: str, end: int | None, tokenizer: ChatTokenizer) -> None:
-    """Cut the reply that holds ``item_id``, in the history: behind that item, or after the first ``end``
-    characters of the item. An item of the client is shortened itself. If the place cannot be found among the
-    reply's tokens, the reply is replaced by its items, and its token ids are lost."""
+    """Cut the reply that holds ``item_id``, in the history: after the first ``end`` characters of that item, or
+    behind the whole item if ``end`` is None.
+
+    An item that is not part of a reply is itself shortened. If the place cannot be found among the reply's
+    tokens, the reply is replaced by its items up to there, and its token ids are lost.
+    """
     item, reply = history.get(item_id), history.reply_of(item_id)
     kept = cut_message(item, end) if isinstance(item, Message) and end is not None else item
     if kept is item and (reply is None or reply.items[-1] is item):
@@ -69,9 +73,12 @@ def end_with(history: History, item_id: str, end: int | None, tokenizer: ChatTok
 
 
 def _cut_at(history: History, tokens: int, tokenizer: ChatTokenizer) -> str:
-    """If the conversation's token number ``tokens`` ends inside a reply, cut the reply there, in the history.
-    Returns the id of the last item that is to stay, or ``"root"``; the caller removes the items behind it.
-    Raises ``CutInvalid``."""
+    """Find the last item that stays if the conversation is to keep its first ``tokens`` tokens. If they end
+    inside a reply, that reply is cut there, in the history.
+
+    Returns the item's id, or ``"root"`` if no item stays; the caller removes the items behind it. Raises
+    ``CutInvalid``.
+    """
     head = history.told
     if head is None and history.head is not None:
         raise CutInvalid(
@@ -98,7 +105,7 @@ def _cut_at(history: History, tokens: int, tokenizer: ChatTokenizer) -> str:
 
 
 def _before(node: TurnNode) -> str:
-    """The id of the last item before the reply of ``node``; ``"root"`` if there is none."""
+    """The id of the last item before the reply of the turn ``node``; ``"root"`` if no item is before it."""
     if node.inputs:
         return node.inputs[-1].id
     return ROOT if node.parent is None else _last(node.parent)
@@ -137,11 +144,11 @@ def cut_message(message: Message, end: int) -> Message:
 
 
 def cut_after(reply: TurnReply, item_id: str, end: int | None, tokenizer: ChatTokenizer) -> Truncated | None:
-    """The operation that cuts the reply behind its item ``item_id``, or after ``end`` characters of that
-    message. Changes nothing: `History.cut` applies the operation.
+    """The operation that cuts the reply after the first ``end`` characters of its message ``item_id``, or
+    behind the whole item if ``end`` is None. Changes nothing: `History.cut` applies the operation.
 
-    None if that place cannot be found among the reply's tokens. Then the reply has to be split into its
-    items.
+    Returns None if that place cannot be found among the reply's tokens. Then the reply has to be replaced by
+    its items.
     """
     at = [item.id for item in reply.items].index(item_id)
     item = reply.items[at]
@@ -159,8 +166,11 @@ def cut_after(reply: TurnReply, item_id: str, end: int | None, tokenizer: ChatTo
 
 def cut_tokens(reply: TurnReply, keep: int, tokenizer: ChatTokenizer) -> Truncated:
     """The operation that cuts the reply behind its first ``keep`` tokens. Changes nothing: `History.cut`
-    applies the operation. Raises ``CutInvalid`` if the place is inside a character or a tool call, if the
-    reply has only reasoning, or if the tokens cannot be matched to the items."""
+    applies the operation.
+
+    Raises ``CutInvalid`` if the place is inside a character or a tool call, if the reply has no items (only
+    reasoning), or if its tokens cannot be matched to its items.
+    """
     if not reply.items:  # it has only reasoning
         raise CutInvalid("A reply in which nothing was said cannot be cut", param="to")
     said = _ReplyText(reply, tokenizer)
@@ -185,10 +195,10 @@ def cut_tokens(reply: TurnReply, keep: int, tokenizer: ChatTokenizer) -> Truncat
 class _ReplyText:
     """The whole text of a reply, and where its items are in it.
 
-    ``steps[n]``: how many characters are certain after the first ``n`` tokens. ``spans``: the begin and end of
-    each item in the text, in order, up to the first item that cannot be found. The end of a call is behind its
-    closing tag; None if there is no such tag. A reply in channels (`tools.channels`) has no spans: the tags of
-    its reasoning are not in the text.
+    ``text``: the decoded text. ``steps[n]``: how many of its characters the first ``n`` tokens make certain.
+    ``spans``: for each item, in order, the indexes in ``text`` at which it begins and ends, up to the first
+    item that cannot be found. The end of a call is behind its closing tag; None if there is no such tag. A
+    reply in the harmony form of gpt-oss has no spans: the tags of its reasoning are not in the text.
     """
 
     def __init__(self, reply: TurnReply, tokenizer: ChatTokenizer) -> None:
@@ -250,5 +260,6 @@ class _ReplyText:
 
 
 def inside_character(text: str, at: int) -> bool:
-    """Whether a cut before code point ``at`` would split a character that the user sees."""
+    """Whether a cut before the code point number ``at`` of the text would split a character that the user sees,
+    such as a letter and its accent, or a flag of two code points."""
     return 0 < at < len(text) and _INSIDE_CHARACTER.match(text, at) is not None

@@ -1,4 +1,5 @@
-"""The engine's copy of a branch: one sequence over the link, and the tokens it is known to hold.
+"""The engine's copy of a branch (a conversation, or a response beside it): one sequence, which is driven over
+the link, and the tokens that it is known to hold.
 
 It brings the sequence to the wanted tokens with the cheapest verbs. It opens a new one when the engine was
 restarted or a verb was cut off. It knows nothing of text, turns or items.
@@ -85,10 +86,9 @@ class IllegalMove(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class _GrantedLease:
-    """A lease that the engine granted. It ends at ``until``; the session is expected back at ``returns``.
-
-    Both are seconds by the copy's clock.
-    """
+    """A lease that the engine granted. It ends at ``until``; the session is expected back at ``returns``, both
+    in seconds of the copy's clock. ``priority``: of the session's turns while it lasts; higher goes
+    first."""
 
     priority: int
     until: float
@@ -102,8 +102,9 @@ _Parameters: TypeAlias = tuple[Sampling, TokenLimits, int]
 class EngineCopy:
     """At most one sequence of the engine, and the tokens it is known to hold.
 
-    ``origin``: the copy that this one begins as a fork of, if the two share at least a block. ``reopened``: the
-    branch comes from the journal, so an earlier engine held it. ``clock``: seconds, for leases.
+    ``salt``: separates the tenants' cached blocks. ``origin``: the copy of which the first verb forks the
+    sequence, if the two share at least a block of tokens. ``reopened``: the branch comes from the journal, so
+    the sequence of an earlier server held it. ``clock``: seconds, for leases.
     """
 
     def __init__(
@@ -123,7 +124,8 @@ class EngineCopy:
         self._sequence: SequenceState | None = None  # as the engine last reported it
         self._tokens = NONE
         self.engine_number = 0 if reopened else link.engine_number
-        """The number of the engine that holds the sequence; the first is 1."""
+        """The number of the engine process in which the sequence was opened: 1 for the server's first engine, 0
+        for one of an earlier server."""
         self._isolated = False  # whether the sequence shares no step with others
         self._verbs = asyncio.Lock()
         self._stop_reply: asyncio.Task[None] | None = None
@@ -132,7 +134,8 @@ class EngineCopy:
         self._before_prefill: int | None = None  # tokens with KV before the first `prefill` since a turn
         self._retracted = False
         self.cached = 0
-        """Tokens of the last turn's prompt that had KV before `prefill` or the turn computed the others."""
+        """How many tokens of the last turn's prompt had KV already, before `prefill` and the turn computed the
+        others."""
         self._lease: _GrantedLease | None = None
         self._lease_verbs = 0  # in flight
         self._turns = 0
@@ -171,16 +174,16 @@ class EngineCopy:
             await asyncio.wait([self._stop_reply])
 
     def without_kv(self, keep: int) -> int:
-        """How many tokens at the end of the branch's first ``keep`` tokens were sampled and have no KV yet. 1
-        if the engine's sequence is gone or shorter."""
+        """Of the branch's first ``keep`` tokens, how many at the end were sampled in the last turn and have no
+        KV yet, so that the next turn computes them. 1 if the engine's sequence is gone or shorter."""
         if self._sequence is None or self.lost or len(self._tokens) < keep:
             return 1
         computed = self._sequence.computed if self._before_prefill is None else self._before_prefill
         return min(self._without_kv, max(0, keep - computed))
 
     def take_retracted(self) -> bool:
-        """Whether prefilled tokens were taken back since this was last called: `prefill` had sent them, and a
-        later prefill or turn had other tokens in their place. Resets the answer to false."""
+        """Whether tokens that `prefill` had sent were removed again since this was last called, because a later
+        prefill or turn had other tokens in their place. Resets the answer to false."""
         retracted, self._retracted = self._retracted, False
         return retracted
 
@@ -192,7 +195,8 @@ class EngineCopy:
         return EngineCopy(self._link, self._salt, self, clock=self._clock)
 
     async def fork(self, children: Sequence[EngineCopy], ids: Ids) -> None:
-        """Fork the part of ``ids`` that this copy holds to all children, with one verb.
+        """Fork this copy's sequence into those of all ``children`` (made by `child`), with one verb. They then
+        hold the first tokens of ``ids`` that this copy holds too.
 
         While this copy generates, ``ids`` may include the sampled ids that were read. If the engine refuses,
         or less than a block is shared, the children stay empty and are opened when they are first used.
@@ -221,9 +225,9 @@ class EngineCopy:
     ) -> Generation:
         """Make the engine hold exactly ``ids`` and sample what follows.
 
-        The last ``generated_from`` ids are the reply's already. New ids go with the verb that generates, so
-        they cost no step of their own. Call `stop` or `finish` when the generation is over. Raises the
-        runtime's ``VerbRefused`` and ``EngineGone``.
+        The last ``generated_from`` ids are the reply's already: it was interrupted and goes on. Ids that the
+        engine lacks go with the verb that generates, so they cost no step of their own. Call `stop` or `finish`
+        when the generation is over. Raises the runtime's ``VerbRefused`` and ``EngineGone``.
         """
         async with self._exclusive():
             self._end_return_hint()
@@ -267,8 +271,8 @@ class EngineCopy:
                 self._doubt()
 
     def finish(self, ids: Ids, without_kv: int) -> None:
-        """Note that the generation ended by itself. The sequence holds ``ids``; the last ``without_kv`` have
-        no KV."""
+        """Note that the generation ended by itself. The sequence now holds ``ids``, the prompt and the reply;
+        the last ``without_kv`` of them have no KV."""
         self._without_kv = without_kv
         sequence = self._known
         state = SequenceState(sequence.seq, len(ids), len(ids) - without_kv, sequence.epoch)
@@ -277,9 +281,9 @@ class EngineCopy:
     async def prefill(self, ids: Ids, *, unless: Callable[[], bool], turn_expected: bool = False) -> None:
         """Make the engine hold and compute ``ids``, before a turn begins.
 
-        Does nothing if ``unless`` is true after the verbs in front are done: the turn has begun meanwhile.
-        Does nothing if an engine died in a step of this branch: only a turn tries that again, under the
-        poison rule. ``turn_expected``: compute with a turn's priority.
+        ``unless``: called when the earlier verbs are done; if it returns true, nothing is done, because the
+        turn has begun meanwhile. ``turn_expected``: compute with a turn's priority. Nothing is done either if
+        an engine died in a step of this branch: only a turn tries that again, under the poison rule.
         """
         async with self._exclusive():
             if unless() or self._suspect:
@@ -295,9 +299,12 @@ class EngineCopy:
     async def lease(
         self, ids: Ids, priority: int | None, ttl: float | None, returns_in: float | None
     ) -> Receipt:
-        """Lease the KV of the sequence; if there is none, open it with ``ids``.
+        """Request a lease for the KV of the sequence (kept longest, restored first); if there is no sequence,
+        open it with ``ids``. Returns what the engine grants.
 
-        ``ttl`` and ``returns_in`` are seconds. After the engine's death a granted lease is requested again.
+        ``priority``: of its turns meanwhile; higher goes first. ``ttl``: how many seconds the lease lasts; 0
+        ends it. ``returns_in``: seconds until the next turn is expected. None: the engine's default. A granted
+        lease is requested again when the sequence is opened in a new engine.
         """
         turns = self._turns
         self._lease_verbs += 1
@@ -313,9 +320,10 @@ class EngineCopy:
         return receipt
 
     async def hint_return(self, returns_in: float) -> None:
-        """Tell the engine in how many seconds a turn is likely.
+        """Tell the engine in how many seconds (``returns_in``) a turn is likely, which orders the eviction of
+        KV.
 
-        Does nothing if a lease is granted or requested, because the hint would end it.
+        Does nothing if there is no sequence, or if a lease is granted or requested: the hint would end it.
         """
         leased = self._live_lease is not None or self._lease_verbs > 0
         if self._sequence is not None and not self.lost and not leased:
@@ -323,16 +331,17 @@ class EngineCopy:
 
     async def stage(self, ids: Ids) -> Moved:
         """Bring the KV of the sequence up to the device; if there is no sequence, open it with ``ids``.
-        Returns when the KV is there, and where it came from."""
+        Returns, when the KV is there, how many tokens came from each tier."""
         return await self._link.stage(await self._present(ids))
 
     async def settle(self, ids: Ids, *, disk: bool) -> Moved:
         """Send the KV of the sequence down to the host tier or, if ``disk``, to the disk tier; if there is no
-        sequence, open it with ``ids``. Returns when it is there, and where it was."""
+        sequence, open it with ``ids``. Returns, when the KV is there, how many tokens were in each tier."""
         return await self._link.settle(await self._present(ids), disk)
 
     async def locate(self, ids: Ids) -> BlockMap:
-        """Where the blocks of the sequence lie; if there is none, those of ``ids``. Opens and moves nothing."""
+        """In which tier each block of the sequence lies; if there is no sequence, where one that holds ``ids``
+        would find its blocks. Opens and moves nothing."""
         if self._sequence is not None and not self.lost:
             with suppress(SequenceUnknown):  # it is closed meanwhile
                 return await self._link.locate(self._sequence.seq)
@@ -390,14 +399,14 @@ class EngineCopy:
         self.state, self._sequence, self._tokens = state, sequence, tokens
 
     def _doubt(self) -> None:
-        """Go to UNSURE, before a verb is sent or after it was refused. The sequence and its tokens stay
-        noted."""
+        """Go to UNSURE, because a verb is about to be sent or was refused. The sequence and the tokens that it
+        was known to hold stay recorded."""
         self._move(CopyState.UNSURE, self._sequence, self._tokens)
 
     @asynccontextmanager
     async def _exclusive(self) -> AsyncIterator[None]:
-        """Hold a lock while the body runs, so that one verb runs at a time. The body begins after the reply
-        to a stop."""
+        """Hold the copy's lock while the block runs, so that one verb runs at a time. The block begins after
+        the engine has answered a stop in flight."""
         async with self._verbs:
             await self.wait_stopped()
             yield
@@ -411,12 +420,13 @@ class EngineCopy:
 
     @property
     def _live_lease(self) -> _GrantedLease | None:
-        """The granted lease; None if there is none, or both its end and the expected return are over."""
+        """The granted lease; None if there is none, or if both its end and the expected return are past."""
         lease = self._lease
         return lease if lease is not None and max(lease.until, lease.returns) > self._clock() else None
 
     def _end_return_hint(self) -> None:
-        """Drop the return hint, because a turn begins. A lease stays until its time is over."""
+        """Call this when a turn begins: forget what was said of the session's return, unless it belongs to a
+        lease that still lasts."""
         self._turns += 1
         if self._lease is not None and self._lease.until <= self._clock():
             self._lease = None
@@ -468,9 +478,11 @@ class EngineCopy:
             return self._known.seq
 
     async def _bring(self, ids: Ids, *, turn_expected: bool = False) -> None:
-        """Make the engine hold exactly ``ids``; ``turn_expected`` as in `prefill`.
+        """Make the engine hold exactly ``ids``: truncate and extend the sequence, or fork the origin's, or open
+        one.
 
-        Raises the runtime's ``VerbRefused`` and ``EngineGone``.
+        ``turn_expected``: new tokens are computed with a turn's priority. Raises the runtime's ``VerbRefused``
+        and ``EngineGone``.
         """
         sequence = await self._reusable(ids)
         isolated = self.crashes.isolated
@@ -542,8 +554,9 @@ class EngineCopy:
         self._isolated, self.engine_number = isolated, self._link.engine_number
 
     def _forkable(self, ids: Ids) -> tuple[int, int] | None:
-        """The id of the origin's sequence, and how many of its first tokens a fork for ``ids`` shares: never
-        all of ``ids``. None if there is no origin with a sequence, or less than a block would be shared."""
+        """The id of the origin's sequence, and how many of its first tokens a fork that is to hold ``ids``
+        would share: at most all of ``ids`` but the last. None if there is no origin with a sequence, or if less
+        than a block would be shared."""
         origin = self._origin
         if origin is None or origin._sequence is None or origin.lost:
             return None
@@ -554,7 +567,8 @@ class EngineCopy:
         """Make this copy's sequence a fork of the origin's, with the tokens that the origin shares with
         ``ids``.
 
-        None if there is no such origin, if they share less than a block, or if the engine refuses.
+        Returns the new sequence, or None if there is no origin with a sequence, if it shares less than a block,
+        or if the engine refuses.
         """
         parent = self._forkable(ids)
         if parent is None:
@@ -571,7 +585,8 @@ class EngineCopy:
         return sequence
 
     async def _start(self, ids: Ids, parameters: _Parameters, sequence: SequenceState | None) -> Generation:
-        """Generate on ``sequence``, which holds a beginning of ``ids``, or else on a new one.
+        """Generate behind ``ids`` on ``sequence``, which holds a beginning of them; if it is None or the engine
+        refuses it, on a new one.
 
         The verb that generates also opens the new one, unless a lease must be requested in between.
         """
@@ -593,7 +608,8 @@ class EngineCopy:
         return await self._generate(ids, parameters, Opening(self._salt, isolated))
 
     async def _generate(self, ids: Ids, parameters: _Parameters, on: int | Opening) -> Generation:
-        """Generate on the sequence ``on``, or on one that is opened by the same verb."""
+        """Send the verb that generates behind ``ids``: on the sequence with the id ``on``, or on a new one,
+        which the same verb opens as the `Opening` ``on`` says."""
         if isinstance(on, Opening):
             self._send_opening(on.isolated)
             generation = await self._link.begin(on, *parameters, ids[on.at :].tolist())

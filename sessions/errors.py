@@ -22,9 +22,10 @@ from typing import ClassVar
 
 
 class SessionError(Exception):
-    """Any failure of a session. ``param`` names the field of the request that caused it, if there is one.
+    """Any failure of a session. ``param``: the field of the request that caused it; None if there is none.
 
-    ``code`` is the class's name in lower case: ``item_unknown``. Journals keep it, so a name does not change.
+    ``code``: the class's name in snake case, such as ``item_unknown``. Journals store it, so that no class may
+    be renamed. ``by_code``: the class of each code.
     """
 
     code: ClassVar[str] = "session_error"
@@ -53,7 +54,7 @@ class ItemExists(RequestInvalid):
 
 
 class ItemInvalid(RequestInvalid):
-    """An item's fields are out of bounds."""
+    """A field of an item is out of bounds or holds a lone surrogate, or the conversation is full."""
 
 
 class CallUnknown(RequestInvalid):
@@ -65,7 +66,7 @@ class CallAnswered(RequestInvalid):
 
 
 class InputInvalid(RequestInvalid):
-    """Streamed input is out of bounds, or there is none to commit."""
+    """Input that a client streams in, or a prompt, is out of bounds; or there is no streamed text to commit."""
 
 
 class CutInvalid(RequestInvalid):
@@ -73,15 +74,16 @@ class CutInvalid(RequestInvalid):
 
 
 class MemberUnknown(RequestInvalid):
-    """The session's tree has no such session."""
+    """The fork tree of this session, all sessions forked from one another, has no session with this id."""
 
 
 class NameInvalid(RequestInvalid):
-    """A session's name is too long, or another of its tree has it."""
+    """The name that a session is to have in its fork tree is too long, or another session of the tree has
+    it."""
 
 
 class PruneInvalid(RequestInvalid):
-    """A session cannot prune itself."""
+    """A session was asked to prune, which is to delete, itself; it may prune only others of its fork tree."""
 
 
 class ToolInvalid(RequestInvalid):
@@ -97,9 +99,10 @@ class GrammarInvalid(RequestInvalid):
 
 
 class PromptTooLong(RequestInvalid):
-    """The prompt has at least ``tokens`` tokens and leaves no room for another in the model's context.
+    """The prompt leaves no room for another token in the model's context.
 
-    ``context``: what that holds, in tokens. Both are 0 if they are not known.
+    ``tokens``: how many tokens the prompt has at least. ``context``: how many the model's context holds. Both
+    are 0 if they are not known.
     """
 
     tokens = context = 0
@@ -111,8 +114,11 @@ class PromptTooLong(RequestInvalid):
 
     @classmethod
     def of(cls, told: str, context: int, tokens: int, *, param: str | None = None) -> PromptTooLong:
-        """The error with a text that clients know: LiteLLM, LangChain and others search it for words. ``told``:
-        how long what is."""
+        """The error with the standard message, in which LiteLLM, LangChain and others search for words.
+
+        ``told``: the part of the message that says what is too long, such as "it has 9000 tokens". ``context``
+        and ``tokens``: the model's context and the prompt's length, in tokens. ``param``: the request's field.
+        """
         text = f"The prompt is too long: {told}. This model's maximum context length is {context} tokens"
         return cls(text, tokens, context, param=param)
 
@@ -151,7 +157,8 @@ class HandleUnknown(SessionError):
 
 
 class EventsExpired(SessionError):
-    """The events after the client's last one are no longer kept."""
+    """A client resumes behind the last event that it received, but the server does not keep that event, or
+    those after it, any more."""
 
 
 class StorageUnavailable(SessionError):

@@ -18,7 +18,8 @@ from .journal.records import Keyring, SessionLog
 HANDLE_BYTES = 24  # 192 random bits
 MAX_FRESH = 4  # issued and not used: their answers may have been lost
 MAX_CONVERSATIONS = 8
-"""So many conversation digests are kept: the first, because a client may go back to it, and the latest."""
+"""How many digests of a session's conversation (`continuation`) are kept, one for each turn's end: the first,
+because a client may go back to it, and the latest."""
 
 
 def digest_of(handle: str) -> bytes:
@@ -28,8 +29,12 @@ def digest_of(handle: str) -> bytes:
 
 
 class SessionHandles:
-    """The handles of one session. ``owner``: the API key that made the session. ``current``: the newest
-    handle, or "" if only its digest is known. Each change is written to the session's log."""
+    """The handles of one session: which are valid, and the next one. Each change is written to ``log``, the
+    session's log in the journal.
+
+    ``owner``: the digest of the API key that made the session. ``current``: the newest handle; "" if only its
+    digest is known. ``keyring``: the digests from the journal; None for a new session, which gets a handle.
+    """
 
     def __init__(self, owner: bytes, log: SessionLog, keyring: Keyring | None = None) -> None:
         self.owner = owner
@@ -44,13 +49,15 @@ class SessionHandles:
         return self._keyring.digests()
 
     def opens(self, digest: bytes, owners: Iterable[bytes]) -> bool:
-        """Whether the digest is of a valid handle, and one of ``owners`` is the key that made the session."""
+        """Whether ``digest`` is that of a valid handle, and one of ``owners``, digests of API keys, is that of
+        the key that made the session."""
         known = any(hmac.compare_digest(digest, valid) for valid in self.digests())
         return any(hmac.compare_digest(owner, self.owner) for owner in owners) and known
 
     def use(self, digest: bytes) -> str:
-        """A client used the valid handle with this digest: issue the next one and return its text. If the
-        used one is newer than the last used one, all others that were issued before this call end."""
+        """A client used the valid handle with this digest: issue the next handle and return its text. If the
+        used one had not been used before, all other handles that were issued before this call become
+        invalid."""
         ring = self._keyring
         if digest in ring.fresh:
             ring = Keyring(fresh=(), used=digest, conversations=ring.conversations)
@@ -58,8 +65,8 @@ class SessionHandles:
         return self.current
 
     def reached(self, conversation: bytes) -> None:
-        """The history has become the conversation with this digest (`continuation`): keep the digest with the
-        handles, so that the journal finds the session by it."""
+        """The history has become the conversation with this digest (`continuation`): store the digest with the
+        handles in the journal, which then finds the session by it when a request carries that conversation."""
         known = self._keyring.conversations
         if conversation in known[-1:]:
             return

@@ -40,10 +40,11 @@ ROOT = "root"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningTurn:
-    """A running turn: its slot in the history, and its prompt as a script.
+    """A running turn: its ``slot`` in the history, where the reply will stand, and its prompt as items.
 
-    ``left_out``: the segments that leave the context when the turn is committed, because the prompt was too
-    long. ``on``: the last segment of the script before any were left out.
+    ``left_out``: the segments (items and replies) that leave the context when the turn is committed, because
+    the prompt was too long; empty if it fits. ``on``: the last segment of the prompt, which stays: a rewind to
+    before it brings them back. None if none are left out.
     """
 
     slot: ReplySlot
@@ -54,10 +55,11 @@ class RunningTurn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed:
-    """A request with its place in the history.
+    """A request that has its place in the history: what its response runs on.
 
-    ``turn``: None if the reply does not join the history. ``aside``: it runs on a sequence of its own in the
-    engine, because it is out of band or overrides the conversation.
+    ``turn``: the running turn that its reply will end; None if the reply does not join the history. ``script``:
+    its prompt, as items. ``aside``: it runs on a sequence of its own in the engine, because it is out of band
+    or has instructions, tools or input of its own.
     """
 
     turn: RunningTurn | None
@@ -65,8 +67,8 @@ class Placed:
     aside: bool
 
     def without(self, places: Collection[int]) -> Placed:
-        """This request without the script's segments at the indexes ``places``. Later turns leave these out,
-        too, unless this turn runs aside."""
+        """The same request with a shorter prompt: without the segments (items and replies) at the indexes
+        ``places`` of the script. Later turns leave these out, too, unless this turn runs aside."""
         script, turn = self.script.without(places), self.turn
         if turn is not None and not self.aside:
             segments = self.script.segments
@@ -95,8 +97,9 @@ class ContextGap:
 class History:
     """The entries of one conversation, in order. A turn begins on them, and then is committed or aborted.
 
-    ``record`` is called with the operation of each edit. ``max_items``: the most items. ``head``: the last turn
-    that belongs to the conversation; None before the first one.
+    ``record`` is called with the operation of each edit, for the journal. ``max_items``: the most items.
+    ``head``: the node of the last turn that belongs to the conversation; None before the first one.
+    ``rendered``: the preamble in the prompts that led to ``head``.
     """
 
     def __init__(
@@ -130,8 +133,9 @@ class History:
         head: TurnNode | None,
         gaps: Sequence[ContextGap] = (),
     ) -> None:
-        """Fill a new history. ``preamble``: the current one; ``rendered``: the one in the prompts of ``head``'s
-        path. ``gaps``: entries that are out of the context."""
+        """Fill a new, empty history with what the journal kept. ``entries``: all items and replies, in order,
+        also those out of the context, which ``gaps`` names. ``preamble``: the current one; ``rendered``: the
+        one in the prompts that led to ``head``, the last turn's node."""
         assert not self._entries, "it has items already"
         self._preamble, self.rendered = preamble, rendered
         self._heading = size_of(preamble)
@@ -217,8 +221,8 @@ class History:
                 self.delete(item.id)
 
     def delete(self, item_id: str) -> None:
-        """Remove an item. If it was part of a reply, the reply is replaced by its other items. Raises
-        ``ItemUnknown``."""
+        """Remove an item. If it was part of a reply, the reply is replaced by its other items, and its token
+        ids are lost. Raises ``ItemUnknown``."""
         self._loosen(item_id, "item_id")
         self._own()
         entry = self._home.pop(item_id)
@@ -234,8 +238,8 @@ class History:
         return entry if isinstance(entry, TurnReply) else None
 
     def cut(self, cut: Truncated) -> None:
-        """Shorten a reply, or an item that is not part of one, as the operation ``cut`` says. Raises
-        ``ItemUnknown``."""
+        """Shorten a reply, or an item that is not part of one, as the operation ``cut`` says; `edits.cut_after`
+        and `edits.cut_tokens` make it. Raises ``ItemUnknown``."""
         entry = self._entry(cut.item, "item_id")
         place, left = self._index(entry), list[_Entry](cut.items)
         if isinstance(entry, TurnReply) and not cut.loose:
@@ -253,7 +257,8 @@ class History:
         self.record(cut)
 
     def rewind(self, item_id: str | None) -> None:
-        """Remove all behind the item (None: all). Raises ``ItemUnknown``, ``ConversationBusy``."""
+        """Remove everything behind the item ``item_id``; None: all items. Entries that left the context later
+        than that come back into it. Raises ``ItemUnknown``, and ``ConversationBusy`` while a turn runs."""
         if self._slot is not None:
             raise ConversationBusy("A response writes this conversation: cancel it before going back")
         place = 0 if item_id is None else self._after(item_id)
@@ -287,8 +292,8 @@ class History:
         self.record(Compacted(item=item, places=tuple(sorted(places))))
 
     def branch(self, record: Callable[[AnyOperation], None] = lambda operation: None) -> History:
-        """A second history that continues from here. The two share their entries until one of them changes.
-        ``record`` gets its edits."""
+        """A second history that begins as a copy of this one. The two share their entries until one of them
+        changes. ``record`` is called with the operation of each edit of the new one."""
         other = History(max_items=self._max_items, record=record)
         other.share_preamble(self)
         other.head, other.rendered, other._slot = self.head, self.rendered, self._slot
@@ -300,8 +305,8 @@ class History:
 
     @property
     def told(self) -> TurnNode | None:
-        """The tree's head if the entries still match its path; None if they were edited since, or if there is
-        no turn."""
+        """The node of the last turn, if the entries in the context are still those that the model saw up to its
+        end; None if they were edited since, or if there is no turn."""
         base, _, edited = self._found(self.segments())
         return None if edited else base
 
@@ -311,9 +316,11 @@ class History:
         items: tuple[Item, ...] | None = None,
         more: tuple[Item, ...] = (),
     ) -> Script:
-        """The prompt of a turn that would begin now. For this turn alone, ``preamble`` and ``items`` (None:
-        the conversation's) replace those of the conversation, and ``more`` items follow them. Changes
-        nothing."""
+        """The prompt, as items, of a turn that would begin now. Changes nothing.
+
+        ``preamble`` and ``items`` stand in the place of the conversation's own (None: those are used); ``more``
+        items follow them.
+        """
         heading = self._heading if preamble is None else size_of(preamble)
         if items is not None:
             segments: tuple[Segment, ...] = (*items, *more)
@@ -325,8 +332,8 @@ class History:
         return Script(self._preamble, (*segments, *more), base, miss, shared, self._heading)
 
     def place(self, request: TurnRequest) -> Placed:
-        """Begin the requested turn. Raises ``ConversationBusy`` if its reply joins the history while another
-        turn runs."""
+        """Begin the requested turn: make its prompt, and hold a slot at the history's end if its reply is to
+        join the history. Raises ``ConversationBusy`` if it is and another turn runs."""
         preamble = request.preamble(self._preamble)
         plain = preamble == self._preamble and request.input is None
         self.check_free(request)
@@ -338,7 +345,8 @@ class History:
         return Placed(turn, script, aside=not plain)
 
     def check_free(self, request: TurnRequest) -> None:
-        """Raises ``ConversationBusy`` if the request needs the slot and another turn has it."""
+        """Raises ``ConversationBusy`` if the request's reply would join the history and another turn runs. A
+        request out of band never does."""
         if self._slot is not None and not request.out_of_band:
             raise ConversationBusy("A response already writes this conversation")
 
@@ -351,8 +359,8 @@ class History:
     def commit_turn(
         self, turn: RunningTurn, draft: Draft, reply: TurnReply, node_id: str | None = None
     ) -> TurnNode:
-        """End the turn: its reply takes the slot, and a new node of the tree becomes the head. ``draft``: the
-        prompt in tokens. ``node_id``: None makes a new id. Returns the node."""
+        """End the turn with its reply, which takes the turn's slot. A new node of the tree becomes the head and
+        is returned. ``draft``: the prompt in tokens. ``node_id``: the node's id; None makes a new one."""
         place = self._close(turn)
         node = draft.node(reply, node_id)
         self._entries.insert(place, reply)
@@ -363,8 +371,9 @@ class History:
         return node
 
     def _leave_out(self, turn: RunningTurn, place: int) -> None:
-        """Take the segments that the turn left out, as far as they still exist, out of the context. ``place``:
-        the index of the turn's reply."""
+        """Take out of the context what the ended turn left out of its prompt, as far as it is still in the
+        history, with outputs of its calls that came while the turn ran. ``place``: the index of the turn's
+        reply."""
         there = {id(entry) for entry in self._entries}
         gone = [entry for entry in turn.left_out if id(entry) in there]
         outside = len(self._outside) + len(gone)
@@ -432,8 +441,8 @@ class History:
         self._calls = None
 
     def _replaced(self, entry: _Entry, left: Sequence[_Entry], place: int) -> None:
-        """Update the gaps after ``entry``, at the index ``place``, was replaced by the entries ``left`` (maybe
-        none)."""
+        """Update the gaps (the entries out of the context) after ``entry``, at the index ``place``, was
+        replaced by the entries ``left``; empty if it was removed."""
         if not self._gaps:
             return
         near = self._entries[place : place + 1] or self._entries[-1:]
@@ -446,8 +455,8 @@ class History:
         self._set_gaps([follow(gap) for gap in self._gaps])
 
     def _close_gaps(self) -> None:
-        """After a rewind, close each gap that began ``since`` an entry that is gone or is not known:
-        the gap's entries are in the context again. A gap that holds the last entry is closed, too."""
+        """After a rewind: bring a gap's entries into the context again if its entry ``since`` is gone or not
+        known, or if the gap holds the history's last entry."""
         there = {id(entry) for entry in self._entries}
         last = self._entries[-1] if self._entries else None
         self._set_gaps(
@@ -459,16 +468,20 @@ class History:
         )
 
     def _edited(self, place: int) -> None:
-        """An entry was inserted or removed at the index ``place``. Note if the matched segments have changed
-        with it (`_matched`), and if it was before the slot of the running turn (`_appended`)."""
+        """Call this when an entry is inserted, removed or replaced at the index ``place``. It notes whether the
+        prompt so far changes with it (`_matched` is set to 0), and whether the place is before the slot of the
+        running turn (`_appended` is set to False)."""
         if place < self._matched + len(self._outside):
             self._matched = 0
         if self._slot is not None and place <= self._index(self._slot):
             self._appended = False
 
     def _base(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, MissReason | None, int]:
-        """The last turn with tokens that can be used again, or None; why it is not the head, or None if it is;
-        and how many segments it covers."""
+        """What the next prompt, made of these ``segments``, can use again.
+
+        Returns the last turn with tokens that can be used again, or None; why it is not the head, or None if it
+        is; and how many of the first segments that turn and those before it cover.
+        """
         if self.head is not None and self._preamble != self.rendered:
             changed = self._preamble.instructions != self.rendered.instructions
             return None, MissReason.INSTRUCTIONS_CHANGED if changed else MissReason.TOOLS_CHANGED, 0
@@ -481,15 +494,18 @@ class History:
         return base, None, at
 
     def _found(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, int, bool]:
-        """The last turn on the path that the segments match completely, or None; how many segments that covers;
-        and whether the segments behind it were edited."""
+        """Compare the segments with the turns on the path to the head.
+
+        Returns the last turn such that they are the same up to its end, or None; how many segments that covers;
+        and whether the history was edited behind that turn.
+        """
         base, at = matched(self.head, segments)
         edited = base is not self.head or any(isinstance(segment, TurnReply) for segment in segments[at:])
         return base, at, edited
 
     def _split(self, reply: TurnReply, rest: TurnReply, node_id: str) -> None:
-        """If the reply is on the path, make a new node of its turn with ``rest`` as its reply, and move the
-        head there."""
+        """If the reply belongs to a turn on the path to the head, make a new node of that turn, with ``rest``
+        as its reply and the id ``node_id``, and move the head there."""
         for node in () if self.head is None else self.head.ancestry():
             if node.reply is reply:
                 self.head = node.cut(rest, node_id)
@@ -512,8 +528,8 @@ class History:
         return self._index(self._home[item_id]) + 1
 
     def _loosen(self, item_id: str, param: str) -> None:
-        """If the item is part of a reply, replace the reply by its items. Its token ids are lost. ``param``:
-        the field that an error names."""
+        """If the item is part of a reply, replace the reply by its items, so that one of them can be changed
+        alone. The reply's token ids are lost. ``param``: the field that an ``ItemUnknown`` names."""
         entry = self._entry(item_id, param)
         if isinstance(entry, TurnReply):
             place = self._index(entry)

@@ -60,7 +60,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preamble(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands before the first item: the instructions and the tools the template writes out."""
+    """What the prompt holds before the first item: the instructions, and the tools that the model may call."""
 
     instructions: str = ""
     tools: tuple[Tool, ...] = ()
@@ -143,9 +143,12 @@ class ToolCalls:
         return other
 
     def check(self, call_id: str, saying: Container[str] = (), *, param: str = "item.call_id") -> None:
-        """Check that an output for the call ``call_id`` may be added. ``saying``: calls that a running reply
-        has made. Raises ``CallUnknown`` if there is no such call, ``CallAnswered`` if it has an output.
-        ``param``: the field that an error names."""
+        """Check that an output for the call ``call_id`` may be added.
+
+        ``saying``: the call ids of calls that a running reply has made so far; they count as calls too.
+        ``param``: the request's field that an error names. Raises ``CallUnknown`` if there is no such call,
+        ``CallAnswered`` if it has an output.
+        """
         if call_id in self._answered:
             raise CallAnswered(f"The call {call_id!r} has been answered", param=param)
         if call_id not in self._made and call_id not in saying:

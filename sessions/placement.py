@@ -25,16 +25,17 @@ from .token_ids import NONE, Ids
 _Answer = TypeVar("_Answer")
 
 MOST = 1e9
-"""Larger numbers are cut to this before they cross the link; the engine clips them further."""
+"""A priority or a number of seconds beyond this is cut to it before it is sent to the engine, which clips it
+further."""
 PATIENCE = 0.05
 """Seconds before a return hint is sent: most tools answer sooner."""
 
 
 class Placement:
-    """One session's placement.
+    """Where one session's KV is, and the verbs that move or keep it.
 
-    ``leaves`` is called with the seconds until the session is expected back. A verb outlives the engine
-    process: it waits up to ``recovery_seconds`` for the next one, and asks that. Each verb raises
+    ``leaves`` is called with the seconds until the session is expected back. If the engine process dies during
+    a verb, the verb waits up to ``recovery_seconds`` for the next engine, and asks that. Each verb raises
     ``EngineUnavailable`` if none came in time, the runtime's ``EngineGone`` if none will come or one died in a
     step of this session alone, ``SequencePoisoned`` if many died in such steps, and ``VerbRefused``.
     """
@@ -54,8 +55,13 @@ class Placement:
         self._leaves = leaves
 
     async def lease(self, priority: int | None, ttl: float | None, returns_in: float | None) -> Receipt:
-        """Keep the session's KV longest and restore it first, within the budget, for ``ttl`` seconds. With a
-        ``ttl`` of 0 only ``returns_in`` counts: in how many seconds the session is expected back."""
+        """Lease the session's KV: it is kept longest and restored first, within a budget, for ``ttl`` seconds.
+        Returns what the engine granted.
+
+        ``priority``: of the session's turns meanwhile; higher goes first. ``returns_in``: in how many seconds
+        the session is expected back. None: the engine's default. A ``ttl`` of 0 ends the lease; then
+        ``returns_in`` is only a hint for eviction.
+        """
         number = None if priority is None else int(min(max(priority, -MOST), MOST))
         seconds = [None if value is None else _bounded(value) for value in (ttl, returns_in)]
         if returns_in is not None:
@@ -63,13 +69,13 @@ class Placement:
         return await self._outliving(lambda: self._sequence.lease(self._ids(), number, *seconds))
 
     async def stage(self) -> Moved:
-        """Bring the session's KV from the lower tiers to the device, and wait for it. Raises
-        ``ConversationBusy`` while a response writes."""
+        """Bring the session's KV from the lower tiers to the device, and wait for it. Returns how many tokens
+        came from each tier. Raises ``ConversationBusy`` while a response writes the conversation."""
         return await self._moved(lambda: self._sequence.stage(self._ids()))
 
     async def settle(self, *, disk: bool) -> Moved:
-        """Send the session's KV from the device to the host tier, or to ``disk``, and wait for it. Raises
-        ``ConversationBusy`` while a response writes."""
+        """Send the session's KV from the device to the host tier, or to ``disk``, and wait for it. Returns how
+        many tokens were in each tier. Raises ``ConversationBusy`` while a response writes the conversation."""
         return await self._moved(lambda: self._sequence.settle(self._ids(), disk=disk))
 
     async def locate(self) -> BlockMap:
@@ -105,8 +111,8 @@ class Placement:
                     raise
 
     def _ids(self) -> Ids:
-        """The token ids of the history up to its last turn that was not edited; none if there is no such
-        turn. The next prompt begins with them."""
+        """The token ids with which the next prompt begins: those up to the end of the last turn with tokens
+        that can be used again; empty if there is no such turn."""
         base = self._history.script().base
         return NONE if base is None else base.tokens()
 
@@ -116,10 +122,11 @@ def _bounded(value: float) -> float:
 
 
 class ReturnHints:
-    """Return hints of one session: the engine is told when it is likely to go on.
+    """Return hints of one session: they tell the engine that the session is likely to go on soon.
 
-    If a reply ends in tool calls, and the tools have not answered after `PATIENCE`, the session may go on at
-    any moment: its KV is kept longer than that of one that waits for a person. ``returns_in`` replaces a hint.
+    If a reply ends in tool calls, and the tools have not answered after `PATIENCE`, a hint is sent: the session
+    may go on at any moment, so its KV is kept longer than that of one that waits for a person. A lease replaces
+    the hint.
     """
 
     def __init__(self, history: History, sequence: EngineCopy) -> None:
@@ -161,7 +168,8 @@ class ReturnHints:
 
 
 class Waits:
-    """How many seconds sessions were expected to be away, as their leases said, and how many they were."""
+    """Statistics of the pauses between turns: how many seconds the sessions were expected to be away, by the
+    ``returns_in`` of their leases, and how many they were. ``clock``: gives the time in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -187,7 +195,8 @@ class Waits:
         self._away.pop(session, None)
 
     def statistics(self) -> dict[str, float]:
-        """Counts of ended pauses and of those shorter than expected, their seconds, and pauses that last."""
+        """How many pauses have ended, how many of them were shorter than expected, the sums of their expected
+        and real seconds, and how many pauses still last."""
         return {
             "waits_ended": self._count,
             "waits_early": self._early,

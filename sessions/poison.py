@@ -1,4 +1,5 @@
-"""The poison rule: finds out whether one branch makes engines crash.
+"""The poison rule: finds out whether one branch (a conversation, or a response beside it with a sequence of its
+own in the engine) makes engines crash.
 
 When an engine dies in a step, each sequence of that step is a suspect, unless the engine was killed from
 outside. After ``ISOLATE_AFTER`` such crashes a branch runs isolated: its sequence shares no step until it has
@@ -35,8 +36,9 @@ class CrashCount:
         return self._crashes >= ISOLATE_AFTER
 
     def add(self, death: EngineDeath, seq: int, isolated: bool) -> None:
-        """Count the death of an engine that held the branch as sequence ``seq``, opened ``isolated`` or not.
-        Does nothing if that sequence was not in the engine's last step.
+        """Count the death of an engine that held the branch as the sequence with the id ``seq``. ``isolated``:
+        whether that sequence was opened to share no step. Does nothing if it was not in the step in which the
+        engine died.
 
         Raises:
             SequencePoisoned: the engine died in an isolated step, or too many engines were killed.

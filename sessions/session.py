@@ -44,12 +44,13 @@ class ForkSummary:
 
 
 class Session:
-    """One conversation. ``salt`` separates the tenants' cached blocks. ``now``: the date that the template is
-    told.
+    """One conversation, its running responses and its sequence in the engine.
 
-    ``log``: the session's log in the journal. ``handles``: the secrets that open it. ``history``: given if the
-    session was forked or comes from the journal. ``sequence``: its copy in the engine; None makes an empty one.
-    ``waits``: records the pauses between turns. ``tenant``: counts its running replies.
+    ``salt`` separates the tenants' cached blocks. ``now``: the date that the chat template may show. ``log``:
+    the session's log in the journal. ``handles``: the secrets that open it. ``history``: given if the session
+    was forked or comes from the journal (``reopened``). ``sequence``: given for a fork: its copy in the engine.
+    ``waits``: records the pauses between turns. ``tenant``: counts its running replies. ``conversations``: gets
+    the digest of its conversation after each turn, so that a request that carries it finds the session.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Session:
         self._closed = False
 
     def check_turns(self) -> None:
-        """Raises ``TurnLimit`` if the tenant has no turn left."""
+        """Raises ``TurnLimit`` if the tenant has as many replies running as it may."""
         self._tenant.check_turns()
 
     def respond(
@@ -111,9 +112,10 @@ class Session:
     ) -> TurnResponse:
         """Begin a turn on the history as it is now. Read its events from the response.
 
-        ``response_id``: None makes a new id. ``note``: bytes that the journal keeps with it. ``whole_calls``:
-        deliver a call's arguments in one piece. Raises ``TurnLimit``, ``GrammarInvalid``, or
-        ``ConversationBusy`` if the reply joins the conversation while another response does.
+        ``response_id``: None makes a new id. ``note``: bytes of the caller that the journal keeps with the
+        response and returns after a restart. ``whole_calls``: deliver each tool call's arguments in one event.
+        Raises ``TurnLimit``, ``GrammarInvalid``, or ``ConversationBusy`` if the reply joins the conversation
+        while another response does.
         """
         self._check_open()
         self.check_turns()
@@ -137,8 +139,9 @@ class Session:
         return response
 
     def go_on(self, past: Past) -> TurnResponse:
-        """Continue an interrupted response: it repeats its events so far, and then continues. If it cannot
-        continue, it is ended here, the conversation is free for the next turn, and the reason is raised."""
+        """Continue a response that a server's end interrupted: it repeats its events so far, and then
+        continues. ``past``: what the journal holds of it. If it cannot continue, it is ended here, the
+        conversation is free for the next turn, and the reason is raised."""
         try:
             response = TurnResponse(
                 self._branch,
@@ -160,15 +163,15 @@ class Session:
         return response
 
     def retold(self, past: Past) -> list[ReplyEvent]:
-        """The events of ``past``, a response that has ended, as they were first sent; empty if it was refused
-        before it began."""
+        """The events of a response that has ended, as they were first sent; empty if it was refused before it
+        began. ``past``: what the journal holds of it."""
         branch = self._branch
         return retold(past, branch.language, branch.language.end_ids(branch.link.hello.eos_ids))
 
     def cut(self, item_id: str, end: int) -> TurnResponse | None:
-        """Cut a message of the model after ``end`` characters. If its response still runs, that response is
-        returned: the caller cancels it, and the cut is made when it ends. Otherwise None. Raises
-        ``ItemUnknown`` or ``CutInvalid``."""
+        """Cut the model's message ``item_id`` after its first ``end`` characters. If its response still runs,
+        that response is returned: the caller has to cancel it, and the cut is made when it ends. Otherwise
+        returns None. Raises ``ItemUnknown`` or ``CutInvalid``."""
         self._check_open()
         response = self.saying(item_id)
         if response is not None:
@@ -180,9 +183,9 @@ class Session:
     def branch(
         self, at: str | None = None, compaction: ForkSummary | None = None
     ) -> tuple[History, list[AnyOperation]]:
-        """A second history that continues from here, or from behind the item ``at``, and the operations that
-        the journal needs for it. A running reply ends there with the tokens that it has so far. ``compaction``:
-        shorten it by a summary.
+        """What a fork of this session begins with: a second history that continues from here, or from behind
+        the item ``at``, and the operations with which the journal makes it from this session's. In it a running
+        reply has ended with the tokens that it has so far. ``compaction``: a summary that shortens its context.
 
         Raises ``ItemUnknown``, ``CutInvalid``, or ``ItemExists`` for the summary.
         """
@@ -240,18 +243,19 @@ class Session:
         return self._branch.language.tokenizer.most_characters(self._branch.link.hello.max_context)
 
     def expect(self, item: Growing | None) -> None:
-        """Prefill the stable prefix of the next item. ``item``: its text so far; None: the client
-        withdrew it."""
+        """Prefill the next item while its text is streamed in: the tokens that later text cannot change.
+        ``item``: it with its text so far; None: the client withdrew it. Does nothing after `aclose`."""
         if not self._closed:
             self._eager_prefill.expect(item)
 
     async def prefilled_input(self) -> PrefilledInput:
-        """How many tokens of the input at the history's end the engine has been given, and how many not.
-        Begins to prefill the rest. Raises ``TemplateFailed``."""
+        """How many tokens of the items behind the last reply the engine has been given already, and how many
+        not. Begins to prefill the rest. Raises ``TemplateFailed``."""
         return await self._eager_prefill.prefilled_input()
 
     def statistics(self) -> dict[str, float]:
-        """Counts of items, of tokens on the branch, and of running responses."""
+        """Counts of the session's items, of the tokens up to the end of its last turn, and of its running
+        responses."""
         head = self.history.head
         return {
             "items": len(self.history),

@@ -28,24 +28,27 @@ class SessionSettings:
     max_sessions: int = 10_000
     """Sessions open at once."""
     max_unopened: int = 256
-    """Forks in memory, of one fork tree, that no client has opened yet."""
+    """Per fork tree (sessions forked from one another): the most forks in memory that no client has opened yet;
+    a fork beyond that is refused."""
     max_items: int = 20_000
     """Items of one conversation."""
     aside_characters: int = 4096
-    """Longer conversations are rendered and tokenized on a thread, so that they do not block the event loop."""
+    """A prompt with at least this many characters to tokenize is rendered and tokenized on a thread, so that it
+    does not block the event loop."""
     debounce_seconds: float = 0.01
     """Streamed input text is prefilled at most this often."""
     recovery_seconds: float = 60.0
     """If the engine dies, a reply waits this long for the next one; then it fails."""
     cycle_tokens: int = 0
-    """A reply ends after this many repeated tokens (`turn.cycles`); 0: never for this reason."""
+    """A reply in which the model repeats the same tokens over and over ends after this many repeated tokens; 0:
+    it goes on."""
     tenants: Mapping[bytes, TenantLimits] = field(default_factory=dict)
     """Limits of the known tenants, by salt. A known tenant may have no limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalShare:
-    """What one tenant may have in the journal: ``sessions`` kept, and their ``bytes``."""
+    """The most that one tenant may have in the journal, on disk: kept ``sessions``, and their ``bytes``."""
 
     sessions: int = UNLIMITED
     bytes: int = UNLIMITED
@@ -53,7 +56,8 @@ class JournalShare:
 
 @dataclass(frozen=True, slots=True)
 class JournalSettings:
-    """Settings of the journal: grouping, growth, retention, reserve."""
+    """Settings of the journal, the logs on disk from which sessions are made again: how writes are grouped, how
+    large it grows, what it forgets, and how much of the disk stays free."""
 
     cursor_seconds: float = 0.05
     """Token ids of a reply wait at most this long to be committed in a group."""
@@ -70,17 +74,17 @@ class JournalSettings:
     """How long a second server waits for the store's lock."""
     max_sessions: int = 100_000
     """The most sessions in the journal. Beyond that, sessions of the tenant with the most sessions are
-    forgotten, in the same order."""
+    forgotten: unopened forks first, then those that were not used for longest."""
     max_age_seconds: float = 30 * DAY
     """Sessions that were not used for longer are forgotten, but not before a server has run for
     ``sweep_seconds``."""
     sweep_seconds: float = 600.0
     """Time between two runs of retention."""
     snapshot_operations: int = 256
-    """A session gets a new snapshot when this many operations are behind its last one, and they take at least
-    as many bytes as that snapshot."""
+    """A session gets a new snapshot, one record in the place of its operations so far, when it has this many
+    operations after its last snapshot and they take at least as many bytes as that one."""
     max_events: int = 1024
-    """Ids of client events kept per session, to detect one that is sent twice."""
+    """How many ids of client events are kept per session, to detect an event that is sent twice."""
     tenants: Mapping[bytes, JournalShare] = field(default_factory=dict)
     """Shares of the tenants that have one, by salt."""
 

@@ -1,9 +1,10 @@
-"""Stored objects: notes of the gateway that outlive the server, each object found by its tenant and its name.
+"""Stored objects: what the gateway keeps in the journal beside sessions, such as the responses and
+conversations of the Responses API. An object is found by its tenant and its name, also by the next server.
 
-An object is an entry of the journal like a session, so retention, the tenants' shares, backup, verification
-and erasure hold for it. Its content is a list of notes: bytes that only the gateway reads. An object may begin
-with the notes of another one, as a fork begins with the operations of its parent: these stay readable when the
-other object is dropped.
+Its content is a list of notes: bytes that only the gateway can read, appended one by one. An object is an entry
+of the journal like a session, so retention, the tenants' shares, backup, verification and erasure hold for it.
+An object may begin with the notes of another one, as a fork begins with the operations of its parent: these
+stay readable when the other object is dropped.
 
 A cache in memory, bounded in bytes, answers for objects that were used lately. Without a journal it is all
 there is: the tenant that holds the most loses what it used longest ago.
@@ -26,13 +27,14 @@ CACHE_BYTES = 64 << 20
 PERSON = b"holdfast-stored"
 """Keeps these digests apart from those of handles and of conversations."""
 AROUND_NOTE = 64
-"""Roughly the bytes that a note costs in memory beside its own."""
+"""Roughly how many bytes of memory a note (a byte string) takes beyond its own length."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One version of an object. ``notes``: those that it began with, then its own, of which there are ``own``.
-    ``number``: its number in the journal."""
+    """One version of an object, immutable. ``notes``: its content, the oldest first: the notes of the object
+    that it began with, if any, then ``own`` notes of its own. ``salt``: its tenant's. ``number``: the number of
+    its entry in the journal."""
 
     name: str
     salt: bytes
@@ -47,7 +49,8 @@ class StoredObject:
 
 
 class StoredObjects:
-    """All stored objects of one server. ``most``: the bytes of the cache."""
+    """All stored objects of one server: in the journal, and those that were used lately in a cache.
+    ``journal``: None keeps them in the cache alone. ``most``: the most bytes of the cache."""
 
     def __init__(self, journal: Journal | None, most: int = CACHE_BYTES) -> None:
         self._journal = journal
@@ -69,8 +72,12 @@ class StoredObjects:
     def add(
         self, name: str, salt: bytes, note: bytes, *, owner: bytes = b"", parent: StoredObject | None = None
     ) -> StoredObject:
-        """Store a new object. ``salt``: its tenant's. ``owner``: the digest of the key that made it.
-        ``parent``: the object, of the same tenant, with the notes that it begins with."""
+        """Store a new object and return its first version; `durable` waits until it is on disk.
+
+        ``salt``: its tenant's. ``note``: its first note of its own. ``owner``: the digest of the API key that
+        makes it. ``parent``: an object of the same tenant; it begins with the notes of that one; None: it
+        begins empty.
+        """
         notes = (note,) if parent is None else (*parent.notes, note)
         made = StoredObject(name, salt, next(self._numbers), notes, 1)
         if self._journal is not None:
@@ -81,7 +88,8 @@ class StoredObjects:
     def _write(
         self, journal: Journal, made: StoredObject, owner: bytes, parent: StoredObject | None
     ) -> StoredObject:
-        """Write a new object. If its parent was forgotten meanwhile, all its notes become its own."""
+        """Write the new object ``made`` to the journal. If its parent was forgotten meanwhile, all notes become
+        its own. Returns it with its number in the journal."""
         origin = None
         if parent is not None and self._lives(journal, parent.number):
             origin = Origin(session=parent.number, operations=parent.own)
@@ -106,7 +114,8 @@ class StoredObjects:
         journal.live.difference_update(held)
 
     def _lives(self, journal: Journal, number: int) -> bool:
-        """Whether the journal has the object and keeps it."""
+        """Whether the journal has the object with this number, or is about to write it, and was not told to
+        forget it."""
         if number in self._dropping:
             return False
         return number in self._unwritten or journal.keeps(number)
@@ -175,8 +184,8 @@ class StoredObjects:
                 del self._cached[salt], self._sizes[salt]
 
     def _count(self, stored: StoredObject, change: int) -> None:
-        """An object entered the cache (1) or left it (-1). A note that several of its objects share counts
-        once."""
+        """Count the bytes of an object that entered the cache (``change`` 1) or left it (-1). A note that
+        several objects of the cache share counts once."""
         size = change * (AROUND_NOTE + 8 * len(stored.notes))
         for note in stored.notes:
             holders = self._holders.get(id(note), 0) + change

@@ -21,7 +21,7 @@ _Idle = TypeVar("_Idle")
 
 
 class Running(Protocol):
-    """A running reply, as `Tenant` counts it: it can tell whether it has ended."""
+    """What `Tenant` has to know of a running reply to count it: whether it has ended."""
 
     @property
     def over(self) -> bool:
@@ -51,7 +51,7 @@ class Tenant:
             raise SessionLimit(f"This tenant has {self.sessions} sessions open, and may have {most}")
 
     def check_turns(self) -> None:
-        """Raises ``TurnLimit`` if no further reply may run."""
+        """Raises ``TurnLimit`` if as many replies run as this tenant may have at once."""
         most = self.limits.turns
         if most is not None and self.turns >= most:
             raise TurnLimit(f"This tenant has {most} replies running, as many as it may")
@@ -68,7 +68,8 @@ class Tenant:
 
 class OpenTenants:
     """All tenants that have opened sessions, by salt. ``places``: how many sessions they may all have open
-    together. ``limits``: those of the known tenants; a known tenant may have no limit."""
+    together. ``limits``: those of the known tenants, by salt; a known tenant may have no limit. ``workers``:
+    threads on which each tenant gets a slot."""
 
     def __init__(self, limits: Mapping[bytes, TenantLimits], places: int, workers: Workers) -> None:
         self._limits = limits
@@ -105,10 +106,12 @@ class OpenTenants:
             raise self._full()
 
     def room(self, salt: bytes, more: int, idle: Mapping[bytes, Iterable[_Idle]]) -> list[_Idle]:
-        """Choose ``idle`` sessions to close, in their order, so that this tenant can open ``more``.
+        """Choose idle sessions to close, so that the tenant with this ``salt`` can open ``more``. Returns them.
 
-        At its own limit a tenant loses its own sessions, else the one that holds most, counting what this one
-        asks for; none that holds less loses any. Raises ``SessionLimit`` if that is not enough.
+        ``idle``: by tenant's salt, the sessions that may be closed, the first to be closed first. Beyond its
+        own limit the tenant loses sessions of its own. For places that are lacking still, the tenant with most
+        open sessions loses one, again and again. This tenant counts as if it had the new ones; another one must
+        hold more than it, and keeps what is set aside for it. Raises ``SessionLimit`` if that is not enough.
         """
         left = {tenant: iter(sessions) for tenant, sessions in idle.items()}
         holds = {tenant: self[tenant].sessions for tenant in left}
@@ -139,8 +142,8 @@ class OpenTenants:
         return given
 
     def _set_aside(self) -> None:
-        """Compute from the limits how many places are set aside for each tenant, and how many are taken: set
-        aside, or in use beyond that."""
+        """Compute from the limits how many places are set aside for each known tenant without a limit
+        (`_floor`), and how many places are taken in all: set aside, or in use beyond that (`_taken`)."""
         promised = sum(one.sessions or 0 for one in self._limits.values())
         free = sum(one.sessions is None for one in self._limits.values())
         self._floor = max(0, self._places - promised) // (2 * free) if free else 0
@@ -151,14 +154,15 @@ class OpenTenants:
         return SessionLimit(f"{self._places} sessions are open, or set aside for other tenants")
 
     def _lack(self, salt: bytes, more: int) -> int:
-        """How many places are missing for ``more`` sessions; 0 or less if none."""
+        """How many places are missing for ``more`` sessions of this tenant; 0 or less if there is room."""
         held, aside = self[salt].sessions, self._aside(salt)
         grown = max(aside, held + more) - max(aside, held)
         beyond = self._taken + grown - self._places if grown else 0
         return max(self._open + more - self._places, beyond)
 
     def _aside(self, salt: bytes) -> int:
-        """Places set aside for this tenant."""
+        """How many places are set aside for this tenant, used or not: its limit; an equal part if it is known
+        and has no limit; 0 if it is not known."""
         limits = self._limits.get(salt)
         if limits is None:
             return 0

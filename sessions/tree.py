@@ -21,10 +21,11 @@ from .turn.events import MissReason
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnReply:
-    """What the model produced in one turn: its exact ids, and the items that were read from them.
+    """What the model produced in one turn: its exact token ids, and the items that were read from them.
 
     ``ended``: the last id is an end-of-turn token that the model sampled; false if the reply was cut.
-    ``respelled``: how many ids at the end were made by tokenizing again, because a cut went through a token.
+    ``respelled``: how many of the last ids the model did not sample: a cut went through a token, and the part
+    before the cut was tokenized again.
     """
 
     items: tuple[Item, ...]
@@ -33,8 +34,8 @@ class TurnReply:
     respelled: int = 0
 
     def up_to(self, keep: int, tail: Ids, items: tuple[Item, ...]) -> TurnReply:
-        """The reply cut to its first ``keep`` ids, followed by the ids ``tail``. ``items``: what it says
-        then."""
+        """The reply after a cut: its first ``keep`` ids, followed by the ids ``tail``. ``items``: those that
+        are left of its items."""
         return TurnReply(items, frozen(np.concatenate([self.ids[:keep], tail])), False, len(tail))
 
 
@@ -45,8 +46,9 @@ class TurnNode:
     ``[0, keep)`` tokens of the parent's path | ``[keep, start)`` ``prompt`` | ``[start, length)``
     ``reply.ids``.
 
-    ``keep`` is the parent's length. It is one less where the template's end token replaced the one that the
-    model sampled.
+    ``inputs``: the items between the parent's reply and this one. ``prompt``: their tokens, with those that the
+    template adds. ``keep`` is the parent's length; it is one less where the template's end token replaced the
+    one that the model sampled. A turn without a parent has a ``keep`` of 0.
     """
 
     parent: TurnNode | None
@@ -67,7 +69,7 @@ class TurnNode:
         return self.start + len(self.reply.ids)
 
     def cut(self, reply: TurnReply, node_id: str) -> TurnNode:
-        """A new node beside this one: the same turn with ``reply``, which is shorter."""
+        """A new node with the same parent and prompt, the shorter ``reply`` and the id ``node_id``."""
         return TurnNode(self.parent, self.inputs, self.keep, self.prompt, reply, node_id)
 
     def ancestry(self) -> Iterator[TurnNode]:
@@ -91,13 +93,15 @@ class TurnNode:
 
 
 class Paths:
-    """Token ids of paths. It caches the last path, so that a child's path only adds the child's own tokens."""
+    """Gives all token ids up to a turn's end. It caches the last result, so that for that turn's child only the
+    child's own tokens are added."""
 
     def __init__(self) -> None:
         self._last: tuple[TurnNode, Ids] | None = None
 
     def tokens(self, node: TurnNode) -> Ids:
-        """The same as `TurnNode.tokens`. It is cheap if the last call was for this node or for its parent."""
+        """All token ids from the root to the end of ``node``. Cheap if the last call was for this node or for
+        its parent."""
         last = self._last
         if last is None or (last[0] is not node and last[0] is not node.parent):
             ids = node.tokens()
@@ -110,7 +114,7 @@ class Paths:
 
 
 WRITTEN = 16
-"""Rendering a text with the template is at least this many times faster than tokenizing it."""
+"""Writing a text with the chat template is at least this many times faster than tokenizing it."""
 
 Segment: TypeAlias = Item | TurnReply
 
@@ -120,8 +124,8 @@ class Script:
     """The prompt of a turn, as items: the preamble and ``segments``, in order.
 
     ``base``: the last turn with tokens that can be used again; None: everything is tokenized. ``shared``: how
-    many of the first segments belong to ``base`` and its ancestors. ``miss``: why ``base`` is not the head;
-    None if it is. ``heading``: roughly the number of characters of the preamble.
+    many of the first segments belong to ``base`` and its ancestors. ``miss``: why ``base`` is not the
+    conversation's last turn; None if it is. ``heading``: roughly the number of characters of the preamble.
     """
 
     preamble: Preamble
@@ -132,8 +136,8 @@ class Script:
     heading: int = 0
 
     def characters(self) -> int:
-        """Roughly how many characters must be tokenized. Text up to ``base`` is only rendered, which is much
-        faster, so it counts less (`WRITTEN`)."""
+        """Roughly how many characters must be tokenized, as a measure of the work. The text up to ``base`` is
+        only written with the template, so a `WRITTEN`-th of it counts."""
         new, old = self.segments[self.shared :], self.segments[: self.shared]
         heading = 0 if old else self.heading
         before = (sum(map(_length, old)) + self.heading - heading) // WRITTEN
@@ -149,12 +153,13 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A script as tokens, ready for its reply. It uses the first ``keep`` tokens of ``parent``'s path again;
-    ``prompt`` follows them.
+    """The prompt of a turn, as tokens: the first ``keep`` tokens from the root to the end of ``parent``, which
+    are used again, and then ``prompt``.
 
-    ``parent``: the turn before, None if there is none. ``inputs``: the items after ``parent``; ``prompt`` is
-    their text in tokens. ``miss``: the script's (`Script.miss`). ``path``: all tokens of ``parent``'s path, if
-    they are at hand; else they are collected from the tree.
+    ``parent``: the turn before; None if there is none. ``inputs``: the items after ``parent``; ``prompt`` is
+    their text in tokens. ``miss``: why ``parent`` is not the conversation's last turn; None if it is. ``path``:
+    all tokens from the root to the end of ``parent``, if they are at hand; None: they are collected from the
+    tree.
     """
 
     parent: TurnNode | None
@@ -165,7 +170,7 @@ class Draft:
     path: Ids | None = None
 
     def node(self, reply: TurnReply, node_id: str | None = None) -> TurnNode:
-        """The tree node of this turn with ``reply``. ``node_id``: None makes a new id."""
+        """The tree node of the turn with this prompt and ``reply``. ``node_id``: None makes a new id."""
         return TurnNode(self.parent, self.inputs, self.keep, self.prompt, reply, node_id or new_id("turn"))
 
     def tokens(self) -> Ids:
@@ -177,8 +182,8 @@ class Draft:
 
 
 def matched(head: TurnNode | None, segments: Sequence[Segment]) -> tuple[TurnNode | None, int]:
-    """How much of the path to ``head`` the segments begin with. Returns the last turn of the path that they
-    hold completely, or None, and the number of segments up to its end."""
+    """How many of the turns from the root to ``head`` the segments (items and replies) begin with. Returns the
+    last turn that they hold completely, or None, and the number of segments up to its end."""
     base, at = None, 0
     for node in () if head is None else tuple(head.ancestry())[::-1]:
         wanted = (*node.inputs, node.reply)
@@ -190,7 +195,8 @@ def matched(head: TurnNode | None, segments: Sequence[Segment]) -> tuple[TurnNod
 
 
 def turns_of(segments: tuple[Segment, ...]) -> Iterator[tuple[tuple[Item, ...], TurnReply | None]]:
-    """The input items and the reply of each turn, in order. The last pair has no reply: its turn comes next."""
+    """For each turn, in order: its input items and its reply. The last pair holds the items behind the last
+    reply, perhaps none, and None: its turn comes next."""
     inputs: list[Item] = []
     for segment in segments:
         if isinstance(segment, TurnReply):

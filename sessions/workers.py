@@ -19,13 +19,13 @@ NICENESS = 5
 """Niceness of these threads, on Linux, so that the event loop goes first."""
 
 Stopped = Callable[[], bool]
-"""Tells whether the caller was cancelled; the work calls it between two pieces."""
+"""Returns whether the caller was cancelled. Long work calls it from time to time, to end early."""
 
 _T = TypeVar("_T")
 
 
 class Workers:
-    """The threads of all tenants. They start with the first work."""
+    """The pool of threads that all tenants share. The threads start with the first work."""
 
     def __init__(self, threads: int = THREADS) -> None:
         self._threads = ThreadPoolExecutor(threads, "holdfast-text", _lower_priority)
@@ -55,7 +55,8 @@ class WorkerSlot:
     async def run(self, work: Callable[[Stopped], _T]) -> _T:
         """Run ``work`` on a thread and return its result.
 
-        If the caller is cancelled, ``work`` learns it from its `Stopped` and keeps the slot until it ends.
+        ``work`` gets a function that returns true once the caller was cancelled. It keeps the slot until it
+        ends, also then.
         """
         await self._free.acquire()
         gone = threading.Event()

@@ -25,7 +25,7 @@ class MCPSession(Protocol):
     """The methods of `mcp.ClientSession` that are used here."""
 
     async def list_tools(self, *, params: Any = None) -> Any:
-        """A page of the server's tools. `params`: which page; None: the first."""
+        """Return one page of the server's list of tools. `params`: says which page; None: the first."""
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any] | None = None, *, progress_callback: Any = None
@@ -36,8 +36,8 @@ class MCPSession(Protocol):
 
 async def mcp_tools(session: MCPSession, *, timeout: float | None = None, prefix: str = "") -> list[Tool]:
     """All tools of the MCP server that `session` talks to, each with `prefix` before its name. A call runs the
-    tool at that server. `timeout`: seconds for each call. Raises `ToolInvalid` for a tool that cannot be
-    offered and for more than `MAX_PAGES` pages, and what the session raises."""
+    tool at that server. `timeout`: seconds for each call; None: no limit. Raises `ToolInvalid` for a tool that
+    cannot be offered and for more than `MAX_PAGES` pages, and what the session raises."""
     return [_tool(session, listed, timeout, prefix) async for listed in _listed(session)]
 
 

@@ -54,8 +54,8 @@ _SETTINGS = {
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """A session that is kept, and the keys of the items that it holds, in order. `stack`: closes it; `head`:
-    the instructions and tools that it has; `busy`: a response runs in it."""
+    """A session that is kept open for later steps. `keys`: of the items that it holds, in order (`_key`).
+    `stack`: closes it. `head`: the instructions and tools that it has. `busy`: a response runs in it."""
 
     chat: Chat
     stack: AsyncExitStack
@@ -107,8 +107,9 @@ class SessionModel(Model):
         tracing: Any,
         **more: Any,
     ) -> AsyncIterator[Any]:
-        """As `get_response`, but yields the response as it comes, in events of the Responses API: created, text
-        deltas, finished items, completed."""
+        """Let the model respond to `input`, which has all items so far, and yield the response as it comes, in
+        events of the Responses API: created, text deltas, finished items, completed. Only items that the
+        session lacks are sent. `tracing` and `more` are ignored."""
         numbers = iter(range(1 << 30))
         begun = _whole("resp_begun", "in_progress", (), None)
         yield ResponseCreatedEvent(type="response.created", response=begun, sequence_number=next(numbers))
@@ -149,8 +150,8 @@ class SessionModel(Model):
     async def _respond(
         self, instructions: str | None, given: Any, settings: Any, tools: Any, schema: Any, handoffs: Any
     ) -> AsyncGenerator[Any, None]:
-        """Send what the session lacks and yield the events of the response; the last thing that comes is its
-        `Finished`. If the response is not read to its end, its session is closed."""
+        """Send the items of `given` that the session lacks, ask for a response, and yield its server events;
+        last comes the response itself, a `Finished`. If it is not read to its end, its session is closed."""
         fields = _fields(settings, schema)
         items = _items(given)
         keys = [_key(item) for item in items]
@@ -214,7 +215,8 @@ def _items(given: Any) -> list[AnyItem]:
 
 
 def _item(given: Mapping[str, Any]) -> AnyItem | None:
-    """An item of the Responses API as one of ours; None for reasoning, which is not given back."""
+    """An item of the Responses API as an item of our frames; None for reasoning, which is not sent back. Raises
+    `agents.UserError` for other types."""
     match given.get("type", "message"):
         case "message":
             role: Role = "system" if given["role"] == "developer" else given["role"]
@@ -242,8 +244,8 @@ def _text(content: Any) -> str:
 
 
 def _key(item: AnyItem) -> _Key:
-    """A key that is equal for items with equal content: by it an item that the package gives is known as one
-    that the session holds."""
+    """A key that is equal for items with equal content. It shows which of the items that the package gives the
+    session holds already."""
     match item:
         case MessageItem():
             return ("message", item.role, item.text)

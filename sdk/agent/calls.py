@@ -38,9 +38,9 @@ LAST_SECONDS = 1.0
 
 @dataclass(slots=True, eq=False)
 class RunningCall:
-    """One tool call of a step. ``output``: the text for the model; None until the call has ended, which sets
-    ``over``. ``began``: when, by `time.perf_counter`. ``expected``: seconds that it is expected to take; None:
-    not known.
+    """One tool call of a step (a response of the model in a run). ``item``: the model's call. ``output``: the
+    text for the model; None until the call has ended, which sets ``over``. ``began``: when, by
+    `time.perf_counter`. ``expected``: seconds that it is expected to take; None: not known.
 
     ``streams``: the output comes in pieces, which the ``context`` collects. ``news`` is set when there is more
     of it. ``sent``: the whole output has been sent.
@@ -64,9 +64,9 @@ class RunningCall:
 class RunningCalls:
     """The tool calls of one step of a run, in the order in which the model made them; each tool runs in a task.
 
-    ``events``: what the calls have to tell the reader of the run; ``news`` is set when there is more.
-    ``stirred`` is set when a call has written something or has ended. ``detached`` takes tools that do not end
-    when cancelled.
+    ``events``: those of the calls that the reader of the run has not got yet; ``news`` is set when there are
+    more. ``stirred`` is set when a call has written something or has ended. ``tools``: those that can be run,
+    by name. ``detached`` takes tools that do not end when cancelled.
     """
 
     def __init__(self, tools: Mapping[str, Tool], detached: Detached) -> None:
@@ -90,12 +90,12 @@ class RunningCalls:
         return any(call.output is None for call in self._calls.values())
 
     def unsent(self) -> list[RunningCall]:
-        """The calls, in order, without those that have sent their whole output; some may still run."""
+        """The calls, in order, of which the whole output has not been sent; some may still run."""
         return [call for call in self._calls.values() if not call.sent]
 
     def expected(self) -> float | None:
-        """Seconds from now until the last of the running calls is expected to end, 0 if it is late. None if
-        none runs, or if the time of one of them is not known."""
+        """Seconds from now until the last of the running calls is expected to end, 0 if it should have ended
+        already. None if no call runs, or if the time of one of them is not known."""
         now = time.perf_counter()
         running = [call for call in self._calls.values() if call.output is None]
         left = [call.expected - (now - call.began) for call in running if call.expected is not None]
@@ -186,8 +186,8 @@ class RunningCalls:
 
 
 class CallOutputs:
-    """Sends the outputs of a run's ``calls`` in their order: those of calls that stream, while the tools run.
-    The others go with the next response."""
+    """Sends the outputs of a run's ``calls`` to the server, in the order of the calls. While the tools run, it
+    sends outputs that stream and those before them; the others go with the request for the next response."""
 
     def __init__(self, connection: Connection, calls: RunningCalls) -> None:
         self._connection = connection
@@ -270,8 +270,9 @@ class CallOutputs:
         return None
 
     async def _give_way(self) -> None:
-        """A `TextInput` takes the input buffer: clear it there. An output that was partly in it goes as one
-        item when its tool has ended, and no other output of this step streams."""
+        """Called when a `TextInput` takes the session's input buffer: clear the buffer at the server. An output
+        that was partly in it is sent as one item when its tool has ended, and no other output of this step
+        streams."""
         self._displaced = True
         async with self._finishing:
             if self._filling:

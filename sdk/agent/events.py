@@ -24,7 +24,7 @@ StopReason: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """More of the model's text: it comes behind the pieces before."""
+    """More of the model's text, in the order in which it comes."""
 
     text: str
 
@@ -64,7 +64,8 @@ class CallPiece:
 @dataclass(frozen=True, slots=True)
 class CallFinished:
     """A call is over. ``output``: the text that the model reads; ``outcome``: `completed`, or why it is not;
-    ``seconds``: how long the tool ran, 0 if it was not run; ``expected``: as in `CallStarted`."""
+    ``seconds``: how long the tool ran, 0 if it was not run; ``expected``: the seconds that it was expected to
+    take; None: not known."""
 
     call_id: str
     name: str
@@ -86,8 +87,8 @@ class StepFinished:
 @dataclass(frozen=True, slots=True)
 class WaitFinished:
     """All tools that the response number ``step`` called are done. ``seconds``: how long the run waited for
-    them after the response. ``expected``: the seconds that the server was told before; None: it was not
-    told."""
+    them after the response. ``expected``: the seconds that the server was told the wait would take; None: it
+    was not told."""
 
     step: int
     expected: float | None

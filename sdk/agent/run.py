@@ -35,7 +35,8 @@ from .events import RunDone, RunEvent, StepFinished, StopReason, TextPiece, Wait
 from .tracing import Tracers
 
 HINT_SECONDS = 1.0
-"""The default of `hint_seconds`: the server is told of no shorter wait."""
+"""The default of `hint_seconds`: the server is told how long tools are expected to take if that is at least so
+many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,7 @@ class RunBudget:
         return True
 
     def reached(self) -> StopReason | None:
-        """The limit that allows no further response, of `seconds`, `steps` and `tokens`; None: one more is
-        allowed."""
+        """Which limit allows no further response: "seconds", "steps" or "tokens"; None: one more is allowed."""
         limits = self._limits
         if limits.seconds is not None and self.seconds >= limits.seconds:
             return "seconds"
@@ -105,8 +105,8 @@ class RunBudget:
 
 
 class Run:
-    """A model that works with tools, made by `Chat.run`. Iterates over `RunEvent`s, of which the last is
-    `RunDone`; `await` reads to the end and gives that.
+    """One run, made by `Chat.run`: the model works with tools until it is done or a limit is reached. Iterates
+    over `RunEvent`s, of which the last is `RunDone`; `await` reads to the end and gives that.
 
     Raises what `Reply` raises. Errors of tools are not raised: the model reads them. If the reading task is
     cancelled, the tools are cancelled at once; if the loop is left by `break`, when the chat's next turn
@@ -165,7 +165,7 @@ class Run:
         self.calls.cancel()
 
     def close(self) -> None:
-        """Count the run as over, without a `RunDone`, and cancel all tools. Nothing is sent."""
+        """End the run here, without a `RunDone`, and cancel all tools. Nothing is sent to the server."""
         self._over = True
         self.calls.cancel()
 

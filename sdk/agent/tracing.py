@@ -1,4 +1,4 @@
-"""Tracers: callables, plain or async, that get each event of a run beside its reader.
+"""Tracers: callables, plain or async, that get each event of a run, as its reader does.
 
 `TraceFile` writes runs in the format that `benchmarks` replay: what was computed, and how long tools took.
 """

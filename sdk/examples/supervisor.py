@@ -21,7 +21,7 @@ QUESTIONS = {"name": "What is my name?", "code": "What is my locker code?"}
 
 
 class Worker:
-    """One supervised conversation. It notes the ids of its items, to refer to them in questions."""
+    """One supervised conversation. It remembers the ids of its items, to refer to them in questions."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat

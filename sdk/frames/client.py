@@ -268,7 +268,8 @@ class SessionPrune(ClientFrame, frozen=True, tag="session.prune"):
 
 class ResponseSteer(ClientFrame, frozen=True, tag="response.steer"):
     """End the running response in order (`incomplete`, for the reason `steered`; its text stays), add the items
-    of `input` after it, and begin the next response. `response` is as in `response.create`.
+    of `input` after it, and begin the next response. `response`: fields that replace the session's
+    configuration for that response alone.
 
     If none runs, the items are added and a response begins. Answered by `response.steer.accepted`; the
     `response.created` of the next response follows.
@@ -282,8 +283,9 @@ class SessionAttach(ClientFrame, frozen=True, tag="session.attach"):
     """Add a further session to this socket: the one that the handle `session` opens (ours). Answered by
     `session.resumed`.
 
-    From then on each server event on the socket has the id of its session in `session_id`. `last_event` is as
-    in `session.resume`.
+    From then on each server event on the socket has the id of its session in `session_id`. `last_event`: the
+    `event_id` of the last event of that session that the client received; the server sends those after it
+    again. Null: it sends the events of a running response again, from the first.
     """
 
     session: Handle

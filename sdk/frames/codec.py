@@ -68,8 +68,9 @@ def decode_body(
     decoder: msgspec.json.Decoder[T],
     unserved: Callable[[str, Any], bool] = lambda path, value: False,
 ) -> T:
-    """The body of an HTTP request. ``unserved``: whether the body's standard has this field with this value,
-    and this server does not serve it. Raises a `FrameError` that names the field."""
+    """Decode ``data``, the JSON body of an HTTP request, by ``decoder``. ``unserved``: called with the path of
+    a field that was refused and its value; returns whether the body's standard has it and this server does not
+    serve it. Raises a `FrameError` that names the field."""
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
@@ -85,8 +86,10 @@ def decode_prepared(
     prepare: Callable[[Any], None],
     unserved: Callable[[str, Any], bool] = lambda path, value: False,
 ) -> T:
-    """As `decode_body`, for a body that must be prepared before it has the shape of ``form``: ``prepare`` gets
-    the decoded JSON and may change it, for example add the tags that clients may leave out."""
+    """Decode ``data``, the JSON body of an HTTP request or a frame, as the type ``form``, after ``prepare`` has
+    changed the decoded JSON in place, for example added the tags that clients may leave out. ``unserved``:
+    called with the path of a field that was refused and its value; returns whether the body's standard has it
+    and this server does not serve it. Raises a `FrameError` that names the field."""
     try:
         encoded = data.encode() if isinstance(data, str) else data
         whole = msgspec.json.decode(encoded)
@@ -162,8 +165,9 @@ def _event_id_alone(data: bytes) -> str | None:
 
 
 def _refuse(data: bytes, text: str, unserved: Callable[[str, Any], bool] = is_unserved) -> NoReturn:
-    """Raise the `FrameError` that fits. `data`: a frame that is JSON, but no valid client event, or such a
-    body; `text`: what msgspec says of it; `unserved`: as in `decode_body`."""
+    """Raise the `FrameError` that fits. `data`: a frame or an HTTP body that is JSON, but does not have the
+    right fields; `text`: msgspec's error message; `unserved`: called with the path of the field at fault and
+    its value, returns whether the standard has it and this server does not serve it."""
     whole = _lenient(data)
     event_id = _event_id(whole)
     cause, path = _located(text)

@@ -138,7 +138,8 @@ class TruncatedContext(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class StatusError(msgspec.Struct, kw_only=True, frozen=True):
-    """Why a response failed, or was cut by the server; the fields are those of an `error` event."""
+    """Why a response failed, or was cut by the server: `type` and `code` for programs, `message` for people, as
+    in an `error` event."""
 
     type: str
     code: str | None

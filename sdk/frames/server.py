@@ -90,7 +90,8 @@ class ItemAdded(ServerFrame, frozen=True, tag="conversation.item.added"):
 
 
 class ItemDone(ServerFrame, frozen=True, tag="conversation.item.done"):
-    """The item is complete, with all its content. `previous_item_id` is as in `conversation.item.added`."""
+    """The item is complete, with all its content. `previous_item_id`: the item before it in the conversation
+    (null: it is the first)."""
 
     item: AnyItem
     previous_item_id: str | None
@@ -456,8 +457,8 @@ class SessionPruned(OwnFrame, frozen=True, tag="session.pruned"):
 
 
 class SteerAccepted(OwnFrame, frozen=True, tag="response.steer.accepted"):
-    """Answers `response.steer` before the next response begins: the response `response_id` ends for it (null:
-    none ran)."""
+    """Answers `response.steer`, before the next response begins: the running response `response_id` ends
+    because of it (null: none ran)."""
 
     response_id: str | None
 

@@ -18,8 +18,8 @@ from .sampling import SamplingFields, SamplingResource
 class ConversationLimits(
     msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """`post_instructions`: the most tokens that a prompt may have behind instructions and tools; null: as many
-    as the context holds."""
+    """Limits of a prompt, in a `truncation`. `post_instructions`: the most tokens that it may have behind
+    instructions and tools; null: as many as the context holds."""
 
     post_instructions: Annotated[int, Meta(ge=1)] | None = None
 

@@ -22,9 +22,10 @@ MAX_OUTPUT_BYTES = 512 << 10
 """An output has at most so many bytes as JSON: half of what a frame may have."""
 
 Report = Callable[[str, float | None], None]
-"""Takes a note on progress, and how much is done: 0 to 1, or None."""
+"""A function that is called when a tool reports progress: with a text for people, and how much is done, 0 to 1
+(None: not known)."""
 Wrote = Callable[[str], None]
-"""Takes a piece of the output that was just written."""
+"""A function that is called with each piece of output that a tool has just written."""
 
 
 class ToolContext:

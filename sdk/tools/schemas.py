@@ -49,15 +49,15 @@ class ToolSignature:
         return {**dict(zip(self.names, values, strict=True)), **dict.fromkeys(self.contexts, context)}
 
 
-def called_by(function: Callable[..., Any]) -> str:
-    """The name of a callable: a function's own, else the name of its class. It looks below
-    `functools.partial`."""
+def callable_name(function: Callable[..., Any]) -> str:
+    """The name of ``function``: a function's own, or the name of the class of another callable. For a
+    `functools.partial`, that of the callable inside it."""
     function, _ = _unbound(function)
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def yields(function: Callable[..., Any]) -> bool:
-    """Whether a callable is a generator function, sync or async. It looks below `functools.partial`."""
+    """Whether a callable is a generator function, sync or async, also inside a `functools.partial`."""
     function, _ = _unbound(function)
     called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
     return inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
@@ -90,7 +90,8 @@ def signature_of(function: Callable[..., Any], name: str) -> ToolSignature:
 
 
 def _unbound(function: Callable[..., Any]) -> tuple[Callable[..., Any], frozenset[str]]:
-    """The function below `functools.partial`, and the names of the keyword arguments that the partial gives."""
+    """The callable inside a `functools.partial`, and the names of the keyword arguments that the partial gives;
+    the same callable and no names if it is no partial."""
     bound: frozenset[str] = frozenset()
     while isinstance(function, partial):
         bound |= function.keywords.keys()

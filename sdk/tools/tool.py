@@ -24,15 +24,15 @@ from ..errors import ToolInvalid
 from ..frames.formats import FunctionTool
 from .context import ToolContext, broken_off, characters, failure, joined, output_text
 from .running import Detached, drained, in_thread
-from .schemas import called_by, signature_of, yields
+from .schemas import callable_name, signature_of, yields
 
 Invoke: TypeAlias = Callable[[str, ToolContext], Awaitable[str]]
-"""Takes a call's arguments as JSON text; returns what comes behind the pieces that it wrote to the context, or
-raises."""
+"""A function that runs one call of a tool: it gets the call's arguments as JSON text, may write pieces of the
+output to the context, and returns the rest of the output, or raises."""
 ResultKind: TypeAlias = Literal["completed", "failed", "invalid_arguments", "timed_out"]
 
 LEARNT_FROM = 16
-"""From so many of its last calls a tool's usual duration is estimated."""
+"""A tool's usual duration is estimated from this many of its last calls."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
@@ -146,13 +146,16 @@ def tool(
     timeout: float | None = None,
     expected: float | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """A tool from a callable, as a decorator with or without arguments. `name`: by default the callable's;
-    `description`: by default from its docstring; `timeout` and `expected`: in seconds, as in `Tool`. The
-    parameters follow from the type hints. Raises `ToolInvalid`, or `ToolTypeUnsupported` where a parameter's
-    type is no JSON type."""
+    """Make a tool of a callable; also a decorator, with or without arguments.
+
+    `name`: by default the callable's. `description`: by default from its docstring. `timeout`: seconds after
+    which a call is cancelled (None: never). `expected`: seconds that a call usually takes (None: learnt from
+    earlier calls). The parameters follow from the type hints. Raises `ToolInvalid`, or `ToolTypeUnsupported`
+    where a parameter's type is no JSON type.
+    """
 
     def made(function: Callable[..., Any]) -> Tool:
-        called = called_by(function) if name is None else name
+        called = callable_name(function) if name is None else name
         if not (isinstance(called, str) and _NAME.fullmatch(called)):
             raise ToolInvalid(
                 f"{called!r} is not a name of a tool, which has 1 to 64 of a-z, A-Z, 0-9, `_`, `.` and `-`: "

@@ -31,7 +31,7 @@ COPY_BYTES = 1 << 20
 
 
 def places(root: Path) -> list[Path]:
-    """The folders that have a journal: ``root``, and those of other models below it."""
+    """The folders that have a journal: ``root``, the store's folder, and those of other models below it."""
     found = [root, *sorted(root.glob("model-*"))]
     return [
         place
@@ -63,7 +63,8 @@ def stat(root: Path) -> Iterator[str]:
 
 
 def verify(root: Path, damage: list[str]) -> Iterator[str]:
-    """Read and check every record, and add a line for each damage to ``damage``. Raises ``StoreUnusable``."""
+    """Read and check every record, and yield lines to print. A line for each damage is added to ``damage``,
+    too. Raises ``StoreUnusable``."""
     for place in places(root):
         known = _known(place)
         with closing(opened(place)) as store:
@@ -165,7 +166,8 @@ def _is_whole(store: JournalStore, state: SessionState) -> bool:
 
 
 def _copy(store: JournalStore, logs: LogFolder, state: SessionState) -> None:
-    """Copy a session's records into ``logs`` as they are; a fork stays a fork. Raises ``RecordDamaged``."""
+    """Copy a session's records from ``store`` into ``logs``, the repaired ones, as they are; a fork stays a
+    fork. Raises ``RecordDamaged``."""
     record = store._record(state.number)
     group = [put(state.number, record)]
     if state.kept and state.ring:
@@ -179,9 +181,10 @@ def _copy(store: JournalStore, logs: LogFolder, state: SessionState) -> None:
 
 
 def _copy_alone(store: JournalStore, logs: LogFolder, state: SessionState, damaged: bool) -> Iterator[str]:
-    """Copy a session into ``logs``. A fork becomes a session of its own, with the operations of its origin.
-    Operations behind damage are left out; if nothing before it is whole, the session is not copied. Yields
-    lines that say so."""
+    """Copy a session from ``store`` into ``logs``, the repaired ones. A fork becomes a session of its own, with
+    the operations of its origin. Operations behind damage are left out; if nothing before it is whole, the
+    session is not copied. Yields lines to print that say so. ``damaged``: one of the session's own records is
+    damaged."""
     name, number = store.name_of(state.number), state.number
     if not state.kept:
         return
@@ -244,8 +247,8 @@ def _ring(store: JournalStore, state: SessionState) -> Fresh:
 
 
 def backup(root: Path, target: Path) -> Iterator[str]:
-    """Copy the journals to ``target``, a new folder, up to the last whole group; a server may run meanwhile.
-    KV is not copied: it is recomputed. Raises ``StoreUnusable``."""
+    """Copy the journals to ``target``, a new folder, up to the last group of records that is whole; a server
+    may run meanwhile. KV is not copied: it is recomputed. Yields lines to print. Raises ``StoreUnusable``."""
     if target.resolve().is_relative_to(root.resolve()):
         raise StoreUnusable(f"{target} is inside the store {root}: choose a folder outside it")
     try:
@@ -273,8 +276,8 @@ def backup(root: Path, target: Path) -> Iterator[str]:
 
 
 def _copy_logs(place: Path, target: Path) -> None:
-    """Copy the logs of the journal in ``place``, as of one moment, and their indexes into ``target``, each up
-    to its last whole group. Raises ``OSError``, ``StoreUnusable``."""
+    """Copy the logs of the journal in ``place`` and their indexes into ``target``, as of one moment, each up to
+    its last whole group (records that were committed together). Raises ``OSError``, ``StoreUnusable``."""
     disk = Disk()
     logs, _ = LogFolder.open(place / FOLDER, b"", SETTINGS.log_bytes, disk, _known(place), write=False)
     with closing(logs):
@@ -292,7 +295,8 @@ def _copy_logs(place: Path, target: Path) -> None:
 
 
 def gc(root: Path) -> Iterator[str]:
-    """Rewrite the logs without dead records, and remove what a migration left. Raises ``StoreUnusable``."""
+    """Rewrite the logs without the records that no session needs, and remove the old file that a migration
+    left. Yields lines to print. Raises ``StoreUnusable``."""
     with StoreLock(root).acquire(LOCK_SECONDS):
         for place in places(root):
             if (kept := place / legacy.KEPT).exists():
@@ -306,7 +310,8 @@ def gc(root: Path) -> Iterator[str]:
 
 
 def erase(root: Path, salt: bytes) -> Iterator[str]:
-    """Forget all sessions of the tenant ``salt`` and rewrite every log, so that nothing of them is left.
+    """Forget all sessions of the tenant ``salt`` and rewrite every log, so that nothing of them is left. Yields
+    lines to print.
 
     Older copies, such as a damaged journal, are removed. Raises ``StoreUnusable``. Nothing is erased while
     there is a journal of an earlier version that is not migrated, as it may hold the tenant's sessions.
@@ -337,7 +342,8 @@ def erase(root: Path, salt: bytes) -> Iterator[str]:
 
 
 def _rewrite(store: JournalStore, place: Path) -> None:
-    """Rewrite every log with the needed records alone. Raises ``StoreUnusable``."""
+    """Rewrite every log of the ``store`` in the folder ``place`` with the needed records alone. Raises
+    ``StoreUnusable``."""
     store.logs.findings = Findings()
     try:
         store.rewrite()

@@ -1,4 +1,5 @@
-"""Compaction: rewrites logs that are mostly dead. Needed records go to a new log, which replaces the old ones.
+"""Compaction: rewrites logs in which few records are still needed. These go to a new log, which replaces the
+old ones.
 
 It runs in slices, so that commits and readers do not wait. The new log is written under another name and synced
 slice by slice; when it is whole it is renamed, and its header names the logs that it replaces. If a start finds
@@ -23,7 +24,8 @@ SLICE_RECORDS = 1000
 
 
 class Compaction:
-    """The compaction of some logs, ``victims``, none of them active. Call `step` until it returns true."""
+    """One compaction: writes the needed records of some logs, ``victims``, into a new log. None of them may be
+    the log that is being written. Call `step` until it returns true."""
 
     def __init__(self, logs: LogFolder, sessions: Sessions, victims: Sequence[Log]) -> None:
         self.victims = list(victims)
@@ -38,19 +40,22 @@ class Compaction:
         self._work = self._copies()
 
     def _replaced(self) -> list[int]:
-        """The numbers of the victims, and of the logs they replace that could not be removed yet."""
+        """The numbers of the logs that the new log replaces: the victims, and logs that these replaced earlier
+        and that could not be removed yet."""
         there = {one.number for one in self._logs.logs.values()}
         older = (number for one in self.victims for number in one.header.replaces if number in there)
         return sorted({*older, *(one.number for one in self.victims)})
 
     @property
     def emptied(self) -> Log | None:
-        """The new log, if no record was needed: it only says which logs it replaces. Remove it behind them."""
+        """The new log, if no record was needed, so that it only says which logs it replaces: the caller removes
+        it after those. None otherwise."""
         return self._out if self._out.end == LOG_START else None
 
     def step(self) -> bool:
-        """Write one slice; true when the new log is in place: then remove the ``victims``, and `emptied`. If it
-        raises, `abandon` it: the next slice would take the rest of the records for not needed."""
+        """Write one slice of the new log. Returns True when the new log is whole and in place: then the caller
+        removes the ``victims``, and `emptied`. If it raises, call `abandon`: another `step` would leave out the
+        rest of the records."""
         pieces: list[bytes] = []
         size, begin, whole = 0, self._out.end, True
         for piece in self._work:
@@ -84,9 +89,9 @@ class Compaction:
                         yield copy
 
     def _copy(self, one: Log, row: tuple[int, ...], extra: bytes) -> bytes | None:
-        """The bytes of a record for the new log; None if the record is not needed. Notes where it will be.
-        ``row``: its entry in the index of ``one``. ``extra``: what that index stores beside the entry
-        (`records.extra_of`)."""
+        """The bytes of one record of the old log ``one`` for the new log; None if the record is not needed.
+        Also stores where it will be. ``row``: its entry in the index of ``one``, in the order of
+        `segment.ENTRY`. ``extra``: the part of its content that the index has too (`records.extra_of`)."""
         sequence, session, word, moment, offset, length, _ = row
         kind, index = word >> 8 & 0xFF, word >> 16
         payload, source = b"", place_of(one.slot, offset, segment.padded(length))
@@ -136,9 +141,11 @@ class Compaction:
 
 
 def dispensable(logs: LogFolder, sessions: Sessions) -> Iterator[Log]:
-    """The logs without a needed record, the oldest first. Remove each before asking for the next.
+    """The logs that can be removed because no session needs a record of theirs, the oldest first. Remove each
+    before asking for the next.
 
-    A log that cannot be read stays, and so does one that replaces a log that could not be removed.
+    The log that is being written is not among them, nor one that cannot be read, nor one that another log names
+    as replaced, nor one with the only mark that a session was forgotten or that a record was damaged.
     """
     for one in sorted(logs.logs.values(), key=lambda one: one.number):
         if one is logs.active or one.live:

@@ -32,7 +32,7 @@ PAGE = 4096
 
 
 class Disk:
-    """The calls that the journal makes on files. All raise ``OSError`` with the path's name."""
+    """The calls that the journal makes on files; tests replace them to fail. All raise ``OSError``."""
 
     def create(self, path: Path) -> int:
         """Create the file, or empty it; returns a descriptor to read and write."""
@@ -52,7 +52,7 @@ class Disk:
             view, offset = view[written:], offset + written
 
     def read(self, fd: int, length: int, offset: int) -> bytes:
-        """Read ``length`` bytes, or fewer at the end of the file."""
+        """Read ``length`` bytes from ``offset``, or fewer at the end of the file."""
         pieces: list[bytes] = []
         while length and (piece := os.pread(fd, length, offset)):
             pieces.append(piece)
@@ -60,7 +60,8 @@ class Disk:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def readable(self, fd: int, length: int, offset: int = 0) -> bytes:
-        """As `read`; a page that the disk cannot read counts as zeros, which a reader takes for damage."""
+        """Read ``length`` bytes from ``offset``, or fewer at the end of the file. A page that the disk cannot
+        read counts as zeros, which the caller takes for damage."""
         try:
             return self.read(fd, length, offset)
         except OSError as fault:
@@ -80,8 +81,8 @@ class Disk:
         os.fdatasync(fd)
 
     def contents(self, path: Path, most: int | None = None) -> bytes:
-        """The file's first ``most`` bytes, or all, as `readable` has them; b"" if there is none, or it is a
-        folder."""
+        """The file's first ``most`` bytes; None: all. Pages that the disk cannot read are zeros. b"" if there
+        is no such file, or if it is a folder."""
         if path.is_file():
             with suppress(FileNotFoundError):
                 fd = self.open(path)
@@ -125,8 +126,9 @@ class Disk:
 
 
 class StoreLock:
-    """Holds ``folder/lock`` from ``acquire`` to ``release``, by ``flock``: the kernel frees it when the
-    holding process ends. The file names that process."""
+    """The lock of a store, so that one server uses it: the file ``lock`` in ``folder``, locked by ``flock``
+    from ``acquire`` to ``release``. The kernel frees it when the holding process ends. The file names that
+    process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -183,11 +185,12 @@ def _write_holder(fd: int) -> None:
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the file `identity`: what the journal was when the file was written.
+    """The content of the file `identity`: what the journal was when the file was written. Compared at the next
+    start, it shows whether the journal was exchanged, rolled back or lost logs.
 
-    ``store``, ``seed``, ``sync`` and ``model`` are those in the headers of its logs. ``generation`` counts
-    the servers that have started with it. ``sequence`` is the number of the next record, ``logs`` the numbers
-    of the logs.
+    ``store``, ``seed`` and ``sync`` are random and the same in the headers of all its logs, ``model`` is the
+    digest of the model. ``generation`` counts the servers that have started with it. ``sequence`` is the number
+    of the next record, ``logs`` the numbers of the logs.
     """
 
     format: int
@@ -275,6 +278,6 @@ def mismatch(known: Identity | None, found: Identity, *, fresh: bool, absent: Co
 
 
 def named(names: Sequence[str]) -> str:
-    """Up to `NAMED` names for a line of the log, and how many more there are."""
+    """The first `NAMED` names, joined for a line of the server's log, with "and n more" if there are more."""
     more = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -39,7 +39,8 @@ FREE_SECONDS = 0.2  # the disk's free space is read again after this time
 
 
 class Journal:
-    """The journal. Make it with `Journal.open`, and use it from one event loop."""
+    """The journal of one server: queues changes to records, and commits them on a thread of its own. Make it
+    with `Journal.open`, and use it from one event loop."""
 
     def __init__(
         self,
@@ -52,9 +53,9 @@ class Journal:
         self.live: set[int] = set()
         """Numbers of the sessions in memory, which retention skips."""
         self.condense: Condense = partial(condensed, max_events=settings.max_events)
-        """Condenses a long session's operations."""
+        """Makes one snapshot of as many first operations of a long session as possible."""
         self.watchers: set[Callable[[StorageUnavailable], None]] = set()
-        """Called on the loop when a commit fails for the first time."""
+        """Called on the event loop with the error when a commit fails, not again while it is tried again."""
         self._store = store
         self._lock = lock
         self._reclaimable = reclaimable
@@ -90,8 +91,10 @@ class Journal:
         *,
         reclaimable: Callable[[], int] = lambda: 0,
     ) -> Journal:
-        """Open the model's journal in ``folder``; take its lock unless given. Raises ``StoreUnusable``.
+        """Open the journal of ``model`` (the model's digest) in ``folder``, and start its thread. Raises
+        ``StoreUnusable``.
 
+        ``lock``: the folder's lock, if the caller holds it; None: it is taken here. `aclose` frees it.
         ``reclaimable`` returns the bytes that a cache on the same disk gives back when the journal needs them.
         """
         held = lock
@@ -124,7 +127,7 @@ class Journal:
             _fail(self._waiting.popleft()[1], self._closed_fault())
 
     def put(self, changes: Iterable[Fresh]) -> None:
-        """Queue changes; they are committed together, in order."""
+        """Queue changes (records to write); they are committed in one group, in order. `sync` tells when."""
         with self._changed:
             before = len(self._queue)
             self._queue += changes
@@ -134,7 +137,8 @@ class Journal:
                 self._changed.notify()
 
     def flush_later(self, log: JournaledLog) -> None:
-        """Flush this log within ``cursor_seconds``, in one group with the others that wait."""
+        """Queue what this session's log holds within ``cursor_seconds``, in one group with the other logs that
+        wait."""
         self._later[log] = None
         if self._batch is None:
             self._batch = self._loop.call_later(self.settings.cursor_seconds, self._flush_all)
@@ -165,8 +169,9 @@ class Journal:
         return done
 
     async def read(self, job: Callable[[JournalStore], T]) -> T:
-        """Run ``job`` on the store, behind everything put so far, and return its result or raise its error.
-        Raises ``StorageUnavailable`` while the journal cannot write, and when it is closed."""
+        """Run ``job`` with the store on the journal's thread, after everything put so far is committed. Returns
+        its result or raises its error. Raises ``StorageUnavailable`` while the journal cannot write, and when
+        it is closed."""
         if self._closed:
             raise self._closed_fault()
         answer: asyncio.Future[T] = self._loop.create_future()
@@ -176,10 +181,12 @@ class Journal:
         return await answer
 
     def conversation(self, digests: Sequence[bytes]) -> tuple[int, int] | None:
-        """The number of the session that is known to share the longest beginning with a conversation, and how
-        many items that has. ``digests``: of the conversation (`continuation.digests_of`). None: no digest is
-        known. It does not wait for the thread: it only looks into a dictionary, so it may miss what was put
-        just now."""
+        """Find the session that shares the longest beginning with a conversation, as far as is known. Returns
+        its number and how many items that beginning has; None if there is no such session.
+
+        ``digests``: of the conversation's beginnings, the shortest first (`continuation.digests_of`). It only
+        looks into a dictionary and does not wait for the thread, so it may miss what was put just now.
+        """
         known = self._store.sessions.handles
         for items in range(len(digests) - 1, 0, -1):
             if (number := known.get(digests[items])) is not None:
@@ -209,7 +216,8 @@ class Journal:
         return self._lack
 
     def fault_of(self, salt: bytes) -> StorageUnavailable | None:
-        """Why no new turn of this tenant may begin; None if one may."""
+        """Why no new turn of the tenant with this ``salt`` may begin: the journal cannot be written, or the
+        tenant's open sessions fill its share. None if a turn may begin."""
         if self.fault is None and salt in self._full:
             most = self.settings.tenants[salt].bytes
             return ShareFull(f"This tenant's open sessions fill its share of the journal, {most} bytes")
@@ -244,8 +252,9 @@ class Journal:
         self._lack = lack
 
     async def statistics(self) -> dict[str, float]:
-        """Numbers of the queue (changes that wait, commits, failures) and those of `JournalStore.statistics`;
-        without the latter while the journal cannot write."""
+        """Counts for metrics: changes that wait, commits, failed commits, whether new turns are refused; also
+        those of `JournalStore.statistics` (sessions, bytes, logs, damage), except while the journal cannot
+        write."""
         stored: dict[str, float] = {}
         if self._fault is None:
             with suppress(StorageUnavailable, RecordDamaged):
@@ -301,9 +310,9 @@ class Journal:
         self._full = self._store.keep_shares(self.live)
 
     def _relieve(self) -> None:
-        """Take tenants that no longer fill their shares from the set `_full`, so that their turns may begin.
-        No tenant is added here: `_keep_shares` does that, after it has forgotten closed sessions of the
-        tenant."""
+        """Remove the tenants that do not fill their shares any more from the set `_full`, so that their turns
+        may begin. No tenant is added here: `_keep_shares` does that, after it has forgotten closed sessions of
+        the tenant."""
         self._full &= self._store.shares.full()
 
     def _upkeep(self, work: Callable[[], object]) -> None:
@@ -319,7 +328,7 @@ class Journal:
             self._puzzled = True
 
     def _shorten(self) -> None:
-        """Condense one long session, if nothing else is to be done."""
+        """Replace the first operations of one long session by a snapshot, if nothing else is to be done."""
         if not self._store.long or self._urgent or self._jobs:
             return
         number = min(self._store.long)
@@ -431,7 +440,8 @@ def _finish(future: asyncio.Future[Any], found: Any = None, fault: Exception | N
 
 
 def _fail(ticket: asyncio.Future[None], fault: StorageUnavailable) -> None:
-    """Raise ``fault`` in what waits for ``ticket``. If nothing does, asyncio does not log it."""
+    """Set ``fault`` as the error of the future ``ticket``. If nothing awaits the future, asyncio does not log
+    it."""
     _finish(ticket, None, fault)
     if not ticket.cancelled():
         ticket.exception()
@@ -442,10 +452,11 @@ LAZY = Emitted | EventReceived | Typed
 
 
 class JournaledLog(SessionLog):
-    """One session's log in the journal. ``index`` is that of its next operation, ``salt`` its tenant's.
+    """One session's log in the journal: collects the session's operations and hands them to the journal.
 
-    Operations appended in one run of the event loop are committed together: after a crash an event and its
-    effects are both there, or neither.
+    ``number``: the session's in the journal. ``index``: the index of its next operation. ``salt``: its
+    tenant's. Operations appended in one run of the event loop are committed together: after a crash an event
+    and its effects are both there, or neither.
     """
 
     durable = True
@@ -470,7 +481,7 @@ class JournaledLog(SessionLog):
 
     @property
     def fault(self) -> StorageUnavailable | None:
-        """Why no new turn may begin; None if one may."""
+        """Why no new turn of this session's tenant may begin; None if one may."""
         return self._journal.fault_of(self._salt)
 
     def append(self, operation: AnyOperation) -> None:
@@ -486,7 +497,9 @@ class JournaledLog(SessionLog):
         super().append(operation)
 
     def grow(self, operation: Callable[[], AnyOperation]) -> None:
-        """As in `SessionLog`."""
+        """Take an operation that may wait and that grows meanwhile, such as the token ids of a reply.
+        ``operation`` makes it when it is taken: before the next operation is appended, or after
+        ``cursor_seconds``."""
         if not self._closed:
             super().grow(operation)
             self._journal.flush_later(self)
@@ -503,12 +516,14 @@ class JournaledLog(SessionLog):
         self._queue(records.put(self.number, record))
 
     def sync(self) -> asyncio.Future[None]:
-        """A future that is done when everything appended so far is durable. Raises as `Journal.sync`."""
+        """A future that is done when everything appended so far is durable. If the journal is closed before
+        that, the future raises ``StorageUnavailable``."""
         self._flush()
         return self._journal.sync()
 
     def position(self) -> Origin:
-        """Where a session that is forked now begins: behind everything that was appended to this log so far."""
+        """Where a session that is forked now begins: this session's number, and how many operations were
+        appended to it so far. What waits here is handed to the journal first."""
         self._flush()
         return Origin(session=self.number, operations=self._index)
 
@@ -541,7 +556,8 @@ class JournaledLog(SessionLog):
             self._journal.put(changes)
 
     def taken(self) -> list[Fresh]:
-        """The changes that wait here, for the journal to queue."""
+        """Remove the changes that wait here and return them, for the journal to queue. Consecutive token ids of
+        one reply are joined."""
         self.gather()
         operations = enumerate(records.merged(self._operations), self._index)
         changes = [records.append(self.number, index, operation) for index, operation in operations]

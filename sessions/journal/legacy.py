@@ -89,8 +89,9 @@ def unseal(key: bytes, value: bytes, kind: type[T] | Any) -> T:
 
 
 def migrate(folder: Path, model: bytes, settings: JournalSettings) -> bool:
-    """Move the journal in ``folder`` into logs beside it; whether there was one to move. Raises
-    ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``; then the old file is unchanged."""
+    """Move the LMDB journal in ``folder`` into logs beside it. Returns whether there was one to move.
+    ``model``: the digest of the model that is served. Raises ``StoreForeign`` if it is another model's,
+    ``StoreNewer``, ``StoreUnusable``; then the old file is unchanged."""
     old = folder / FILE
     if not old.exists() or old.stat().st_size == 0:
         return False  # left by a server that died before its first commit
@@ -181,13 +182,13 @@ def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSetting
 
 
 class _Later(Disk):
-    """A disk that does not sync: everything is synced at the end."""
+    """File calls that do not sync, for speed: the migration syncs everything at its end."""
 
     def sync(self, fd: int) -> None:
-        """Do nothing."""
+        """Do nothing: the migration syncs all files at its end."""
 
     def sync_folder(self, folder: Path) -> None:
-        """Do nothing."""
+        """Do nothing: the migration syncs the folder at its end."""
 
 
 def _move(
@@ -200,9 +201,13 @@ def _move(
     handles: dict[int, list[bytes]],
     damaged: list[str],
 ) -> bool:
-    """Write session ``number`` of the old journal into ``logs``; records that are lost are marked so. Then
-    the session's name is added to ``damaged``. ``sessions``, ``tails``, ``rings``: the old tables by number.
-    Returns whether the session can still be resumed, and not only its forks."""
+    """Write session ``number`` of the old journal into ``logs``. Records that are lost are marked as lost, and
+    then the session's name is added to ``damaged``.
+
+    ``operations``: the session's, by index. ``sessions``, ``tails``, ``rings``: the old tables of records,
+    tails and keyrings by session number; ``handles``: the digests of its handles, too. An entry of None is
+    damaged. Returns False if the session was forgotten and only its forks need it.
+    """
     record, ring, tail = (table.get(number) for table in (sessions, rings, tails))
     kept = any(number in table for table in (rings, tails, handles))
     if isinstance(record, SessionRecord):
@@ -261,7 +266,8 @@ class Reader:
         return None
 
     def records(self, table: str, kind: Any) -> Iterator[tuple[bytes, Any]]:
-        """Key and record of each entry of a table; None for a damaged record."""
+        """Key and record of each entry of a table, in order; a damaged record is None. ``kind``: the records'
+        type."""
         for key, value in self._all(table):
             try:
                 yield key, unseal(key, value, kind)
@@ -308,9 +314,9 @@ class Reader:
         return all(item is not None for item in self._asked(table, struct.pack(">Q", number), FIRST))
 
     def _asked(self, table: str, first: bytes, how: str = ALL) -> Iterator[tuple[bytes, bytes] | None]:
-        """Ask the child for the records of ``table`` from the key ``first`` on, all of them or only the next
-        one (``how``). Yields each key and value; at last None if the child died or could not read on. A dead
-        child is replaced at the next call."""
+        """Ask the child process for the records of ``table`` from the key ``first`` on (b"": from the
+        beginning), all of them or only the next one (``how``: `ALL`, `FIRST`). Yields each key and value; at
+        last None if the child died or could not read on. A dead child is replaced at the next call."""
         if self._child is None:
             self._child = subprocess.Popen(
                 [sys.executable, "-I", str(Path(__file__).with_name("legacy_reader.py")), str(self._folder)],

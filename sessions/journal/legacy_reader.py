@@ -48,7 +48,7 @@ def send(record: bytes) -> None:
 
 
 def main() -> None:
-    """Answer until stdin ends."""
+    """Open the journal in the folder ``argv[1]``, and answer the lines on stdin until it ends."""
     environment = lmdb.open(sys.argv[1], readonly=True, lock=False, max_dbs=TABLES)
     for line in sys.stdin:
         table, first, how = line.split()

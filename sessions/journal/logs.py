@@ -42,12 +42,13 @@ TRY_SECONDS = 0.002
 
 @dataclass(slots=True, eq=False)
 class Log:
-    """One log file. ``slot``: its number in records' places. ``end``: the offset at which the next group is
-    written. ``room``: the file's length, which may include zeros behind ``end``.
+    """One log file. ``slot``: a small number that this process gives it; the place of a record begins with it.
+    ``end``: the offset at which the next group of records is written. ``room``: the file's length, which may
+    include zeros behind ``end``. ``index_end``: the length of its index.
 
     ``live``: bytes of records that are still needed. ``marks``: bytes of other records that a compaction kept,
-    such as drops. ``sessions``: numbers of the sessions that it has records of; ``fresh``: those added since.
-    ``dirty``: damage was found in it.
+    such as those that a session was forgotten. ``sessions``: the numbers, sorted, of the sessions of which it
+    had records when it was opened; ``fresh``: those added since. ``dirty``: damage was found in it.
     """
 
     slot: int
@@ -108,7 +109,9 @@ class Findings:
 
 
 class LogFolder:
-    """The logs in ``folder``. One thread uses it."""
+    """The log files in ``folder``, their indexes, and the one log, ``active``, to which groups of records are
+    written. One thread uses it. ``segment_bytes``: the size at which a log is sealed. ``writes``: false if it
+    only reads, beside a server."""
 
     def __init__(self, folder: Path, segment_bytes: int, disk: Disk, *, writes: bool) -> None:
         self.folder = folder
@@ -153,11 +156,12 @@ class LogFolder:
         write: bool = True,
         whole: bool = False,
     ) -> tuple[LogFolder, list[LoadedLog]]:
-        """Open the logs in ``folder``; returns them and their records.
+        """Open the logs in ``folder``; returns them and, for each log, where its records lie.
 
-        ``known``: the store's identity. If not ``write``, no file is changed, and a server may run beside:
-        the logs are those of one moment. ``whole``: read every log, not only its index. Raises
-        ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``.
+        ``model``: the digest of the model that is served; empty accepts any. ``segment_bytes``: the size at
+        which a log is sealed. ``known``: the store's identity, in case no header can be read. If not ``write``,
+        no file is changed, and a server may run beside: the logs are those of one moment. ``whole``: read every
+        log, not only its index. Raises ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``.
         """
         logs = cls(folder, segment_bytes, disk, writes=write)
         logs._believing = not whole
@@ -171,7 +175,8 @@ class LogFolder:
             raise
 
     def identity(self, without: Sequence[Log] = ()) -> Identity:
-        """What identifies the store now (see `Identity`), as if the logs ``without`` were removed already."""
+        """What the file `identity` is to say of the store now: its headers' values, counters and the numbers of
+        its logs, as if the logs ``without`` were removed already."""
         header, gone = self.header, {one.number for one in without}
         return Identity(
             format=segment.FORMAT,
@@ -185,7 +190,8 @@ class LogFolder:
         )
 
     def close(self) -> None:
-        """Cut what lies behind the whole groups off the active log, sync its index, and close all files."""
+        """Cut the active log behind its last whole group, cut off groups that failed, sync the active log's
+        index, and close all files."""
         active = self.active
         if active is not None:
             self._cut(active)
@@ -271,8 +277,9 @@ class LogFolder:
         return numbers
 
     def _hold(self) -> list[int]:
-        """Open all logs of one moment, to read them beside a server; returns their numbers. A compaction adds
-        its log before it removes those that it replaces: logs that are all still there were complete."""
+        """Open all logs, as they were at one moment, to read them beside a server; returns their numbers. A
+        compaction adds its log before it removes those that it replaces. So if all listed logs are still there
+        after they were opened, the list was complete. Raises ``StoreUnusable`` if it changes too fast."""
         for attempt in range(TRIES):
             numbers = self._listed(write=False)
             with suppress(FileNotFoundError):
@@ -402,8 +409,12 @@ class LogFolder:
         return found
 
     def _read_beside(self, one: Log) -> tuple[segment.Index | None, bytes]:
-        """A log's index and its bytes up to the last whole record, while a server may write to both. The end of
-        a group can be seen before its beginning: then all is read again. What stays is damage."""
+        """Read a log to which a server may write meanwhile. Returns its index, None if it has none, and its
+        bytes.
+
+        The end of a group may be seen before its beginning: then all is read again, up to `TRIES` times. What
+        is broken after that is damage.
+        """
         for _ in range(TRIES):
             index = self._index_of(one)  # before the log, which may be ahead of it, never behind
             data = self.disk.readable(self.opened(one), self.disk.size(self.opened(one)))
@@ -422,8 +433,13 @@ class LogFolder:
     def _scanned(
         self, one: Log, data: bytes, index: segment.Index | None, *, last: bool
     ) -> tuple[Any, Any, dict[int, bytes], bool]:
-        """Read a whole log, ``data``: its entries, which of them are damaged, their extras, and whether all is
-        well. ``last``: it is the active log, and may be repaired."""
+        """Check all records of the log ``one``, with the bytes ``data``, against its ``index``.
+
+        Returns an array with an entry (`segment.ENTRY`) for each record, a bool array that says which of these
+        are damaged, the records' extra bytes (`records.extra_of`) by their offset, and whether nothing is
+        damaged. ``last``: it is the log that is written next: a group that was cut off is removed from it, and
+        its index is completed.
+        """
         size = len(data)
         found = segment.scan(data, self.header.sync, one.header.file_seed())
         listed, cut = self._listed_entries(one, size, index)
@@ -448,8 +464,9 @@ class LogFolder:
         return np.concatenate([entries, hits]), flags, extras, clean
 
     def _listed_entries(self, one: Log, size: int, index: segment.Index | None) -> tuple[Any, int]:
-        """The entries of a log's index, and where the log's last whole group ends. A log that is shorter than
-        its index says has lost its end: it goes on from the last whole group."""
+        """The entries of a log's index that lie inside the log, and the offset up to which the log counts:
+        ``size``, its length. If it is shorter than its index says, it has lost its end: that is reported, and
+        the log counts up to the end of its last whole group."""
         listed = np.empty(0, segment.ENTRY) if index is None else index.entries
         ends = listed["offset"] + _padded_lengths(listed)
         if not len(listed) or int(ends.max()) <= size:
@@ -464,7 +481,8 @@ class LogFolder:
         return listed[ends <= cut], cut
 
     def _cut_end(self, one: Log, records: Sequence[Found], data: bytes) -> None:
-        """Set the active log's end behind its last whole group; cut off a group that was never acknowledged."""
+        """Set the end of the log that is written next behind ``records``, its committed records, and cut off
+        what follows: a group that was not written whole, so never acknowledged. ``data``: the log's bytes."""
         kept = max(
             (found.offset + segment.padded(len(found.payload)) for found in records), default=LOG_START
         )
@@ -477,7 +495,8 @@ class LogFolder:
         self, one: Log, found: segment.Scan, listed: Any, data: bytes, index: segment.Index | None
     ) -> int:
         """How many damaged records the log has that its index does not list, so that their sessions are not
-        known. Reports them in `findings`."""
+        known. They are reported in `findings`. ``found``: what was read from the log's bytes ``data``;
+        ``listed``: the index's entries."""
         unknown, size = 0, len(data)
         starts, lengths = listed["offset"], _padded_lengths(listed)
         for begin, beyond in found.gaps:
@@ -513,8 +532,12 @@ class LogFolder:
     # --- writing --------------------------------------------------------------------------------------------
 
     def append(self, records: Sequence[Fresh], moment: int | None = None) -> tuple[list[int], int, int]:
-        """Write a group and sync it. Returns the records' places, the first one's sequence number, and the
-        time of the group (microseconds). Raises ``StorageUnavailable``: then none of the group is there."""
+        """Write the records as one group at the end of the active log, and sync it.
+
+        ``moment``: the time that the records carry, in microseconds since the epoch; None: now. Returns the
+        records' places (`segment.place_of`), the first one's sequence number, and that time. Raises
+        ``StorageUnavailable``: then none of the group counts as written.
+        """
         total = sum(segment.padded(len(one.payload)) for one in records)
         moment = time.time_ns() // 1000 if moment is None else moment
         first, self.next_sequence = self.next_sequence, self.next_sequence + len(records)
@@ -551,7 +574,7 @@ class LogFolder:
         return places, first, moment
 
     def _put(self, one: Log, data: bytes, end: int) -> None:
-        """Write at the log's end, up to ``end``. Raises ``OSError``.
+        """Write ``data`` at the log's end; ``end`` is the offset behind it. Raises ``OSError``.
 
         Syncing a file that grows is slow: it waits until the file system has written the growth of its other
         files, such as KV. So on a disk with plenty of room zeros are written ahead, and later groups overwrite
@@ -662,8 +685,12 @@ class LogFolder:
             self._uncut.pop()
 
     def _extend_index(self, one: Log, entries: list[Any], extras: bytes, flags: int = 0) -> None:
-        """Add a chunk to the log's index. If that fails the index stays as it was and is never sealed, so that
-        the next start reads the log."""
+        """Append a chunk to the log's index: the ``entries`` (as in `segment.ENTRY`) of the records that were
+        just written, their ``extras`` (the bytes that the index has of them, joined), and the chunk's
+        ``flags``.
+
+        If that fails, the index stays as it was and is never sealed, so that the next start reads the log.
+        """
         if one.index_fd is None:
             return
         sync, seed = self.header.sync, one.header.file_seed()
@@ -677,7 +704,8 @@ class LogFolder:
             self._close_index(one)
 
     def _end_index(self, one: Log, flags: int) -> None:
-        """Add a last chunk to the log's index, sync and close it."""
+        """Append a last chunk to the log's index, without entries and with these ``flags``; sync and close the
+        index."""
         self._extend_index(one, [], b"", flags)
         if one.index_fd is not None:
             with suppress(OSError):
@@ -685,8 +713,9 @@ class LogFolder:
         self._close_index(one)
 
     def _rewrite_index(self, one: Log, entries: Any, extras: dict[int, bytes]) -> None:
-        """Replace the index of a log by a complete one, with these ``entries`` and their ``extras`` by offset
-        (`entries_of`), and mark it as sealed."""
+        """Replace the index of a log by a complete one, marked as sealed. ``entries``: an array of
+        `segment.ENTRY`, one for each record. ``extras``: the bytes that the index has of some records, by their
+        offset. Raises ``OSError``."""
         header = segment.encoded_header(one.header, segment.INDEX_MAGIC)
         ordered = np.sort(entries, order="offset")
         listed = b"".join(extras.get(offset, b"") for offset in ordered["offset"].tolist())
@@ -698,9 +727,12 @@ class LogFolder:
         one.index_end = len(header) + len(chunk)
 
     def adopt(self, one: Log, entries: Any, extras: dict[int, bytes], fresh: Path) -> None:
-        """Put a log that was written under the name ``fresh`` in place: sync it, rename it, write its index
-        and add it to the folder's logs. ``entries``, ``extras``: the content of the index, as in
-        `entries_of`. Raises ``OSError``."""
+        """Put a log that was written under the path ``fresh`` in place: sync it, rename it, write its index,
+        and add it to the folder's logs. Raises ``OSError``.
+
+        ``entries``: for the index, an array of `segment.ENTRY`, one for each record. ``extras``: the bytes that
+        the index has of some records, by their offset.
+        """
         self.disk.sync(self.opened(one))
         one.sessions = np.unique(entries["session"])
         self.disk.rename(fresh, one.path)
@@ -711,7 +743,8 @@ class LogFolder:
         self.unnoted = True
 
     def discard(self, one: Log, fresh: Path) -> None:
-        """Drop a log that was written under the name ``fresh``: close it and remove its file."""
+        """Give up a log that was written under the path ``fresh``: close it and remove its file. If the file
+        was renamed already and cannot be removed, it stays among the folder's logs."""
         self._close_files(one)
         with suppress(OSError):
             self.disk.remove(fresh)
@@ -756,9 +789,9 @@ class LogFolder:
         return found
 
     def entries_of(self, one: Log) -> tuple[Any, dict[int, bytes]]:
-        """A log's entries (an array of `segment.ENTRY`, one for each record), and the records' extras
-        (`records.extra_of`) by their offset. They come from the index if it is complete, or else from the log
-        and what the index lists."""
+        """A log's entries, an array of `segment.ENTRY`, one for each record; and by the record's offset the
+        bytes that the index has of some records (`records.extra_of`). Read from the index if it is complete, or
+        else from the log and what the index lists."""
         index = self._index_of(one)
         if index is not None and index.sealed == one.end:
             return index.entries, index.extras
@@ -771,7 +804,8 @@ class LogFolder:
         return entries, extras
 
     def mark_dirty(self, place: int) -> None:
-        """Damage was found at ``place``: mark the log, so that opening the store reads it whole."""
+        """Call this when damage was found at ``place``: it marks the log in its index, so that the next opening
+        reads the log whole."""
         one = self.logs[segment.slot_of(place)]
         if one.dirty:
             return
@@ -787,7 +821,8 @@ class LogFolder:
             self._end_index(one, segment.DIRTY)
 
     def size(self, place: int) -> int:
-        """Bytes of the record at ``place``; 0 for a missing or damaged one."""
+        """How many bytes the record at ``place`` takes in its log; 0 if the place is that of a missing or
+        damaged record."""
         length = segment.bytes_at(place)
         if length >> 3 < segment.GIANT or place in (segment.MISSING, segment.HIT):
             return length if segment.slot_of(place) else 0
@@ -796,7 +831,7 @@ class LogFolder:
         return length
 
     def _giant(self, one: Log, offset: int) -> int:
-        """The length in bytes of a record that is too long for its place to hold it (see `segment.GIANT`). It
+        """How many bytes a record at ``offset`` takes that is so long that its place cannot hold the length. It
         is read from the record itself."""
         head = self.disk.read(self.opened(one), 16, offset)
         length = int.from_bytes(head[12:16], "little") if len(head) == 16 else 0
@@ -848,12 +883,13 @@ def _entry(record: Found) -> tuple[int, int, int, int, int, int, int]:
 
 
 def _padded_lengths(entries: Any) -> Any:
-    """Bytes that the records of the entries take, as an array."""
+    """How many bytes each record of ``entries`` (an array of `segment.ENTRY`) takes in its log, as an array."""
     return segment.RECORD_BYTES + (entries["length"].astype("<u8") + 7 >> 3 << 3)
 
 
 def _committed(records: Sequence[Found], listed: set[int], cut: int) -> list[Found]:
-    """The records before ``cut`` that belong to a whole group, or that the index lists by their offset."""
+    """The ``records`` before the offset ``cut`` that were committed: they belong to a whole group, or the index
+    lists their offset (``listed``)."""
     finished = max((at for at, record in enumerate(records) if record.word & segment.GROUP_END), default=-1)
     return [
         record

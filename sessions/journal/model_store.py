@@ -21,8 +21,8 @@ ASIDE = f"{FOLDER}.damaged"
 
 
 def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
-    """Open the store of ``model`` in ``folder``, or in a folder below it if another model or a later version
-    has a store there, which is left as it is. Records that a server starts with it.
+    """Open the store of ``model`` (the model's digest) in ``folder``, or in a folder below it if another model
+    or a later version has a store there, which is left as it is. Records that a server starts with it.
 
     A store of an earlier format is migrated. Hold the folder's lock. Raises ``StoreUnusable``.
     """
@@ -46,8 +46,8 @@ def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalSt
 
 
 def finish_repair(folder: Path, settings: JournalSettings) -> bool:
-    """If a repair was cut off after the repaired journal was complete, put that in place. Returns whether it
-    was so. Hold the folder's lock. Raises ``StoreUnusable``."""
+    """If a repair was cut off after the repaired journal was complete, put that in the damaged one's place.
+    Returns whether that was done. The caller holds the folder's lock. Raises ``StoreUnusable``."""
     if not awaits_repair(folder, settings):
         return False
     try:
@@ -59,8 +59,8 @@ def finish_repair(folder: Path, settings: JournalSettings) -> bool:
 
 
 def exchange(folder: Path) -> Path:
-    """Rename the damaged journal, and put the repaired one in its place. Returns the damaged one's new path.
-    Raises ``OSError``."""
+    """Rename the damaged journal in ``folder``, and put the repaired one there in its place. Returns the
+    damaged one's new path. Raises ``OSError``."""
     names = (ASIDE if number == 1 else f"{ASIDE}-{number}" for number in range(1, 1 << 20))
     aside = next(folder / name for name in names if not (folder / name).exists())
     if (folder / FOLDER).exists():
@@ -111,7 +111,7 @@ def _begun(folder: Path, model: bytes, settings: JournalSettings) -> JournalStor
 
 
 def _left(folder: Path) -> list[str]:
-    """Log a warning if a file of an earlier version, not empty, lies beside a journal in use.
+    """Log a warning if a journal of an earlier version, a file that is not empty, lies beside the one in use.
 
     Returns the warning as a list of one line; an empty list without such a file.
     """

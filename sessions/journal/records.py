@@ -34,21 +34,21 @@ class EventReceived(Operation, frozen=True, tag="heard"):
 
 
 class Inserted(Operation, frozen=True, tag="inserted"):
-    """An item was inserted behind ``previous`` (None: at the end)."""
+    """An item was inserted behind the item with the id ``previous``; "root": first; None: at the end."""
 
     item: Item
     previous: str | None = None
 
 
 class Deleted(Operation, frozen=True, tag="deleted"):
-    """An item was removed."""
+    """The item with the id ``item`` was removed."""
 
     item: str
 
 
 class Typed(Operation, frozen=True, tag="typed"):
-    """Input that is streamed and not an item yet: its text from character ``start`` on is now ``text``. It will
-    be a message of ``role``, or the output of the tool call ``call``."""
+    """Input that is streamed in and not an item yet: its text from character ``start`` on is now ``text``. It
+    will be the item with the id ``item``: a message of ``role``, or the output of the tool call ``call``."""
 
     start: int
     text: str = ""
@@ -66,8 +66,9 @@ class Configured(Operation, frozen=True, tag="configured"):
 
 
 class Begun(Operation, frozen=True, tag="begun"):
-    """A response was requested. Its reply will stand at this place in the history. ``writes``: whether the
-    reply joins the history. ``note``: bytes that only the gateway reads."""
+    """The response with the id ``response`` was requested. ``request``: the request as plain data
+    (`replay.request_form`); empty out of band. ``writes``: whether the reply joins the history; then it will
+    stand at this place in it. ``note``: bytes that only the gateway reads."""
 
     response: str
     request: dict[str, Any]
@@ -85,8 +86,8 @@ class Emitted(Operation, frozen=True, tag="said"):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompt of a new turn node: the ids ``prompt`` (little-endian int32) behind the first ``keep`` tokens
-    of its parent's path. ``node``: its id."""
+    """The prompt of a new node in the tree of turns: the ids ``prompt`` (little-endian int32), which follow the
+    first ``keep`` tokens up to its parent's end. ``node``: its id."""
 
     node: str
     keep: int
@@ -94,7 +95,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """An error of ``sessions.errors``, by its code."""
+    """An error of ``sessions.errors``: its class by ``code``, its text, and the field of the request (None: of
+    no field)."""
 
     code: str
     message: str
@@ -125,10 +127,10 @@ class Ended(Operation, frozen=True, tag="ended"):
 
 
 class ContextCut(Operation, frozen=True, tag="left_out"):
-    """The running response leaves out of its prompt the segments at the indexes ``places`` of its script.
-    ``told``: what the client is told of it.
+    """The running response leaves some oldest items and replies out of its prompt, because the context is full:
+    those at the indexes ``places`` of the prompt's items and replies. ``told``: what the client is told of it.
 
-    If the response is kept and overrides nothing, later turns leave these segments out, too.
+    If the response is kept and has no instructions, tools or input of its own, later turns leave them out, too.
     """
 
     response: str
@@ -137,15 +139,16 @@ class ContextCut(Operation, frozen=True, tag="left_out"):
 
 
 class Compacted(Operation, frozen=True, tag="compacted"):
-    """``item``, a summary, took the place of the segments at the indexes ``places``, which later turns leave
-    out."""
+    """``item``, a summary, took the place of some items and replies: those at the indexes ``places`` of the
+    context, which later turns leave out of their prompts."""
 
     item: Message
     places: tuple[int, ...]
 
 
 class KeptReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A `TurnReply`, its ids little-endian int32."""
+    """A reply of the model in a snapshot: its items, its token ids (little-endian int32), and whether the last
+    id is an end token that the model sampled."""
 
     items: tuple[Item, ...]
     ids: bytes
@@ -153,7 +156,9 @@ class KeptReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class KeptNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A tree node; ``inputs`` and ``reply`` are positions in the snapshot's tables."""
+    """A node of the tree of turns in a snapshot, with the id ``node``: ``prompt`` (ids, little-endian int32)
+    follows the first ``keep`` tokens up to its parent's end. ``inputs`` and ``reply`` are indexes into the
+    snapshot's ``items`` and ``replies``."""
 
     node: str
     keep: int
@@ -201,7 +206,8 @@ class SessionSnapshot(Operation, frozen=True, tag="snapshot"):
 
 
 class Interrupted(Operation, frozen=True, tag="interrupted"):
-    """A running reply is to be cut where its message ``item`` has ``end`` characters."""
+    """A running reply is to be cut, when it ends, after the first ``end`` characters of its message
+    ``item``."""
 
     response: str
     item: str
@@ -225,17 +231,19 @@ class Truncated(Operation, frozen=True, tag="cut"):
 
 
 class Rewound(Operation, frozen=True, tag="rewound"):
-    """Everything behind ``item`` was removed (None: everything)."""
+    """The history was rewound: everything behind the item with the id ``item`` was removed; None:
+    everything."""
 
     item: str | None = None
 
 
 class Branched(Operation, frozen=True, tag="branched"):
-    """The session was forked here: the operations before are those of the session it was forked from."""
+    """Marks where a fork begins: the operations before it are those of the session that it was forked from."""
 
 
 class Noted(Operation, frozen=True, tag="noted"):
-    """Bytes that only the gateway reads (`sessions.stored`). They change no history."""
+    """Part of the content of a stored object, which is no session (`sessions.stored`): bytes that only the
+    gateway reads. They change no history."""
 
     note: bytes
 
@@ -271,8 +279,9 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a session beside its operations.
 
-    ``owner`` names the key that made it, ``salt`` its tenant; ``clock`` is the template's date (ISO).
-    ``origin``: for a fork, the operations that its own follow. ``name``: set by the client. ``parent``: the
+    ``owner``: the digest of the API key that made it. ``salt``: its tenant's. ``clock``: the date that the chat
+    template shows (ISO 8601). ``config``: the gateway's configuration when it began, as bytes. ``origin``: for
+    a fork, the operations of another session that its own follow. ``name``: set by the client. ``parent``: the
     id of the session it was forked from; ``root``: the id of the first session of its fork tree.
     """
 
@@ -303,7 +312,8 @@ class Keyring(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.fresh if self.used is None else (*self.fresh, self.used)
 
     def listed(self) -> bytes:
-        """All digests, joined, as the log's index has them."""
+        """All digests, of handles and conversations, joined: the bytes that the log's index has of a
+        keyring."""
         return b"".join((*self.digests(), *self.conversations))
 
 
@@ -367,8 +377,9 @@ def drop(number: int) -> Fresh:
 
 
 class SessionLog:
-    """A session's log: it takes the session's operations. This one keeps nothing: for a session without a
-    journal. ``durable``: what it takes outlives the process. ``number``: the session's."""
+    """A session's log: it takes the session's operations. This class is for a session without a journal and
+    keeps nothing; `JournaledLog` overrides it. ``durable``: whether what it takes outlives the process.
+    ``number``: the session's in the journal."""
 
     durable = False
 
@@ -377,23 +388,24 @@ class SessionLog:
         self._growing: list[Callable[[], AnyOperation]] = []
 
     def append(self, operation: AnyOperation) -> None:
-        """Take an operation."""
+        """Add an operation to the log, behind those that `grow` was given."""
         self.gather()
         self._take(operation)
 
     def grow(self, operation: Callable[[], AnyOperation]) -> None:
-        """Take an operation that may wait and that grows meanwhile. ``operation`` makes it when it is taken:
-        before the next operation is appended, and in time for the next group."""
+        """Add an operation later, as it may wait and grows meanwhile, such as the token ids of a reply.
+        ``operation`` makes it when it is added: before the next operation is appended, or when the journal
+        collects what is to be written."""
         self._growing.append(operation)
 
     def gather(self) -> None:
-        """Take now what grows."""
+        """Add now the operations that `grow` was given."""
         growing, self._growing = self._growing, []
         for operation in growing:
             self._take(operation())
 
     def _take(self, operation: AnyOperation) -> None:
-        """Here it is dropped."""
+        """Keep an operation for the journal. Without a journal, as here, it is dropped."""
 
     def keep_handles(self, keyring: Keyring) -> None:
         """Take the session's new keyring, which replaces the one before; here it is dropped."""
@@ -407,7 +419,7 @@ class SessionLog:
 
     @property
     def fault(self) -> StorageUnavailable | None:
-        """Why no new turn may begin; None if one may."""
+        """Why no new turn may begin, such as a full disk; None if one may, as always without a journal."""
         return None
 
     def position(self) -> Origin | None:
@@ -415,7 +427,8 @@ class SessionLog:
         return None
 
     def close(self) -> None:
-        """The session leaves memory: take nothing more. What was appended is still written; here nothing is."""
+        """Call this when the session leaves memory: the log takes nothing more, and what was appended is still
+        written. Without a journal, as here, it does nothing."""
 
     def forget(self) -> None:
         """Remove the session from the journal; call it last. Here it does nothing."""

@@ -36,8 +36,13 @@ MANY_ITEMS = 1 << 30
 
 @dataclass(slots=True)
 class Past:
-    """A response as the journal has it. ``said``: the bytes of its token ids. ``cut``: the message to cut, and
-    its length in characters. ``ended``: None if the response was interrupted."""
+    """A response as the journal has it, running when the server ended or over.
+
+    ``note``: bytes of the gateway. ``placed``: its place in the history, and its prompt as items. ``said``: its
+    token ids so far, as bytes of little-endian int32. ``logprobs``: one for each id, if it reports them.
+    ``cut``: the id of a message that is to be cut when it ends, and the characters that stay; None: none is.
+    ``ended``: how it ended; None if it was interrupted. ``left_out``: what its prompt left out.
+    """
 
     id: str
     request: TurnRequest
@@ -57,9 +62,9 @@ class Past:
 
 @dataclass(slots=True)
 class Replayed:
-    """A session after replay. ``last``: its last response that writes the history; ``responses`` counts them.
+    """A session after replay. ``last``: its last response that joins the history; ``responses`` counts these.
 
-    ``orphans``: interrupted responses out of band. ``heard``: ids of the latest client events, in order.
+    ``orphans``: interrupted responses out of band, by id. ``heard``: ids of the latest client events, in order.
     ``after_reply``: ids of the items appended while ``last`` ran. ``config``: the gateway's latest
     configuration, None if it was never changed. ``typed``: streamed input that is not an item yet.
     """
@@ -75,8 +80,9 @@ class Replayed:
 
 
 def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: int = 1024) -> Replayed:
-    """Replay the operations. ``max_items``: the limit of the history. ``max_events``: how many ids of client
-    events are kept. Raises ``RecordDamaged`` if an operation does not fit those before it."""
+    """Make a session's history and responses again from all its ``operations``, in order. ``max_items``: the
+    most items of the history. ``max_events``: how many ids of client events are kept. Raises ``RecordDamaged``
+    if an operation does not fit those before it."""
     replayed = Replayed(History(max_items=max_items), deque(maxlen=max_events))
     try:
         for operation in operations:
@@ -94,8 +100,9 @@ def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: in
 def condensed(
     operations: Sequence[AnyOperation], *, max_items: int = MANY_ITEMS, max_events: int = 1024
 ) -> tuple[int, SessionSnapshot] | None:
-    """How many of the first operations one snapshot can replace, as many as possible, and that snapshot. None
-    if these would be fewer than two, or if there are notes, which a snapshot does not have."""
+    """Make a snapshot that replaces as many of the first operations as possible: those up to the last point
+    where no response runs. Returns how many these are, and the snapshot; None if they are fewer than two, or
+    for a stored object (`Noted` operations, which a snapshot cannot hold)."""
     if any(isinstance(operation, records.Noted) for operation in operations):
         return None
     until = quiet(operations)
@@ -188,8 +195,9 @@ def _end(history: History, past: Past, ended: Ended) -> None:
 
 
 def _draft(script: Script, spans: tuple[Span, ...]) -> Draft:
-    """The draft of a turn that was committed. ``spans``: one for each turn of the script that was rendered
-    again, then one for the turn itself. Raises ``RecordDamaged`` if their number is wrong."""
+    """The prompt, in tokens, of a turn that was committed. ``script``: the prompt as items. ``spans``: the
+    tokens of each turn of the script that was rendered again, then of the turn itself. Raises ``RecordDamaged``
+    if their number is wrong."""
     parent = script.base
     turns = list(turns_of(script.segments[script.shared :]))
     if len(turns) != len(spans):
@@ -203,8 +211,8 @@ def _draft(script: Script, spans: tuple[Span, ...]) -> Draft:
 
 
 def spans_of(script: Script, node: TurnNode) -> tuple[Span, ...]:
-    """A span for each node from ``node`` back to the script's base, the oldest first. These are the nodes that
-    the turn added."""
+    """The prompts of the tree nodes that a turn added, as the journal keeps them, the oldest first: of
+    ``node``, the turn's own, and of its ancestors up to the script's ``base``, which was there before."""
     spans: list[Span] = []
     for added in node.ancestry():
         if added is script.base:
@@ -214,8 +222,9 @@ def spans_of(script: Script, node: TurnNode) -> tuple[Span, ...]:
 
 
 def ended(response: str, done: ReplyDone, spans: tuple[Span, ...], by_itself: bool) -> Ended:
-    """The operation for a response's end. ``done``: its last event. ``spans``: of the nodes that it added;
-    empty if it was not kept. ``by_itself``: the model ended it."""
+    """The journal's operation for the end of the response with the id ``response``. ``done``: its last event.
+    ``spans``: the prompts of the tree nodes that it added (`spans_of`); empty if it did not become a turn.
+    ``by_itself``: its last id is an end token that the model sampled."""
     return Ended(
         response=response,
         status=done.status,
@@ -232,8 +241,8 @@ def ended(response: str, done: ReplyDone, spans: tuple[Span, ...], by_itself: bo
 
 
 def refused(response: str, fault: BaseException | None) -> Ended:
-    """The operation for a response that was refused before it began. ``fault``: why; None if it was
-    cancelled."""
+    """The journal's operation for a response that ended before it began. ``fault``: why it was refused; None:
+    it was cancelled."""
     error = fault_of(fault) if isinstance(fault, SessionError) else None
     status = ReplyStatus.CANCELLED if fault is None else ReplyStatus.FAILED
     return Ended(response=response, status=status, reason=EndReason.ERROR, began=False, error=error)
@@ -245,8 +254,8 @@ def fault_of(error: SessionError) -> records.Fault:
 
 
 def error_of(fault: records.Fault | None) -> SessionError:
-    """The error that was journaled as ``fault``. It is ``TurnFailed`` if the code is unknown or ``fault`` is
-    None."""
+    """The error that the journal keeps as ``fault``. It is a ``TurnFailed`` if the code is unknown or ``fault``
+    is None."""
     if fault is None:
         return errors.TurnFailed("The response was cut off")
     kind = SessionError.by_code.get(fault.code, errors.TurnFailed)
@@ -262,8 +271,12 @@ def reader_of(
     *,
     whole_calls: bool = False,
 ) -> ReplyReader:
-    """A reader of a response's tokens. It gives the items the same ids each time, because they are made from
-    the id ``response``. The other parameters are those of `ReplyReader`."""
+    """A reader that makes text, tool calls and reasoning of a response's tokens. It gives the items the same
+    ids each time, because they are made from the response's id.
+
+    ``end_ids``: the model's end tokens. ``tools``: those of the prompt. ``whole_calls``: each tool call's
+    arguments come in one event.
+    """
     begun = 0
 
     def next_id(prefix: str) -> str:
@@ -292,8 +305,8 @@ def reader_of(
 
 
 def retold(past: Past, language: Language, end_ids: frozenset[int]) -> list[ReplyEvent]:
-    """The events of a response that has ended, as they were first sent. Empty if it was refused before it
-    began."""
+    """The events of a response that has ended, as they were first sent; empty if it was refused before it
+    began. ``end_ids``: the model's end tokens."""
     ended = past.ended
     assert ended is not None, "an interrupted response goes on; its events are not repeated"
     if not ended.began:
@@ -316,7 +329,8 @@ def retold(past: Past, language: Language, end_ids: frozenset[int]) -> list[Repl
 
 
 def quiet(operations: Sequence[AnyOperation]) -> int:
-    """The number of operations up to the last point at which no response runs."""
+    """How many of the first operations there are up to the last point at which no response runs; 0 if there is
+    no such point."""
     running: set[str] = set()
     until = 0
     for at, operation in enumerate(operations, 1):
@@ -332,7 +346,7 @@ def quiet(operations: Sequence[AnyOperation]) -> int:
 
 
 class _Places:
-    """The tables of a snapshot: each item and each reply once."""
+    """Collects a snapshot's tables of items and replies, each object once."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
@@ -353,8 +367,8 @@ class _Places:
 
 
 def snapshot_of(replayed: Replayed) -> SessionSnapshot:
-    """One record with the whole state of a session, which replaces its operations. A running turn is an
-    ``AssertionError``."""
+    """One record with the whole state of a session, to replace its operations. Raises ``AssertionError`` if a
+    turn runs."""
     history, places = replayed.history, _Places()
     assert not history.busy, "a turn runs"
     entries = tuple(places.of(segment) for segment in history.entries)
@@ -403,7 +417,7 @@ def snapshot_of(replayed: Replayed) -> SessionSnapshot:
 
 
 def restore(history: History, snapshot: SessionSnapshot) -> None:
-    """Fill a new history from a snapshot."""
+    """Fill the new, empty ``history`` from a snapshot."""
     replies = [TurnReply(kept.items, ids_from(kept.ids), kept.ended) for kept in snapshot.replies]
     head: TurnNode | None = None
     for kept in snapshot.nodes:
@@ -421,7 +435,8 @@ def restore(history: History, snapshot: SessionSnapshot) -> None:
 
 
 def request_form(request: TurnRequest) -> dict[str, Any]:
-    """A turn's request as plain data, with sampling by name, so that fields can be added later."""
+    """A turn's request as plain data for the journal; its sampling parameters are a dict by name, so that later
+    versions can add some. `request_from` reads it."""
     form: dict[str, Any] = msgspec.to_builtins(request)
     sampling = request.sampling
     named = {name: msgspec.to_builtins(getattr(sampling, name)) for name in sampling.__struct_fields__}
@@ -434,7 +449,8 @@ def _sampling_types() -> dict[str, Any]:
 
 
 def request_from(form: dict[str, Any]) -> TurnRequest:
-    """The turn's request that `request_form` made into the plain data ``form``. Raises ``RecordDamaged``."""
+    """The turn's request of which `request_form` made the plain data ``form``. Raises ``RecordDamaged`` if it
+    cannot be read."""
     try:
         named = form.get("sampling", {})
         known = _sampling_types()

@@ -39,9 +39,11 @@ LOG_START = 2 * HEADER_BYTES
 RECORD_BYTES = 48
 CHUNK_BYTES = 32
 GROUP_END, LOST = 1, 2
-"""Flags of a record: the last of its group; its content was found damaged, and this is all that is left."""
+"""Flags of a record. GROUP_END: it is the last of its group. LOST: its content was found damaged, and its
+payload is only what the index had of it."""
 SEALED, DIRTY = 1, 2
-"""Flags of a chunk: the log is complete; damage was found in the log, so it must be read whole."""
+"""Flags of a chunk of the index. SEALED: the log is complete. DIRTY: damage was found in the log, so it must be
+read whole at the next start."""
 WRAP = (1 << 64) - 1
 _HEADER = struct.Struct("<8sIIQ")
 _RECORD = struct.Struct("<4sIQQQQ")
@@ -58,7 +60,9 @@ ENTRY = np.dtype(
         ("extra", "<u4"),
     ]
 )
-"""A record's entry in the index: ``length`` of its payload, and ``extra`` bytes in the chunk's extras."""
+"""A record's entry in the index of its log. ``session``: its session's number. ``word``: index, kind and flags.
+``time``: microseconds since the epoch. ``offset``: in the log. ``length``: the bytes of its payload. ``extra``:
+how many bytes the index stores of it behind the chunk's entries (`records.extra_of`)."""
 
 
 class Kind(IntEnum):
@@ -74,10 +78,12 @@ class Kind(IntEnum):
 
 
 class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A log's header. ``store``, ``seed`` and ``sync`` are random and the same in all logs of a store.
+    """A log's header. ``store`` (its id), ``seed`` and ``sync`` are random and the same in all logs of a store.
+    ``model``: the digest of the model that the token ids belong to.
 
-    ``number`` is the one in the file's name. ``replaces``: numbers of the logs that a compaction wrote into
-    this.
+    ``number``: the one in the file's name. ``replaces``: numbers of the logs that a compaction wrote into this.
+    ``generation``, ``next_session``, ``next_sequence``: when the log was made, the number of server starts, and
+    the next number of a session and of a record.
     """
 
     format: int
@@ -98,7 +104,9 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """A record to be written. ``extra`` goes into the index with its entry."""
+    """A record to be written. ``session``: its session's number. ``index``: of an operation, its index among
+    those of its session; of a START record, the number of the server start; else 0. ``extra``: the bytes that
+    the log's index stores too."""
 
     session: int
     index: int
@@ -108,19 +116,20 @@ class Fresh:
     flags: int = 0
 
     def word(self, last: bool = False) -> int:
-        """The record's word, one integer: its index, kind and flags. ``last``: it is the last record of its
-        group."""
+        """The record's index, kind and flags, packed into one integer. ``last``: it is the last record of its
+        group, which is one more flag."""
         return self.index << 16 | self.kind << 8 | self.flags | (GROUP_END if last else 0)
 
 
 def padded(length: int) -> int:
-    """Bytes that a record with a payload of ``length`` bytes takes."""
+    """How many bytes of a log a record with a payload of ``length`` bytes takes: with its head, and padded to a
+    multiple of 8."""
     return RECORD_BYTES + (length + 7 & ~7)
 
 
 def encoded_header(header: SegmentHeader, magic: bytes) -> bytes:
-    """The bytes of one copy of the header, padded to `HEADER_BYTES`. Raises ``ValueError`` if it does not
-    fit."""
+    """The bytes of one copy of a log's or an index's header, padded to `HEADER_BYTES`. ``magic``: `LOG_MAGIC`
+    or `INDEX_MAGIC`, the first 8 bytes. Raises ``ValueError`` if it does not fit."""
     payload = msgspec.msgpack.encode(header)
     fixed = _HEADER.pack(magic, len(payload), 0, xxh3_64_intdigest(payload, len(payload)))
     if len(fixed) + len(payload) > HEADER_BYTES:
@@ -146,7 +155,9 @@ def decoded_header(data: bytes, magic: bytes) -> SegmentHeader | None:
 def encoded_record(
     sync: bytes, seed: int, offset: int, sequence: int, session: int, word: int, time: int, payload: bytes
 ) -> bytes:
-    """The bytes of a record at ``offset`` of the log with this seed."""
+    """The bytes of a record, with its checksum and padding. They are valid only at ``offset`` of the log with
+    this ``seed`` (`SegmentHeader.file_seed`). ``sync``: the store's random word. ``word``: its index, kind and
+    flags (`Fresh.word`). ``time``: microseconds since the epoch."""
     fixed = _RECORD.pack(sync, len(payload), sequence, session, word, time)
     check = xxh3_64_intdigest(fixed + payload, seed + offset & WRAP)
     return b"".join((_CHECK.pack(check), fixed, payload, bytes(-len(payload) & 7)))
@@ -154,7 +165,8 @@ def encoded_record(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A record as read from a log; its checksum was right. ``word`` holds index, kind and flags."""
+    """A record as read from a log; its checksum was right. ``offset``: in the log. ``session``: its session's
+    number. ``word`` holds index, kind and flags. ``time``: microseconds since the epoch."""
 
     offset: int
     sequence: int
@@ -176,7 +188,8 @@ class Found:
 
 
 def record_at(data: Any, offset: int, sync: bytes, seed: int, base: int = 0) -> Found | None:
-    """The record at ``offset`` of ``data``, which begins at ``base`` of its log; None if it is damaged."""
+    """The record at ``offset`` of ``data``, which are bytes of a log from its offset ``base`` on; None if it is
+    damaged. ``sync``: the store's random word. ``seed``: the log's."""
     if offset + RECORD_BYTES > len(data):
         return None
     (check,) = _CHECK.unpack_from(data, offset)
@@ -192,7 +205,8 @@ def record_at(data: Any, offset: int, sync: bytes, seed: int, base: int = 0) -> 
 
 @dataclass(slots=True)
 class Scan:
-    """What a log holds: its whole records, the ``gaps`` of damage between them, and where the last one ends."""
+    """What a log holds: its whole ``records``; the damaged ``gaps`` between them, each as the offsets at which
+    it begins and ends; and the offset at which the last whole record ends."""
 
     records: list[Found] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
@@ -235,7 +249,12 @@ def encoded_chunk(
     end: int,
     flags: int = 0,
 ) -> bytes:
-    """The bytes of a chunk at ``offset`` of the index of the log with this seed; the log ends at ``end``."""
+    """The bytes of a chunk of an index, with its checksum. They are valid only at ``offset`` of the index of
+    the log with this ``seed``.
+
+    ``entries``: a tuple for each record, as in `ENTRY`. ``extras``: the bytes that the index stores of these
+    records, joined. ``end``: the log's length with them. ``flags``: `SEALED`, `DIRTY`.
+    """
     packed = np.array(list(entries), dtype=ENTRY)
     body = packed.tobytes() + extras
     fixed = _CHUNK.pack(sync, len(packed), len(extras), flags, end)
@@ -245,7 +264,8 @@ def encoded_chunk(
 
 @dataclass(slots=True)
 class Index:
-    """The index of a log, as read: its entries, and the extra bytes of some by their records' offsets.
+    """The index of a log, as read: an array of `ENTRY`, one for each record; and in ``extras`` the bytes that
+    it stores of some records, by the record's offset.
 
     ``whole``: no part of it is damaged. ``end``: where the log ended when the last whole chunk was written.
     ``sealed``: the log's length, if the index is complete and no damage is known; else None.
@@ -259,7 +279,8 @@ class Index:
 
 
 def read_index(data: bytes, sync: bytes, seed: int) -> Index:
-    """Read the bytes of an index file. Damaged chunks are skipped, and their entries are missing."""
+    """Read ``data``, the bytes of an index file. Damaged chunks are skipped, and their entries are missing.
+    ``sync``: the store's random word. ``seed``: the log's."""
     parts, extras, at = [np.empty(0, ENTRY)], dict[int, bytes](), HEADER_BYTES
     whole, dirty, log_end, sealed = True, False, LOG_START, None
     while at < len(data):
@@ -284,7 +305,8 @@ def read_index(data: bytes, sync: bytes, seed: int) -> Index:
 
 
 def _chunk_at(data: bytes, at: int, sync: bytes, seed: int) -> tuple[Any, bytes, int, int] | None:
-    """A chunk's entries, its extra bytes, the log's end and the flags; None if it is damaged."""
+    """The chunk at the offset ``at`` of an index: its entries (an array of `ENTRY`), the bytes that it stores
+    of their records, the log's length when it was written, and its flags. None if it is damaged."""
     if at + CHUNK_BYTES > len(data):
         return None
     (check,) = _CHECK.unpack_from(data, at)
@@ -301,13 +323,15 @@ def _chunk_at(data: bytes, at: int, sync: bytes, seed: int) -> tuple[Any, bytes,
 
 
 def kinds_of(entries: Any) -> Any:
-    """The kinds of the entries' records, as an array."""
+    """The kind of each record, as an array. ``entries``: an array of `ENTRY`."""
     return entries["word"] >> 8 & 0xFF
 
 
 @dataclass(slots=True)
 class LoadedLog:
-    """The records of one log: their entries, their places, and the extra bytes of some, by offset."""
+    """What opening a log found of its records: ``entries``, an array of `ENTRY`; ``places``, an array of
+    ``<u8`` with the place of each (`place_of`, or `HIT` if it is damaged); and ``extras``, the bytes that the
+    index stores of some, by the record's offset."""
 
     entries: Any
     places: Any
@@ -334,8 +358,8 @@ def place_of(slot: int, offset: int, length: int) -> int:
 
 
 def places_of(slot: int, offsets: Any, lengths: Any) -> Any:
-    """`place_of` for many records of one log: an array of ``<u8``, from the arrays ``offsets`` and
-    ``lengths`` in bytes."""
+    """Pack the places of many records of one log: an array of ``<u8``, each made of the log's slot and the
+    record's offset and length, given as arrays in bytes. A length that does not fit is replaced by `GIANT`."""
     return slot << SLOT_SHIFT | offsets >> 3 << LENGTH_BITS | np.minimum(lengths >> 3, GIANT)
 
 
@@ -346,7 +370,8 @@ def bytes_at(place: int) -> int:
 
 
 def all_bytes_at(places: Any) -> Any:
-    """`bytes_at` for each of ``places``, an array of ``<u8``: an array of the lengths in bytes."""
+    """How many bytes the record at each of ``places`` (an array of ``<u8``) takes, as an array. For a giant
+    (see `MISSING`) it is only the largest length that a place can hold."""
     return (places & GIANT) << 3
 
 

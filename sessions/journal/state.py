@@ -29,12 +29,14 @@ DIGEST_BYTES = 32
 
 @dataclass(slots=True, eq=False)
 class SessionState:
-    """One session. ``operations``: the places of its operations from index ``first`` on.
+    """Where the records of one session lie; a place is an integer (`segment.place_of`). ``record``, ``ring``:
+    the places of its record and its keyring. ``operations``: those of its operations from index ``first`` on.
 
     ``snapshot``: the first of these is a snapshot of all before it, of ``base`` bytes; the others have
     ``grown`` bytes. ``kept``: false once the session was forgotten, while its forks need its operations.
-    ``used``: when it was last written (microseconds since the epoch), by the record with the sequence
-    number ``last``.
+    ``used``: when it was last written (microseconds since the epoch), by the record with the sequence number
+    ``last``. ``origin``: for a fork, the number of the other session with which it begins, and how many of that
+    one's operations. ``digests``: those of its keyring, joined.
     """
 
     number: int
@@ -76,14 +78,18 @@ class SessionState:
         yield from self.operations
 
     def handles(self) -> Iterator[bytes]:
-        """The digests of the handles that open the session."""
+        """The digests, 32 bytes each, by which the session is found: of its handles and of its conversation."""
         for at in range(0, len(self.digests), DIGEST_BYTES):
             yield self.digests[at : at + DIGEST_BYTES]
 
 
 class Sessions:
-    """The states of all sessions, by number. ``size`` returns the bytes of the record at a place. ``died`` is
-    called with the place of each record that no session needs any more."""
+    """The index in memory. ``states``: of all sessions, by number. ``handles``: the number of the session with
+    each digest of a keyring. ``forks``: the numbers of the sessions that were forked from each.
+
+    ``size`` returns the bytes of the record at a place. ``died`` is called with the place of each record that
+    no session needs any more.
+    """
 
     def __init__(self, size: Callable[[int], int], died: Callable[[int], None]) -> None:
         self.states: dict[int, SessionState] = {}
@@ -94,8 +100,9 @@ class Sessions:
         self._salts: dict[bytes, bytes] = {}
 
     def apply(self, record: Fresh, place: int, sequence: int, moment: int) -> list[SessionState]:
-        """Update the index with a record that was written at ``place``, as number ``sequence``, at ``moment``
-        (microseconds since the epoch). Returns the sessions of which no record is needed any more."""
+        """Update the index with a record that was written at ``place``, with the sequence number ``sequence``,
+        at ``moment`` (microseconds since the epoch). Returns the sessions that are removed from the index,
+        because no record of theirs is needed any more."""
         if record.kind == Kind.DROP:
             state = self.states.get(record.session)
             if state is None:
@@ -187,7 +194,8 @@ class Sessions:
                 del self.handles[digest]
 
     def _erase(self, number: int) -> list[SessionState]:
-        """Erase a forgotten session if no fork needs it, then its forgotten ancestors. Returns those erased."""
+        """Remove a forgotten session from the index if no fork needs it, and then likewise the session that it
+        was forked from, and so on. Returns those removed."""
         erased: list[SessionState] = []
         # No recursion: a chain of forks may be longer than the stack is deep.
         while not self.forked(number):
@@ -269,7 +277,8 @@ class Sessions:
         return state
 
     def bytes_at(self, places: Any) -> Any:
-        """Bytes of the records at these places, in an array; 0 for a missing or damaged one."""
+        """How many bytes the record at each of ``places`` takes, as an array; 0 for a missing or damaged
+        one."""
         sizes = all_bytes_at(places)
         sizes[places >> SLOT_SHIFT == 0] = 0
         for at in np.flatnonzero(sizes >= GIANT << 3).tolist():  # the place does not tell: the record does
@@ -316,7 +325,9 @@ class Sessions:
         return state
 
     def needed(self, number: int) -> Iterator[tuple[SessionState, int, int]]:
-        """Session, index and place of the operations a session needs, in order. Raises ``RecordDamaged``."""
+        """All operations that make a session's history, those inherited from the sessions that it was forked
+        from first: for each the session that has it, its index there, and its place. Raises ``RecordDamaged``
+        if some are not in the index."""
         state = self._known(number)
         pieces = [self._own(state, state.count)]
         while state.origin is not None and not state.snapshot:
@@ -334,7 +345,8 @@ class Sessions:
         return ((state, index, place) for index, place in enumerate(places, state.first))
 
     def damaged(self) -> list[int]:
-        """The sessions that are known to be damaged, and their forks that need the damaged operations."""
+        """The numbers, sorted, of the kept sessions with a record that is damaged or missing, and of their
+        forks that need such an operation."""
         hit = {
             number
             for number, state in self.states.items()
@@ -355,8 +367,8 @@ class Sessions:
             return False
 
     def set_place(self, number: int, kind: int, index: int, place: int) -> None:
-        """Note that a record was copied to ``place``, or was found damaged (``place`` is `HIT`). Does nothing
-        if the session is not in the index."""
+        """Set the place of a session's record of this kind and index: it was copied to ``place``, or was found
+        damaged (``place`` is `HIT`). Does nothing if the session is not in the index."""
         state = self.states.get(number)
         if state is None:
             return
@@ -386,7 +398,7 @@ class Sessions:
 
 
 def _in_order(part: LoadedLog) -> Iterator[bytes]:
-    """For each record of the log that has extra bytes (`records.extra_of`), yield these, in the order of the
+    """Yield the bytes that the log's index stores of some records (`records.extra_of`), in the order of the
     log's entries."""
     for place in np.flatnonzero(part.entries["extra"]).tolist():
         yield part.extras.get(int(part.entries["offset"][place]), b"")
@@ -394,7 +406,8 @@ def _in_order(part: LoadedLog) -> Iterator[bytes]:
 
 @dataclass(slots=True)
 class _TenantHolding:
-    """One tenant's share and what it holds: bytes by session; kept sessions, the longest unused first."""
+    """One tenant's share of the journal and what it has there. ``sizes``: the bytes of each session, by number.
+    ``kept``: its sessions that are not forgotten, the longest unused first. ``bytes``: of all."""
 
     share: JournalShare
     sizes: dict[int, int] = field(default_factory=dict)
@@ -402,7 +415,8 @@ class _TenantHolding:
     bytes: int = 0
 
     def surplus(self, live: Container[int]) -> Iterator[int]:
-        """The sessions beyond the share, the longest unused first, none in ``live``."""
+        """The numbers of the sessions to forget so that the rest fits the share: the longest unused first, none
+        in ``live``, the sessions in memory."""
         sessions, size = len(self.kept), self.bytes
         for number in self.kept:
             if sessions <= self.share.sessions and size <= self.share.bytes:
@@ -413,7 +427,8 @@ class _TenantHolding:
 
 
 class TenantShares:
-    """The tenants that have a share of the journal, by salt; others are not counted."""
+    """Counts what each tenant that has a share of the journal has there, and finds sessions beyond it. Tenants
+    are known by salt; those without a share are not counted."""
 
     def __init__(self, shares: Mapping[bytes, JournalShare]) -> None:
         self._held = {salt: _TenantHolding(share) for salt, share in shares.items()}
@@ -442,8 +457,9 @@ class TenantShares:
             self._changed.add(salt)
 
     def surplus(self, live: Container[int], most: int) -> list[int]:
-        """Up to ``most`` sessions for the caller to erase: one tenant's beyond its share, the longest unused
-        first, none in ``live``. Erase them and call again, until there are none."""
+        """The numbers of up to ``most`` sessions that the caller has to erase: those of one tenant beyond its
+        share, the longest unused first, none in ``live``, the sessions in memory. Erase them and call again,
+        until there are none."""
         while self._changed:
             salt = next(iter(self._changed))
             if gone := list(islice(self._held[salt].surplus(live), most)):
@@ -452,18 +468,20 @@ class TenantShares:
         return []
 
     def full(self) -> frozenset[bytes]:
-        """The tenants with more bytes than their share."""
+        """The salts of the tenants with more bytes in the journal than their share."""
         return frozenset(self._over)
 
     def statistics(self, salt: bytes) -> dict[str, float]:
-        """A tenant's kept sessions and bytes; empty if it has no share."""
+        """How many sessions the journal keeps of a tenant (``kept``), and their bytes (``journal``); empty if
+        it has no share."""
         held = self._held.get(salt)
         return {} if held is None else {"kept": float(len(held.kept)), "journal": float(held.bytes)}
 
 
 def surplus(states: Iterable[SessionState], count: int, weigh: Callable[[SessionState], int]) -> list[int]:
-    """Up to ``count`` sessions to forget, each from the tenant that holds most by the sum of ``weigh``: first
-    its forks that were never opened, then the session that it used longest ago."""
+    """Choose up to ``count`` of the sessions to forget; returns their numbers. Each is taken from the tenant
+    that holds most at that moment, by the sum of ``weigh`` over its sessions: first its forks that were never
+    opened, then the session that was not used for longest."""
     holds: dict[bytes, int] = defaultdict(int)
     queues: dict[bytes, list[SessionState]] = defaultdict(list)
     if count <= 0:

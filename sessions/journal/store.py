@@ -42,7 +42,7 @@ MICROSECONDS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class StoredSession:
-    """A session as the store has it."""
+    """A session as the store has it: its number in the journal, its record, its keyring and its operations."""
 
     number: int
     record: SessionRecord
@@ -54,12 +54,13 @@ class StoredSession:
 
 
 Condense: TypeAlias = Callable[[Sequence[AnyOperation]], tuple[int, AnyOperation] | None]
-"""Makes a snapshot of some of a session's first operations; returns how many it replaces, and the snapshot.
-None if it is not worth it."""
+"""A function that makes a snapshot of some first operations of a session: it gets all, and returns how many the
+snapshot replaces, and the snapshot; None if it is not worth it."""
 
 
 class JournalStore:
-    """The store in ``folder``. `open` it on the thread that uses it."""
+    """The journal of one model on disk, in ``folder``: writes records, finds and reads sessions, forgets them
+    and keeps the logs small. `open` makes it; one thread at a time uses it."""
 
     def __init__(self, folder: Path, settings: JournalSettings, logs: LogFolder) -> None:
         self.folder = folder
@@ -91,10 +92,11 @@ class JournalStore:
         write: bool = True,
         whole: bool = False,
     ) -> JournalStore:
-        """Open or make the store of ``model`` (b"": of any model). Hold its lock, unless ``write`` is false.
+        """Open the store in ``folder``, or make it. ``model``: the digest of its model; b"": of any model.
 
-        ``known``: the store's identity, in case no log's header can be read. ``whole``: read every
-        log, not only their indexes. Raises ``StoreUnusable`` or one of its kinds.
+        ``write``: the caller holds the store's lock and may write; if false, no file is changed. ``disk``: the
+        calls on files. ``known``: the store's identity, in case no log's header can be read. ``whole``: read
+        every log, not only its index. Raises ``StoreUnusable`` or one of its kinds.
         """
         size = settings.log_bytes
         try:
@@ -165,7 +167,7 @@ class JournalStore:
             self.logs.unnoted = False
 
     def mismatch(self, known: Identity | None) -> str:
-        """How the journal differs from the identity ``known``; "" if it does not."""
+        """How the journal differs from the identity ``known``, as a sentence; "" if it does not."""
         return mismatch(known, self.logs.identity(), fresh=self._fresh, absent=self.logs.explained)
 
     def erase(self, numbers: Sequence[int]) -> None:
@@ -175,9 +177,9 @@ class JournalStore:
             self.write([drop(number) for number in numbers[at : at + SWEEP_SESSIONS]])
 
     def _apply(self, records: Sequence[Fresh], places: Sequence[int], first: int, moment: int) -> None:
-        """After a group was written: update the index, the live bytes of the logs and the tenants' shares,
-        and note which sessions are long enough to condense. ``places``: those of the ``records``; ``first``:
-        the sequence number of the first one; ``moment``: when, in microseconds."""
+        """Call this after a group was written: it updates the index, the live bytes of the logs, the tenants'
+        shares and the set of sessions that are long enough to condense. ``places``: those of the ``records``;
+        ``first``: the sequence number of the first one; ``moment``: when, in microseconds since the epoch."""
         states, logs = self.sessions.states, self.logs.logs
         changed: dict[int, SessionState] = {}
         erased: list[SessionState] = []
@@ -221,7 +223,7 @@ class JournalStore:
 
     def condense(self, number: int, how: Condense) -> bool:
         """Replace the first operations of session ``number`` by a snapshot that ``how`` makes, unless the
-        session has forks. Whether that was done. Raises ``RecordDamaged``, ``StorageUnavailable``."""
+        session has forks. Returns whether that was done. Raises ``RecordDamaged``, ``StorageUnavailable``."""
         self.long.discard(number)
         state = self.sessions.states.get(number)
         if state is None:
@@ -259,8 +261,8 @@ class JournalStore:
         return len(gone)
 
     def make_room(self, keep: frozenset[int]) -> bool:
-        """Forget some sessions of the tenants that hold the most bytes, none with a number in ``keep``. False
-        if there is none to forget. Raises ``StorageUnavailable``."""
+        """Forget some sessions of the tenants that hold the most bytes, none with a number in ``keep``. Returns
+        False if there is none to forget. Raises ``StorageUnavailable``."""
         states = self.sessions.states.values()
         closed = [state for state in states if state.kept and state.number not in keep]
         gone = surplus(closed, SWEEP_SESSIONS, lambda state: max(1, state.base + state.grown))
@@ -268,8 +270,9 @@ class JournalStore:
         return bool(gone)
 
     def keep_shares(self, live: Container[int]) -> frozenset[bytes]:
-        """Forget what tenants have beyond their shares, but no open session. Returns the tenants that still
-        fill their shares. Raises ``StorageUnavailable``."""
+        """Forget the sessions that tenants have beyond their shares, but none in ``live``, the sessions in
+        memory. Returns the salts of the tenants that still have more bytes than their share. Raises
+        ``StorageUnavailable``."""
         while gone := self.shares.surplus(live, SWEEP_SESSIONS):
             self.erase(gone)
         return self.shares.full()
@@ -308,7 +311,8 @@ class JournalStore:
                 return
 
     def remove_dead(self) -> int:
-        """Remove the logs without a needed record; returns how many. Writes no record."""
+        """Remove the logs without a needed record, after dropping an unfinished compaction. Returns how many
+        were removed. Writes no record."""
         self._abandon_compaction()
         removed = 0
         while (one := next(dispensable(self.logs, self.sessions), None)) is not None:
@@ -318,8 +322,8 @@ class JournalStore:
         return removed
 
     def _remove(self, gone: Sequence[Log]) -> bool:
-        """Remove these logs; whether all could be removed. `identity` is written first: a log that it lists and
-        that is absent counts as lost."""
+        """Remove these logs. Returns whether all could be removed. The file `identity` is written first,
+        without them: a log that it lists and that is absent counts as lost."""
         if gone and self.logs.generation:
             self.note(without=gone)
         removed = True
@@ -348,8 +352,8 @@ class JournalStore:
         return time.monotonic() >= self._resting and bool(self._victims())
 
     def compact(self) -> bool:
-        """Do one slice of a compaction; whether there is more to do. If writing fails, that is logged, and no
-        compaction begins for `REST_SECONDS`."""
+        """Do one slice of a compaction. Returns whether there is more to do. If writing fails, that is logged,
+        and no compaction begins for `REST_SECONDS`."""
         try:
             if self._compaction is None:
                 if not (victims := self._victims()):
@@ -363,9 +367,9 @@ class JournalStore:
         return False
 
     def _step(self) -> bool:
-        """Do one slice of the compaction; whether there is more to do. Raises what a slice raises: then the
-        compaction was dropped, and the logs stay as they were. Raises ``StorageUnavailable`` if an old log
-        cannot be removed after the last slice."""
+        """Do one slice of the compaction that was begun; after the last, remove the old logs. Returns whether
+        there is more to do. Raises what a slice raises: then the compaction was dropped, and the logs stay as
+        they were. Raises ``StorageUnavailable`` if an old log cannot be removed."""
         work = self._compaction
         assert work is not None
         try:
@@ -390,8 +394,9 @@ class JournalStore:
         self._resting = time.monotonic() + REST_SECONDS
 
     def _victims(self, least: float = DEAD_SHARE) -> list[Log]:
-        """Choose logs to rewrite into one: those with a larger share of dead bytes than ``least``, or many
-        small ones; never the active one. Empty if it is not worth it."""
+        """Choose logs to rewrite into one: those of which more than the share ``least`` are bytes that no
+        session needs, and small ones if there are `MOST_SMALL` of them; never the one that is being written.
+        Empty if it is not worth it."""
         full = self.logs.segment_bytes
         sealed = [one for one in self.logs.logs.values() if one is not self.logs.active]
         worn = [one for one in sealed if one.dead - one.marks > least * (one.end - LOG_START)]
@@ -427,7 +432,8 @@ class JournalStore:
     # --- reading --------------------------------------------------------------------------------------------
 
     def handle(self, digest: bytes) -> tuple[int, bytes] | None:
-        """The number and the owner of the session that a handle opens; None for an unknown handle. Raises
+        """Find the session, or stored object, with a keyring that has this digest, such as that of a handle.
+        Returns its number and its owner (the digest of an API key); None if the digest is not known. Raises
         ``RecordDamaged``, ``StorageUnavailable``."""
         number = self.sessions.handles.get(digest)
         return None if number is None else (number, self._record(number).owner)
@@ -457,7 +463,8 @@ class JournalStore:
         return sorted(number for number in self._damaged if number in states and states[number].kept)
 
     def statistics(self) -> dict[str, float]:
-        """Counts of sessions, bytes, logs and damage."""
+        """Counts for metrics, by name: sessions, bytes of the logs in all and of needed records, logs, damaged
+        sessions, lost records of unknown sessions, and differences from the last start."""
         return {
             "journal_sessions": float(len(self.sessions.states)),
             "journal_bytes": float(self.logs.bytes),
@@ -508,7 +515,8 @@ class JournalStore:
         return found
 
     def _operations(self, state: SessionState) -> tuple[AnyOperation, ...]:
-        """All operations that a session needs. Raises ``RecordDamaged``, ``StorageUnavailable``."""
+        """All operations that a session's history needs, in order, those of the sessions that it was forked
+        from too. Raises ``RecordDamaged``, ``StorageUnavailable``."""
         found: list[AnyOperation] = []
         for owner, index, place in self.sessions.needed(state.number):
             kind = owner.kind_at(index)
@@ -516,9 +524,9 @@ class JournalStore:
         return tuple(found)
 
     def _read(self, number: int, kind: Kind, index: int, place: int, form: Any, needed_by: int) -> Any:
-        """Read the record at ``place`` and decode it as the type ``form``. Raises ``RecordDamaged``: then
-        session ``number``, which has the record, and session ``needed_by``, which needs it, count as damaged
-        from now on."""
+        """Read the record at ``place`` and decode it as the type ``form``. It is the record of session
+        ``number`` with this ``kind`` and ``index``. Raises ``RecordDamaged``: then that session and session
+        ``needed_by``, which needs the record, count as damaged from now on. Raises ``StorageUnavailable``."""
         try:
             return self._decoded(place, kind, number, index, form)
         except RecordDamaged as fault:
@@ -549,8 +557,8 @@ class JournalStore:
             raise RecordDamaged(f"a record of session {number} cannot be read: {fault}") from None
 
     def _count(self) -> None:
-        """At opening: count for each tenant with a share what its sessions take, and also the operations of
-        forgotten sessions that forks need."""
+        """Call this when the store is opened: it counts for each tenant with a share what its sessions take in
+        the logs, those that were forgotten and that forks still need included."""
         for state in sorted(self.sessions.states.values(), key=lambda state: state.last if state.kept else 0):
             if state.record:
                 self.shares.count(state, self._size(state))

@@ -33,12 +33,13 @@ _NONCE = secrets.token_hex(8)
 _OPEN = "\U000f0002"
 _SENTINEL = re.compile(f"{_OPEN}{_NONCE}\\.([0-9]+)\U000f0003")
 _MARK = re.compile(f"{_OPEN}{_NONCE}\\.([0-9]+)([ab])\U000f0003")
-"""Stands for the arguments of a reply's calls: one for their name, one for their value."""
+"""Finds the two marks that stand for a call's arguments in a rendered text: ``a`` in place of an argument's
+name, and ``b`` in place of its value; the number is the reply's."""
 _WRITTEN_ID = re.compile(r"(?:\[CALL_ID\]\s*|\"id\"\s*:\s*\")([A-Za-z0-9]{9})(?![A-Za-z0-9])")
 """The id of a call as Mistral's models write it."""
 
 SHORT_ID = 9
-"""Characters of a call's id in Mistral's templates."""
+"""How many characters a call's id has in Mistral's templates."""
 JOINT = "\n\n"
 """Stands between two messages that are joined into one."""
 
@@ -75,8 +76,12 @@ class RoleRules:
 
 
 class _Talk:
-    """Messages in an order that the template accepts. Two messages in a row that it would refuse are joined. An
-    empty user message is added where it needs one. The messages here are replaced, never changed."""
+    """Builds the list of messages for the template, in an order that it accepts. Two messages in a row that it
+    would refuse are joined. An empty user message is added where it needs one.
+
+    ``messages``: those to begin with. ``calls``: the calls of each reply, by its sentinel, the text that stands
+    for the reply. Message dicts are replaced, never changed.
+    """
 
     def __init__(
         self,
@@ -91,8 +96,8 @@ class _Talk:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """All messages so far, as the template gets them; joins what still waits to be joined with the last
-        one."""
+        """All messages so far, as the template gets them. What still waits to be joined with the last message
+        is joined first."""
         if self._joined:
             self._replace_last(content=JOINT.join(filter(None, self._joined)))
             self._joined = []
@@ -229,7 +234,8 @@ class _Talk:
 
 @dataclass(frozen=True, slots=True)
 class _Messages:
-    """The template's arguments for a preamble and segments. They are never changed.
+    """What the template is given for a preamble and its ``segments`` (items and replies): ``tools`` and
+    ``messages``. Never changed.
 
     ``names``: by call id, the id as the template gets it, and the tool's name. ``called``: the calls of each
     reply, by the reply's sentinel. ``replies``: the number of replies.
@@ -362,7 +368,8 @@ class ChatTemplate:
         )
 
     def _messages(self, preamble: Preamble, segments: tuple[Segment, ...]) -> _Messages:
-        """The template's arguments. They are cached for all segments but the last one, which may still grow."""
+        """What the template is given for a preamble and segments. It is cached for all segments but the last
+        one, which may still grow."""
         known = self._cached
         if known.preamble != preamble or known.segments != segments[: len(known.segments)]:
             known = self._opened(preamble)

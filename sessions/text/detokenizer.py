@@ -21,7 +21,7 @@ class TokenTexts:
         self.independent = isinstance(backend.decoder, ByteLevel)
         """Whether tokens have texts of their own."""
         self.known: dict[int, str | None] = {}
-        """What `of` has returned so far."""
+        """What `of` has returned so far, by token id."""
 
     def of(self, token: int) -> str | None:
         """The token's text; "" for a special token. None if the token may end or begin within a character."""
@@ -46,19 +46,20 @@ class Detokenizer:
         self._unstreamed = 0  # leading ids that were decoded at once
 
     def alone(self, token: int) -> str | None:
-        """The text that `step` would return, if it is the token's own and not empty; else None. Nothing
-        changes."""
+        """The text that `step` would return for this token, if it does not depend on other tokens and is not
+        empty; else None. Nothing changes."""
         texts = self._texts
         if self._ids or not texts.independent:
             return None
         return texts.known.get(token) or texts.of(token) or None
 
     def step(self, token: int) -> str:
-        """The text that is certain with this id; empty while a character is incomplete."""
+        """Decode one more id. Returns the text that is certain now; empty while a character is incomplete."""
         return self.steps([token])
 
     def steps(self, tokens: list[int]) -> str:
-        """`step` for several ids at once; text before an incomplete character may come with a later call."""
+        """Decode several more ids at once. Returns the text that is certain now. If the last character is
+        incomplete, it may be empty, and the text before that character comes with a later call."""
         if not tokens:
             return ""
         return self._joined(tokens) if self._texts.independent else self._streamed(tokens)

@@ -1,4 +1,5 @@
-"""Prefills streamed input text while it comes: the stable prefix of a user's message or a tool's output.
+"""Prefills streamed input, a user's message or a tool's output, while its text comes: the tokens that later
+text cannot change.
 
 The prefilled tokens are a guess. The turn brings the engine's sequence to its own tokens in any case, so a
 wrong guess costs nothing but the work. While a reply runs, nothing is prefilled.
@@ -18,10 +19,12 @@ from ..turn.branch import Branch
 from .renderer import text_of
 
 BURST_SECONDS = 0.005
-"""The first text waits this long, because its commit often comes with it; then the turn computes all."""
+"""The first text waits this long to be prefilled, because its commit often comes with it; then the turn
+computes all."""
 
 OUTPUT_SECONDS = 0.01
-"""The rest of a tool's output waits this long, because the turn often begins at once and computes it."""
+"""The rest of a committed tool's output waits this long to be prefilled, because the turn often begins at once
+and computes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class EagerPrefill:
         self._last = 0.0  # when the last prefill began
 
     def expect(self, item: Growing | None) -> None:
-        """Prefill ``item``, the next item as far as it has come. None: it was taken back or committed.
+        """Prefill ``item``, the next item with its text so far. None: it was taken back or committed.
 
         A later call replaces an earlier one.
         """
@@ -64,10 +67,8 @@ class EagerPrefill:
             self._task = asyncio.create_task(self._follow(), name="holdfast-eager-prefill")
 
     async def prefilled_input(self) -> PrefilledInput:
-        """How much of the input at the history's end was prefilled. Raises ``TemplateFailed``.
-
-        Begins to prefill the rest, because committed text will be answered.
-        """
+        """How many tokens of the items behind the last reply were prefilled, and how many are left. Begins to
+        prefill the rest, because committed text will be answered. Raises ``TemplateFailed``."""
         history, tokenizer = self._branch.history, self._branch.language.tokenizer
         if history.busy:  # the text comes after a reply that is not known yet
             item = history.items()[-1]

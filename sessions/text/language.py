@@ -37,10 +37,12 @@ class TemplateClass(StrEnum):
     """What a template changes in its rendering of earlier turns when another turn is added."""
 
     APPEND_ONLY = "append-only"
+    """Nothing."""
     REWRITES_REASONING = "rewrites reasoning"
     """It drops the reasoning of earlier replies, or an empty pair of reasoning tags that it wrote before a
     reply."""
     REWRITES_MORE = "rewrites more"
+    """It changes other text, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,8 @@ class TemplateReport:
 
     ``kind``: its class. ``tools``: whether prompts show the tools. ``closing``: the id of the special token
     that it writes behind each reply, which also ends generation; None if it writes none. ``opening``: the text
-    that it writes before a reply. ``rules``: the conversations that it accepts. ``call``: a sample reply with
-    one call, as the template writes it; empty if it writes no calls.
+    that it writes before a reply. ``rules``: the conversations that it accepts, and how it writes calls.
+    ``call``: a sample reply with one call, as the template writes it; empty if it writes no calls.
     """
 
     kind: TemplateClass
@@ -63,7 +65,12 @@ class TemplateReport:
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """All that sessions need to know to write for one model. One object serves all sessions."""
+    """All that sessions need to know of one model's text. One object serves all sessions.
+
+    ``report``: what trying the chat template showed. ``prefix_rule``: which tokens of text later text cannot
+    change. ``forms``: how the model writes tool calls and reasoning. ``tool_fallback``: tools are written into
+    the instructions if the template does not show them.
+    """
 
     tokenizer: ChatTokenizer
     report: TemplateReport
@@ -103,7 +110,9 @@ class Language:
         *,
         tool_fallback: bool = False,
     ) -> Language:
-        """Make it from a loaded tokenizer. The other parameters are those of `load`. Raises
+        """Make it from a loaded tokenizer. Its templates must have been tried by `load` or be trusted.
+        ``calls`` and ``reasoning``: how the model writes them; None: found from its templates.
+        ``tool_fallback``: if the template does not show tools, write them into the instructions. Raises
         ``TemplateFailed``."""
         report = classify_template(tokenizer)
         found = find_forms("\n".join(tokenizer.templates), report.opening, tokenizer.response_template)
@@ -287,8 +296,9 @@ def _rules(tokenizer: ChatTokenizer) -> tuple[RoleRules, str]:
 
 
 def _framed(tokenizer: ChatTokenizer, rules: RoleRules) -> RoleRules:
-    """The rules, completed with how the template takes calls in a reply and what it writes around them.
-    Unchanged if it writes no calls."""
+    """The ``rules`` with three more found by trying: what the template writes around a reply's calls
+    (``frame``), and whether it takes their arguments as text and needs short ids. Unchanged if it writes no
+    calls."""
     for text, short in product((False, True), repeat=2):
         found = replace(rules, text_arguments=text, short_ids=short)
         frame = ChatTemplate(tokenizer, _NOON, found).call_frame(_tooled(), _user(1), _call())
@@ -306,8 +316,8 @@ def _lead(template: ChatTemplate) -> str:
 
 
 def _kind(template: ChatTemplate, preamble: Preamble, talk: list[Segment]) -> TemplateClass:
-    """The template's class: compare the rendering up to each reply of ``talk`` with the rendering of all
-    of it."""
+    """What the template changes in earlier turns: found by comparing its rendering of ``talk`` up to each reply
+    with its rendering of all of it."""
     whole = template.pieces(preamble, talk)
     kind = TemplateClass.APPEND_ONLY
     turns = [at for at, segment in enumerate(talk) if isinstance(segment, TurnReply)]
@@ -322,7 +332,8 @@ def _kind(template: ChatTemplate, preamble: Preamble, talk: list[Segment]) -> Te
 
 
 def _reasoning(template: ChatTemplate) -> TemplateClass:
-    """The template's class by one test: does an earlier assistant message keep the reasoning in its text?"""
+    """Whether the template drops the reasoning in the text of an earlier assistant message, as a class:
+    REWRITES_REASONING, or else APPEND_ONLY."""
     said = Message(id="said", role="assistant", text=f"<think>\n{_THOUGHT}\n</think>\n\nzq")
     text = "".join(template.pieces(Preamble(), [_user(1), said, _user(2)]))
     return TemplateClass.APPEND_ONLY if _THOUGHT in text else TemplateClass.REWRITES_REASONING

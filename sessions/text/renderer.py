@@ -1,4 +1,5 @@
-"""Turns a script into the token ids that the model sees. It tokenizes only what is new.
+"""Turns a prompt from items (a `Script`) into the token ids that the model sees (a `Draft`). It tokenizes only
+what is new.
 
 The template renders the whole conversation, with a sentinel for each reply. Only the text behind the last turn
 that keeps its tokens is tokenized; the replies' own ids replace the sentinels. So an earlier turn stays as the
@@ -32,8 +33,9 @@ AROUND_MESSAGE = 4
 
 
 class Renderer:
-    """Makes drafts for one session. The template's time ``now`` is fixed, so that the first tokens stay the
-    same on another day. ``rules``: what the template accepts and writes."""
+    """Renders and tokenizes the prompts of one session. ``now``: the time that the template may show; it is
+    fixed, so that the first tokens stay the same on another day. ``prefix_rule``: which tokens later text
+    cannot change. ``rules``: what the template accepts and writes."""
 
     def __init__(
         self,
@@ -50,8 +52,8 @@ class Renderer:
         self._heading: tuple[Preamble, int] | None = None
 
     def heading(self, preamble: Preamble, most: int) -> int:
-        """The number of tokens before the first item. If it is ``most`` or more, a lower bound of at least
-        ``most``. Raises ``TemplateFailed``."""
+        """How many tokens the prompt has before the first item, for the instructions and tools. If that is
+        ``most`` or more, the result is a lower bound of at least ``most``. Raises ``TemplateFailed``."""
         if self._heading is None or self._heading[0] is not preamble:
             asked = Message(id="asked", role="user", text=_END)
             piece = self._template.pieces(preamble, (asked,))[0]
@@ -59,7 +61,8 @@ class Renderer:
         return self._heading[1]
 
     def size(self, segment: Segment, most: int) -> int:
-        """Roughly the number of tokens of a segment. If it is ``most`` or more, a lower bound."""
+        """Roughly how many tokens an item or a reply takes in a prompt. If that is ``most`` or more, the result
+        is a lower bound."""
         match segment:
             case TurnReply():
                 return len(segment.ids)
@@ -74,12 +77,12 @@ class Renderer:
         return least if least >= most else len(self._rule.encode(text, leads=leads, most=most))
 
     def draft(self, script: Script, most: int | None = None, stopped: Stopped = bool) -> Draft:
-        """The script in tokens.
+        """Render and tokenize the prompt ``script``.
 
         Turns behind ``script.base`` are rendered again, with their replies' own ids. When ``stopped()`` becomes
-        true, the draft so far is returned. ``most``: the length of the context. Raises ``TemplateFailed``, and
-        ``PromptTooLong`` for a prompt that is much longer than ``most`` tokens: before tokenizing if the text
-        is too long, or as soon as that many tokens are made.
+        true, tokenizing ends early and the result is incomplete. ``most``: the length of the context in tokens;
+        None: any. Raises ``TemplateFailed``, and ``PromptTooLong`` for a prompt of more than ``most`` tokens:
+        before tokenizing if the text is too long, or as soon as that many tokens are made.
         """
         self._growing = GrowingPrefix(self._rule)  # the item that grew is complete: free what was kept for it
         pieces = self._template.pieces(script.preamble, script.segments)
@@ -137,8 +140,12 @@ class Renderer:
         most: int | None,
         stopped: Stopped,
     ) -> Draft:
-        """The draft of one turn: the text ``piece`` in tokens, behind ``parent``'s reply. ``inputs``: the items
-        that ``piece`` writes. ``most``, ``stopped``: as in `draft`."""
+        """The prompt of one turn, in tokens: those of the text ``piece``, behind the reply of the turn
+        ``parent``.
+
+        ``inputs``: the items that ``piece`` writes. ``most``: the length of the context in tokens; None: any.
+        ``stopped``: once it returns true, tokenizing ends early. Raises ``PromptTooLong`` beyond ``most``.
+        """
         kept = 0 if parent is None else parent.length
         least = kept + self._tokenizer.least(piece)
         if most is not None and least > most:
@@ -151,8 +158,8 @@ class Renderer:
         return draft
 
     def _joined(self, parent: TurnNode | None, inputs: tuple[Item, ...], ids: Ids, script: Script) -> Draft:
-        """The draft of one turn: ``ids`` behind ``parent``'s reply, so that the reply ends with exactly one
-        end token.
+        """The prompt of one turn, in tokens: ``ids`` behind the reply of the turn ``parent``, so that this
+        reply ends with exactly one end token.
 
         The sampled end token stays if the template writes the same one. If it writes another, that one
         replaces the sampled token. No KV is lost, because the last sampled token has none. If the reply was

@@ -80,7 +80,8 @@ def _size(value: Any) -> int:
 
 
 def _joined(pieces: Iterable[Any]) -> str:
-    """All pieces in one string. Raises ``SecurityError`` when it gets too long."""
+    """All pieces in one string; each counts as an iteration. Raises ``SecurityError`` when the string gets
+    longer than `CHARACTERS`, or the time is used up."""
     found: list[str] = []
     total = 0
     for piece in pieces:
@@ -138,7 +139,7 @@ class _Dict:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """Like ``dict.fromkeys``."""
+        """A dictionary with the given keys and one value for all, as ``dict.fromkeys`` makes it."""
         return dict.fromkeys(*args)
 
 
@@ -297,7 +298,8 @@ def _environment() -> Environment:
 
 
 class SandboxedTemplate:
-    """One chat template. Raises ``TemplateError`` if it does not compile."""
+    """One chat template, compiled in the sandbox from its ``text``. Raises ``TemplateError`` if it does not
+    compile."""
 
     def __init__(self, text: str) -> None:
         self._template = _environment().from_string(text)
@@ -315,7 +317,8 @@ class SandboxedTemplate:
 
 @functools.lru_cache(maxsize=64)
 def compiled(text: str) -> SandboxedTemplate:
-    """A template that is compiled once for all sessions. Raises ``TemplateError``."""
+    """The compiled template with this ``text``; the latest 64 are cached, for all sessions. Raises
+    ``TemplateError`` if it does not compile."""
     return SandboxedTemplate(text)
 
 
@@ -326,8 +329,9 @@ def broken_limit(template: str, named: Mapping[str, str], seconds: int = CHECK_S
     """Try a template in a process of its own. Returns, in words, the limit that it breaks; empty if it breaks
     none.
 
-    ``named``: the special tokens that it may use, by name. ``seconds``: how long to wait. Errors that the
-    template itself raises there are ignored. Blocks until the process ends.
+    ``named``: the special tokens that it may use, by name. ``seconds``: the processor time that the process may
+    use. Errors that the template itself raises there are ignored. Blocks until the process ends, up to
+    `WAIT_SECONDS`.
     """
     asked = json.dumps({"template": template, "named": dict(named), "seconds": seconds})
     try:

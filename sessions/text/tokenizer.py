@@ -61,7 +61,8 @@ class TokenizedText:
 
 
 class ChatTokenizer:
-    """Text to ids for one model.
+    """Makes token ids of rendered text for one model. ``backend``: the tokenizer. ``template``: the chat
+    template.
 
     ``named``: the special tokens that its template may use as ``bos_token``, ``eos_token``….
     ``response_template``: transformers' description of how the model writes replies, if the folder has one.
@@ -151,7 +152,8 @@ class ChatTokenizer:
         return value
 
     def encode(self, text: str, *, leads: bool) -> list[int]:
-        """Ids of rendered text; marked tokens stay text. ``leads``: the text begins the prompt."""
+        """The ids of rendered text, in which marked control tokens are spelled as plain text. ``leads``: the
+        text begins the prompt."""
         ids: list[int] = []
         # [text, marked token, text, marked token, ..., text], with None for the token of a lone mark
         for at, piece in enumerate(self._marked.split(text)):
@@ -160,7 +162,7 @@ class ChatTokenizer:
         return ids
 
     def split(self, text: str, *, leads: bool) -> TokenizedText:
-        """The tokens and words of text without marks. ``leads``: it begins the prompt.
+        """Tokenize text without marks, and tell the word of each token. ``leads``: the text begins the prompt.
 
         Some tokenizers put a space before text only at its beginning. So text from inside a prompt is tokenized
         after a newline, unless it shares a token with that.
@@ -169,8 +171,8 @@ class ChatTokenizer:
         return TokenizedText(self._encoded(text)) if inside is None else inside
 
     def least(self, text: str) -> int:
-        """A lower bound of the number of tokens of rendered text, found without tokenizing it. 0 if there is
-        none."""
+        """A lower bound of the number of tokens of rendered text, found without tokenizing it. 0 if no bound is
+        known, as one token may stand for any text."""
         if self.longest is None:
             return 0
         marks = text.count(OPEN_MARK) + text.count(CLOSE_MARK)
@@ -222,7 +224,8 @@ class ChatTokenizer:
         return text
 
     def spellings(self, word: str) -> set[tuple[int, ...]]:
-        """The word's ids at the beginning of text and after a space; without empty tuples."""
+        """The ids of a word in both ways that it may be tokenized: at the beginning of text, and after a
+        space."""
         found = self.split(word, leads=True).ids, self.split(" " + word, leads=False).ids
         return {tuple(ids) for ids in found if ids}
 
@@ -349,7 +352,7 @@ def _config(files: ModelFiles) -> dict[str, Any]:
 
 
 def template_file(folder: Path) -> Path:
-    """The file of a model that holds its chat template."""
+    """The file in a model's folder that holds its chat template, to name it in an error."""
     alone = folder / TEMPLATE
     return alone if alone.exists() else files_of(folder).where(CONFIG)
 

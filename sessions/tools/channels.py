@@ -55,8 +55,8 @@ class _Content(Enum):
 
 
 class ChannelParser:
-    """Splits one reply into reasoning, text and calls. If ``parse_calls`` is false, the content of calls is
-    text."""
+    """Splits one reply in the harmony form of gpt-oss into reasoning, text and calls. If ``parse_calls`` is
+    false, the content of calls is text."""
 
     def __init__(self, *, parse_calls: bool = True) -> None:
         self._parse_calls = parse_calls
@@ -78,7 +78,8 @@ class ChannelParser:
                 yield from self._message()
 
     def passes(self, text: str) -> bool:
-        """False: text of this form is always read."""
+        """Whether `feed` would yield ``text`` unchanged as plain text. Always False: any text may be a
+        header."""
         return False
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:

@@ -38,7 +38,7 @@ DEEPSEEK_SEP, DEEPSEEK_END, DEEPSEEK_CLOSE = "<｜tool▁sep｜>", "<｜tool▁c
 
 
 class CallForm(StrEnum):
-    """How calls are written."""
+    """The forms in which models write tool calls; the values are those of ``--tool-call-parser``."""
 
     HERMES = "hermes"
     """``<tool_call>{"name": "f", "arguments": {…}}</tool_call>``: Qwen2.5, Qwen3, Hermes, Granite 4, the pocket
@@ -60,8 +60,9 @@ class CallForm(StrEnum):
     ``<｜tool▁call▁begin｜>function<｜tool▁sep｜>f``, its arguments as a block of code, ``<｜tool▁call▁end｜>``.
     DeepSeek V3, R1."""
     DEEPSEEK_V31 = "deepseek-v3.1"
-    """As `DEEPSEEK_V3`, with ``<｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`` as a call. The
-    parser of each of the two forms also reads the other."""
+    """``<｜tool▁calls▁begin｜>``, calls, ``<｜tool▁calls▁end｜>``; a call is
+    ``<｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>``. DeepSeek V3.1. Its parser also reads
+    the form `DEEPSEEK_V3`, and the other way round."""
     COMMAND_R = "command-r"
     """``Action: ```json [{"tool_name": "f", "parameters": {…}}, …]``, and then the end of the block of code."""
     COMMAND_R7B = "command-r7b"
@@ -70,19 +71,21 @@ class CallForm(StrEnum):
     """``<tool_call><function=f><parameter=a>…</parameter></function></tool_call>``: Qwen3-Coder, Qwen3.5,
     Nemotron 3."""
     SEED_OSS = "seed-oss"
-    """As `QWEN3_CODER`, with ``<seed:tool_call>`` in place of ``<tool_call>``. Seed-OSS."""
+    """``<seed:tool_call><function=f><parameter=a>…</parameter></function></seed:tool_call>``: Seed-OSS."""
     HARMONY = "harmony"
     """Messages in channels: ``<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>``.
     It has reasoning of its own (the channel ``analysis``). gpt-oss."""
 
 
 class ReasoningForm(StrEnum):
-    """How reasoning is written."""
+    """The forms in which models write reasoning before their answer."""
 
     NONE = "none"
     THINK = "think"
+    """``<think>…</think>``."""
     OPENED = "think-opened"
-    """The template writes the opening tag, so the reply begins with reasoning."""
+    """``…</think>``: the template writes the opening tag ``<think>``, so the reply begins inside the
+    reasoning."""
     COMMAND = "command"
     """Command R7B and Command A: ``<|START_THINKING|>…<|END_THINKING|>``, and tags around the answer."""
     MISTRAL = "mistral"
@@ -145,7 +148,7 @@ FORMATS = {
         openings=(ACTION,), closing=ACTION_END, head=_ACTION, key="tool_name", marks=(ACTION, ACTION_END)
     ),
 }
-"""The forms with JSON arguments."""
+"""How a parser reads each form in which arguments are JSON."""
 
 _TAGS = XmlFormat(
     openings=(OPEN, SEED_OPEN, "<function="),
@@ -158,7 +161,7 @@ _TAGS = XmlFormat(
     marks=(OPEN, CLOSE, SEED_OPEN, SEED_CLOSE),
 )
 XML_FORMATS = {CallForm.QWEN3_CODER: _TAGS, CallForm.SEED_OSS: _TAGS}
-"""The forms in which each parameter has tags."""
+"""How a parser reads each form in which each argument has tags of its own."""
 
 _HEAD, _MIDDLE, _ACTED = '{"name": ', ', "arguments": ', '{"tool_name": '
 _NAMED = CallSyntax(TOOL_CALLS, "", "[ARGS]", "", "", "", bare=True)
@@ -221,7 +224,7 @@ SYNTAXES = {
         channels=True,
     ),
 }
-"""The forms that grammars can be made for."""
+"""How a call is written in each form that grammars can be made for."""
 
 REASONING = {
     ReasoningForm.THINK: THINK,
@@ -291,7 +294,8 @@ class Forms:
         return f"{calls}; {reasoning}"
 
     def call_parser(self, tools: Sequence[Tool] = ()) -> CallParser:
-        """A parser for one reply. ``tools``: the tools of the turn."""
+        """A new parser that splits one reply into text and calls. ``tools``: those of the turn; a form without
+        JSON takes the types of arguments from them."""
         if self.calls is CallForm.HARMONY:
             return ChannelParser()
         if self.calls in XML_FORMATS:
@@ -300,7 +304,7 @@ class Forms:
         return PythonCallParser() if form is None else CallScanner(form)
 
     def text_parser(self) -> CallParser | None:
-        """A parser for a reply in which calls are delivered as text. None if none is needed."""
+        """A new parser for a reply in which calls are delivered as text; None if its text needs no parser."""
         return ChannelParser(parse_calls=False) if self.calls is CallForm.HARMONY else None
 
     def syntax(self, specials: Mapping[str, int]) -> CallSyntax | None:

@@ -18,7 +18,7 @@ from ..items import MAX_NAME
 from .scanner import CallArguments, CallClosed, CallOpened, Piece, PlainText
 
 MAX_CALL = 65_536
-"""Characters of one call."""
+"""The most characters of one call; a longer one is not parsed."""
 
 _OPENS = re.compile(r"\s*\[\s*[A-Za-z_][\w.]*\s*\(")
 _MAY_OPEN = re.compile(r"\s*(?:\[\s*(?:[A-Za-z_][\w.]*\s*)?)?")
@@ -102,7 +102,8 @@ class _ParenthesisScanner:
 
 
 class PythonCallParser:
-    """Splits one reply: it is a list of calls from its beginning on, or it is text."""
+    """Splits one reply into text and calls that are written in Python: the reply is a list of calls from its
+    beginning on, or it is all text."""
 
     def __init__(self) -> None:
         self._state = _ListState.BEGINNING
@@ -127,7 +128,7 @@ class PythonCallParser:
             self._held = ""
 
     def passes(self, text: str) -> bool:
-        """False: text of this form is always read."""
+        """Whether `feed` would yield ``text`` unchanged as plain text. Always False here."""
         return False
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
@@ -195,7 +196,8 @@ class _JSONWords(ast.NodeTransformer):
     """Replaces JSON's ``true``, ``false`` and ``null``, which models mix in, by Python's constants."""
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        """Replace one name."""
+        """Called for each name in the syntax tree: returns Python's constant for one of JSON's words, else the
+        same node."""
         return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
 
 

@@ -47,7 +47,8 @@ class ReasoningSplitter:
         self._lead = True  # drop white space: the next text begins the reasoning or the answer
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Take more text. Returns what is now certain: more of the reasoning, and more of the answer."""
+        """Take more text of the reply. Returns what is certain now: the next part of the reasoning, and the
+        next part of the answer; either may be empty."""
         self._held += text
         if self._state is _SplitState.BEGINNING:
             self._begin()
@@ -56,13 +57,13 @@ class ReasoningSplitter:
         return reasoning, answer
 
     def passes(self, text: str) -> bool:
-        """Whether `feed` would return all of ``text`` as answer now, and change nothing."""
+        """Whether `feed` would return exactly ``text`` as answer now, and change nothing."""
         if self._state is not _SplitState.ANSWER or self._held or self._lead:
             return False
         return not any(tag[0] in text for tag in self._tags.around)
 
     def finish(self) -> tuple[str, str]:
-        """The rest of the reasoning, and the rest of the answer."""
+        """The reply is over: returns the rest of the reasoning, and the rest of the answer."""
         held, self._held = self._held, ""
         if self._state is _SplitState.REASONING:
             return self._trimmed(held.rstrip()), ""

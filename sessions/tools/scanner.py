@@ -43,7 +43,8 @@ class PlainText:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningText:
-    """Reasoning, in forms that write it between texts and calls."""
+    """A part of the model's reasoning, in the form of calls that writes it between texts and calls
+    (harmony)."""
 
     text: str
 
@@ -179,8 +180,9 @@ class CallScanner:
                     self._behind()
 
     def passes(self, text: str) -> bool:
-        """Whether ``text`` is plain text: it is outside calls, holds no beginning of one, and no white space
-        that a call behind it would drop."""
+        """Whether `feed` would yield all of ``text`` as plain text now, and change nothing: it is outside
+        calls, holds no beginning of one, and does not end with white space, which a call behind it would
+        drop."""
         if self._state is not _ScanState.TEXT or self._held or self._trim or not self._firsts:
             return False
         return not text[-1].isspace() and self._firsts.isdisjoint(text)
@@ -232,8 +234,8 @@ class CallScanner:
         yield CallOpened(name)
 
     def _opened(self, end: int) -> tuple[str, str] | None:
-        """The call's name, and the held text from its arguments on. None if no head ends before the index
-        ``end``."""
+        """If the held text begins with the head of a call (its text before the arguments) that ends before the
+        index ``end``: the tool's name, and the held text from the arguments on. Else None."""
         head = self._form.head.match(self._held, 0, end)
         name = None if head is None else _name_in(head["name"])
         return None if head is None or name is None else (name, self._held[head.end() - 1 :])

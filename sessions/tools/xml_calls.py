@@ -92,7 +92,7 @@ class XmlCallParser:
                     self._behind()
 
     def passes(self, text: str) -> bool:
-        """False: text of this form is always read."""
+        """Whether `feed` would yield ``text`` unchanged as plain text. Always False here."""
         return False
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:

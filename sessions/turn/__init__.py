@@ -1,1 +1,1 @@
-"""One turn: the request, the reply while it is generated, and the events it tells."""
+"""One turn of a session: the request, the reply while it is generated, and the events that its reader gets."""

@@ -1,5 +1,5 @@
-"""The branch of a session that a turn extends: its history, how its text is written, the
-engine's copy of it."""
+"""The branch of a session that a turn extends: its history, what writes its text, and the engine's copy of
+it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """All that the turns and the eager prefill of one session share. ``sequence``: the engine's copy. ``log``:
-    of the session in the journal."""
+    """All that the turns and the eager prefill of one session share. ``log``: the session's log in the journal.
+    ``renderer``: makes tokens of prompts. ``language``: the model's tokenizer, template and forms of calls.
+    ``link``: to the engine. ``sequence``: the engine's copy of the history. ``slot``: the tenant's place at the
+    worker threads."""
 
     history: History
     log: SessionLog
@@ -35,15 +37,17 @@ class Branch:
     slot: WorkerSlot
 
     async def draft(self, script: Script, most: int | None = None, stopped: Stopped = bool) -> Draft:
-        """The script in tokens: `Renderer.draft` with the same arguments, on a worker thread if the script is
-        long."""
+        """Render and tokenize the prompt ``script``, on a worker thread if it is long. ``most``: the length of
+        the context in tokens; None: any. ``stopped``: once it returns true, tokenizing ends early and the
+        result is incomplete. Raises ``TemplateFailed``, and ``PromptTooLong`` beyond ``most``."""
         return await self.render(
             script, lambda gone: self.renderer.draft(script, most, lambda: gone() or stopped())
         )
 
     async def render(self, script: Script, work: Callable[[Stopped], _T]) -> _T:
-        """Call ``work``, which renders the script, and return its result: on a worker thread if the script is
-        long. ``work`` gets a function that is true once the caller was cancelled."""
+        """Call ``work``, which renders the prompt ``script``, and return its result: on a worker thread if the
+        prompt is long, else at once. ``work`` gets a function that returns true once the caller was
+        cancelled."""
         if script.characters() < self.settings.aside_characters:
             return work(bool)
         return await self.slot.run(work)

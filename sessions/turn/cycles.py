@@ -31,7 +31,8 @@ class CycleFinder:
         self._repeated = 0
 
     def ends(self, ids: Sequence[int]) -> bool:
-        """Whether the reply ends with the last of its ``ids``. It is called once for each id."""
+        """Whether the reply is to end at the last of its ``ids``, all ids so far, because it repeats itself.
+        Call it once after each id."""
         if not self._most:
             return False
         if self._period:

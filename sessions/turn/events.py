@@ -32,13 +32,13 @@ class EndReason(StrEnum):
     """The model ended its turn, or a stop string matched."""
     CLIENT_CANCELLED = "client_cancelled"
     MAX_OUTPUT_TOKENS = "max_output_tokens"
-    """The turn's limit, or the end of the model's context."""
+    """The reply reached the turn's limit of tokens, or the end of the model's context."""
     REPETITION = "repetition"
-    """The reply repeated the same tokens again and again (`cycles`)."""
+    """The model repeated the same tokens again and again, so the reply was ended."""
     SERVER_LEAVING = "server_leaving"
     """The server shuts down and could not wait any longer."""
     STEERED = "steered"
-    """The client added input during the reply; the next turn answers it."""
+    """The client added input during the reply, which was ended; the next turn answers the input."""
     ERROR = "error"
 
 

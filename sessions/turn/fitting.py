@@ -31,12 +31,13 @@ Unit: TypeAlias = list[int]
 
 @dataclass(frozen=True, slots=True)
 class FittedPrompt:
-    """The result of trying one prompt: its draft, or the error that says why there is none.
+    """The result of trying one prompt: its ``draft`` (the prompt in tokens), or the error that says why there
+    is none.
 
     ``tokens``: the length of the prompt, or a lower bound if there is no draft. ``ids``: the prompt's token
     ids. ``fault``: the error, if the prompt is too long to tokenize. ``places``: indexes of the script's
-    segments that are left out. ``gone``: how many tokens that saves. ``instructions``: the number of tokens
-    before the first item; 0 if nothing is left out.
+    segments (items and replies) that are left out. ``gone``: how many tokens that saves. ``instructions``: the
+    number of tokens before the first item; 0 if nothing is left out.
     """
 
     tokens: int
@@ -58,7 +59,7 @@ class FittedPrompt:
 
 
 class PromptFit:
-    """Fits one script into a context of ``max_context`` tokens.
+    """Fits the prompt ``script`` into a context of ``max_context`` tokens.
 
     It reserves room for the reply: ``max_output_tokens``, but at most a quarter of the context. A reply without
     a limit gets a quarter. If ``truncation`` is None, nothing is left out.
@@ -94,9 +95,9 @@ class PromptFit:
         return truncation.post_instructions is not None and whole.tokens > self._most(self._instructions())
 
     def shortened(self, whole: FittedPrompt, stopped: Stopped = bool) -> FittedPrompt:
-        """The prompt after older turns were left out. ``whole``: the prompt with nothing left out; ``stopped``:
-        as in `whole`. Raises ``TemplateFailed``, and ``PromptTooLong`` if the rest, which must stay, does not
-        fit."""
+        """The prompt after older turns were left out. ``whole``: the prompt with nothing left out. ``stopped``:
+        once it returns true, the result may be incomplete. Raises ``TemplateFailed``, and ``PromptTooLong`` if
+        the rest, which must stay, does not fit."""
         assert self._truncation is not None, "it may leave something out"
         instructions = self._instructions()
         most = self._most(instructions)
@@ -119,11 +120,12 @@ class PromptFit:
     def _step_taken(
         self, step: list[Unit], places: set[int], sizes: _Sizes, wanted: int, stopped: Stopped
     ) -> FittedPrompt:
-        """Leave out units of one step, the first ones first, until the prompt has at most ``wanted`` tokens.
+        """Leave out units (groups of segments that go together) of one step, the first ones first, until the
+        prompt has at most ``wanted`` tokens. Returns the prompt that is left. If even all units are not enough,
+        all are left out.
 
-        ``step``: the units of the step. ``places``: the segments left out so far; those of this step are added
-        to it. ``sizes``: the segments' sizes, for a first guess. Returns the prompt that is left. If even all
-        units are not enough, all are left out.
+        ``step``: the units of the step. ``places``: the indexes of the segments left out so far; those of this
+        step are added to it. ``sizes``: the segments' sizes, for a first guess.
         """
         tried: dict[int, FittedPrompt] = {}
 
@@ -201,8 +203,8 @@ class _Sizes:
         return self._known[place]
 
     def first_guess(self, step: list[Unit], gone: set[int], wanted: int) -> int:
-        """An estimate of how many units of a step must be left out to reach ``wanted`` tokens: at least one,
-        none for an empty step.
+        """An estimate of how many units (groups of segments that go together) of a step must be left out to
+        reach ``wanted`` tokens: at least one, none for an empty step.
 
         It adds up the sizes of what stays, from the last unit of ``step`` back. So it never asks for the sizes
         of the units before those. ``gone``: the segments that were left out before this step.
@@ -221,7 +223,9 @@ class _Sizes:
 
 
 def steps_of(segments: Sequence[Segment]) -> Iterator[list[Unit]]:
-    """For each of the three steps (see the module), the units that may be left out, the first to go first."""
+    """What may be left out of a prompt, in three steps: older turns; older turns with a call that waits for its
+    output; and parts of the turn that is to be answered. Yields for each step its units (indexes of segments
+    that go together), the first to go first."""
     *older, last = _units(segments, range(len(segments)), _begins_turn) or [[]]
     waiting = [unit for unit in older if _waits(segments, unit)]
     yield [unit for unit in older if unit not in waiting]
@@ -234,8 +238,8 @@ def steps_of(segments: Sequence[Segment]) -> Iterator[list[Unit]]:
 
 
 def older_turns(segments: Sequence[Segment], keep: int) -> tuple[int, ...]:
-    """Indexes of the segments in all turns but the last ``keep`` ones. Turns with a call that waits for its
-    output are not among them."""
+    """The indexes, sorted, of the segments (items and replies) in all turns but the last ``keep`` ones, without
+    turns that have a call that waits for its output."""
     turns = _units(segments, range(len(segments)), _begins_turn)
     older = turns[: max(0, len(turns) - keep)]
     return tuple(sorted(place for unit in older if not _waits(segments, unit) for place in unit))

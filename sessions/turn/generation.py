@@ -37,7 +37,8 @@ from .events import EndReason, ReplyEvent, ReplyStatus, ReplyTextDelta
 from .reply_reader import ReplyReader
 
 TellNow: TypeAlias = Callable[[ReplyTextDelta], bool]
-"""Tells more text of a reply at once if that needs no wait, and returns whether it did."""
+"""A function that hands more text of a reply to its reader at once, if that needs no wait. Returns whether it
+did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,10 @@ class ReplyEnd:
 
 
 class ReplyRun:
-    """Generates one reply on ``sequence``, the engine's copy of a branch. ``ending`` is None until it is over.
+    """Generates one reply on ``sequence``, the engine's copy of a branch: call `advance` until ``ending`` is
+    set.
+
+    ``reader``: makes events of the ids. ``prompt``: the ids of the whole prompt.
 
     ``said``, ``logprobs``: ids that the reply has already, from an earlier server process, and their log
     probabilities. The events of these ids come first, and the generation continues behind them.
@@ -98,9 +102,9 @@ class ReplyRun:
         that it has already and begin the generation; later ones wait for the engine's next row. Do not call
         it once ``ending`` is set.
 
-        ``tell_now``: is called with the text of each row that comes while this waits and is nothing but more
-        text, as the row arrives. It returns whether it has told it, so that this goes on waiting; if not, the
-        text is returned here.
+        ``tell_now``: called with the text of each row that comes while this waits and is nothing but more text,
+        as the row arrives. It returns whether it has handed the text on, so that this goes on waiting; if not,
+        the text is returned here.
         """
         try:
             if not self._retold:
@@ -132,8 +136,8 @@ class ReplyRun:
             await self._sequence.close(keep_kv=False)
 
     def _retell(self) -> list[ReplyEvent]:
-        """The events of the ids that the reply has already. If they are the whole reply, ``ending`` is set
-        too."""
+        """The events of the ids that the reply has already, from an earlier server process. If they are the
+        whole reply, ``ending`` is set, too."""
         self._retold = True
         self._lost = Work(0, 0, 0, len(self._said))
         events = self.reader.feed(self._said.tolist(), self._logprobs)
@@ -180,8 +184,9 @@ class ReplyRun:
         return []
 
     def _taking(self, tell_now: TellNow) -> Take:
-        """Reads rows as they arrive, for `Generation.next_row`: those that are one token of text. The first
-        row of a generation is not one of them."""
+        """A function for `Generation.next_row` that reads a row as it arrives, if it is one token of plain
+        text, and hands the text to ``tell_now``. It returns False for other rows, and for the first row of a
+        generation: these are read in the usual way."""
 
         def take(row: Row) -> bool:
             if not self._sampled or len(row.tokens) != 1 or row.logprobs or self._cancelled.is_set():
@@ -291,11 +296,11 @@ _STATUS = {
     EndReason.SERVER_LEAVING: ReplyStatus.INCOMPLETE,
     EndReason.STEERED: ReplyStatus.INCOMPLETE,
 }
-"""How a reply ends that was cancelled for a reason."""
+"""The status of a reply that was cancelled, by the reason for it."""
 
 
 _REQUESTED = (errors.GrammarRefused, errors.GrammarStuck, errors.GrammarUnavailable)
-"""Errors for which the request is to blame. The sequence stays usable."""
+"""Errors that the request itself causes. The engine's sequence stays usable after them."""
 
 _FAILURES: tuple[tuple[type[runtime.RuntimeFault], type[TurnFailed]], ...] = (
     (runtime.EngineOverloaded, errors.EngineFull),

@@ -28,11 +28,11 @@ from .events import (
 
 
 class ReplyReader:
-    """Reads one reply.
+    """Reads one reply: makes events and items (text, tool calls) of its token ids as they come.
 
     ``end_ids``: the model's end tokens. ``stops``: stop strings. ``stop_ids``: ids that end the reply and have
     no text. ``min_tokens``: stop strings and cycles count only after this many ids. ``cycle_tokens``: the
-    number of repeated tokens that ends the reply (`CycleFinder`); 0: none.
+    number of repeated tokens that ends the reply; 0: none does.
 
     ``new_id`` makes the ids of items and calls. ``forms``: how the model writes calls and reasoning. ``tools``:
     the tools of the turn. ``whole_calls``: deliver a call's arguments only at its end. ``together``: decode all
@@ -86,9 +86,10 @@ class ReplyReader:
         self._calls = forms.call_parser(tools) if parse_calls else forms.text_parser()
         self._marks = forms.marks(tokenizer.special_ids, parse_calls=parse_calls)
         self._ruled = end_ids.union(self._stop_ids, self._marks)
-        """Ids that are more than text."""
+        """Ids that are more than text: end tokens, stop ids, and special tokens of calls and reasoning."""
         self._watched = together or bool(stops)
-        """Whether no text is certain when its token comes."""
+        """Whether text cannot be delivered as soon as its token comes: there are stop strings, or all ids of a
+        `feed` are decoded at once."""
         self._reasoning = forms.splitter()
         self._items: list[Item] = []
         self._text: tuple[str, list[str]] | None = None  # the open message: its id and its deltas
@@ -103,7 +104,7 @@ class ReplyReader:
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that was found."""
+        """The stop string that was found; None if none was."""
         return self._stops.found
 
     def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> list[ReplyEvent]:
@@ -160,7 +161,8 @@ class ReplyReader:
         self.cycles = self._cycles.ends(self.ids) and len(self.ids) >= self._min_tokens
 
     def _decode_together(self, ids: list[int]) -> str:
-        """Append the ids to `ids`, up to one that ends the reply, and return their text."""
+        """Append ``ids`` to the reply's ids, up to one that ends the reply, and return their text, decoded at
+        once."""
         text, begin, end = "", 0, 0
         for token in ids:
             if self.ended or self.halted or self.cycles:

@@ -88,7 +88,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``parallel_calls``: if false, the reply ends behind its first call.
     ``format``: the grammar of the reply's text.
     ``tool_choice``: auto, none or required; with required the reply is only calls, of ``tool`` if that is set.
-    ``cycle_tokens``: so many repeated tokens end the reply, as in `cycles`; 0: none do.
+    ``cycle_tokens``: so many repeated tokens end the reply; 0: none do.
     """
 
     sampling: Sampling = Sampling()
@@ -249,7 +249,8 @@ def _stop_ids(ids: Sequence[int], vocab_size: int | None) -> tuple[int, ...]:
 
 
 def _words(words: Sequence[str | Sequence[int]]) -> tuple[tuple[str, ...], list[Sequence[int]]]:
-    """The bad words that are text, and those that are lists of token ids."""
+    """Check a request's bad words. Returns those that are text, and those that are lists of token ids. Raises
+    ``SamplingInvalid``."""
     if len(words) > MAX_BAD_WORDS:
         raise SamplingInvalid(f"At most {MAX_BAD_WORDS} bad words", param="bad_words")
     texts = tuple(word for word in words if isinstance(word, str))
@@ -304,7 +305,8 @@ def checked_sampling(
 
 
 def number(name: str, value: Any, least: float, most: float) -> float:
-    """``value`` as a float. Raises ``SamplingInvalid`` unless it is a number from ``least`` to ``most``."""
+    """Check ``value``, the field ``name`` of a request, and return it as a float. Raises ``SamplingInvalid``
+    unless it is a finite number from ``least`` to ``most``."""
     real = isinstance(value, int | float) and not isinstance(value, bool)
     if not real or not least <= value <= most or not math.isfinite(value):
         raise SamplingInvalid(f"`{name}` must be a number from {least:g} to {most:g}", param=name)
@@ -312,14 +314,16 @@ def number(name: str, value: Any, least: float, most: float) -> float:
 
 
 def integer(name: str, value: Any, least: int, most: int) -> int:
-    """``value``. Raises ``SamplingInvalid`` unless it is a whole number from ``least`` to ``most``."""
+    """Check and return ``value``, the field ``name`` of a request. Raises ``SamplingInvalid`` unless it is a
+    whole number from ``least`` to ``most``."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise SamplingInvalid(f"`{name}` must be an integer from {least} to {most}", param=name)
     return value
 
 
 def token_ids(name: str, ids: Any, vocab_size: int | None) -> tuple[int, ...]:
-    """``ids`` as a tuple. Raises ``SamplingInvalid`` unless all are in the vocabulary."""
+    """Check ``ids``, the field ``name`` of a request, and return them as a tuple. Raises ``SamplingInvalid``
+    unless all are in the vocabulary. ``vocab_size``: None if it is not known here."""
     most = MAX_INTEGER if vocab_size is None else vocab_size - 1
     if not isinstance(ids, Iterable) or isinstance(ids, str | bytes):
         raise SamplingInvalid(f"`{name}` must hold token ids", param=name)

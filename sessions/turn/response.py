@@ -104,7 +104,7 @@ class TurnResponse:
 
     @property
     def request(self) -> TurnRequest:
-        """What was asked for."""
+        """The request that this response answers."""
         return self._request
 
     @property
@@ -140,7 +140,7 @@ class TurnResponse:
             await self._run.cancel(reason)
 
     def says(self, item_id: str) -> bool:
-        """Whether the reply joins the conversation and has begun this message."""
+        """Whether the reply joins the conversation and has begun the message with the id ``item_id``."""
         return self.writes and self._run is not None and self._run.reader.said_of(item_id) is not None
 
     def cut(self, item_id: str, end: int) -> None:
@@ -221,8 +221,9 @@ class TurnResponse:
         return event
 
     async def next_event(self, tell_now: TellNow | None = None) -> ReplyEvent | None:
-        """The next event; None behind `ReplyDone`. ``tell_now``: is called with text that comes while this
-        waits, as the text arrives; it returns whether it has told it. If not, that text is returned here."""
+        """Wait for the next event and return it; None behind `ReplyDone`. ``tell_now``: called with text that
+        comes while this waits, as the text arrives; it returns whether it has handed the text on. If not, the
+        text is returned here."""
         self._reading = True
         try:
             while not self._events:
@@ -265,8 +266,8 @@ class TurnResponse:
             await self._conclude(self._run, self._run.ending)
 
     async def _advanced(self, run: ReplyRun, tell_now: TellNow | None = None) -> list[ReplyEvent]:
-        """The run's next events. If this server makes a mistake, for example in reading the text for an event,
-        only this turn fails."""
+        """Advance ``run``, the generation of the reply, and return its next events; the journal gets the new
+        ids. If an unexpected error is raised in between, only this turn fails."""
 
         def told(delta: ReplyTextDelta) -> bool:
             if not self._growing:
@@ -355,7 +356,8 @@ class TurnResponse:
         return await branch.slot.run(lambda gone: fit.shortened(whole, gives_up(gone)))
 
     def _leave_out(self, fit: FittedPrompt) -> None:
-        """Leave out of the context what ``fit`` left out. The journal gets it first."""
+        """Leave out of this turn's prompt, and if its reply joins the conversation of later ones, what ``fit``
+        left out. The journal gets that first."""
         segments = [self._placed.script.segments[place] for place in fit.places]
         items = [item for one in segments for item in (one.items if isinstance(one, TurnReply) else (one,))]
         self._left_out = LeftOut(tuple(item.id for item in items), fit.gone)
@@ -369,8 +371,8 @@ class TurnResponse:
         return self._cancelled is not None and not len(self._said)
 
     def _pending(self, draft: Draft) -> int:
-        """How many tokens at the end of the last reply have no KV although the draft keeps them. They were
-        sampled last, or tokenized again by a cut."""
+        """How many tokens at the end of the last reply have no KV although the prompt ``draft`` keeps them:
+        they were sampled last, or tokenized again by a cut."""
         if draft.parent is None or draft.keep < draft.parent.length:
             return 0
         return draft.parent.reply.respelled or self._branch.sequence.without_kv(draft.keep)
