@@ -268,8 +268,8 @@ class BlockPool:
         """Name a held block by ``key``: it is full and computed, read-only from now on, and can be found.
 
         Returns:
-            True if ``key`` names this block now; False if it names another block already: that one stays, and this
-            block stays unsealed.
+            True if ``key`` names this block now; False if it names another block already: that one keeps
+            it, and this block stays unsealed.
 
         Raises `BlockMisused`: it is not held, or is sealed under another key.
         """
