@@ -1,4 +1,5 @@
-"""Chooses the backend: by what is asked for, the device, the model's shapes, and what is installed."""
+"""Chooses the backend, the implementation of the kernels: by the name that is asked for, the device, the
+model's shapes, and what is installed."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from .reference import backend as reference
 log = logging.getLogger(__name__)
 
 TRITON = {"triton": ".gpu.backend", "triton-invariant": ".gpu.invariant"}
-"""Names of the Triton backends, and their modules."""
+"""The Triton backends: the name of each, and its module relative to this package."""
 
 
 class BackendMissing(Exception):
@@ -27,7 +28,11 @@ class BackendMissing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A chosen backend. ``name``: one of `names.BACKENDS`. ``note``: why a faster one is not used, or empty."""
+    """A chosen backend.
+
+    ``name``: one of `names.BACKENDS`, never ``auto``. ``kernels``: its module. ``note``: why a faster backend
+    was passed over; empty if none was.
+    """
 
     name: str
     kernels: Kernels
@@ -36,7 +41,8 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a model needs: its dtype, (head_dim, block_tokens) of each KV group, and the type of stored KV."""
+    """What a model needs of a backend: its ``dtype``; ``caches``: (head_dim, block_tokens) of each KV group;
+    ``stored``: the type in which KV is stored, None for ``dtype``."""
 
     dtype: torch.dtype
     caches: Sequence[tuple[int, int]] = ()
@@ -49,8 +55,9 @@ class Needs:
 
 
 def named(asked: str, device: torch.device, needs: Needs | None = None) -> tuple[str, str]:
-    """The name of the backend that would compute, and why a faster one is not used ("" if none is); loads
-    nothing. Without ``needs`` only the device and the installation count.
+    """The name of the backend that ``asked`` (one of `names.BACKENDS`) means on ``device``, and why a faster
+    one is passed over ("" if none is). Compiles nothing. Without ``needs`` only the device and the
+    installation count.
 
     Raises:
         BackendMissing: ``asked`` names a backend that cannot compute here.
@@ -75,11 +82,12 @@ def choose(
     needs: Needs,
     compiling: Callable[[float, str], None] = lambda done, what: None,
 ) -> Backend:
-    """The backend that ``asked`` (one of `names.BACKENDS`) means on ``device``, compiled and ready for
-    ``needs``.
+    """The backend that ``asked`` (one of `names.BACKENDS`) means on ``device``, compiled and ready for a
+    model with these ``needs``.
 
-    ``compiling`` is called with the progress of compiling, 0 to 1. If ``auto`` finds that the faster backend
-    cannot compute here, it takes the reference and logs a warning.
+    ``compiling`` is called while kernels are compiled: with the progress, 0 to 1, and a text that names the
+    next kernel. If ``auto`` finds that the faster backend cannot compute here, it takes the reference and
+    logs a warning.
 
     Raises:
         BackendMissing: the backend was asked for by name and cannot compute here.
@@ -99,8 +107,9 @@ def choose(
 
 
 def tell_compiling(begun: Callable[[str], None], ended: Callable[[], None]) -> None:
-    """From now on call ``begun`` with a kernel's name when Triton begins to compile it, and ``ended`` after
-    it: see `gpu.compiling`. Does nothing if Triton is not installed."""
+    """From now on call ``begun`` with a kernel's name before this thread compiles a Triton kernel or reads it
+    from disk, and ``ended`` after it. ``ended`` is not called if compiling fails. Does nothing if Triton is
+    not installed."""
     if find_spec("triton") is not None:
         from .gpu import compiling
 

@@ -1,7 +1,7 @@
 """One step as the attention kernels see it: each token's position and slot, and each row's block table.
 
 It is made once per step on the host and uploaded in one copy; every layer and every arena reads it. A row is
-(first position, token count, block table).
+the part of a sequence that the step computes: (first position, token count, block table).
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows that the reference attends to together: single tokens of similar context, or one chunk.
+    """Rows of a step that the reference backend attends to in one call: either rows of one token each, with
+    contexts of similar length, or one row of several tokens (a chunk).
 
-    ``tokens``: the indices of its queries in the batch. ``count``: tokens per row (1, or the chunk's). On the
-    host: ``firsts``: ``[rows]``, the position of each row's first token; ``blocks``: ``[rows, width]``, the
-    block ids of its context, padded with 0.
+    ``tokens``: the indices in the batch of the group's tokens, row by row; a slice, or int64 on the device.
+    ``count``: tokens per row (1, or the chunk's). On the host, int64: ``firsts`` ``[rows]``, the position of
+    each row's first token; ``blocks`` ``[rows, width]``, the block ids of each row's context, padded with 0
+    to the longest.
     """
 
     tokens: slice | Tensor
@@ -34,18 +36,20 @@ class RowGroup:
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
+        """The number of rows in the group."""
         return len(self.firsts)
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """What the attention of a row group reads from one arena through one window.
+    """What the reference reads from one arena to attend for a row group, with one sliding window (or none).
 
-    ``tiles``: int64 ``[2 * rows * kv_heads * width]``, the indices of its (block, k|v, head) tiles in layer
-    0. ``blank``: int64, the indices of the gathered ``[2, rows, kv_heads, span]`` cells without a token;
-    ``span`` is ``width * block_tokens``. ``mask``: added to scores, 0 or -inf: ``[rows, 1, 1, span]`` for
-    single tokens, ``[count, span]`` for a chunk.
+    A tile is K or V of one head in one block, ``[block_tokens, head_dim]``; the arena is a list of tiles.
+    ``tiles``: int64 ``[2 * rows * kv_heads * width]``, the indices in that list of the tiles to read, for
+    layer 0 and in the order (k|v, row, head, block). Together they hold ``[2, rows, kv_heads, span]`` slots,
+    ``span = width * block_tokens``. ``blank``: int64, the flat indices of those slots that hold no token of
+    the row. ``mask``: added to scores, 0 or -inf: ``[rows, 1, 1, span]`` for rows of one token, ``[count,
+    span]`` for a chunk.
     """
 
     tiles: Tensor
@@ -55,14 +59,16 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """A ragged mix of chunks and single tokens over a paged cache: int64 tensors on the arena's device.
+    """A step's layout: a ragged mix of chunks and single tokens over a paged cache. Its tensors are int64 on
+    the arena's device.
 
-    ``positions``, ``slots``: ``[tokens]``; K and V of a token go to slot ``block * block_tokens + offset``.
-    ``row_starts``: ``[rows + 1]``, row r has tokens ``[row_starts[r], row_starts[r + 1])``.
-    ``context_lengths``: ``[rows]``, how many tokens a row's last token sees, with itself. ``tables``:
-    ``[rows, widest]`` block ids, padded with 0; the same ids name the blocks of every arena. ``groups``: the
-    same rows, grouped for the reference. ``gathers``: a cache of `gathers_of`, by the arena's layers and the
-    window.
+    ``positions``: ``[tokens]``, each token's position in its sequence. ``slots``: ``[tokens]``, where its K
+    and V go: ``block * block_tokens + offset``. ``row_starts``: ``[rows + 1]``, row r has the tokens
+    ``[row_starts[r], row_starts[r + 1])``. ``context_lengths``: ``[rows]``, how many tokens a row's last
+    token sees, with itself. ``tables``: ``[rows, most blocks of a row]`` block ids, padded with 0; the same
+    ids name the blocks of every arena. ``groups``: the same rows as the reference backend groups them; empty
+    for the CPU backend. ``gathers``: results of `gathers_of` in this step, by (number of the arena's layers,
+    window).
     """
 
     positions: Tensor
@@ -75,11 +81,13 @@ class PagedBatch:
 
 
 ALIGNED = 2
-"""Each uploaded array is padded to a multiple of this many numbers of 8 bytes: to 16 bytes."""
+"""`upload` pads each array to a multiple of this many int64 numbers, so that the next one begins at a
+multiple of 16 bytes."""
 
 
 def upload(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
-    """Copy int64 arrays to ``device`` in one copy; on CUDA it is asynchronous and from pinned memory.
+    """Copy int64 arrays to ``device`` in one copy; returns a tensor for each, of its shape. On CUDA the copy
+    is asynchronous and from pinned memory.
 
     Each array begins at a multiple of 16 bytes. Triton compiles a kernel again when a pointer's alignment
     changes: without the padding, an odd number of rows would compile kernels in the middle of a step.
@@ -96,11 +104,12 @@ def upload(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
 def lay_out(
     arena: Tensor, firsts: Sequence[int], counts: Sequence[int], tables: Sequence[NDArray[np.int32]]
 ) -> PagedBatch:
-    """Lay out rows over ``arena`` ``[block, layer, k|v, head, slot, dim]``; holds for all arenas of its block
-    size.
+    """Lay out a step's rows for attention. Row r computes ``counts[r]`` tokens from position ``firsts[r]``
+    on.
 
-    Row r computes ``counts[r]`` tokens from position ``firsts[r]`` on. ``tables[r]`` has its block ids, at
-    least ``ceil((first + count) / block_tokens)`` of them. No reference to the tables is kept.
+    ``arena`` ``[block, layer, k|v, head, slot, dim]`` gives the block size and the device only: the result
+    holds for all arenas of its block size. ``tables[r]`` has the row's block ids, at least ``ceil((first +
+    count) / block_tokens)`` of them. No reference to the tables is kept.
     """
     slots_per_block = arena.shape[4]
     first, count = np.asarray(firsts, dtype=np.int64), np.asarray(counts, dtype=np.int64)
@@ -128,9 +137,11 @@ def lay_out(
 
 
 def _grouped(count: Ints, widths: Ints) -> Iterator[Ints]:
-    """Rows to attend to together: each chunk alone; single tokens by the bit length of their block count.
+    """Yield the rows to attend to together, as arrays of row indices: the rows with one token, by the bit
+    length of their number of blocks (1, 2 to 3, 4 to 7, …), then each other row alone. ``count``, ``widths``:
+    ``[rows]``, the tokens and blocks of each row.
 
-    So padding a group to its widest row costs less than the group itself.
+    So padding the rows of a group to its longest less than doubles it.
     """
     single = np.flatnonzero(count == 1)
     scale = np.frexp(widths[single])[1]
@@ -139,7 +150,8 @@ def _grouped(count: Ints, widths: Ints) -> Iterator[Ints]:
 
 
 def _span(tokens: Ints, uploaded: Tensor) -> slice | Tensor:
-    """The indices of a group's tokens: a slice, which needs no copy, if they are contiguous."""
+    """A row group's token indices for `RowGroup`: a slice, which needs no copy, if they are contiguous, else
+    ``uploaded``. ``tokens``: the indices on the host, ``uploaded``: the same on the device."""
     first, last = int(tokens[0]), int(tokens[-1])
     return slice(first, last + 1) if last - first + 1 == tokens.size else uploaded
 
@@ -147,10 +159,12 @@ def _span(tokens: Ints, uploaded: Tensor) -> slice | Tensor:
 def gathers_of(
     batch: PagedBatch, arena: Tensor, window: int | None, dtype: torch.dtype
 ) -> tuple[Gather, ...]:
-    """What each of ``batch.groups`` reads from ``arena``; computed once per step for ``window`` and the
-    arena's layers.
+    """What the reference reads from ``arena`` for each of ``batch.groups``: one `Gather` per group, in their
+    order. Computed once per step for each ``window`` and number of layers of an arena, and kept in
+    ``batch.gathers``.
 
-    Blocks wholly before the window of a row's first token are left out. ``dtype``: of the mask.
+    ``window``: how many tokens a query sees, with itself; None: all. Blocks that lie wholly before the window
+    of a row's first token are left out. ``dtype``: the type of the mask.
     """
     key = (arena.shape[1], window)
     made = batch.gathers.get(key)
@@ -171,7 +185,9 @@ def gathers_of(
 
 @dataclass(frozen=True, slots=True)
 class _HostGather:
-    """A gather on the host. ``starts``: ``[rows]``, each row's first gathered position; empty if all are 0."""
+    """A `Gather` before its upload, without the mask. ``tiles``, ``blank``: as there. ``starts``: ``[rows]``,
+    the position of the first slot that is read for each row; empty if all are 0. ``span``: how many slots are
+    read per row."""
 
     tiles: Ints
     blank: Ints
@@ -195,7 +211,9 @@ def _draft(group: RowGroup, arena: Tensor, window: int | None) -> _HostGather:
 
 
 def _behind(group: RowGroup, window: int, slots_per_block: int) -> tuple[Ints, Ints]:
-    """The blocks from the window of each row's first token on, and the position where they start."""
+    """The block ids that a window leaves to read, ``[rows, width]``: for each row those from the window of
+    its first token on. And the position of each row's first slot in them, ``[rows]``. Shorter rows repeat
+    their last column."""
     skipped = np.maximum(group.firsts + 1 - window, 0) // slots_per_block
     ends = -(-(group.firsts + group.count) // slots_per_block)
     columns = np.minimum(skipped[:, None] + np.arange((ends - skipped).max()), group.blocks.shape[1] - 1)
@@ -225,13 +243,14 @@ def _mask(
 
 @dataclass(frozen=True, slots=True)
 class Families:
-    """Rows of a decode batch with a common prefix, as forks of one session. Tensors are int64 on the batch's
-    device.
+    """Rows of a decode batch with a common prefix, as forks of one session have. Tensors are int64 on the
+    batch's device.
 
-    A family is a run of adjacent rows. ``starts``: ``[families + 1]``, family f has rows ``[starts[f],
-    starts[f + 1])``. ``shared``: ``[families]``, how many tokens its rows share, fewer than any row's
-    context; they lie in the blocks of its first row. ``begins``: ``[rows]``, the same per row. On the host:
-    ``longest``, the most tokens that a family shares; ``tail``, the most that a row has behind them.
+    A family is a run of adjacent rows. ``starts``: ``[families + 1]``, family f has the rows ``[starts[f],
+    starts[f + 1])``. ``shared``: ``[families]``, how many leading tokens its rows share, fewer than any row's
+    context; they are read from the blocks of its first row. ``begins``: ``[rows]``, the same number for each
+    row, where its own tokens begin. On the host: ``longest``, the most tokens that a family shares; ``tail``,
+    the most tokens that a row has behind the shared ones.
     """
 
     starts: Tensor
@@ -244,7 +263,8 @@ class Families:
 def lay_out_families(
     rows: Sequence[int], shared: Sequence[int], contexts: Sequence[int], device: torch.device
 ) -> Families:
-    """Families of ``rows[f]`` adjacent rows that share ``shared[f]`` tokens. ``contexts``: each row's length.
+    """Lay out families of rows with a common prefix: family f is the next ``rows[f]`` rows of the batch, and
+    they share their first ``shared[f]`` tokens. ``contexts``: each row's tokens, the shared ones included.
 
     Raises ValueError if a family shares a row's whole context, as a row's last token is never shared.
     """

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Event(Protocol):
-    """A point in the work of a stream."""
+    """A point in the work of a stream, behind all that was enqueued before it."""
 
     def wait(self) -> None:
         """Block until all work before this point is done."""
@@ -25,7 +25,7 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """Work that the device does in the order in which it was enqueued."""
+    """A queue of work on the device, done in the order in which it was enqueued."""
 
     def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Enqueue copies: for each pair (target, source) the source's numbers go to the target, perhaps
@@ -67,20 +67,21 @@ class Device(Protocol):
         ...
 
     def register(self, address: int, size: int) -> str:
-        """Pin this host memory, so that copies from and to it run beside the host; returns why it failed, or
-        "".
+        """Pin ``size`` bytes of host memory at ``address``, so that copies from and to it run beside the
+        host. Returns "", or why it failed.
 
         Without it copies are right, but the host waits for them. Takes some ms per 16 MiB.
         """
         ...
 
     def unregister(self, addresses: Iterable[int]) -> None:
-        """Undo `register`. Call it before the memory is freed, as its addresses may be used again."""
+        """Undo `register` for the memory at these addresses. Call it before the memory is freed, as its
+        addresses may be used again."""
         ...
 
 
 def device_of(device: torch.device) -> Device:
-    """The `Device` for a torch device."""
+    """The `Device` for a torch device: a CUDA device, else the CPU."""
     return CudaDevice(device) if device.type == "cuda" else CpuDevice()
 
 
@@ -125,12 +126,12 @@ class _Caller:
         return _DONE
 
     def follow(self, event: Event) -> None:
-        """Does nothing: all work before it is done."""
+        """Does nothing: on the CPU the work before ``event`` is done already."""
 
 
 class _CompletedEvent:
     def wait(self) -> None:
-        """Does nothing: the work before it is done."""
+        """Does nothing: on the CPU the work before the event is done already."""
 
 
 _CALLER, _DONE = _Caller(), _CompletedEvent()
@@ -139,10 +140,10 @@ _CALLER, _DONE = _Caller(), _CompletedEvent()
 # --- CUDA -----------------------------------------------------------------------------------------------------
 
 ALREADY_REGISTERED = 712
-"""``cudaErrorHostMemoryAlreadyRegistered``."""
+"""The CUDA error code ``cudaErrorHostMemoryAlreadyRegistered``."""
 
 PORTABLE = 1
-"""``cudaHostRegisterPortable``: for every context of the process."""
+"""The flag ``cudaHostRegisterPortable``: pinned for every CUDA context of the process."""
 
 
 class CudaDevice:
@@ -176,8 +177,9 @@ class CudaDevice:
         return host.copy_(tensor, non_blocking=True)
 
     def register(self, address: int, size: int) -> str:
-        """Pin this host memory, ``size`` bytes at ``address``. Returns why it failed, or "". A failure leaves
-        no pending error, which torch would raise at an unrelated launch."""
+        """Pin ``size`` bytes of host memory at ``address``; memory that is still registered is registered
+        anew. Returns "", or why it failed. A failure leaves no pending error, which torch would raise at an
+        unrelated launch."""
         with self.active():
             code = self._register(address, size)
             if code == ALREADY_REGISTERED:  # by an earlier engine that did not close its memory
@@ -243,7 +245,7 @@ class Runtime(Protocol):
 
 
 class TorchRuntime:
-    """The functions of the CUDA runtime library that torch has loaded. Another copy of the library would have
+    """The functions of the CUDA runtime library that torch has loaded: another copy of the library would have
     its own pending errors."""
 
     def __init__(self) -> None:
@@ -252,16 +254,17 @@ class TorchRuntime:
         self._loaded = [ctypes.CDLL(path) for path in _loaded("libcudart")]
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
-        """Pin host memory. Other threads of Python run meanwhile."""
+        """Pin ``size`` bytes of host memory at ``address``. Other Python threads run meanwhile."""
         return int(self._torch.cudaHostRegister(address, size, flags))
 
     def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
-        """Undo the pinning. It waits for copies from and to the memory."""
+        """Undo the pinning of the memory at ``address``. It waits for copies from and to the memory."""
         return int(self._torch.cudaHostUnregister(address))
 
     def cudaGetLastError(self) -> int:  # noqa: N802
-        """Take the pending error's code. Torch does not offer this function, so the library's own is called;
-        where the runtime is linked into torch itself, a small launch takes the error instead."""
+        """Take the calling thread's pending error: returns its code, and clears it. Torch does not offer this
+        function, so the library's own is called. Where the runtime is linked into torch itself, a small
+        launch takes the error instead, and 0 is returned."""
         codes = [int(library.cudaGetLastError()) for library in self._loaded]
         if not codes:
             with suppress(RuntimeError):

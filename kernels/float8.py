@@ -14,7 +14,7 @@ LARGEST = 448.0
 
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x`` in the arena's type ``dtype``: rounded to e4m3 if that is it, else ``x`` itself."""
+    """``x`` in the arena's type ``dtype``: clamped to ±448 and rounded if that is e4m3, else ``x`` itself."""
     if dtype != E4M3:
         return x
     return x.float().clamp(-LARGEST, LARGEST).to(E4M3)

@@ -23,8 +23,9 @@ from .reference.seeded_sampling import Typical
 class Attention:
     """The attention settings of one layer.
 
-    ``scale``: the factor on scores. ``window``: how many tokens a query sees, with itself; None: all before
-    it. ``soft_cap``: scores become ``cap * tanh(score / cap)``, after the scale and before the mask.
+    ``scale``: the factor on scores. ``window``: how many tokens a query sees, with itself; None: itself and
+    all before it. ``soft_cap``: scores become ``cap * tanh(score / cap)``, after the scale and before the
+    mask; None: no cap.
     """
 
     scale: float
@@ -36,8 +37,8 @@ class Attention:
 class HeadNorm:
     """RMSNorm of queries and keys before the rotation.
 
-    ``weight``: ``[q_heads + kv_heads, head_dim]``, queries first. ``whole``: the mean runs over all query (or
-    all key) heads of a token together; otherwise over each head.
+    ``weight``: ``[q_heads + kv_heads, head_dim]``, queries first. ``eps``: added to the mean square.
+    ``whole``: the mean runs over all query (or all key) heads of a token together; otherwise over each head.
     """
 
     weight: Tensor
@@ -55,11 +56,16 @@ class Kernels(Protocol):
         counts: Sequence[int],
         tables: Sequence[NDArray[np.int32]],
     ) -> PagedBatch:
-        """Lay out rows over ``arena`` once per step: see `batch.lay_out`."""
+        """Lay out a step's rows, once for all layers: row r computes ``counts[r]`` tokens from position
+        ``firsts[r]`` on, and ``tables[r]`` has the ids of its blocks from position 0 on.
+
+        ``arena`` gives the block size and the device; the result holds for all arenas of its block size.
+        """
         ...
 
     def copy_blocks(self, arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -> None:
-        """Copy whole blocks, one after the other in the order given."""
+        """Copy whole blocks of ``arena``, ``sources[i]`` to ``targets[i]``, one after the other in the order
+        given: a target may be a later source."""
         ...
 
     def copy_pieces(self, source: Tensor, target: Tensor, pieces: NDArray[np.int64], size: int) -> None:
@@ -76,11 +82,12 @@ class Kernels(Protocol):
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """``x / rms(x) * weight`` over the last axis."""
+        """RMSNorm, ``x / sqrt(mean(x ** 2) + eps) * weight``, over the last axis."""
         ...
 
     def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """The sum ``x + residual`` and its RMSNorm, in this order; may overwrite ``x`` and ``residual``."""
+        """The sum ``x + residual`` and its RMSNorm (with ``weight`` and ``eps``), in this order; may
+        overwrite ``x`` and ``residual``."""
         ...
 
     def rotate_and_store(
@@ -92,8 +99,8 @@ class Kernels(Protocol):
         layer: int,
         slots: Tensor,
     ) -> Tensor:
-        """Norm and rotate queries and keys, store K and V; returns the queries ``[tokens, q_heads,
-        head_dim]``.
+        """Norm (if ``norm``) and rotate queries and keys, and store K and V; returns the queries, ``[tokens,
+        q_heads, head_dim]``.
 
         ``qkv``: ``[tokens, q_heads + 2 * kv_heads, head_dim]``, kv_heads as in ``arena``. ``angles``: cos and
         sin, each ``[tokens, rotary_dim]``; only the first ``rotary_dim`` numbers of a head are rotated.
@@ -105,7 +112,9 @@ class Kernels(Protocol):
     def paged_attention(
         self, query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention
     ) -> Tensor:
-        """Causal attention of each row's tokens over its own blocks: ``[tokens, q_heads, head_dim]``."""
+        """Causal attention of each row's tokens over its own blocks; ``query`` and the result are ``[tokens,
+        q_heads, head_dim]``. K and V of these tokens are stored already. ``layer``: its index in
+        ``arena``."""
         ...
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
@@ -125,19 +134,30 @@ class Kernels(Protocol):
         typical: Typical | None = None,
         candidates: int | None = None,
     ) -> Tensor:
-        """Sample one token id per row, int64 ``[rows]``, as `reference.seeded_sampling.sample` does."""
+        """Sample one token id per row of ``logits`` ``[rows, vocab]``: int64 ``[rows]``. The random number
+        depends on (seed, position) only, so every backend and every batch gives the same tokens.
+
+        ``temperature`` (0: greedy), ``top_k`` (0: all), ``top_p`` (1: all), ``min_p`` (0: all; None: in no
+        row), ``seeds``, ``positions`` (of the sampled token): ``[rows]``. ``typical``: the rows with typical
+        sampling; None: no row. ``candidates``: how many of a row's likeliest tokens top-k and top-p can
+        affect; None: not known.
+        """
         ...
 
     def penalize(
         self, logits: Tensor, said: Said, repetition: Tensor, frequency: Tensor, presence: Tensor
     ) -> None:
-        """Apply penalties for earlier tokens to logits, in place: see `penalties.penalize`."""
+        """Apply repetition, frequency and presence penalties for earlier tokens to ``logits`` ``[rows,
+        vocab]``, in place. ``said``: the rows to penalize and their earlier tokens; the penalties are
+        ``[n]``, one for each of ``said.rows``."""
         ...
 
     def allow(self, logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-        """Set logits that a grammar does not allow to -inf, in place: see `penalties.allow`."""
+        """Set the logits that a grammar does not allow to -inf, in place. ``rows``: int64 ``[n]``; ``masks``:
+        int64 ``[n, ceil(vocab / 64)]``, one bit per token, 1 if it is allowed, the lowest bit first."""
         ...
 
     def log_probabilities(self, logits: Tensor, ids: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Log probabilities of ``ids``, and of the ``most`` likeliest, as the reference gives them."""
+        """The log probability of each row's token ``ids`` ``[rows]``; and the ids and log probabilities of
+        its ``most`` likeliest tokens, ``[rows, most]``, likeliest first."""
         ...

@@ -16,13 +16,14 @@ from .groups import KVGroup
 
 
 class DeviceArena:
-    """``blocks`` blocks of ``group`` on ``device``, all zero at first.
+    """The memory of one KV group's blocks on ``device``: ``blocks`` blocks, all zero at first.
 
     Attributes:
+        group: the layers, shapes and type of the blocks.
         kv: ``[block, layer, 2, kv_heads, block_tokens, head_dim]``; ``[:, :, 0]`` is K, ``[:, :, 1]`` is V,
             the layer counts within the group. Byte offsets pass 2^31: kernels must count them in int64.
 
-    Raises `GroupInvalid`: no blocks.
+    Raises `GroupInvalid`: ``blocks`` is less than 1.
     """
 
     def __init__(self, group: KVGroup, blocks: int, device: torch.device | str = "cpu") -> None:
@@ -62,6 +63,6 @@ class DeviceArena:
         self.kv.view(torch.uint8).index_fill_(0, ids, int(bits))
 
     def zero_behind(self, block: int, tokens: int) -> None:
-        """Zero the block's slots behind its first ``tokens`` tokens, before a partial block leaves the
+        """Zero the K and V of a block behind its first ``tokens`` tokens, before a partial block leaves the
         device."""
         self.kv[block, :, :, :, tokens:] = 0

@@ -24,15 +24,15 @@ from .host.registration import Registration
 from .host.slots import SlotMemory
 
 Copy: TypeAlias = Callable[[Tensor, Tensor, NDArray[np.int64], int], None]
-"""A function that copies pieces of host memory: (source, target, offsets, bytes), as
-`kernels.interface.Kernels.copy_pieces`."""
+"""A function that copies pieces of host memory: (source, target, offsets, size). ``offsets``: int64 ``[count,
+2]``, where each piece is in source and target; ``size``: bytes of each piece."""
 
 
 class BlockMover:
-    """Copies between ``arenas``, one per KV group, and ``memory``.
+    """Copies blocks between ``arenas``, one per KV group, and the slots of ``memory``.
 
     A slot holds the block's bytes of each arena, one after the other. ``copy``: copies where both lie in this
-    machine's memory. ``device``: the arenas' device, by default as torch has it.
+    machine's memory. ``device``: makes the streams on which a GPU copies; None: the one of the arenas.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class BlockMover:
 
     @property
     def reach(self) -> Callable[[int], Sequence[memoryview]] | None:
-        """A function that gives, for a block, its bytes in each arena as writable memory. None if the arenas
-        lie in a GPU's memory."""
+        """A function that gives, for a block id, the block's bytes in each arena as writable memory. None if
+        the arenas lie in a GPU's memory."""
         return None if self._stream is not None else self._of_block
 
     def close(self) -> None:
@@ -78,12 +78,13 @@ class BlockMover:
         loads: Sequence[tuple[int, int]],
         overwritten: Collection[int] = (),
     ) -> Saving | None:
-        """Copy ``saves`` (block, slot, tokens) down, with zeros behind the tokens, then ``loads`` (slot,
-        block) up.
+        """Copy ``saves`` (block, slot, tokens) down to their slots, with zeros behind the tokens, then
+        ``loads`` (slot, block) up.
 
-        ``overwritten``: blocks that the loads, or later work on the current stream, write before the next
-        call: that work waits for the saves of these blocks. Work after the next call waits for all saves.
-        Returns None where everything is done on return.
+        On a CPU all is done on return. On a GPU the copies run on streams; returns what to wait for before
+        the slots of ``saves`` are used, or None if there are no saves. ``overwritten``: blocks that the
+        loads, or later work on the current stream, write before the next call: that work waits for the saves
+        of these blocks. Work after the next call waits for all saves.
         """
         if self._stream is None:
             self._copy_all([(slot, block) for block, slot, _ in saves], up=False)
@@ -106,13 +107,15 @@ class BlockMover:
         return self._saved
 
     def copied(self) -> None:
-        """Work that copies blocks to others was enqueued on the current stream: later saves wait for it."""
+        """Note that copies from block to block were enqueued on the current stream: later saves wait for
+        them."""
         if self._stream is not None:
             self._written = self._device.current().record()
 
     def _save(self, stream: Stream, saves: Sequence[tuple[int, int, int]]) -> Saving:
-        """Start to copy blocks to slots, on the stream for saves. The tokens to save were computed by finished
-        steps, but a load or a copy of a step in flight may be writing them to these blocks: wait for it."""
+        """Start to copy blocks to slots (``saves``: block, slot, tokens), on the stream for saves. The tokens
+        to save were computed by finished steps, but a load or a copy of a step in flight may be writing them
+        to these blocks: wait for it. Returns what to wait for."""
         if self._written is not None:
             stream.follow(self._written)
         stream.copy(
@@ -135,7 +138,7 @@ class BlockMover:
                 self._copy(cells, self._bytes, pieces[:, ::-1], size)
 
     def _of_block(self, block: int) -> list[memoryview]:
-        """The bytes of a block in each arena, as writable memory; for arenas in this machine's memory."""
+        """The bytes of a block, one writable memory per arena; for arenas in this machine's memory."""
         if len(self._flat) == 1:  # the usual case, on the path of each block that is read
             (flat,), (size,) = self._flat, self._sizes
             return [flat[block * size : (block + 1) * size]]
@@ -143,7 +146,7 @@ class BlockMover:
         return [flat[block * size : (block + 1) * size] for flat, size in sized]
 
     def zero_behind(self, slot: int, tokens: int) -> None:
-        """Zero the slot's bytes behind the first ``tokens`` tokens."""
+        """Zero the K and V in a slot behind its first ``tokens`` tokens."""
         for arena, part in self._parts(slot):
             if tokens < arena.group.block_tokens:
                 part.view(arena.dtype).view(arena.group.block_shape)[:, :, :, tokens:] = 0
@@ -163,7 +166,8 @@ class BlockMover:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Copies of blocks to slots that run on their own stream; the event ``done`` comes behind the last."""
+    """Copies of blocks to slots that run on a GPU stream of their own; the event ``done`` comes behind the
+    last."""
 
     _mover: BlockMover
     _saves: Sequence[tuple[int, int, int]]

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 BlockIds: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.intp]
-"""Blocks, in the order of their sequence."""
+"""Block ids; those of a sequence in the order of its tokens."""
 
 BlockArray: TypeAlias = NDArray[np.intp]
-"""Block ids ``[blocks]``, of the type by which numpy looks up: another takes twice as long."""
+"""Block ids ``[blocks]``, of the integer type by which numpy indexes: with another, look-ups take twice as
+long."""
 
 
 def as_array(blocks: BlockIds) -> BlockArray:
@@ -21,7 +22,8 @@ def as_array(blocks: BlockIds) -> BlockArray:
 
 
 class BlockTable:
-    """A growable int32 array of ids; entry ``i`` holds tokens ``[i * block_tokens, (i + 1) * block_tokens)``.
+    """The block ids of one sequence, a growable int32 array: block ``i`` holds its tokens ``[i *
+    block_tokens, (i + 1) * block_tokens)``.
 
     Growing is amortised O(1). A view taken earlier keeps its length; ids below that may be replaced under it.
     """
@@ -56,14 +58,15 @@ class BlockTable:
         self._length = end
 
     def replace(self, index: int, block: int) -> int:
-        """Put ``block`` in place of the block at ``index``, for copy on write. Returns the block that stood
-        there."""
+        """Put ``block`` in place of the block at ``index``, for copy on write. Returns the id of the block
+        that was there."""
         before = self[index]
         self._ids[: self._length][index] = block
         return before
 
     def truncate(self, length: int) -> NDArray[np.int32]:
-        """Keep the first ``length`` blocks. Returns the others in order, a copy, for `BlockPool.release`."""
+        """Keep the first ``length`` blocks. Returns the ids of the others in order, as a copy, for
+        `BlockPool.release`."""
         assert 0 <= length <= self._length, f"cannot keep {length} of {self._length} blocks"
         dropped = self._ids[length : self._length].copy()
         self._length = length

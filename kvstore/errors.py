@@ -40,21 +40,22 @@ class BookkeepingError(KVStoreError):
 
 
 class BlockMisused(BookkeepingError):
-    """``block`` is in state ``state``, in which it cannot be ``act`` (shared, released, sealed)."""
+    """``block`` is in state ``state``, in which what the caller wants is not possible; ``act`` is that, as
+    text: ``shared``, ``released``, ``sealed``."""
 
     def __init__(self, block: int, state: str, act: str) -> None:
         super().__init__(f"block {block} is {state}: it cannot be {act}")
 
 
 class SlotMisused(BookkeepingError):
-    """``slot`` is in state ``state``, and cannot go from there to ``wanted``."""
+    """A host slot, number ``slot``, is in state ``state`` and cannot go from there to ``wanted``."""
 
     def __init__(self, slot: int, state: str, wanted: str) -> None:
         super().__init__(f"slot {slot} is {state}: it cannot become {wanted}")
 
 
 class StepOutOfOrder(BookkeepingError):
-    """Steps must be launched, and then finished, in rising order."""
+    """Steps must be launched, and then finished, in rising order of their numbers; a call was not."""
 
 
 class LeakFound(BookkeepingError):

@@ -28,18 +28,18 @@ import numpy as np
 from .block_table import BlockIds, as_array
 
 MOST_HITS = (0, 3)
-"""The most hits a block of rank 0 and of rank 1 has; rank 2 is open above."""
+"""The most hits that a block of rank 0, and of rank 1, has; rank 2 is for more."""
 
 TOP = len(MOST_HITS)
 """The highest rank."""
 
 RANK_SHARE = 4
-"""A rank above 0 may fill one part in this many of the pool."""
+"""A rank above 0 may fill one part in this many of the pool's blocks."""
 
 
 class EvictionOrder:
-    """The cached blocks of a pool of ``blocks`` blocks, in the order in which they are evicted. Hits are
-    remembered for all its blocks, cached or not."""
+    """The cached blocks of a pool of ``blocks`` blocks, in the order in which they are evicted. Hits and
+    leases are remembered for all its blocks, cached or not."""
 
     def __init__(self, blocks: int) -> None:
         self._room = max(1, blocks // RANK_SHARE)
@@ -59,7 +59,7 @@ class EvictionOrder:
 
     def lease(self, block: int, returns: float | None) -> None:
         """Note that a lease covers ``block``, which is expected to be wanted again at ``returns`` (seconds);
-        None: no lease covers it any more. A cached block gets its new place."""
+        with None, that no lease covers it any more. A cached block gets the place that follows from that."""
         if returns is None:
             self._returns.pop(block, None)
         else:
@@ -72,14 +72,16 @@ class EvictionOrder:
         np.add.at(self._hits, as_array(blocks), np.int32(times))
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """Forget the hits and leases of these blocks, which have lost their keys; they keep their places
-        here."""
+        """Forget the hits and leases of these blocks, which have lost their keys; their places in the order
+        stay."""
         for block in blocks:
             self._hits[block] = 0
             self._returns.pop(block, None)
 
     def add(self, blocks: Iterable[int]) -> None:
-        """Add blocks that were released in this order, the end of a chain before its beginning."""
+        """Add cached blocks: each is evicted after the others of its rank (which follows from its hits), or,
+        if a lease covers it, after all ranks. ``blocks``: in the order of their release, the end of a
+        sequence before its beginning."""
         for block in blocks:
             if block in self._returns:
                 self._leased[block] = None
@@ -92,8 +94,8 @@ class EvictionOrder:
                 self._overflow(rank)
 
     def put_first(self, block: int) -> None:
-        """Add a block so that it is evicted before all others, because it is kept elsewhere too. A leased one
-        is added as by `add`."""
+        """Add a cached block so that it is evicted before all others, because it is kept elsewhere too. One
+        that a lease covers gets its usual place instead."""
         if block in self._returns:
             return self.add([block])
         self._ranks[0][block] = None
@@ -101,7 +103,7 @@ class EvictionOrder:
         return None
 
     def remove(self, block: int) -> bool:
-        """Take a block out; returns whether it was in."""
+        """Take a block out of the order; returns whether it was in."""
         for queue in self._queues:
             if block in queue:
                 del queue[block]

@@ -15,7 +15,8 @@ from math import prod
 from .errors import GroupInvalid
 
 LAYOUT_VERSION = 1
-"""Increased when the meaning of a block's bytes changes: then no old record is found."""
+"""Part of each group's digest. Increased when the meaning of a block's bytes changes: then no old record is
+found."""
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 """KV element types and their size in bytes."""
@@ -23,11 +24,11 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """The layers ``layers`` (the model's numbers), with K and V of one shape and type.
+    """A group of a model's layers that have K and V of one shape and type, and so share block ids.
 
-    ``dtype``: a name in `DTYPE_BYTES`. ``block_tokens``: tokens in one block.
-    ``window``: tokens a layer looks back, None for all of them. ``key_scale``, ``value_scale``: what stored
-    numbers are multiplied by to be K and V.
+    ``id``: the group's number. ``layers``: the model's numbers of its layers. ``dtype``: of stored K and V, a
+    name in `DTYPE_BYTES`. ``block_tokens``: tokens in one block. ``window``: how many tokens a query sees,
+    None for all. ``key_scale``, ``value_scale``: what stored numbers are multiplied by to be K and V.
 
     Raises `GroupInvalid`: a number is out of range, or the dtype unknown.
     """
@@ -58,7 +59,7 @@ class KVGroup:
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
-        """``[layer, k|v, head, slot, dim]``: one block, contiguous on every tier."""
+        """The shape of one block, ``[layer, k|v, head, slot, dim]``; it is contiguous on every tier."""
         return len(self.layers), 2, self.kv_heads, self.block_tokens, self.head_dim
 
     @property
@@ -67,7 +68,7 @@ class KVGroup:
         return prod(self.block_shape) * DTYPE_BYTES[self.dtype]
 
     def spec_digest(self) -> bytes:
-        """A hash of all fields and the layout version, 16 bytes: groups with other bytes in their blocks have
+        """A hash of all fields and the layout version, 16 bytes: groups with blocks of another layout have
         another one."""
         fields = asdict(self)
         if (self.key_scale, self.value_scale) == (1.0, 1.0):  # digests of before there were scales stay valid

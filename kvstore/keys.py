@@ -27,14 +27,13 @@ TokenIds: TypeAlias = NDArray[np.int64] | NDArray[np.int32]
 
 
 class BlockHasher:
-    """Makes the keys of one store.
+    """Makes the keys of the blocks of one store.
 
     Args:
         secret: 16 to 64 random bytes, kept in the store beside the records.
         block_tokens: tokens in one block.
 
-    Raises:
-        GroupInvalid: the secret's length or the block size is out of bounds.
+    Raises: GroupInvalid: the secret's length or the block size is out of bounds.
     """
 
     def __init__(self, secret: bytes, block_tokens: int) -> None:
@@ -48,13 +47,15 @@ class BlockHasher:
         self._tail = hashlib.blake2b(key=secret, digest_size=KEY_BYTES, person=b"holdfast.tail")
 
     def root(self, namespace: bytes, salt: bytes) -> bytes:
-        """The key before the first block, 16 bytes, for one `namespace_digest` and one tenant's ``salt``."""
+        """The key that stands before a tenant's first block, 16 bytes, for one ``namespace``
+        (`namespace_digest`) and the tenant's ``salt``."""
         state = self._root.copy()
         state.update(len(namespace).to_bytes(8, "little") + namespace + salt)
         return state.digest()
 
     def tail(self, parent: bytes, tokens: TokenIds) -> bytes:
-        """The key of a partial last block that follows ``parent`` and holds exactly ``tokens``.
+        """The key of a partial last block that holds exactly ``tokens``, behind the block with the key
+        ``parent`` (or the root).
 
         The number of tokens is hashed too: a record of more or fewer tokens has another key.
         """
@@ -69,8 +70,8 @@ class BlockHasher:
         return self.root(namespace, b"records")
 
     def chain(self, parent: bytes, tokens: TokenIds) -> list[bytes]:
-        """The keys of the *full* blocks of ``tokens``, in order. The first of these blocks follows the block
-        with the key ``parent``."""
+        """The keys of the *full* blocks of ``tokens``, in order; what is left over has none. The first of
+        these blocks follows the block with the key ``parent`` (or the root)."""
         stride = 8 * self.block_tokens
         full = len(tokens) // self.block_tokens
         data = tokens[: full * self.block_tokens].astype("<i8").tobytes()
@@ -119,9 +120,9 @@ def namespace_digest(
 class KeyChain(Sequence[bytes]):
     """The block keys of one sequence, in the order of its blocks; reads as a list, changes at its end only.
 
-    A fork shares the list and copies nothing: each chain reads it to its own length. The chain that ends where
-    the list ends appends to it, which the others do not see; one that would write where another may read
-    copies the list first.
+    A fork shares the list and copies nothing: each chain reads it to its own length. The chain that ends
+    where the list ends appends to it, which the others do not see; one that would write where another may
+    read copies the list first.
     """
 
     __slots__ = ("_keys", "_length", "_shared")
@@ -168,6 +169,6 @@ class KeyChain(Sequence[bytes]):
         return twin
 
     def _part(self) -> None:
-        """Copy the list: another chain may read the keys behind this one's end."""
+        """Copy the list before keys are appended: another chain may read the keys behind this one's end."""
         self._keys = list(islice(self._keys, self._length))
         self._shared = False

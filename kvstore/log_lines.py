@@ -41,13 +41,14 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def about(subject: str, **facts: object) -> dict[str, object]:
-    """The ``extra`` of a log call. ``subject``: id of a session or request; ``facts`` follow the message."""
+    """The argument ``extra`` of a log call. ``subject``: the id of a session or request that the line is
+    about; ``facts``: names and values that follow the message."""
     return {"subject": subject, "facts": facts}
 
 
 class LineFormatter(logging.Formatter):
-    """Formats a record as one line, or as one JSON object with ``time``, ``level``, ``process``, ``id``,
-    ``message``, the facts of `about`, and ``traceback``.
+    """Formats a log record as one line of text, or as one JSON object with ``time``, ``level``, ``process``,
+    ``id``, ``message``, the facts of `about`, and ``traceback`` if there is one.
 
     ``process``: the name of this process. In text form, all lines of a message or traceback but the first are
     indented.
@@ -84,7 +85,8 @@ class LineFormatter(logging.Formatter):
 
 
 class LineWriter(logging.Handler):
-    """Writes lines to ``sys.stderr``, looked up for each line. `close` writes the lines that still wait."""
+    """A log handler that writes lines to ``sys.stderr`` (looked up for each line) in a thread of its own.
+    `close` writes the lines that still wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +126,7 @@ class LineWriter(logging.Handler):
 def logging_lines(
     process: str, settings: LogSettings, flood: logging.Filter | None = None
 ) -> Iterator[LineWriter]:
-    """Write the log of this process to stderr until the end of the block.
+    """Write the log of this process to stderr until the end of the ``with`` block.
 
     ``process``: the name of this process, in each line. ``flood``: a filter that drops most of many equal
     lines; None: no filter. Of other packages only warnings and errors are logged.

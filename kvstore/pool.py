@@ -32,17 +32,17 @@ from .eviction import EvictionOrder
 from .prefix_index import PrefixIndex
 
 Owner: TypeAlias = int | str | None
-"""A sequence's number, or any other name; None for callers that give none."""
+"""What holds a reference: a sequence's number, or any other name; None for callers that give none."""
 
 
 SHOWN = 8
-"""Blocks named per complaint of an audit, at most."""
+"""The most blocks that each complaint of an audit names."""
 
 
 class OwnerTags:
     """The owners of each held block, one entry per reference; kept in debug and in tests only.
 
-    So a block that is released by mistake, or leaked, is reported with a name.
+    So an error about a block that is released by mistake, or leaked, names its owners.
     """
 
     def __init__(self) -> None:
@@ -54,8 +54,8 @@ class OwnerTags:
             self._owners.setdefault(block, Counter())[owner] += 1
 
     def check(self, blocks: Iterable[int], owner: Owner) -> None:
-        """Raises `BlockMisused` if ``owner``, which wants to release these blocks, has no reference to one of
-        them."""
+        """Raises `BlockMisused` if ``owner``, which is about to release these blocks, has no reference to one
+        of them."""
         for block in blocks:
             if not self._owners.get(block, Counter())[owner]:
                 raise BlockMisused(block, f"held by {self.of(block)}", f"released by {owner!r}")
@@ -76,10 +76,10 @@ class OwnerTags:
 
 
 class References:
-    """The number of references to each of ``blocks`` blocks, as an array, so that a whole table is counted at
-    once.
+    """The number of references to each of ``blocks`` blocks, as an array, so that a whole block table is
+    counted at once.
 
-    All are 0 at first. A block of another pool has 0 references.
+    All are 0 at first. A block id outside the pool has 0 references.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -105,14 +105,16 @@ class References:
         return self._counts.take(ids)
 
     def first_twice(self, ids: BlockArray) -> int | None:
-        """A block that appears in ``ids``, all held, more than once; None if there is none."""
+        """A block that appears in ``ids`` more than once; None if each appears once. All must be ids of the
+        pool."""
         positions = np.arange(len(ids), dtype=np.int32)
         self._marks[ids] = positions  # of equal ones the last stays
         twice = np.flatnonzero(self._marks[ids] != positions)
         return int(ids[twice[0]]) if len(twice) else None
 
     def take(self, ids: BlockArray, times: int = 1) -> list[int]:
-        """Add ``times`` references to each block of ``ids``. Returns those that had none before."""
+        """Add ``times`` references to each block of ``ids``. Returns the blocks that had no reference
+        before."""
         loose = self._counts.take(ids) == 0
         fresh: list[int] = ids[loose].tolist() if loose.any() else []
         np.add.at(self._counts, ids, np.int32(times))  # of one type: ten times as fast
@@ -121,7 +123,7 @@ class References:
 
     def give(self, ids: BlockArray) -> list[int]:
         """Remove one reference from each block of ``ids``; none may appear twice. Returns the blocks that
-        have none now, the last first."""
+        have no reference now, in reverse order."""
         counts = self._counts.take(ids)
         self._counts[ids] = counts - 1
         retired: list[int] = ids[counts == 1][::-1].tolist()
@@ -145,10 +147,10 @@ class BlockState(StrEnum):
 
 
 class EvictedBlock(NamedTuple):
-    """A cached block that was given up for an allocation, and the key under which it was found.
+    """A cached block that was evicted for an allocation, and the key under which it was found.
 
-    Its content stands in the block until the new holder writes it. ``wanted``: False after
-    `BlockPool.evict_first`: it is unlikely to be looked for again.
+    Its content stands in the block until the new holder writes it. ``wanted``: False if
+    `BlockPool.evict_first` had said of it that it is unlikely to be looked for again.
     """
 
     block: int
@@ -158,14 +160,14 @@ class EvictedBlock(NamedTuple):
 
 class Allocation(NamedTuple):
     """Allocated blocks. ``blocks``: their ids, with one reference each and unknown content. ``evicted``:
-    those of them that were cached, with the keys that they had."""
+    those of them that were cached until now, with the keys that they had."""
 
     blocks: list[int]
     evicted: list[EvictedBlock]
 
 
 class BlockPool:
-    """``blocks`` device blocks, all free at first.
+    """The references and states of ``blocks`` device blocks, all free at first.
 
     Each method does all it is asked, or raises and changes nothing. ``debug``: owners are remembered, and
     ``release`` raises for an owner that does not hold the block.
@@ -188,12 +190,12 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that `allocate` could hand out now: free and cached ones, not fenced ones."""
+        """How many blocks `allocate` could hand out now: free and cached ones, not fenced ones."""
         return len(self._free) + len(self._cached)
 
     @property
     def fenced(self) -> int:
-        """How many blocks can be allocated only when the steps in flight have finished."""
+        """How many released blocks wait for the steps in flight to finish before they can be allocated."""
         return len(self._fenced)
 
     def allocate(self, count: int, owner: Owner = None) -> Allocation:
@@ -217,8 +219,9 @@ class BlockPool:
         return Allocation(taken, evicted)
 
     def share(self, blocks: BlockIds, *owners: Owner, behind: BlockIds = ()) -> None:
-        """Add one reference to each block for each of ``owners``: held blocks (a fork; the owners are its
-        children), or sealed ones that are cached or fenced (a prefix hit). O(blocks) in arrays.
+        """Add one reference to each block for each of ``owners`` (one, if none is named): to held blocks (a
+        fork; the owners are its children), or to sealed ones that are cached or fenced (a prefix hit).
+        O(blocks) in arrays.
 
         ``behind``: blocks of the same sequence before these, which it holds already; the hit counts for them
         too.
@@ -241,7 +244,8 @@ class BlockPool:
             self._cached.hit(before[self.index.holds_each(before)], times)
 
     def release(self, blocks: BlockIds, owner: Owner = None, *, keep: bool = True) -> None:
-        """Remove one reference from each of ``blocks``, which are in the order of the sequence.
+        """Remove one reference from each of ``blocks``, which are in the order of the sequence. ``owner``:
+        what held them; checked in debug only.
 
         A block without references is cached if it is sealed and ``keep`` is set, else free; while steps are
         in flight it is fenced before. Raises `BlockMisused`: one is not held, or comes twice.
@@ -264,7 +268,8 @@ class BlockPool:
         """Name a held block by ``key``: it is full and computed, read-only from now on, and can be found.
 
         Returns:
-            False if ``key`` already names another block: the first wins, and this one stays unsealed.
+            True if ``key`` names this block now; False if it names another block already: that one keeps
+            it, and this block stays unsealed.
 
         Raises `BlockMisused`: it is not held, or is sealed under another key.
         """
@@ -278,21 +283,23 @@ class BlockPool:
         return True
 
     def join(self, block: int, key: bytes, owner: Owner = None) -> int:
-        """As `seal`; but where ``key`` already names another block, hold that one and release this one.
+        """Name a held, full block by ``key``; but where ``key`` already names another block, take a reference
+        to that one and release this one.
 
-        So two sequences that computed the same prompt side by side end up with one copy. A sequence that holds
-        a sealed block then holds those that the keys before it name; the eviction order relies on that.
+        So two sequences that computed the same prompt side by side end up with one copy. A sequence that
+        holds a sealed block then holds those that the keys before it name; the eviction order relies on that.
 
         Returns:
-            The block that now stands in the sequence's table.
+            The block that now belongs in the sequence's table: ``block``, or the other one.
 
-        Raises `BlockMisused`: as `seal` and `release` do.
+        Raises `BlockMisused`: the block is not held, or is sealed under another key.
         """
         return block if self.seal(block, key) else self._change_over(block, key, owner)
 
     def join_each(self, blocks: Sequence[int], keys: Sequence[bytes], owner: Owner = None) -> list[int]:
-        """`join` for many blocks without keys, in the order of their sequence. Returns the blocks that now
-        stand in its table.
+        """Name many held, full blocks that have no keys yet, each by its own key, in the order of their
+        sequence. Where a key names another block already, take a reference to that one and release this one.
+        Returns the blocks that now belong in the sequence's table.
 
         Raises `BlockMisused`: one is not held.
         """
@@ -318,7 +325,7 @@ class BlockPool:
 
     def evict_first(self, blocks: Iterable[int]) -> None:
         """Let those of ``blocks`` that are cached be evicted before all others, the last of them first: they
-        are unlikely to be wanted again."""
+        are unlikely to be wanted again. Blocks in another state are left alone."""
         for block in blocks:
             if self._cached.remove(block):
                 self._cached.put_first(block)
@@ -353,7 +360,8 @@ class BlockPool:
         self._in_flight.append(step)
 
     def finished(self, step: int) -> None:
-        """The device is done with ``step`` and all before it: blocks released meanwhile can be used again.
+        """Note that the device is done with ``step`` and all before it: blocks released while these were in
+        flight can be used again.
 
         Raises `StepOutOfOrder`: the step is not in flight.
         """
@@ -375,7 +383,7 @@ class BlockPool:
         return self._references.of(block)
 
     def state(self, block: int) -> BlockState:
-        """The state of the block, in the sense of the drawing above."""
+        """The state of the block, as the drawing at the top of this file names it."""
         if block in self._references:
             return BlockState.HELD
         if block in self._fenced:
@@ -389,8 +397,8 @@ class BlockPool:
         count since the start.
 
         ``available``: could be allocated now. ``sealed``: can be found by a key. ``in_flight``: unfinished
-        steps. ``leased``: blocks allocated. ``evicted``: blocks evicted. ``found``: references that ``share``
-        took on sealed blocks.
+        steps. ``leased``: blocks allocated. ``evicted``: cached blocks evicted. ``found``: references that
+        ``share`` took on sealed blocks.
         """
         return {
             "blocks": self.blocks,
@@ -407,11 +415,12 @@ class BlockPool:
         }
 
     def audit(self, held: Mapping[int, int] | None = None) -> None:
-        """Check that every block is in one state, and that references are ``held`` (block: count) if given.
+        """Check that every block is in one state, and that references are ``held`` (block: count), if it is
+        given.
 
         O(blocks): for idle moments.
 
-        Raises `LeakFound`: with all that is wrong.
+        Raises `LeakFound`: its text lists all that is wrong.
         """
         references, cached, sealed = self._references.counts(), self._cached.blocks(), self.index.blocks()
         seen = Counter([*self._free, *references, *self._fenced, *cached])

@@ -16,7 +16,7 @@ from .block_table import BlockArray, BlockIds, as_array
 
 
 class PrefixIndex:
-    """The block of each key and the key of each block; look-ups take O(1)."""
+    """Which block each key names, and which key each block has; a look-up takes O(1)."""
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
@@ -35,7 +35,8 @@ class PrefixIndex:
         return [self._block_of[key] for key in held]
 
     def add(self, key: bytes, block: int) -> bool:
-        """Name ``block``, which has no key yet. False if the key names another block, which then keeps it."""
+        """Name ``block``, which has no key yet, by ``key``. Returns False, and changes nothing, if ``key``
+        names another block already."""
         assert block not in self._key_of, f"block {block} has a key already"
         if key in self._block_of:
             return False
@@ -46,8 +47,8 @@ class PrefixIndex:
         return True
 
     def add_each(self, keys: Sequence[bytes], blocks: BlockIds) -> list[int]:
-        """`add` for many blocks without keys, each with its own key. Returns the positions of those that were
-        refused, because their key names another block."""
+        """Name many blocks that have no keys yet, each by its own key. A key that names another block already
+        stays there: returns the positions of the blocks that stay without a key because of that."""
         places = as_array(blocks)
         assert not self.holds_each(places).any(), "one has a key already"
         refused = [at for at, key in enumerate(keys) if key in self._block_of]

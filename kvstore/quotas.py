@@ -24,15 +24,16 @@ TENANT_BYTES = 8
 
 
 def tenant_of(root: bytes) -> int:
-    """The number of the tenant with this ``root`` (see `BlockHasher.root`); the same after a restart."""
+    """The number of the tenant with the key ``root`` before its first block (`BlockHasher.root`); the same
+    after a restart."""
     return int.from_bytes(root[:TENANT_BYTES], "little")
 
 
 def by_largest(held: Mapping[int, int], queues: Mapping[int, Iterator[T]]) -> Iterator[T]:
     """Yield records in eviction order across tenants: always the next of the tenant that then holds most.
 
-    ``held``: the number of records of each tenant. ``queues``: each tenant's records, in the order in which
-    it gives them up.
+    ``held``: how many records each tenant holds at first. ``queues``: each tenant's records, in the order in
+    which it gives them up.
     """
     heap = [(-held.get(tenant, 0), tenant) for tenant in queues]
     heapq.heapify(heap)
@@ -47,8 +48,8 @@ def by_largest(held: Mapping[int, int], queues: Mapping[int, Iterator[T]]) -> It
 
 
 class FairOrder:
-    """The slots of a tier with ``slots`` slots, in eviction order: one `EvictionOrder` for each tenant, and
-    the rule above among the tenants."""
+    """The eviction order of a tier's slots, shared by tenants: one `EvictionOrder` for each tenant, and among
+    them the rule above. ``slots``: how many slots the tier has."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -61,15 +62,15 @@ class FairOrder:
         return tenant is not None and slot in self._orders[tenant]
 
     def take(self, slot: int, tenant: int) -> None:
-        """Note that the slot holds, or is being filled with, a record of this tenant. It is in no order
-        before `add`."""
+        """Note that the slot holds, or is being filled with, a record of ``tenant``: it counts as the
+        tenant's. It cannot be evicted before `add`."""
         self._tenants[slot] = tenant
         self._held[tenant] += 1
         if tenant not in self._orders:
             self._orders[tenant] = EvictionOrder(self._slots)
 
     def free(self, slot: int) -> None:
-        """Note that the slot is empty: it counts for no tenant any more."""
+        """Note that the slot is empty: it counts for no tenant any more, and leaves the eviction order."""
         tenant = self._tenants.pop(slot)
         self._orders[tenant].remove(slot)
         self._held[tenant] -= 1
@@ -85,12 +86,13 @@ class FairOrder:
         return dict(self._held)
 
     def lease(self, slot: int, returns: float | None) -> None:
-        """Note that a lease covers the slot's record, wanted again at ``returns`` (seconds), so that it is
-        evicted late; None: no lease does."""
+        """Note that a lease covers the record in the slot, which is wanted again at ``returns`` (seconds), so
+        that it is evicted late; with None, that no lease covers it any more."""
         self._of(slot).lease(slot, returns)
 
     def hit(self, slots: Iterable[int]) -> None:
-        """Count a hit for the record in each of these slots, which ranks it higher when it is added."""
+        """Count a hit for the record in each of these slots; more hits give it a higher rank when it is added
+        to the order next."""
         for order, those in self._by_tenant(slots):
             order.hit(list(those))
 
@@ -99,34 +101,37 @@ class FairOrder:
         self._of(slot).forget([slot])
 
     def add(self, slots: Iterable[int]) -> None:
-        """Add slots to their tenants' orders, as used now, the end of a chain before its beginning."""
+        """Put slots into the eviction order, as used now. ``slots``: the end of a sequence before its
+        beginning."""
         for order, those in self._by_tenant(slots):
             order.add(those)
 
     def put_first(self, slots: Iterable[int]) -> None:
-        """Add each of these slots so that it is evicted before all others of its tenant. A leased one is added
-        as by `add`."""
+        """Put each of these slots into the eviction order before all others of its tenant. One that a lease
+        covers gets its usual place instead."""
         for order, those in self._by_tenant(slots):
             for slot in those:
                 order.put_first(slot)
 
     def remove(self, slot: int) -> bool:
-        """Take the slot out of the eviction order; returns whether it was in. Its tenant still pays for it."""
+        """Take the slot out of the eviction order; returns whether it was in. It still counts as its
+        tenant's."""
         return slot in self._tenants and self._of(slot).remove(slot)
 
     def remove_each(self, slots: Iterable[int]) -> list[int]:
-        """Take many slots out of the eviction order. Returns those that were in."""
+        """Take many slots out of the eviction order; they still count as their tenants'. Returns those that
+        were in."""
         held = filter(self._tenants.__contains__, slots)
         return [slot for order, those in self._by_tenant(held) for slot in filter(order.remove, those)]
 
     def first_besides(self, others: Container[int], tenant: int) -> int | None:
-        """The slot to evict for a new record of ``tenant``, none of ``others``; None if there is none. It
-        stays in the order."""
+        """The slot to evict for a new record of ``tenant``, which counts as held already; never one of
+        ``others``. None if no slot can be evicted. The slot stays in the order."""
         order = self._in_order(self._held + Counter([tenant]))
         return next((slot for slot in order if slot not in others), None)
 
     def slots(self) -> Iterator[int]:
-        """All slots that can be evicted, in order."""
+        """All slots that can be evicted, in eviction order."""
         return self._in_order(self._held)
 
     def _in_order(self, held: Mapping[int, int]) -> Iterator[int]:

@@ -1,7 +1,8 @@
-"""Limits of the process and the machine: the one behind an error, in one sentence; the cores of a thread.
+"""Limits of the process and the machine: the one behind an error, in one sentence; and a thread's cores
+(`roam`).
 
-The system's own texts name no limit: ``File too large`` comes from one of this process, ``Too many open files``
-from one of this process or of the machine. Nothing here raises.
+The system's own texts name no limit: ``File too large`` comes from one of this process, ``Too many open
+files`` from one of this process or of the machine. Nothing here raises.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ NAMED = (
     errno.EROFS,
     errno.EAGAIN,
 )
-"""Errors that have a limit behind them; found by their text where a library gives no number."""
+"""Error numbers that have a limit behind them. A library's error without a number is recognised by its text."""
 OUT_OF_MEMORY = ("can't allocate memory", "can't start new thread", "failed to map segment")
-"""Texts of torch, Python and the dynamic linker for it."""
+"""What the error texts of torch, Python and the dynamic linker say when memory runs out."""
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 def explained(error: BaseException, what: str) -> str:
-    """One sentence of ``what`` (such as "the KV file /kv/data.mdb") and the limit that ``error`` comes from;
-    for another error, ``what`` and the error's text."""
+    """One sentence that says of ``what`` (such as "the KV file /kv/data.mdb") which limit ``error`` comes
+    from; for an error that comes from none, ``what`` and the error's text."""
     match errno_of(error):
         case errno.EFBIG:
             return f"{what} cannot grow: {_limit('RLIMIT_FSIZE', 'ulimit -f')}"
@@ -70,16 +71,17 @@ def errno_of(error: BaseException) -> int | None:
 
 
 def file_bytes() -> int | None:
-    """Most bytes that a file of this process may have; None: no limit."""
+    """The most bytes that a file of this process may have (``ulimit -f``); None: no limit."""
     return _finite("RLIMIT_FSIZE")
 
 
 def roam() -> None:
-    """Let the calling thread run on any core of this process but the one it was started on. For a new thread
+    """Let the calling thread run on any core of this process but those it may run on now. For a new thread
     that does not compute.
 
     The engine's thread may be bound to a core of its own (`kernels.cpu.cores`). A thread that it makes starts
-    there, and would run in place of a step instead of beside it. Does nothing but on Linux.
+    there, and would run in place of a step instead of beside it. Does nothing but on Linux, and where the
+    system forbids it.
     """
     if sys.platform != "linux":
         return
@@ -90,7 +92,8 @@ def roam() -> None:
 
 
 def _memory() -> str:
-    """The limit on memory that an error most likely comes from, as text."""
+    """The limit on memory that an error most likely comes from, as text: one of this process if it has any,
+    else the machine's."""
     for name, option in (("RLIMIT_AS", "ulimit -v"), ("RLIMIT_DATA", "ulimit -d")):
         if _finite(name) is not None:
             return _limit(name, option)

@@ -100,7 +100,8 @@ def _serve_engine(
 
 
 def _leave_soon() -> None:
-    """The gateway is gone: exit within ``GRACE`` seconds even if the device thread hangs."""
+    """Start a timer that ends this process after ``GRACE`` seconds, even if the device thread hangs. Called
+    when the gateway is gone."""
     leaving = threading.Timer(GRACE, os._exit, [EXIT_ORPHANED])
     leaving.daemon = True
     leaving.start()

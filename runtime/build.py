@@ -1,4 +1,5 @@
-"""Builds an engine that is ready to serve from its settings, for both forms of the link. Imports torch."""
+"""Builds an engine that is ready to serve from its settings, for an engine in a process of its own or in a
+thread. Imports torch."""
 
 from __future__ import annotations
 
@@ -49,10 +50,10 @@ def load_engine(
 ) -> LoadedEngine:
     """Load the model and build its engine.
 
-    ``progress``: told what is being loaded. ``liveness``: the engine tells it before each step how long the
-    step may take. ``memory``: the descriptor of a host tier's memory that outlives the engine; None: the engine
-    makes its own. ``disk_socket``: the control socket of the disk process, which shares that memory; None:
-    there is no disk tier.
+    ``progress``: called with the fraction of loading that is done, and what is being loaded. ``liveness``:
+    the engine tells it before each step how long the step may take. ``memory``: the descriptor of a host
+    tier's memory that outlives the engine; None: the engine makes its own. ``disk_socket``: the control
+    socket of the disk process, which shares that memory; None: there is no disk tier.
 
     Raises `ModelUnreadable`: naming file and cause; `SettingsInvalid`: settings that contradict the model or
     the device's memory.
@@ -190,7 +191,8 @@ def _backend(settings: EngineSettings, model: LoadedModel, liveness: Liveness) -
 
 
 def named_backend(settings: EngineSettings, dtype: str, head_dim: int) -> tuple[str, str]:
-    """The name of the backend for a model of ``dtype``, and why a faster backend is not used. Loads nothing.
+    """The name of the kernel backend for a model of type ``dtype`` with heads of ``head_dim`` numbers, and
+    why a faster one is not used ("" if none is passed over). Loads nothing.
 
     Raises `SettingsInvalid`: the backend asked for cannot compute this model here.
     """

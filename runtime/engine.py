@@ -27,15 +27,17 @@ LEAVE_SECONDS = 1.5
 """How long the engine waits for KV on its way to disk when it ends."""
 
 PREPARE_SECONDS = 0.0001
-"""Between two preparations: the thread that brings verbs has the interpreter meanwhile."""
+"""How long an idle engine waits between two pieces of preparation. The thread that receives verbs gets the
+interpreter's lock meanwhile."""
 
 AUDIT_EVERY = 64
-"""Idle steps between two audits, unless in debug."""
+"""An idle engine audits at one in this many of its idle steps; in debug at each."""
 
 
 @dataclass(frozen=True, slots=True)
 class _NeverLaunched:
-    """The handle of a step with a launch that raised: it raises the same where outcomes are waited for."""
+    """The handle of a step that could not be launched. ``error``: what the launch raised; waiting for the
+    step raises it again."""
 
     error: Exception
 
@@ -46,7 +48,7 @@ class _NeverLaunched:
 class Engine:
     """Runs a scheduler's plans on a runner.
 
-    ``debug``: audit whenever idle and raise on a leak; otherwise audit now and then and count leaks.
+    ``debug``: audit at each idle step and raise on a leak; otherwise audit now and then and only count leaks.
     ``clock``: gives seconds, for tiers and leases; what a step computes does not depend on it.
     """
 
@@ -91,8 +93,9 @@ class Engine:
         return self.scheduler.answers()
 
     def step(self) -> Step | None:
-        """Launch steps until ``depth`` of them are in flight, wait for the oldest and commit it. Returns its
-        number and the rows to tell the gateway. None if there is nothing to compute and nothing to tell.
+        """Launch steps until the scheduler's ``depth`` of them are in flight, then wait for the oldest and
+        commit it. Returns its number, with the rows to send to the gateway. None if there is nothing to
+        compute and nothing to send.
 
         Raises `EngineDied`: the device is lost; `LeakFound`: only in debug.
         """
@@ -131,7 +134,8 @@ class Engine:
         return PREPARE_SECONDS if self._prepares else self.scheduler.due(self._clock())
 
     def leave(self) -> None:
-        """The link has ended: send what the host tier holds to disk, within ``LEAVE_SECONDS``."""
+        """The link has ended: send what the host tier holds to disk, for ``LEAVE_SECONDS`` at most, and close
+        the disk tier."""
         offload = self.scheduler.offload
         offload.flush()
         end = self._clock() + LEAVE_SECONDS
@@ -149,7 +153,8 @@ class Engine:
 
     @property
     def _broken(self) -> bool:
-        """Whether the last launch raised: no step can be launched that would be fed by it."""
+        """Whether the step launched last could not be launched: no other step may be launched, as it would be
+        fed by that one."""
         return bool(self._in_flight) and isinstance(self._in_flight[-1][1], _NeverLaunched)
 
     def _launch(self, plan: Plan) -> Handle:

@@ -158,7 +158,8 @@ def _tree(root: type[RuntimeFault]) -> Iterator[type[RuntimeFault]]:
 
 
 def fault_of(code: str, message: str) -> RuntimeFault:
-    """The exception ``code`` stands for; an unknown code becomes a plain ``RuntimeFault`` naming it."""
+    """The exception, with ``message``, of the class with the code ``code``; a plain ``RuntimeFault`` that
+    names the code if no class has it."""
     for kind in _tree(RuntimeFault):
         if kind.code == code:
             return kind(message)

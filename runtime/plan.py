@@ -15,21 +15,21 @@ from numpy.typing import NDArray
 from .link.messages import Sampling, TokenLogprob
 
 NO_SEQUENCE = -1
-"""The sequence of a row that warms up or measures: it belongs to none."""
+"""The sequence number of a row that warms up kernels: it belongs to no sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """``count`` tokens of one sequence, computed at positions ``[first, first + count)``.
+    """``count`` tokens of one sequence, computed at its positions ``[first, first + count)``.
 
-    ``tokens``: their ids, int64 ``[count]``; where ``fed_by`` is set the row has one token, the one that row
-    ``fed_by`` of the *previous* step samples (it stays on the device), and ``tokens`` is empty.
-    ``table``: block ids, int32 ``[ceil((first + count) / block_tokens)]``, a copy.
-    ``sampling``: how to draw the token at position ``first + count``; None for a chunk that needs no draw.
-    ``past``, where ``sampling.reads_past``: ids of all tokens before the row's last one, int32
-    ``[first + count - 1]``, a copy; from ``output_from`` on they were generated.
-    ``forbidden``: ids that may not be drawn now. ``grammar``: the number of the grammar that the draw follows;
-    its owner makes the mask (`Matchers`) before ``launch`` returns, while the device computes.
+    ``tokens``: their ids, int64 ``[count]``. If ``fed_by`` is set, ``tokens`` is empty: the row has one
+    token, the one that row ``fed_by`` of the *previous* step samples; it stays on the device. ``table``:
+    block ids, int32 ``[ceil((first + count) / block_tokens)]``, a copy. ``sampling``: how to sample the token
+    at position ``first + count``; None: the row samples none. ``past``, set if ``sampling.reads_past``: ids
+    of all tokens before the row's last one, int32 ``[first + count - 1]``, a copy; those from position
+    ``output_from`` on were generated. ``forbidden``: ids that may not be sampled now. ``grammar``: the number
+    of the grammar that the sampled token follows; its owner makes the mask (`Matchers`) before ``launch``
+    returns, while the device computes.
     """
 
     seq: int
@@ -48,7 +48,8 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy a whole block, before the step's rows, in the order given."""
+    """Copy a whole block to another one, before the step's rows. A plan's copies are made in the order
+    given."""
 
     source: int
     target: int
@@ -58,10 +59,11 @@ class BlockCopy:
 class BlockSave:
     """Copy a block into a host slot; the part behind its first ``tokens`` tokens becomes zeros.
 
-    It may run beside the rows, but reads what stood there before this plan: it comes after the loads and copies
-    of earlier plans to ``block``, and before any load, copy or row of this plan or a later one that writes it.
-    Its tokens were computed by finished steps. It is done when ``tokens()`` returns. ``spare``: the
-    slot is the first to be given up, as the block has a copy or is not wanted; the runner ignores it.
+    It may run beside the rows, but reads what stood there before this plan: it comes after the loads and
+    copies of earlier plans to ``block``, and before any load, copy or row of this plan or a later one that
+    writes it. Its tokens were computed by finished steps. It is done when ``Handle.tokens`` returns.
+    ``spare``: the slot is the first to be evicted, as the block has a copy or is not wanted; the runner
+    ignores it.
     """
 
     block: int
@@ -80,7 +82,8 @@ class BlockLoad:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: saves, loads and copies first, then rows. It may have moves only."""
+    """One step, number ``step``: saves, loads and copies of blocks, in this order, then rows. It may have no
+    rows."""
 
     step: int
     rows: tuple[PlanRow, ...]
@@ -115,14 +118,15 @@ class RowFault:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Sampled ids and their log probabilities, one each, where ``sampling.logprobs`` asks for them."""
+    """The outcome of a row with ``sampling.logprobs`` set: the sampled ids, and a log probability for each."""
 
     tokens: list[int]
     logprobs: list[TokenLogprob]
 
 
 Outcome: TypeAlias = list[int] | Scored | RowFault
-"""Per row: the sampled ids in order, none where nothing was to be drawn, or a fault."""
+"""What a row of a step gave: the sampled ids in order (none, if it was to sample none), with log
+probabilities if asked for, or a fault."""
 
 
 class Handle(Protocol):

@@ -28,15 +28,15 @@ from .tokens import TokenList
 
 @dataclass(slots=True)
 class Turn:
-    """One generation. ``prompt``: the sequence's length when it began. ``sampled``: how many tokens it has
-    committed so far, with those that its grammar forced.
+    """One generation. ``prompt``: the sequence's length when it began. ``sampled``: how many tokens were
+    committed for it so far, with those that its grammar forced.
 
-    ``allowed``: the most tokens that it may sample; ``exhausted``: the reason that is given when it has
-    sampled so many. ``resident``: tokens with KV that its first admission found. ``generated_from``: how many
-    tokens at the prompt's end this generation had sampled before it was interrupted and begun again.
-    ``grammar``: the number of its matcher, once the grammar is compiled. ``untold``: committed tokens that
-    were not sent to the gateway yet, as ``TokenLimits.gather`` joins several; ``scores``: their log
-    probabilities.
+    ``allowed``: the most tokens that it may sample; ``exhausted``: the reason for its end once it has sampled
+    so many. ``resident``: prompt tokens that had KV on the device when it was first admitted; None before.
+    ``generated_from``: how many tokens at the prompt's end this generation had sampled before it was
+    interrupted and begun again. ``grammar``: the number of its matcher, once the grammar is compiled.
+    ``untold``: committed tokens that were not sent to the gateway yet, as ``TokenLimits.gather`` joins
+    several; ``scores``: their log probabilities.
     """
 
     sampling: Sampling
@@ -53,7 +53,8 @@ class Turn:
 
     @property
     def output_from(self) -> int:
-        """Position of the generation's first token."""
+        """Position in the sequence of the generation's first token, also of those sampled before an
+        interruption."""
         return max(0, self.prompt - self.generated_from)
 
     @property
@@ -70,9 +71,9 @@ class Turn:
 
 
 class TurnPlace(NamedTuple):
-    """A turn's place by age; the smallest is the oldest. ``rank``: ``number`` less a head start for priority.
-    ``number``: how many turns had been queued, with this one. ``step``: how many steps had been planned then.
-    """
+    """A turn's place by age, a sort key: the smallest is the oldest. ``rank``: ``number`` less 32 for each
+    point of its lease's priority. ``number``: counts the turns in the order in which they were queued.
+    ``step``: how many steps had been planned when it was queued."""
 
     rank: int = 0
     number: int = 0
@@ -81,8 +82,8 @@ class TurnPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """What a step in flight does for a sequence: in step ``step``, row ``row`` computes the positions
-    ``[first, end)``. ``samples``: it then samples the next token."""
+    """What a step in flight does for a sequence: in step ``step``, row number ``row`` computes the positions
+    ``[first, end)``. ``samples``: whether it then samples the token at ``end``."""
 
     step: int
     row: int
@@ -94,8 +95,8 @@ class Flight:
 @dataclass(frozen=True, slots=True)
 class GrantedLease:
     """A sequence's lease. It covers the first ``blocks`` blocks on the device, and the first ``records``
-    records in the host tier. ``until``: when it ends; ``returns``: when the sequence is expected back; both
-    in seconds by the engine's clock."""
+    records in the host tier. ``priority``: of the sequence's turns. ``until``: when it ends; ``returns``:
+    when the sequence is expected back; both in seconds by the engine's clock."""
 
     priority: int
     until: float
@@ -120,13 +121,13 @@ class ComputedTokens:
 
 @dataclass(slots=True)
 class FromTiers:
-    """KV that came up from lower tiers since the last turn ended, and what still comes.
+    """KV of a sequence that came up from lower tiers since its last turn ended, and what still comes.
 
-    ``host``: tokens that came by way of the host tier; ``disk``: those of them that came from disk;
-    ``from_disk``: the keys of their records. ``seconds``: how long the turn waited for them.
+    ``host``: tokens that came by way of the host tier, or directly from disk; ``disk``: those of them that
+    came from disk; ``from_disk``: the keys of their records. ``seconds``: how long the turn waited for them.
     ``chosen``: tokens that the turn computes although a lower tier holds them, because that is cheaper.
-    ``compute_until``: a position behind which KV is on its way, so that nothing is computed there; None: none.
-    The block manager counts ``host`` and ``disk``, restore writes the others.
+    ``compute_until``: a position behind which KV is on its way, so that nothing is computed there; None:
+    none. The block manager counts ``host`` and ``disk``, restore writes the others.
     """
 
     host: int = 0
@@ -202,9 +203,10 @@ class Sequence:
     def target(self) -> int:
         """Position up to which KV is wanted now.
 
-        A turn wants the last token's logits. Without one the last token stays pending, so that a turn has
-        something to compute. When every allowed token is pending there is nothing left to ask for. With a
-        grammar, one pending token is enough: the grammar must see it before the next one is sampled.
+        With a turn that is all tokens, as the last token's logits are wanted, or those before KV that is
+        being restored. Without a turn the last token stays pending, so that a turn has something to compute.
+        When every allowed token is being sampled there is nothing left to ask for. With a grammar, one token
+        being sampled is enough: the grammar must see it before the next one is sampled.
         """
         turn = self.turn
         if turn is None:
@@ -218,7 +220,7 @@ class Sequence:
 
     @property
     def to_do(self) -> int:
-        """How many tokens from the planned ones on can be computed in the next steps: up to `target`."""
+        """How many tokens behind the planned ones can be computed in the next steps: up to `target`."""
         return self.target - self.planned
 
     @property
@@ -241,33 +243,34 @@ class Sequence:
     # --- tokens and blocks ------------------------------------------------------------------------------
 
     def extend(self, tokens: NDArray[np.int32], *, turn_expected: bool = False) -> None:
-        """Append tokens with known ids. The prefix cache is asked again before the next step, and an expected
-        return is forgotten."""
+        """Append tokens with known ids. The prefix cache is to be asked again before the next step, and a
+        time when the sequence was expected back is forgotten. ``turn_expected``: a turn on them will begin
+        soon."""
         assert not self.pending_samples, "tokens behind ones that are not known yet"
         self.tokens.extend(tokens)
         self.turn_expected = turn_expected
         self.needs_lookup, self.returns = True, None
 
     def forget(self, length: int, blocks: int) -> None:
-        """Drop the tokens from ``length`` on, and the keys from block ``blocks`` on."""
+        """Drop the tokens from position ``length`` on, and the keys from block ``blocks`` on."""
         self.tokens.truncate(length)
         self.keys.truncate(blocks)
         self.high_water = min(self.high_water, length)
 
     def name(self, keys: list[bytes]) -> None:
-        """Append ``keys``, those of the next full blocks, to the sequence's keys."""
+        """Append the keys of the next full blocks to the sequence's list of keys."""
         self.keys.extend(keys)
 
     def found(self, end: int, sealed: int) -> None:
-        """Note that the KV up to position ``end`` was found in the prefix cache or restored, and that the
-        first ``sealed`` blocks of the table are full."""
+        """Note that the KV up to position ``end`` is there: it was found in the prefix cache or restored.
+        ``sealed``: how many of the table's first blocks are full."""
         self.computed = self.planned = end
         self.sealed, self.shared_tail = sealed, False
         self.high_water = max(self.high_water, end)
 
     def fall_back(self, length: int) -> None:
-        """Note that only the KV of the first ``length`` tokens counts from now on; the others are computed
-        again."""
+        """Note that the KV of the first ``length`` tokens alone counts from now on; the other tokens are
+        computed again."""
         self.computed = self.planned = length
 
     def surrendered(self) -> None:
@@ -297,8 +300,8 @@ class Sequence:
         self.shared_tail = shared
 
     def look_up(self, needed: bool = True) -> None:
-        """Have the prefix cache and the host tier asked before the next step; with ``needed`` false: they
-        were asked."""
+        """Note whether the prefix cache and the host tier are to be asked before the next step: by default,
+        yes; with ``needed`` False: they were asked."""
         self.needs_lookup = needed
 
     def expect_return(self, returns: float | None) -> None:
@@ -309,8 +312,8 @@ class Sequence:
     # --- steps ------------------------------------------------------------------------------------------
 
     def advance(self, flight: Flight) -> None:
-        """Note a planned step's row: ``planned`` rises to its end, and one more token is being sampled if it
-        samples."""
+        """Note a row of a step that was just planned: ``planned`` rises to its end, and if it samples, one
+        more token is being sampled."""
         assert self.planned == flight.first < flight.end <= self.total
         self.in_flight[flight.step] = flight
         self.planned = flight.end
@@ -319,13 +322,13 @@ class Sequence:
             self.pending_samples += 1
 
     def flight_of(self, step: int) -> Flight | None:
-        """Take out what step ``step`` does for the sequence. None if that was taken back (`recall`), or taken
-        out before."""
+        """Take out what step ``step`` does for the sequence, and return it. None if that was taken back
+        (`recall`), or taken out before."""
         return self.in_flight.pop(step, None)
 
     def land(self, flight: Flight) -> tuple[int, int]:
-        """The row of a step is done: its tokens count as computed. Returns how many of them were prefilled
-        for the first time, and how many were computed again; the others were decoded."""
+        """Note that a step's row is done: its tokens count as computed. Returns how many of them are of the
+        prompt and computed for the first time, and how many were computed again; the others were decoded."""
         assert self.computed == flight.first
         start, high_water, end = flight.first, self.high_water, flight.end
         self.computed = end
@@ -338,8 +341,8 @@ class Sequence:
         return prefilled, recomputed
 
     def keep(self, tokens: list[int]) -> None:
-        """Append the ``tokens`` that a step has sampled for the turn, and count them. The sequence is not
-        isolated any more."""
+        """Append the ``tokens`` that a step has sampled for the turn, and count them. An isolated sequence is
+        isolated no longer."""
         assert self.pending_samples and self.turn
         self.pending_samples -= 1
         self.isolated = False
@@ -360,7 +363,8 @@ class Sequence:
         turn.sampled += len(tokens)
 
     def recall(self) -> None:
-        """Take back what is planned: the rows in flight are discarded when their step ends."""
+        """Take back what is planned: rows in flight will be discarded when their step ends, and only computed
+        tokens count."""
         self.in_flight.clear()
         self.planned = self.computed
         self.pending_samples = 0
@@ -375,25 +379,26 @@ class Sequence:
         self.turn, self.turn_expected, self.returns = turn, False, None
 
     def halt(self) -> None:
-        """A verb stopped or cut the sequence: raise the epoch, so that the gateway drops rows that were sent
-        before."""
+        """Raise the epoch, because a verb stopped or cut the sequence: the gateway then drops rows that were
+        sent before."""
         self.epoch += 1
 
     def admit(self) -> None:
-        """The turn starts to run: KV that is here and was not made or brought up for it counts as resident."""
+        """Note that the turn starts to run. At its first start, KV that is there and was not computed or
+        restored for it is counted as resident."""
         assert self.turn
         if self.turn.resident is None:
             self.turn.resident = max(0, self.computed - self.work.total - self.from_tiers.host)
 
     def count_found(self, tokens: int) -> None:
-        """Count ``tokens`` more as resident, which the prefix cache gave after the turn was admitted: other
-        turns have just computed them."""
+        """Count ``tokens`` more as resident, if the turn has started: the prefix cache gave them only then,
+        as other turns have just computed them."""
         if self.turn is not None and self.turn.resident is not None:
             self.turn.resident += tokens
 
     def end(self) -> Work | None:
         """End the turn and take back what is planned. Returns what the turn cost, and sets the counts for
-        that to zero; None if there was no turn."""
+        that to zero; None if there is no turn."""
         self.recall()
         turn, self.turn = self.turn, None
         if turn is None:

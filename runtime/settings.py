@@ -18,19 +18,20 @@ from .errors import PoolTooSmall, SettingsInvalid
 from .model.kv_format import KVFormat
 
 SECRET_BYTES = 32
-"""The length of a secret that is drawn."""
+"""The length of a secret that the engine makes itself."""
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Types that weights and KV may have, and the size of a number."""
+"""Types that weights and KV may have, and the bytes of one number."""
 
 DEPTHS = (1, 2)
-"""Steps that may be in flight: lock step, or one planned while the one before it runs."""
+"""How many steps may be in flight: 1, in lock step; or 2, one planned while the one before it runs."""
 
 
 class TenantBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What KV of the tenant ``salt`` may take at most; None: as much as there is.
+    """How much KV of the tenant with the salt ``salt`` may take at most; None: as much as there is.
 
-    leased_bytes: covered by its leases on the device, and as much in the host tier. disk_bytes: on disk.
+    ``leased_bytes``: what its leases may cover on the device, and as much again in the host tier.
+    ``disk_bytes``: on disk.
     """
 
     salt: bytes
@@ -39,7 +40,7 @@ class TenantBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """As asked for; None and "auto" are resolved when the model is loaded.
+    """What is asked for an engine; None and "auto" are resolved when the model is loaded.
 
     model: a local folder, a GGUF file, a hub id, ``pocket`` or ``smollm2``.
     device, dtype: as torch names them, or ``auto``.
@@ -60,13 +61,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     depth: steps in flight; 1 on a CPU and 2 on a GPU by default.
     watermark: share of the blocks a new turn leaves free while others run.
     lease_share: share of the blocks, and of the host tier, that leases may cover in all.
-    idle_stretch: times as long as without it a step may take into which prefill of idle sequences (input that
-        still comes, above all) is put beside turns, but for one in thirteen; 1 or less for no limit.
+    idle_stretch: a step of turns may take at most so many times as long by prefill of idle sequences (such as
+        input that is still streamed) that is put into it; one step in thirteen may take longer. 1 or less: no
+        limit.
     policy: the order of turns: a name in `scheduler.policy`, or ``package.module:Class``.
-    patience: steps after which a turn goes before all younger ones, under a policy that promises no bound
-    itself. tenants: those that may have less than all. secret: keys the block hashes, 16 to 64 bytes; drawn
-    anew at each start when empty. logs: what its processes log. debug: owner tags and an audit whenever the
-    engine is idle.
+    patience: steps after which a turn goes before all younger ones, under a policy that promises no bound.
+    tenants: budgets of the tenants that may have less than all.
+    secret: keys the block hashes, 16 to 64 bytes; if empty, a new one is made at each start.
+    logs: what its processes log.
+    debug: owner tags and an audit whenever the engine is idle.
     """
 
     model: str
@@ -109,15 +112,17 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def kv_format(self) -> KVFormat:
-        """How K and V are stored."""
+        """How K and V are stored: their type and scales."""
         return KVFormat(self.kv_dtype, *self.kv_scales)
 
     def resolved(
         self, *, blocks: int, block_bytes: int, max_context: int, vocab_size: int, depth: int
     ) -> SchedulerSettings:
-        """The scheduler's numbers, now that the model and its memory are known; own settings go first.
+        """The scheduler's settings, now that the model and its memory are known. What these settings state
+        goes before the arguments; ``max_context`` is the lesser of both.
 
-        ``blocks`` of ``block_bytes`` and ``max_context`` are what memory and model allow.
+        ``blocks`` of ``block_bytes`` bytes each, and ``max_context`` tokens, are what memory and model allow.
+        ``vocab_size``: the model's. ``depth``: how many steps may be in flight, by default.
 
         Raises `SettingsInvalid` or `PoolTooSmall`: they cannot work together.
         """
@@ -145,11 +150,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
-    """The numbers the scheduler works within. Fields as in `EngineSettings`.
+    """The numbers that the scheduler works within, checked. Those that `EngineSettings` has too mean the
+    same.
 
-    ``lease_caps``: blocks that a tenant's leases may cover, by its salt, and as many slots of the host tier.
-    Raises `SettingsInvalid`: a number out of bounds; `PoolTooSmall`: a sequence of ``max_context`` tokens
-    does not fit ``blocks`` blocks.
+    ``blocks``: of the pool. ``vocab_size``: token ids are below it. ``watermark_blocks``: blocks that a new
+    turn leaves free while others run. ``lease_caps``: how many blocks a tenant's leases may cover, by its
+    salt, and as many slots of the host tier. Raises `SettingsInvalid`: a number out of bounds;
+    `PoolTooSmall`: a sequence of ``max_context`` tokens does not fit ``blocks`` blocks.
     """
 
     blocks: int
@@ -196,7 +203,7 @@ class SchedulerSettings:
             )
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that ``tokens`` tokens take up."""
+        """How many blocks ``tokens`` tokens take up."""
         return -(-tokens // self.block_tokens)
 
     @property

@@ -63,13 +63,14 @@ class Counters:
 
 
 class StepRecord(NamedTuple):
-    """One step that was committed. Times in seconds of the host's clock, ``t_*``; tokens by class.
+    """One step that was committed. Times are seconds of the host's clock, ``t_*``; tokens are counted by
+    class.
 
     ``t_plan``: making the plan. ``t_launch``: handing it to the device, which on a CPU is computing it.
-    ``t_device``: waiting for its outcomes. ``t_commit``: taking them over. ``t_gap``: the time before its
-    launch in which the device had no work, since the outcomes of the step before; 0 where it was launched
-    before they came, or where the engine was idle.
-    ``prefilled``: tokens computed for the first time; ``recomputed``: again; ``decoded``: sampled ones.
+    ``t_device``: waiting for its outcomes. ``t_commit``: taking them over. ``t_gap``: how long the device had
+    no work before it, since the outcomes of the step before; 0 where it was launched before they came, or
+    where the engine was idle. ``prefilled``: prompt tokens computed for the first time; ``recomputed``:
+    tokens computed again; ``decoded``: the other ones.
     """
 
     step: int
@@ -85,9 +86,11 @@ class StepRecord(NamedTuple):
 
 
 class Timing:
-    """The moments of one step, by the log's clock, and the counters as they stood before its commit.
+    """The moments of one step, by the log's clock: when its planning began (``begun``) and ended, when its
+    launch returned, when it was waited for (``waited``), and when its outcomes came (``landed``).
 
-    ``busy``: seconds that the device had to itself, from its launch or the end of the step before.
+    ``busy``: seconds that the device worked on it alone, from its launch or the end of the step before;
+    ``gap``: seconds without work before it. ``before``: token counters before its commit.
     """
 
     __slots__ = ("before", "begun", "busy", "gap", "landed", "launched", "planned", "waited")
@@ -99,7 +102,8 @@ class Timing:
 
 
 class StepLog:
-    """The last ``keep`` records, oldest first, and totals since the start. ``counters``: the scheduler's."""
+    """The records of the last ``keep`` steps, oldest first, and totals since the start. ``counters``: the
+    scheduler's, to tell which tokens a step computed."""
 
     def __init__(
         self, counters: Counters, keep: int = STEPS_KEPT, clock: Callable[[], float] = time.perf_counter
@@ -111,7 +115,8 @@ class StepLog:
         self._totals = dict.fromkeys(("t_plan", "t_launch", "t_device", "t_commit", "t_gap"), 0.0)
 
     def begin(self) -> Timing:
-        """A step is about to be planned: begin its timing. Returns it, for the calls that follow."""
+        """Begin the timing of a step that is about to be planned. Returns it; the caller passes it to the
+        calls that follow."""
         return Timing(self._clock())
 
     def planned(self, timing: Timing) -> None:
@@ -138,11 +143,12 @@ class StepLog:
         self._landed = timing.landed
 
     def rest(self) -> None:
-        """Nothing to compute, or a step failed: the time until the next launch is no gap."""
+        """Note that the time until the next launch is no gap: there is nothing to compute, or a step failed."""
         self._landed = None
 
     def committed(self, timing: Timing, step: int, rows: int) -> None:
-        """The step is committed: append its record, and add it to the totals."""
+        """Note that the step is committed: append its record, and add its times to the totals. ``step``: its
+        number; ``rows``: how many rows it had."""
         prefilled, recomputed, computed = (
             now - before for now, before in zip(self._tokens(), timing.before, strict=True)
         )

@@ -23,7 +23,8 @@ def checked_tokens(tokens: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
 
 
 class _Store:
-    """An array that several lists read, each to its own length. ``filled``: the greatest of these lengths."""
+    """An int32 array that several token lists read, each to its own length. ``filled``: the greatest of these
+    lengths."""
 
     __slots__ = ("filled", "ids")
 
@@ -85,7 +86,8 @@ class TokenList:
         return twin
 
     def _claim(self, end: int) -> NDArray[np.int32]:
-        """An array with room for ids up to ``end``, in which no other list reads from our length on."""
+        """An array with room for ``end`` ids and with this list's ids in it, which no other list reads behind
+        this list's length: the present one, or a copy."""
         store = self._store
         if self._length < store.filled or end > len(store.ids):
             grown = np.empty(max(end, 2 * self._length, 16), dtype=np.int32)

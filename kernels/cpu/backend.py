@@ -1,6 +1,7 @@
 """The CPU backend: `interface.Kernels` over numba's loops.
 
-It passes the loops addresses of tensors and a number of parts. Operations without a loop go to the reference.
+It gives the loops the addresses of tensors, and the number of parts (threads) to split the work into.
+Operations without a loop of their own go to the reference.
 """
 
 from __future__ import annotations
@@ -39,23 +40,25 @@ __all__ = [
 ]
 
 FEW_ROWS = 32
-"""Up to this many rows our own product is used; with more, torch's is faster."""
+"""Up to this many rows our own matrix product is used; with more, torch's is faster."""
 
 PRODUCTS, NUMBERS, PAIRS, BYTES = 1 << 17, 1 << 14, 1 << 15, 1 << 19
-"""The least work for which another thread is used: multiplications of a matrix product, numbers of a row-wise
-loop, numbers of K and V times the queries that read them, bytes to copy."""
+"""The least work of a thread when an operation is split over threads; in this order: multiplications of a
+matrix product, numbers of a row-wise loop, multiplications of queries with keys, bytes to copy."""
 
 _KINDS = {"silu": elementwise.SILU, "gelu_tanh": elementwise.GELU_TANH}
 
 
 def copy_pieces(source: Tensor, target: Tensor, pieces: NDArray[np.int64], size: int) -> None:
-    """Copy pieces of ``source`` to ``target`` with all threads: see `interface.Kernels`."""
+    """Copy ``size`` bytes from each offset ``pieces[:, 0]`` of ``source`` to offset ``pieces[:, 1]`` of
+    ``target``, on several threads if it is much. Both are one-dimensional uint8 tensors; ``pieces``:
+    ``[count, 2]``."""
     parts = min(parts_for(len(pieces) * size, BYTES), len(pieces))
     copying.copy(parts, source.data_ptr(), target.data_ptr(), np.ascontiguousarray(pieces), size)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``: ``[tokens, k]``, ``[n, k]``, ``[n]``."""
+    """``x @ weight.T + bias``: ``[tokens, k]``, ``[n, k]``, ``[n]`` to ``[tokens, n]``."""
     rows, k = x.shape
     if rows > FEW_ROWS:
         return many_rows(x, weight, bias)
@@ -68,7 +71,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``x / rms(x) * weight`` over the last axis."""
+    """RMSNorm, ``x / sqrt(mean(x ** 2) + eps) * weight``, over the last axis."""
     width = x.shape[-1]
     if weight.shape != (width,):
         return backend.rms_norm(x, weight, eps)
@@ -107,7 +110,13 @@ def rotate_and_store(
     layer: int,
     slots: Tensor,
 ) -> Tensor:
-    """Norm and rotate queries and keys, store K and V, return the queries: see `interface.Kernels`."""
+    """Norm (if ``norm``) and rotate queries and keys, and store K and V in ``arena``; returns the queries,
+    ``[tokens, q_heads, head_dim]``.
+
+    ``qkv``: ``[tokens, q_heads + 2 * kv_heads, head_dim]``. ``angles``: cos and sin, each ``[tokens,
+    rotary_dim]``. ``layer``: its index in ``arena``. ``slots``: int64 ``[tokens]``, ``block * block_tokens +
+    offset``.
+    """
     tokens, heads, dim = qkv.shape
     _, layers, sides, kv_heads, block_tokens, _ = arena.shape
     q_heads = heads - 2 * kv_heads
@@ -137,7 +146,8 @@ def rotate_and_store(
 
 
 def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention) -> Tensor:
-    """Causal attention of each row's tokens over its own blocks: ``[tokens, q_heads, head_dim]``."""
+    """Causal attention of each row's tokens over its own blocks: ``[tokens, q_heads, head_dim]``. ``batch``:
+    made by this backend's `lay_out`. Rows of one token and rows of several go to a loop each."""
     assert isinstance(batch, CpuBatch), "a batch is laid out by the backend that attends to it"
     _, layers, sides, kv_heads, block_tokens, dim = arena.shape
     layer_size = sides * kv_heads * block_tokens * dim

@@ -1,4 +1,5 @@
-"""A step's layout for the CPU backend, with the rows of attention sorted into single tokens and chunks."""
+"""A step's layout for the CPU backend, with the rows sorted for attention: rows of one token, and rows of
+several (chunks)."""
 
 from __future__ import annotations
 
@@ -13,14 +14,16 @@ from torch import Tensor
 from ..batch import PagedBatch
 
 CHUNK_VECTORS = 256
-"""The most query vectors (tokens times the heads that share a KV head) in one piece of a chunk."""
+"""A chunk (a row of several tokens) is attended to in pieces. One piece has at most this many query vectors:
+tokens times the query heads that share a KV head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuBatch(PagedBatch):
-    """A step's layout, with the rows sorted for attention. ``singles``: int64 ``[n]``, indices of the rows
-    with one token. ``chunks``: int64 ``[n]``, those of the other rows. ``longest``: the longest context of a
-    single token. ``most``: the most tokens of any row."""
+    """A step's layout, with the rows sorted for attention. ``singles``: int64 ``[n]``, the indices of the
+    rows with one token. ``chunks``: int64 ``[m]``, those of the other rows. ``longest``: the most tokens in
+    the context of a row with one token, 0 without such a row. ``most``: the most tokens that any row
+    computes."""
 
     singles: NDArray[np.int64]
     chunks: NDArray[np.int64]
@@ -31,8 +34,12 @@ class CpuBatch(PagedBatch):
 def lay_out(
     arena: Tensor, firsts: Sequence[int], counts: Sequence[int], tables: Sequence[NDArray[np.int32]]
 ) -> CpuBatch:
-    """Lay out rows as `kernels.batch.lay_out` does, with the same arguments. The result has no ``groups``,
-    which only the reference reads; it has the rows sorted into single tokens and chunks instead."""
+    """Lay out a step's rows for attention. Row r computes ``counts[r]`` tokens from position ``firsts[r]``
+    on; ``tables[r]`` has its block ids; ``arena`` gives the block size.
+
+    Unlike `kernels.batch.lay_out` it makes no ``groups``, which only the reference reads, but sorts the rows
+    into those of one token and those of several.
+    """
     block_tokens = arena.shape[4]
     if len(counts) == 1:
         return _one(block_tokens, firsts[0], counts[0], tables[0])
@@ -70,7 +77,8 @@ _ZERO, _NONE = np.zeros(1, np.int64), np.zeros(0, np.int64)
 
 
 def _one(block_tokens: int, first: int, count: int, table: NDArray[np.int32]) -> CpuBatch:
-    """What `lay_out` returns for a step of one row, the most common case, made with fewer operations."""
+    """What `lay_out` returns for a step of one row, the most common case, made with fewer operations. The row
+    computes ``count`` tokens from position ``first`` on; ``table`` has its block ids."""
     context = first + count
     own = table[: -(-context // block_tokens)].astype(np.int64)
     positions = np.arange(first, context)

@@ -24,7 +24,8 @@ FAST = {"reassoc", "contract", "nsz", "arcp"}
 """Relaxations of floating point: sums and products may be reordered; NaN and infinity keep their meaning."""
 
 LEFT = ("libllvmlite", "libtorch_cpu", "libtorch_python")
-"""Libraries with much code that only a start runs: compiling, and registering thousands of operators."""
+"""Parts of the names of libraries with much code that only a start runs: compiling, and registering thousands
+of operators. `leave_compiler` gives their pages back."""
 
 log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -32,8 +33,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @cache
 def cache_folder() -> str | None:
-    """The folder of the compiled code: beside the package, else in the user's cache; None if neither can be
-    written.
+    """The folder of the compiled code, made if it is not there: beside the package, else in the user's cache;
+    None if neither can be written.
 
     Its name is a digest of all sources of this package. Numba checks only the file of a function, and would
     go on using code that it inlined from another file that has changed.
@@ -76,14 +77,15 @@ def inlined(function: Function) -> Function:
 
 
 def in_order(function: Function) -> Function:
-    """Decorator: as `inlined`, but sums are not reordered. Numba sets that per function, and LLVM IR of our
+    """Decorator: compile a function with numba that other compiled functions call, inlined there, without
+    reordering its sums (`inlined` lets them be reordered). Numba sets that per function, and LLVM IR of our
     own that the function calls is compiled with the same setting."""
     made: Function = njit(nogil=True, error_model="numpy", fastmath={"contract"})(function)
     return made
 
 
 def join_torch() -> None:
-    """Let numba use as many threads as torch does in this thread.
+    """Let numba use as many threads as torch does in this thread, from the same OpenMP pool.
 
     Numba's start sets OpenMP's thread number, which is torch's too, so it is set back.
     """
@@ -94,7 +96,8 @@ def join_torch() -> None:
 
 
 def leave_compiler() -> None:
-    """Give back the pages of code that only a start needs: 60 MB of the compiler, some 30 MB of torch.
+    """Give the system back the memory pages of code that only a start needs: 60 MB of the compiler, some 30
+    MB of torch.
 
     They are unmodified pages of mapped files, and are read again page by page if they are called.
     """

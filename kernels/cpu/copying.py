@@ -1,4 +1,4 @@
-"""Copies pieces of memory with all threads."""
+"""Copies pieces of memory with several threads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def _copy_some(low: int, high: int, source: int, target: int, pieces: Any, size:
 @compiled
 def copy(parts: int, source: int, target: int, pieces: Any, size: int) -> None:
     """Copy ``size`` bytes from each address ``source + pieces[:, 0]`` to ``target + pieces[:, 1]``, on
-    ``parts`` threads. Compiled numba code."""
+    ``parts`` threads. Compiled numba code. ``source``, ``target``: addresses; ``pieces``: int64 ``[count,
+    2]``, offsets in bytes."""
     count = len(pieces)
     if parts == 1:
         _copy_some(0, count, source, target, pieces, size)

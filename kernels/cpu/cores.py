@@ -23,10 +23,10 @@ from numba import prange, types
 from .compiling import compiled
 
 OPERATORS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
-"""Variables with which an operator tells OpenMP where threads run."""
+"""Environment variables with which an operator tells OpenMP where threads run."""
 
 POOL = 2
-"""How many threads are bound."""
+"""How many threads are bound; a pool of another size is left alone."""
 
 log = logging.getLogger(__name__)
 _gettid: Any = types.ExternalFunction("gettid", types.int32())
@@ -39,19 +39,20 @@ def _named(parts: int, threads: Any) -> None:
 
 
 def computing(count: int) -> list[int]:
-    """The operating system's thread ids of the ``count`` threads that run this thread's compiled loops,
-    itself first."""
+    """The operating system's thread ids of the ``count`` threads that run the calling thread's compiled
+    loops, the calling thread first."""
     threads = np.zeros(count, dtype=np.int32)
     _named(count, threads)
     return threads.tolist()
 
 
 def bind() -> int:
-    """Bind the threads that compute for this one, and itself; returns how many, 0 if they are left alone.
+    """Bind the calling thread, and the others that run its compiled loops, each to a core (or logical
+    processor) of its own. Returns how many threads were bound; 0 if they are left alone.
 
-    They are left alone if an operator has set one of `OPERATORS`, if they are not `POOL`, and if there are
-    more or fewer cores, as then it is not known which cores stay free. A thread that this one starts later
-    begins on its core (`kvstore.system_limits.roam`).
+    They are left alone if an operator has set one of `OPERATORS`, if they are not `POOL`, if this process may
+    use more or fewer cores than that, as then it is not known which cores stay free, and if the system
+    forbids it. A thread that this one starts later begins on its core (`kvstore.system_limits.roam`).
     """
     if not hasattr(os, "sched_setaffinity") or any(name in os.environ for name in OPERATORS):
         return 0
@@ -75,7 +76,8 @@ def bind() -> int:
 
 
 def _siblings(processor: int) -> set[int]:
-    """The logical processors of a processor's core; only itself if not known."""
+    """The numbers of the logical processors on the same core as ``processor``; only itself if that is not
+    known."""
     path = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/core_cpus_list")
     try:
         return set(_listed(path.read_text()))
@@ -86,10 +88,11 @@ def _siblings(processor: int) -> set[int]:
 def places_for(
     threads: int, allowed: Iterable[int], siblings: Callable[[int], set[int]] = _siblings
 ) -> list[set[int]]:
-    """For each thread the logical processors it may run on, without overlap: one core, or one logical
-    processor.
+    """For each of ``threads`` threads the logical processors that it may run on, without overlap: those of
+    one core, or one logical processor. Empty if the ``allowed`` processors are neither that many cores nor
+    that many logical processors.
 
-    Empty if the ``allowed`` processors cannot be divided so.
+    ``siblings``: gives the logical processors of a processor's core.
     """
     processors = sorted(allowed)
     cores: dict[frozenset[int], set[int]] = {}

@@ -1,8 +1,8 @@
-"""Attention of single tokens: each (row, KV head, span of context) is one piece of work; spans are merged
-afterwards.
+"""Decode attention: rows of one token each. A row's context is cut into spans of `SPAN` positions; each (row,
+KV head, span) is computed on its own, and a row's spans are merged afterwards.
 
 Spans begin at fixed positions, so a row's numbers depend neither on the batch nor on the threads. K and V are
-read in place, and the next lines are prefetched.
+read in place, and the next ones are prefetched.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from .products import dots, greatest, weigh
 from .vectors import LANES
 
 SPAN = 256
-"""Positions per span."""
+"""Positions of the context per span."""
 
 ENOUGH = 4
-"""Spans per part, so that the parts have about equal work."""
+"""From this many spans per thread on, a thread takes all KV heads of a span; with fewer, one, so that the
+threads have about equal work."""
 
 _LOWEST = np.float32(-1e30)
 
 
 @inlined
 def _soften(scores: Any, scale: float, soft_cap: float) -> Any:
-    """Turn a query's ``scores``, in place, into ``exp(score - greatest score)``, after scaling and capping
-    (0: no cap). Returns the greatest score and the sum of the results."""
+    """Turn one query's ``scores`` (fp32 ``[positions]``), in place, into ``exp(score - greatest score)``;
+    before that they are multiplied by ``scale`` and capped at ``soft_cap`` (0: no cap). Returns the greatest
+    score and the sum of the results."""
     for i in range(scores.size):
         scores[i] *= np.float32(scale)
     if soft_cap > 0:
@@ -51,13 +53,15 @@ def _soften(scores: Any, scale: float, soft_cap: float) -> Any:
 @inlined
 def _attend_span(query: Pointer, arena: Pointer, span: Any, following: Any, shape: Any, scale: float,
                  soft_cap: float, scores: Any, found: Any) -> None:  # fmt: skip
-    """Attend to the positions of ``span`` (see `_span`) for the query heads of one KV head. For each of these
-    ``share`` heads it writes to ``found`` ``[share, dim + 2]``: the weighted sum of values, the greatest
-    score, and the sum of the weights.
+    """Attend to one span of a row's context for the ``share`` query heads of one KV head. For each of these
+    heads it writes to ``found`` ``[share, dim + 2]``: the weighted sum of values, the greatest score, and the
+    sum of the weights.
 
-    ``scores``: room, ``[share, SPAN and the rest of two blocks]``. ``shape``: as in `attend_singles`. Blocks
-    lie far apart, so that the processor cannot predict the next one: values are prefetched while scores are
-    computed, and the keys of the span ``following`` while values are added.
+    ``span``: (first position, position behind the last, pointer to the row's block table, offset of layer and
+    head in a block). ``following``: the span that is computed next, likewise. ``scores``: scratch, ``[share,
+    SPAN + 2 blocks]``. ``shape``: (query heads per KV head, kv_heads, head_dim, block_tokens, numbers of a
+    block). Blocks lie far apart, so that the processor cannot predict the next one: values are prefetched
+    while scores are computed, and the keys of the ``following`` span while values are added.
     """
     share, kv_heads, dim, slots, block_size = shape
     low, high, table, head_at = span
@@ -80,8 +84,9 @@ def _attend_span(query: Pointer, arena: Pointer, span: Any, following: Any, shap
 
 @inlined
 def _fetch_keys(arena: Pointer, span: Any, at: int, shape: Any) -> None:
-    """Prefetch into the processor's cache the keys of block number ``at`` of ``span`` (see `_span`). Does
-    nothing if the span has no such block."""
+    """Prefetch into the processor's cache the keys of a span's block: block number ``at``, counted from the
+    span's first. Does nothing if the span has no such block. ``span``, ``shape``: as in `_attend_span`, where
+    a span is (first position, position behind the last, block table, offset in a block)."""
     _, _, dim, slots, block_size = shape
     low, high, table, head_at = span
     block = low // slots + at
@@ -91,15 +96,17 @@ def _fetch_keys(arena: Pointer, span: Any, at: int, shape: Any) -> None:
 
 @inlined
 def heads_together(rows: int, spans: int, kv_heads: int, parts: int) -> int:
-    """How many KV heads of a span one part attends to in turn, as they are adjacent in memory: all if there
-    is enough work for all parts, else one."""
+    """How many KV heads of a span one thread attends to in turn, as they are adjacent in memory: all if there
+    is enough work for all threads (`ENOUGH` spans each), else one. ``rows``: rows of one token; ``spans``:
+    spans of the longest context; ``parts``: threads."""
     return kv_heads if rows * spans >= ENOUGH * parts else 1
 
 
 @inlined
 def piece_of(number: int, part: int, parts: int, rows: int, spans: int, kv_heads: int) -> Any:
-    """A part's piece number ``number``: its index in ``rows`` (equal to ``rows`` if there is no such piece),
-    its KV head, its span."""
+    """Which work unit, (row, KV head, span), thread ``part`` of ``parts`` does as its ``number``-th. Returns
+    the row's index among the ``rows`` rows of one token (equal to ``rows`` if the thread has no such unit),
+    the number of its KV head, and the number of its span, below ``spans``."""
     together = heads_together(rows, spans, kv_heads, parts)
     group, within = part + number // together * parts, number % together
     groups = kv_heads // together
@@ -110,7 +117,15 @@ def piece_of(number: int, part: int, parts: int, rows: int, spans: int, kv_heads
 @inlined
 def _span(piece: Any, singles: Any, contexts: Pointer, tables: Pointer, widest: int, layer_at: int,
           shape: Any, window: int) -> Any:  # fmt: skip
-    """A piece's positions ``[low, high)``, none if ``low >= high``; its block table; the offset of its head."""
+    """Where a work unit's K and V are. ``piece``: the unit, (index in ``singles``, KV head, span number).
+    Returns its first position, the position behind its last one (no work if that is not greater), a pointer
+    to the row's block table, and the offset of layer and head in a block.
+
+    ``singles``: the indices of the rows of one token. ``contexts``: each row's context length. ``tables``:
+    block tables, ``[rows, widest]``. ``layer_at``: the layer's offset in a block. ``shape``: (query heads per
+    KV head, kv_heads, head_dim, block_tokens, numbers of a block). ``window``: tokens that a query sees, 0
+    for all.
+    """
     _, _, dim, slots, _ = shape
     at, head, span = piece
     if at >= singles.size:
@@ -125,8 +140,10 @@ def _span(piece: Any, singles: Any, contexts: Pointer, tables: Pointer, widest: 
 def _pieces(part: int, parts: int, singles: Any, spans: int, query: Pointer, arena: Pointer, starts: Pointer,
             contexts: Pointer, tables: Pointer, widest: int, layer_at: int, shape: Any, scale: float,
             window: int, soft_cap: float, found: Any) -> None:  # fmt: skip
-    """Attend for every piece (row, KV head, span) of the part with the number ``part``, one thread's share,
-    and write the results to ``found``."""
+    """Compute all work units, (row, KV head, span), of thread number ``part`` of ``parts``, and write their
+    partial results to ``found`` ``[single rows, kv_heads, spans, share, dim + 2]``: for each query head the
+    weighted sum of values, the greatest score and the sum of the weights. A span that the row does not see
+    gets weights of 0. The other arguments: see `attend_singles`."""
     share, kv_heads, dim, slots, _ = shape
     scores = np.empty((share, SPAN + 2 * slots), np.float32)
     number, rows = 0, singles.size
@@ -150,8 +167,10 @@ def _pieces(part: int, parts: int, singles: Any, spans: int, query: Pointer, are
 
 @inlined
 def _merge(found: Any, spans: int, dim: int, out: Pointer, to: int, tag: Any) -> None:
-    """Merge the results of one query head over its spans, ``found`` ``[spans, dim + 2]``, in their order, and
-    write the ``dim`` numbers to ``out[to:]`` in the type of ``tag``."""
+    """Merge the partial results of one query head over its spans, and write the ``dim`` numbers of its
+    attention to ``out[to:]`` in the type of ``tag``. ``found`` ``[spans, dim + 2]``: the weighted sum of
+    values, the greatest score and the sum of the weights of each span; the first span's sum is
+    overwritten."""
     most, total = _LOWEST, np.float32(0)
     for span in range(spans):
         most = max(most, found[span, dim])
@@ -175,14 +194,15 @@ def attend_singles(
     contexts_at: int, tables_at: int, widest: int, layer_at: int, shape: Any, scale: float, window: int,
     soft_cap: float, tag: Any,
 ) -> None:  # fmt: skip
-    """Attention of rows with one token each, on ``parts`` threads; writes the result to ``out_at``. Compiled
-    numba code.
+    """Decode attention: rows with one token each, on ``parts`` threads; writes the result to ``out_at``.
+    Compiled numba code.
 
-    Names with ``_at`` are addresses of tensors, as in `backend.paged_attention`. ``singles``: the indices of
-    the rows, int64. ``longest``: the longest of their contexts. ``widest``: the width of the block tables.
-    ``layer_at``: the offset of the layer in a block, in numbers. ``shape``: query heads per KV head,
-    kv_heads, head_dim, block_tokens, numbers of a block. ``window``, ``soft_cap``: 0 for none. ``tag``: a
-    number of the element type (`elements.TAGS`).
+    Names with ``_at``, but ``layer_at``, are addresses of tensors: ``query`` and ``out`` ``[tokens, q_heads,
+    head_dim]``, the arena, and the batch's ``row_starts``, ``context_lengths`` and ``tables``. ``singles``:
+    the indices of the rows with one token, int64. ``longest``: the longest of their contexts. ``widest``: the
+    second size of ``tables``. ``layer_at``: the offset of the layer in a block, in numbers. ``shape``: (query
+    heads per KV head, kv_heads, head_dim, block_tokens, numbers of a block). ``scale``: the factor on scores.
+    ``window``, ``soft_cap``: 0 for none. ``tag``: a number of the element type (`elements.TAGS`).
     """
     share, kv_heads, dim = shape[0], shape[1], shape[2]
     query, out, arena = pointer(query_at, tag), pointer(out_at, tag), pointer(arena_at, tag)

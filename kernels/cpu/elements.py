@@ -1,4 +1,5 @@
-"""Elements as the loops see them: typed pointers, fp32 inside, the stored type outside.
+"""Elements as the loops see them: typed pointers; numbers are fp32 in the loops and of the stored type in
+memory.
 
 bfloat16 is handled as ``uint16``, float16 as ``int16``, float32 as itself. The functions here write LLVM IR
 for single numbers; those of `vectors` and `products` for vectors.
@@ -20,7 +21,8 @@ TAGS: dict[torch.dtype, Any] = {
     torch.bfloat16: np.uint16(0),
     torch.float16: np.int16(0),
 }
-"""For each dtype a number of the type that represents it in compiled code."""
+"""For each dtype a zero of the numpy type that represents it in compiled code: float32, uint16 for bfloat16,
+int16 for float16. Passed as an argument, it selects the compiled version."""
 
 Pointer: TypeAlias = Any
 """In compiled code: the address of elements of one type, indexed like an array."""
@@ -74,7 +76,7 @@ _CACHE_LINE = 64  # bytes
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _per_line(typing: Any, place: Any) -> Any:
-    """Intrinsic: how many elements of the pointer's type a cache line holds."""
+    """Intrinsic: how many elements of the type that the pointer ``place`` points to fit in a cache line."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         size = context.get_abi_sizeof(context.get_value_type(place.dtype))

@@ -20,8 +20,12 @@ SILU, GELU_TANH = 0, 1
 @inlined
 def _norm_line(x: Pointer, residual: Pointer, added: bool, at: int, width: int, weight: Pointer, eps: float,
                line: Any, total: Pointer, out: Pointer, tag: Any) -> None:  # fmt: skip
-    """One row of `norm`: if ``added``, its sum with the residual goes to ``total``; the RMSNorm of the sum,
-    as it is stored, goes to ``out``. ``at``: the row's offset. ``line``: room for one row in fp32."""
+    """RMSNorm of one row of ``width`` elements of ``x``, from the offset ``at`` on, times ``weight``; written
+    to ``out`` at the same offset.
+
+    If ``added``, ``residual`` is added first, and the sum is written to ``total``; the norm is that of the
+    sum as it is stored. ``line``: scratch for one row in fp32. ``tag``: a number of the element type.
+    """
     squares = np.float32(0)
     if added:
         for i in range(width):
@@ -53,9 +57,10 @@ def norm(
     parts: int, x_at: int, residual_at: int, weight_at: int, total_at: int, out_at: int,
     rows: int, width: int, eps: float, tag: Any,
 ) -> None:  # fmt: skip
-    """RMSNorm of the rows at ``x_at``, ``[rows, width]``, written to ``out_at``, on ``parts`` threads. With a
-    residual (address not 0) it is the norm of ``x + residual``, and this sum is written to ``total_at``.
-    Compiled numba code; ``tag``: a number of the element type (`elements.TAGS`)."""
+    """RMSNorm of the rows at ``x_at``, ``[rows, width]``, times the weight at ``weight_at``, ``[width]``;
+    written to ``out_at``, on ``parts`` threads. With a residual (address not 0) it is the norm of ``x +
+    residual``, and this sum is written to ``total_at``. Compiled numba code; names with ``_at`` are
+    addresses, ``tag`` is a number of the element type (`elements.TAGS`)."""
     x, residual, weight = pointer(x_at, tag), pointer(residual_at, tag), pointer(weight_at, tag)
     total, out = pointer(total_at, tag), pointer(out_at, tag)
     added = residual_at != 0
@@ -85,9 +90,9 @@ def _gate_rows(low: int, high: int, gate_up: Pointer, out: Pointer, width: int, 
 
 @compiled
 def gated(parts: int, gate_up_at: int, out_at: int, rows: int, width: int, kind: int, tag: Any) -> None:
-    """``activation(gate) * up`` of ``[rows, 2 * width]`` at ``gate_up_at``, written to ``out_at`` as ``[rows,
-    width]``, on ``parts`` threads. ``kind``: ``SILU`` or ``GELU_TANH``. Compiled numba code; ``tag``: a
-    number of the element type (`elements.TAGS`)."""
+    """``activation(gate) * up`` of ``[rows, 2 * width]`` at the address ``gate_up_at``, gate first; written
+    to ``out_at`` as ``[rows, width]``, on ``parts`` threads. ``kind``: ``SILU`` or ``GELU_TANH``. Compiled
+    numba code; ``tag``: a number of the element type (`elements.TAGS`)."""
     gate_up, out = pointer(gate_up_at, tag), pointer(out_at, tag)
     if parts == 1:
         _gate_rows(0, rows, gate_up, out, width, kind, tag)
@@ -115,9 +120,9 @@ def _factor(x: Pointer, at: int, count: int, eps: float) -> Any:
 @inlined
 def _turn(line: Any, dim: int, cos: Pointer, sin: Pointer, at: int, turning: int, out: Pointer, to: int,
           tag: Any) -> None:  # fmt: skip
-    """Rotate the first ``turning`` numbers of a head, ``line`` in fp32, in pairs (i, i + turning / 2), and
-    write all ``dim`` numbers to ``out[to:]``; the numbers behind are copied. ``at``: the token's offset in
-    ``cos`` and ``sin``."""
+    """Rotate one head of one token (RoPE) and write its ``dim`` numbers to ``out[to:]``. ``line``: the head
+    in fp32. The first ``turning`` numbers are rotated in pairs (i, i + turning / 2); the others are copied.
+    ``at``: the token's offset in ``cos`` and ``sin``. ``tag``: a number of the element type."""
     half = turning // 2
     for i in range(half):
         first, second = line[i], line[half + i]
@@ -180,10 +185,12 @@ def rotate_and_store(
     """Norm and rotate the queries and keys of ``tokens`` tokens; write the queries to ``query_at`` and K and
     V to their slots in the arena, on ``parts`` threads. Compiled numba code.
 
-    Names with ``_at`` are addresses of tensors, as in `backend.rotate_and_store`. ``kind``: `NO_NORM`,
-    `PER_HEAD` or `WHOLE`. ``shape``: q_heads, kv_heads, head_dim, rotary_dim, block_tokens, the size of a
-    block and the offset of the layer in it, in numbers. ``tag``: a number of the element type
-    (`elements.TAGS`).
+    Names with ``_at`` are addresses of tensors: ``slots`` int64 ``[tokens]``, ``qkv`` ``[tokens, q_heads + 2
+    * kv_heads, head_dim]``, the norm's ``weight`` ``[q_heads + kv_heads, head_dim]``, ``cos`` and ``sin``
+    ``[tokens, rotary_dim]``, ``query`` ``[tokens, q_heads, head_dim]``. ``kind``: `NO_NORM`, `PER_HEAD` or
+    `WHOLE` (one mean over all query heads, and one over all key heads). ``shape``: (q_heads, kv_heads,
+    head_dim, rotary_dim, block_tokens, size of a block, offset of the layer in it), the last two in numbers.
+    ``tag``: a number of the element type (`elements.TAGS`).
     """
     slots, qkv = pointer(slots_at, types.int64(0)), pointer(qkv_at, tag)
     weight, cos, sin = pointer(weight_at, tag), pointer(cos_at, tag), pointer(sin_at, tag)

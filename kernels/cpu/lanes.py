@@ -1,4 +1,4 @@
-"""Attention with a query in each lane of a vector: packing, products and softmax in LLVM IR.
+"""Prefill attention with a query in each lane of a vector: packing, products and softmax in LLVM IR.
 
 Scores are stored as ``[position, query]``, weighted values as ``[dim, query]``: numbers of K and V are spread
 over all lanes, queries and exponentials ("shares") are read as vectors, and nothing is summed across lanes.
@@ -10,13 +10,13 @@ bfloat16 after they are summed. A **column** is ``LANES`` queries. Sources: Dao 
 (2022) for the running softmax; Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
 (2008) for tiles of sums in registers.
 
-keys     [dim words / LANES, TILE, LANES]        words: LANES of them of each position, position by position
+    keys     [dim words / LANES, TILE, LANES]        words: LANES of them of each position, position by position
     values   [TILE in words, dims]                   words: of neighbouring positions
     queries  [column, dim words, LANES]              words
     scores   [column, TILE, LANES]                   fp32
     shares   [column, TILE in words, LANES]          words
     sums     [column, dims, LANES]                   fp32
-state    [column, 2, LANES]                      fp32: the greatest score so far times log2 e; sum of shares
+    state    [column, 2, LANES]                      fp32: greatest score so far times log2 e; sum of shares
 
 All memory is passed as pointers to fp32, also for words.
 """
@@ -52,18 +52,21 @@ from .vectors import (
 )
 
 TILE = 64
-"""Positions in a tile of K and V."""
+"""Positions of the context in a tile of K and V."""
 
 HEIGHTS = {1: 16, 2: 8} if has_wide_registers() else {1: 4, 2: 2}
-"""The rows of a product's tile, by its columns, so that the sums stay in registers; divisors of `TILE`."""
+"""How many rows the tile of sums of `product` has, by its number of columns (1 or 2): as many as registers
+hold; divisors of `TILE`."""
 
 UNSEEN = float("-inf")
 LOWEST = -1e30
-"""The score of a position that a query does not see, and the greatest score before the first."""
+"""``UNSEEN``: the score of a position that a query does not see. ``LOWEST``: a query's greatest score before
+it has seen a position."""
 
 
 def in_pairs(kind: Any) -> bool:
-    """Whether a word holds two numbers of the element type ``kind``."""
+    """Whether a word of 32 bits holds two numbers of the numba type ``kind``: bfloat16, on a processor that
+    multiplies it directly. Otherwise a word is one fp32 number."""
     return bool(kind == types.uint16 and multiplies_bf16())
 
 
@@ -79,7 +82,8 @@ def per_word(typing: Any, tag: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def pack_line(typing: Any, elements: Any, into: Any) -> Any:
-    """Intrinsic: store ``LANES`` words at ``into``, made of the neighbouring elements at ``elements``."""
+    """Intrinsic: store ``LANES`` words at the pointer ``into``, made of neighbouring elements at the pointer
+    ``elements``: of one each, converted to fp32, or of two bfloat16 each (see `in_pairs`)."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = elements.dtype
@@ -92,8 +96,8 @@ def pack_line(typing: Any, elements: Any, into: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def pack_lines(typing: Any, first: Any, second: Any, into: Any) -> Any:
-    """Intrinsic: store ``LANES`` words at ``into``. Word i is element i of ``first``; if words hold two
-    numbers, element i of ``second`` is its second one."""
+    """Intrinsic: store ``LANES`` words at the pointer ``into``. Word i is element i at the pointer ``first``,
+    in fp32; if words hold two bfloat16 (see `in_pairs`), also element i at ``second`` as its upper half."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind, words = first.dtype, load(builder, first.dtype, args[0])
@@ -107,10 +111,11 @@ def pack_lines(typing: Any, first: Any, second: Any, into: Any) -> Any:
 
 
 def product(columns: int, *, run: int, apart: int, fresh: bool) -> Any:
-    """Make an intrinsic: ``into[row, lane] (+)= sum over steps of left[step, row] * right[step, lane]``.
+    """Make an intrinsic that computes one tile of a matrix product: ``into[row, lane] (+)= sum over steps of
+    left[step, row] * right[step, lane]``.
 
-    A step is one word. There are ``HEIGHTS[columns]`` rows, and ``columns`` columns of `LANES` lanes.
-    ``fresh``: overwrite ``into`` instead of adding.
+    A step is one word of 32 bits (one fp32 number, or two of bfloat16). The tile has ``HEIGHTS[columns]``
+    rows, and ``columns`` columns of `LANES` lanes. ``fresh``: overwrite ``into`` instead of adding.
 
     In ``left`` the word of a row at a step is ``step // run * left_line + step % run + row * apart``. Columns
     of ``right`` and ``into`` have `LANES` words for each step or row, and begin ``right_column`` and
@@ -154,9 +159,9 @@ def product(columns: int, *, run: int, apart: int, fresh: bool) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def hide(typing: Any, scores: Any, first: Any, oldest: Any, newest: Any) -> Any:
-    """Intrinsic: in one column's scores of the tile at position ``first``, set those to `UNSEEN` that are of
-    a position which the query does not see. ``oldest``, ``newest``: the first and last position that each
-    lane's query sees, as words."""
+    """Intrinsic: mask the scores of one column (`LANES` queries) with the tile of keys that begins at
+    position ``first``: set those to `UNSEEN` that are of a position which the query does not see. ``oldest``,
+    ``newest``: pointers to the first and last position that each lane's query sees, as int32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         scores, first, *limits = args
@@ -181,11 +186,13 @@ def hide(typing: Any, scores: Any, first: Any, oldest: Any, newest: Any) -> Any:
 def soften(
     typing: Any, tag: Any, scores: Any, factor: Any, state: Any, shares: Any, sums: Any, dims: Any
 ) -> Any:
-    """Intrinsic: turn one column's ``scores`` of a tile into ``2^(score * factor - greatest score so far)``,
-    written to ``shares``. ``factor`` (fp32) is positive.
+    """Intrinsic: the running softmax of one column (`LANES` queries) over one tile of keys. Turns its
+    ``scores`` into ``2^(score * factor - greatest so far)``, written to ``shares``. ``factor`` (fp32,
+    positive) is the scale times log2 e.
 
-    ``state`` (greatest score and sum of shares) is updated, and ``sums``, the weighted values so far, is
-    rescaled to a new greatest score. For functions compiled `in_order`.
+    ``state`` (each query's greatest score so far, times ``factor``, and sum of shares) is updated, and
+    ``sums`` (its ``dims`` weighted values so far) is rescaled to a new greatest score. For functions compiled
+    `in_order`.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -214,7 +221,8 @@ def soften(
 
 
 def _greatest(builder: Any, scores: Any) -> Any:
-    """IR for the greatest of a tile's scores in each lane of one column, a vector."""
+    """IR for a vector with the greatest score of each lane in one column (`LANES` queries) of a tile's
+    scores."""
     together = 4
 
     def body(step: Any, found: list[Any]) -> list[Any]:
@@ -230,9 +238,9 @@ def _greatest(builder: Any, scores: Any) -> Any:
 
 
 def _shares(builder: Any, paired: bool, scores: Any, times: Any, lowered: Any, shares: Any) -> list[Any]:
-    """IR that writes ``2^(score * times + lowered)`` for one column's scores of a tile to ``shares``. Returns
-    vectors with their sums: of even and odd positions if ``paired`` (words hold two numbers), else one of
-    all."""
+    """IR that writes ``2^(score * times + lowered)`` for one column's scores (`LANES` queries) of a tile to
+    ``shares``; in bfloat16 if ``paired`` (words hold two numbers). Returns vectors with each lane's sums: of
+    even and odd positions if ``paired``, else one of all."""
     together = 2 if paired else 1
 
     def body(step: Any, sums: list[Any]) -> list[Any]:
@@ -250,8 +258,8 @@ def _shares(builder: Any, paired: bool, scores: Any, times: Any, lowered: Any, s
 
 @intrinsic  # type: ignore[untyped-decorator]
 def aligned(typing: Any, numbers: Any) -> Any:
-    """Intrinsic: the first pointer at or behind ``numbers`` (to fp32) at which a cache line begins; at most
-    15 numbers on."""
+    """Intrinsic: the first address at or behind the pointer ``numbers`` (to fp32) at which a cache line
+    begins, as such a pointer; at most 15 numbers on."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = builder.add(builder.ptrtoint(args[0], I64), I64(63))

@@ -21,7 +21,7 @@ from .elements import Pointer, memory, narrow, offset, pointer, widen
 from .products import dots
 
 WIDTH = 64
-"""How many columns have their sums in fp32 at a time; a thread's part is a multiple of it."""
+"""How many columns of the result have their sums in fp32 at a time; a thread's columns are a multiple of it."""
 
 
 @inlined
@@ -29,7 +29,9 @@ def _columns(
     part: int, parts: int, x: Pointer, weight: Pointer, bias: Pointer, biased: bool, out: Pointer,
     rows: int, n: int, k: int, tag: Any,
 ) -> None:  # fmt: skip
-    """Compute one part's columns of the product, for all rows, and write them to ``out``."""
+    """Compute the columns of the matrix product that belong to thread ``part`` of ``parts``, for all rows,
+    and write them to ``out`` ``[rows, n]``: ``x`` ``[rows, k]`` times ``weight`` ``[n, k]`` transposed, plus
+    ``bias`` ``[n]`` if ``biased``."""
     groups = (n + WIDTH - 1) // WIDTH
     low, high = groups * part // parts * WIDTH, min(n, groups * (part + 1) // parts * WIDTH)
     sums = np.empty((rows, WIDTH), np.float32)
@@ -49,9 +51,9 @@ def _columns(
 def few_rows(
     parts: int, x_at: int, weight_at: int, bias_at: int, out_at: int, rows: int, n: int, k: int, tag: Any
 ) -> None:
-    """``out = x @ weight.T + bias`` on ``parts`` threads: ``[rows, k]``, ``[n, k]``, ``[n]`` or address 0, to
-    ``[rows, n]``. Compiled numba code; names with ``_at`` are addresses, ``tag`` is a number of the element
-    type (`elements.TAGS`)."""
+    """``out = x @ weight.T + bias`` on ``parts`` threads: ``[rows, k]``, ``[n, k]``, ``[n]`` (address 0: no
+    bias) to ``[rows, n]``. Compiled numba code; names with ``_at`` are addresses, ``tag`` is a number of the
+    element type (`elements.TAGS`)."""
     x, weight, out = pointer(x_at, tag), pointer(weight_at, tag), pointer(out_at, tag)
     bias = pointer(bias_at, tag)
     if parts == 1:
@@ -66,7 +68,8 @@ WIDENED = 1 << 20
 
 
 def _native(name: str) -> bool:
-    """Whether torch has a product in this type for this processor; True if it does not say."""
+    """Whether torch has a fast matrix product of the type ``name`` (``bf16`` or ``fp16``) for this processor;
+    True if torch does not say."""
     ask = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", None)
     return ask is None or bool(ask())
 
@@ -75,7 +78,8 @@ NATIVE = {torch.float32: True, torch.bfloat16: _native("bf16"), torch.float16: _
 
 
 def many_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``: ``[tokens, k]``, ``[n, k]``, ``[n]``."""
+    """``x @ weight.T + bias`` by torch: ``[tokens, k]``, ``[n, k]``, ``[n]`` to ``[tokens, n]``; computed in
+    fp32 if the processor has no fast product of x's type."""
     if NATIVE[x.dtype]:
         return F.linear(x, weight, bias)
     wide, n = x.float(), weight.shape[0]

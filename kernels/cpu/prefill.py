@@ -1,4 +1,5 @@
-"""Attention of chunks: blocks of queries over tiles of context, with a running softmax.
+"""Prefill attention: rows of several tokens (chunks), by blocks of queries over tiles of context, with a
+running softmax.
 
 A tile of K and V is packed once for all queries that share it, as `lanes` describes. Tiles begin at fixed
 positions, so a token's numbers do not depend on how its prompt was cut. While one tile is used the next is
@@ -19,9 +20,9 @@ from .lanes import HEIGHTS, LOWEST, TILE, aligned, hide, pack_line, pack_lines, 
 from .vectors import LANES
 
 COLUMNS = CHUNK_VECTORS // LANES
-"""The most columns of `LANES` queries that share a packed tile."""
+"""The most columns (of `LANES` query vectors each) that are computed with one packed tile of K and V."""
 GROUP = max(HEIGHTS)
-"""Columns that are scored, exponentiated and used together."""
+"""How many columns (of `LANES` query vectors each) are scored, exponentiated and multiplied with V together."""
 
 _LOWEST, _LOG2_E = np.float32(LOWEST), np.float32(1.4426950408889634)
 _HEIGHT1, _HEIGHT2 = HEIGHTS[1], HEIGHTS[2]
@@ -31,8 +32,9 @@ _weigh1, _weigh2 = (product(columns, run=1, apart=1, fresh=False) for columns in
 
 @inlined
 def _sizes(dim: int, tag: Any) -> Any:
-    """Of a head of ``dim`` numbers in the type of ``tag``: how many words a packed key takes, how many
-    numbers a query's sum of values takes, and how many words the positions of a tile take."""
+    """Sizes of the packed form of a head of ``dim`` numbers in the type of ``tag``: the words of 32 bits of a
+    packed key; the numbers of a query's weighted sum of values; and the words that the positions of a tile
+    take (`TILE`, or half of it if a word holds two bfloat16)."""
     pair = per_word(tag)
     words = (dim + pair * LANES - 1) // (pair * LANES) * LANES
     return words, (dim + LANES - 1) // LANES * LANES, TILE // pair
@@ -40,11 +42,13 @@ def _sizes(dim: int, tag: Any) -> Any:
 
 @inlined
 def _workspace(dim: int, tag: Any) -> Any:
-    """Allocate a thread's memory. Returns it, and pointers into it: to the packed keys and values of a tile;
-    to queries, sums and softmax state; to a group's scores and shares.
+    """Allocate one thread's scratch memory, the tuple ``work`` that the other functions here take. ``dim``:
+    head_dim; ``tag``: a number of the element type.
 
-    Also: each query's oldest and newest position that it sees, the addresses of a tile's keys, and room for
-    lines of elements. The other functions get all of this as ``work``.
+    Returns: the array that owns the memory; pointers to a tile's packed (keys, values); to all columns'
+    (queries, sums, softmax state); to the (scores, shares) of a group of columns; the first and last position
+    that each query sees, int32 ``[COLUMNS, 2, LANES]``; the addresses of a tile's keys, int64 ``[TILE]``; and
+    scratch for lines of elements, ``[4, …]``.
     """
     words, dims, steps = _sizes(dim, tag)
     values = words * TILE
@@ -65,10 +69,9 @@ def _workspace(dim: int, tag: Any) -> Any:
 
 @inlined
 def _pack(line: Pointer, dim: int, rest: Pointer, into: Pointer, apart: int) -> None:
-    """Pack a line of ``dim`` elements into words, `LANES` of them every ``apart`` words, padded with zeros.
-
-    ``rest``: zeroed room for the elements that fill no whole vector.
-    """
+    """Pack a key or query of ``dim`` elements at ``line`` into words of 32 bits at ``into``: `LANES` of them
+    every ``apart`` words, padded with zeros. ``rest``: zeroed scratch for the elements that fill no whole
+    vector."""
     unit = LANES * per_word(line[0])
     whole = dim // unit * unit
     for i in range(0, whole, unit):
@@ -81,7 +84,9 @@ def _pack(line: Pointer, dim: int, rest: Pointer, into: Pointer, apart: int) -> 
 
 @inlined
 def _mix(first: Pointer, second: Pointer, dim: int, rest: Pointer, other: Pointer, into: Pointer) -> None:
-    """Pack two lines of ``dim`` elements into words of one from each, or the first alone: see `pack_lines`."""
+    """Pack the values of two neighbouring positions, ``dim`` elements each at ``first`` and ``second``, into
+    words of 32 bits at ``into``: one number of each per word, or the first alone if a word holds one number.
+    ``rest``, ``other``: scratch for the elements that fill no whole vector."""
     whole = dim // LANES * LANES
     for i in range(0, whole, LANES):
         pack_lines(offset(first, i), offset(second, i), offset(into, i))
@@ -95,8 +100,12 @@ def _mix(first: Pointer, second: Pointer, dim: int, rest: Pointer, other: Pointe
 def _locate(
     low: int, high: int, arena: Pointer, table: Pointer, head_at: int, shape: Any, places: Any
 ) -> None:
-    """Write to ``places`` the addresses of the keys at the positions ``[low, high)`` of one tile, and 0 for
-    the tile's other positions."""
+    """Write to ``places`` ``[TILE]`` the addresses of the keys at the positions ``[low, high)`` of one tile,
+    and 0 for the tile's other positions.
+
+    ``table``: the row's block table. ``head_at``: the offset of layer and KV head in a block. ``shape``:
+    (query heads per KV head, kv_heads, head_dim, block_tokens, numbers of a block).
+    """
     _, _, dim, slots, block_size = shape
     places[:] = 0
     position = low
@@ -111,8 +120,9 @@ def _locate(
 
 @inlined
 def _load_tile(dim: int, side: int, work: Any, tag: Any) -> None:
-    """Pack the keys and values of the tile at ``places`` into the memory ``work``; values without a place
-    become zeros. ``side``: how many numbers a value lies behind its key in the arena."""
+    """Pack the keys and values of one tile into ``work`` (see `_workspace`), from the key addresses in it. A
+    position without an address gets values of zero, and keeps the keys of an earlier tile. ``side``: how many
+    numbers a value lies behind its key in the arena."""
     _, (keys, values), _, _, _, places, lines = work
     _, dims, steps = _sizes(dim, tag)
     blank, rest, other = _line(lines, 0, tag), _line(lines, 1, tag), _line(lines, 2, tag)
@@ -134,8 +144,9 @@ def _line(lines: Any, at: int, tag: Any) -> Pointer:
 
 @inlined
 def _fetch(row: int, rows: int, dim: int, side: int, places: Any, tag: Any) -> None:
-    """Prefetch into the processor's cache the keys at the addresses ``places[row : row + rows]`` or, if
-    ``side`` is not 0, their values, which lie ``side`` numbers behind them."""
+    """Prefetch into the processor's cache the keys of ``dim`` elements at the addresses ``places[row : row +
+    rows]`` or, if ``side`` is not 0, their values, which lie ``side`` numbers behind them. An address of 0 is
+    passed over."""
     for at in range(row, row + rows):
         if places[at]:
             fetch(offset(pointer(places[at], tag), side), dim)
@@ -143,10 +154,10 @@ def _fetch(row: int, rows: int, dim: int, side: int, places: Any, tag: Any) -> N
 
 @inlined
 def _score(columns: int, column: int, ahead: bool, dim: int, side: int, work: Any, tag: Any) -> None:
-    """Score ``columns`` columns of queries, from ``column`` on, against all keys of the tile, into the scores
-    of ``work``.
+    """Score ``columns`` (1 or 2) columns of queries, from number ``column`` on, against all keys of the
+    packed tile; writes the scores into ``work`` (see `_workspace`).
 
-    A column is `LANES` queries. ``ahead``: prefetch the next tile's keys meanwhile.
+    A column is `LANES` query vectors. ``ahead``: prefetch the next tile's keys meanwhile.
     """
     _, (keys, _), (queries, _, _), (scores, _), _, places, _ = work
     words, _, _ = _sizes(dim, tag)
@@ -164,8 +175,9 @@ def _score(columns: int, column: int, ahead: bool, dim: int, side: int, work: An
 
 @inlined
 def _weigh(columns: int, column: int, ahead: bool, dim: int, side: int, work: Any, tag: Any) -> None:
-    """Add the tile's values, weighted by the shares, to the sums of ``columns`` columns from ``column`` on.
-    ``ahead``: prefetch the next tile's values meanwhile."""
+    """Add the packed tile's values, weighted by the shares (exponentials of the scores), to the sums of
+    ``columns`` (1 or 2) columns of queries from number ``column`` on; all are in ``work`` (see `_workspace`).
+    ``ahead``: prefetch the next tile's values meanwhile, which lie ``side`` numbers behind their keys."""
     _, (_, values), (_, sums, _), (_, shares), _, places, _ = work
     _, dims, steps = _sizes(dim, tag)
     height = _HEIGHT1 if columns == 1 else _HEIGHT2
@@ -185,8 +197,10 @@ def _weigh(columns: int, column: int, ahead: bool, dim: int, side: int, work: An
 def _soften(
     column: int, at: int, tile: int, dim: int, scale: float, soft_cap: float, work: Any, tag: Any
 ) -> None:
-    """Turn a column's scores with the tile at position ``tile`` into shares (exponentials), and update the
-    column's softmax state and sums. ``at``: the column's index in the group that is scored together."""
+    """Turn one column's scores (of `LANES` queries) with the tile at position ``tile`` into shares
+    (exponentials), masked by what each query sees, and update the column's running softmax and sums in
+    ``work`` (see `_workspace`). ``column``: its number among all; ``at``: its index in the group of columns
+    that is scored together. ``soft_cap``: 0 for none."""
     _, _, (_, sums, state), (scores, shares), limits, _, _ = work
     _, dims, steps = _sizes(dim, tag)
     mine, factor = offset(scores, at * TILE * LANES), np.float32(scale) * _LOG2_E
@@ -204,8 +218,14 @@ def _soften(
 @inlined
 def _attend_block(first: int, count: int, arena: Pointer, table: Pointer, head_at: int, shape: Any,
                   scale: float, window: int, soft_cap: float, work: Any, tag: Any) -> None:  # fmt: skip
-    """Attend for ``count`` tokens from position ``first`` on, of one KV head, to all positions that they see.
-    Queries and results are in ``work``: see `_take` and `_give`."""
+    """Attend for ``count`` tokens from position ``first`` on, with the query heads of one KV head, to all
+    positions that they see. The queries are in ``work`` before (`_take`), the results after (`_give` writes
+    them out).
+
+    ``table``: the row's block table. ``head_at``: the offset of layer and KV head in a block. ``shape``:
+    (query heads per KV head, kv_heads, head_dim, block_tokens, numbers of a block). ``window``, ``soft_cap``:
+    0 for none.
+    """
     share, kv_heads, dim, slots, _ = shape
     side, end, places = kv_heads * slots * dim, first + count, work[5]
     columns = (count * share + LANES - 1) // LANES
@@ -231,10 +251,13 @@ def _attend_block(first: int, count: int, arena: Pointer, table: Pointer, head_a
 def _take(
     vectors: int, first: int, line: int, query: Pointer, shape: Any, window: int, work: Any, tag: Any
 ) -> None:
-    """Pack ``vectors`` query vectors into columns of ``LANES`` vectors, and reset their sums and softmax state.
+    """Pack ``vectors`` query vectors into ``work`` (see `_workspace`), as columns of ``LANES`` vectors, with
+    the positions that each sees, and reset their sums and softmax state. The free lanes of the last column
+    get copies of the last vector.
 
-    The free lanes of the last column get copies of the last vector. ``line``: the index in ``query`` of the
-    first vector; ``first``: the position of its token. ``window``: the tokens that a query sees; 0: all.
+    The vectors are those of some tokens, with the query heads of one KV head each. ``line``: the index of the
+    first vector in ``query``; ``first``: the position of its token. ``window``: the tokens that a query sees;
+    0: all.
     """
     share, kv_heads, dim, _, _ = shape
     _, _, (queries, sums, state), _, limits, _, lines = work
@@ -259,7 +282,8 @@ def _take(
 
 @inlined
 def _give(vectors: int, line: int, out: Pointer, shape: Any, work: Any, tag: Any) -> None:
-    """Write the results of some query vectors from ``work`` to ``out``; arguments as of `_take`."""
+    """Write the attention of ``vectors`` query vectors from ``work`` (see `_workspace`) to ``out``: their
+    weighted sums divided by the sums of weights. ``line``: the index of the first vector in ``out``."""
     share, kv_heads, dim, _, _ = shape
     _, sums, state = work[2]
     _, dims, _ = _sizes(dim, tag)
@@ -275,8 +299,10 @@ def _give(vectors: int, line: int, out: Pointer, shape: Any, work: Any, tag: Any
 def _blocks(part: int, parts: int, chunks: Any, blocks: int, tokens: int, query: Pointer, out: Pointer,
             arena: Pointer, starts: Pointer, contexts: Pointer, tables: Pointer, widest: int, layer_at: int,
             shape: Any, scale: float, window: int, soft_cap: float, tag: Any) -> None:  # fmt: skip
-    """Attend for every ``parts``-th piece, from number ``part`` on, and write its results to ``out``. A piece
-    is (a block of ``tokens`` tokens, chunk, KV head); the last blocks come first, as they see most."""
+    """Compute the work units of thread ``part`` of ``parts``, and write their results to ``out``. A unit is
+    (a block of ``tokens`` tokens, chunk, KV head); units are numbered with the last blocks first, as they see
+    most, and the thread takes every ``parts``-th. ``blocks``: blocks of the longest chunk. The other
+    arguments: see `attend_chunks`."""
     share, kv_heads, dim, slots, _ = shape
     work = _workspace(dim, tag)
     for piece in range(part, blocks * chunks.size * kv_heads, parts):
@@ -296,9 +322,10 @@ def _blocks(part: int, parts: int, chunks: Any, blocks: int, tokens: int, query:
 
 @inlined
 def block_tokens(most: int, share: int, alike: int, parts: int) -> int:
-    """How many tokens of a chunk are one piece of work, and share packed tiles, so that all parts have about
-    the same work. ``most``: the tokens of the longest chunk. ``share``: query heads per KV head. ``alike``:
-    the number of chunks times KV heads. Packing tiles costs about as much as one column of queries."""
+    """How many tokens of a chunk are one work unit and share packed tiles of K and V, so that all ``parts``
+    threads have about the same work. ``most``: the tokens of the longest chunk. ``share``: query heads per KV
+    head. ``alike``: the number of chunks times KV heads. Packing tiles costs about as much as one column of
+    queries."""
     column, widest = max(1, LANES // share), max(1, CHUNK_VECTORS // share)
     best, least = widest, 0
     for blocks in range((most + widest - 1) // widest, (most + column - 1) // column + 1):
@@ -316,9 +343,16 @@ def attend_chunks(
     contexts_at: int, tables_at: int, widest: int, layer_at: int, shape: Any, scale: float, window: int,
     soft_cap: float, tag: Any,
 ) -> None:  # fmt: skip
-    """Attention of rows with several tokens each, on ``parts`` threads; writes the result to ``out_at``.
-    Compiled numba code. ``chunks``: the indices of the rows, int64; ``most``: tokens of the longest of them.
-    The other arguments are those of `decode.attend_singles`."""
+    """Prefill attention: rows with several tokens each, on ``parts`` threads; writes the result to
+    ``out_at``. Compiled numba code. ``chunks``: the indices of the rows, int64; ``most``: tokens of the
+    longest of them.
+
+    Names with ``_at``, but ``layer_at``, are addresses of tensors: ``query`` and ``out`` ``[tokens, q_heads,
+    head_dim]``, the arena, and the batch's ``row_starts``, ``context_lengths`` and ``tables``. ``widest``:
+    the second size of ``tables``. ``layer_at``: the offset of the layer in a block, in numbers. ``shape``:
+    (query heads per KV head, kv_heads, head_dim, block_tokens, numbers of a block). ``scale``: the factor on
+    scores. ``window``, ``soft_cap``: 0 for none. ``tag``: a number of the element type (`elements.TAGS`).
+    """
     query, out, arena = pointer(query_at, tag), pointer(out_at, tag), pointer(arena_at, tag)
     word = types.int64(0)
     starts, contexts, tables = pointer(starts_at, word), pointer(contexts_at, word), pointer(tables_at, word)

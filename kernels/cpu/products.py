@@ -1,4 +1,5 @@
-"""Dot products and weighted sums of lines, in tiles that keep their sums in vector registers.
+"""Dot products and weighted sums of lines (rows of numbers in memory), in tiles that keep their sums in
+vector registers.
 
 The tiles are LLVM IR, as loops would compile badly. They take pointers to elements and the distance between
 lines. Each number depends on its own two lines only, not on how many others are computed with it.
@@ -37,23 +38,23 @@ from .vectors import (
 )
 
 DEPTH = 2 * LANES
-"""How many numbers of each line `dot_tile` takes at a time."""
+"""How many numbers of each line `dot_tile` multiplies at a time."""
 CHUNK = 4 * LANES
-"""How many columns a whole tile of `weigh_tile` adds to."""
+"""How many columns a wide tile of `weigh_tile` adds to; a narrow one adds to `LANES`."""
 
 
 def columns_for(rows: int) -> int:
-    """How many columns a tile of `dot_tile` has with ``rows`` (1 to 4) rows: 8 or 16 sums."""
+    """How many columns a tile of `dot_tile` has with ``rows`` (1 to 4) rows, so that it has 8 to 16 sums."""
     return 8 if rows <= 2 else 4
 
 
 def dot_tile(rows: int) -> Any:
-    """Make an intrinsic: ``sums[r, c] = x[r] . w[c]`` for ``rows`` (1 to 4) lines of x and `columns_for`
-    lines of w.
+    """Make an intrinsic that computes a tile of dot products: ``sums[r, c] = x[r] . w[c]`` for ``rows`` (1 to
+    4) lines of x and ``columns_for(rows)`` lines of w.
 
-    Its arguments: ``x``, ``x_line`` (numbers from line to line), ``w``, ``w_line``, ``depth`` (a positive
-    multiple of `DEPTH`), ``sums`` (fp32), ``sums_line``. bfloat16 is multiplied directly if the processor can
-    (``vdpbf16ps``: exact products, fp32 sums), everything else in fp32.
+    Its arguments: ``x``, ``x_line`` (numbers from line to line), ``w``, ``w_line``, ``depth`` (numbers of a
+    line, a positive multiple of `DEPTH`), ``sums`` (fp32), ``sums_line``. bfloat16 is multiplied directly if
+    the processor can (``vdpbf16ps``: exact products, fp32 sums), everything else in fp32.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -86,11 +87,11 @@ def dot_tile(rows: int) -> Any:
 
 
 def weigh_tile(rows: int, vectors: int) -> Any:
-    """Make an intrinsic: ``into[r, :] += shares[r] @ values`` for ``rows`` (1 to 4) and ``vectors * LANES``
-    columns.
+    """Make an intrinsic that adds weighted sums of lines: ``into[r, :] += shares[r] @ values`` for ``rows``
+    (1 to 4) rows and ``vectors * LANES`` columns.
 
-    Its arguments: ``shares`` (fp32), ``shares_line``, ``values``, ``values_line``, ``count`` (lines of
-    values, at least one), ``into`` (fp32), ``into_line``.
+    Its arguments: ``shares`` (the weights, fp32), ``shares_line`` (numbers from line to line), ``values``,
+    ``values_line``, ``count`` (lines of values, at least one), ``into`` (fp32), ``into_line``.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -150,7 +151,8 @@ def greatest(typing: Any, numbers: Any, vectors: Any) -> Any:
 
 def _widened(builder: Any, kind: Any, a: list[Any], b: list[Any], sums: list[Any]) -> list[Any]:
     """IR that adds `DEPTH` more products to each of the ``sums``, in fp32. ``a``, ``b``: pointers to the
-    lines, of elements of ``kind``. Returns the new sums."""
+    lines, of elements of ``kind``. Returns the new sums, one for each pair of a line of ``a`` and one of
+    ``b``."""
     for half in range(DEPTH // LANES):
         left = [load(builder, kind, builder.gep(one, [I64(half * LANES)])) for one in a]
         right = [load(builder, kind, builder.gep(one, [I64(half * LANES)])) for one in b]
@@ -160,7 +162,9 @@ def _widened(builder: Any, kind: Any, a: list[Any], b: list[Any], sums: list[Any
 
 
 def _pairs(builder: Any, kind: Any, a: list[Any], b: list[Any], sums: list[Any]) -> list[Any]:
-    """As `_widened`, with products of bfloat16 that are added in pairs."""
+    """IR that adds `DEPTH` more products of bfloat16 to each of the ``sums``, neighbouring ones in pairs
+    (``vdpbf16ps``). ``a``, ``b``: pointers to the lines. Returns the new sums, one for each pair of a line of
+    ``a`` and one of ``b``."""
     left, right = [raw(builder, HALVES, one) for one in a], [raw(builder, HALVES, one) for one in b]
     pairs = [(one, other) for one in left for other in right]
     return [fused_pairs(builder, one, other, old) for (one, other), old in zip(pairs, sums, strict=True)]
@@ -169,7 +173,7 @@ def _pairs(builder: Any, kind: Any, a: list[Any], b: list[Any], sums: list[Any])
 # --- lines of any length ------------------------------------------------------------------------------------
 
 GROUP = 8
-"""Columns that tiles work on together; fewer columns are computed without tiles."""
+"""Columns that `dots` computes together, by one tile or two; fewer columns are computed without tiles."""
 
 _dot1, _dot2, _dot3, _dot4 = (dot_tile(rows) for rows in (1, 2, 3, 4))
 _weigh1, _weigh2, _weigh3, _weigh4 = (weigh_tile(rows, CHUNK // LANES) for rows in (1, 2, 3, 4))
@@ -212,9 +216,10 @@ def dots(rows: int, x: Pointer, count: int, w: Pointer, depth: int, sums: Pointe
 @inlined
 def weigh(rows: int, shares: Pointer, shares_line: int, count: int, values: Pointer, width: int,
           into: Pointer, into_line: int) -> None:  # fmt: skip
-    """``into[r, :width] += shares[r, :count] @ values`` for ``rows`` lines: ``values`` has ``count`` lines,
-    at least one, of ``width`` numbers. ``shares`` and ``into`` are fp32, with ``shares_line`` and
-    ``into_line`` numbers from line to line. Compiled numba code that calls the tiles."""
+    """Add weighted sums of lines: ``into[r, :width] += shares[r, :count] @ values`` for ``rows`` rows.
+    ``values`` has ``count`` lines, at least one, of ``width`` numbers; ``shares`` are the weights. ``shares``
+    and ``into`` are fp32, with ``shares_line`` and ``into_line`` numbers from line to line. Compiled numba
+    code that calls the tiles."""
     if width % LANES:
         for row in range(rows):
             for line in range(count):

@@ -1,6 +1,7 @@
 """Vectors of 16 numbers in LLVM IR, for the functions that write IR while a kernel is compiled.
 
-Each takes a builder and returns a value of the compiled code.
+Each function takes an IR builder, and values and pointers of the compiled code, and writes instructions; most
+return a value of the compiled code.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ LANES = 16
 
 I16, I32, I64, FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 WIDE, WORDS = ir.VectorType(FLOAT, LANES), ir.VectorType(I32, LANES)
-"""``LANES`` numbers of fp32, and words of 32 bits."""
+"""LLVM vector types: ``WIDE`` has ``LANES`` numbers of fp32, ``WORDS`` has ``LANES`` words of 32 bits."""
 
 Vectors = list[Any]
 
@@ -36,16 +37,17 @@ class _Bfloat16(ir.Type):  # type: ignore[misc]
 
 
 HALVES = ir.VectorType(_Bfloat16(), 2 * LANES)
-"""``2 * LANES`` numbers of bfloat16."""
+"""LLVM vector type of ``2 * LANES`` numbers of bfloat16."""
 
 
 def multiplies_bf16() -> bool:
-    """Whether the processor has bfloat16 products."""
+    """Whether the processor multiplies bfloat16 numbers directly (AVX-512 BF16)."""
     return bool(binding.get_host_cpu_features().get("avx512bf16"))
 
 
 def has_wide_registers() -> bool:
-    """Whether the processor has 32 registers that hold a whole vector each."""
+    """Whether the processor has 32 registers that hold a whole vector of `LANES` fp32 numbers each
+    (AVX-512)."""
     return bool(binding.get_host_cpu_features().get("avx512f"))
 
 
@@ -65,8 +67,8 @@ def raw(builder: Any, kind: ir.Type, place: Any) -> Any:
 
 
 def load(builder: Any, kind: Any, place: Any) -> Any:
-    """IR that loads ``LANES`` elements of ``kind`` at the pointer ``place`` and converts them to a vector of
-    fp32: see `elements.widen`."""
+    """IR that loads ``LANES`` elements of the numba type ``kind`` at the pointer ``place`` and converts them
+    to a vector of fp32 (uint16 is bfloat16, int16 is float16)."""
     if kind == types.float32:
         return builder.load(builder.bitcast(place, WIDE.as_pointer()), align=4)
     words = raw(builder, ir.VectorType(I16, LANES), place)
@@ -98,8 +100,8 @@ def fused(builder: Any, one: Any, other: Any, old: Any) -> Any:
 
 
 def fused_pairs(builder: Any, one: Any, other: Any, old: Any) -> Any:
-    """IR for ``old`` plus the exact products of the bfloat16 numbers in each word of ``one`` and ``other``,
-    summed in fp32."""
+    """IR for ``old`` plus, in each lane, the exact products of the two bfloat16 numbers in the words of
+    ``one`` and ``other``, summed in fp32."""
     halves = [builder.bitcast(each, HALVES) for each in (one, other)]
     return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", WIDE, old, *halves)
 
@@ -139,7 +141,8 @@ def exp2(builder: Any, x: Any) -> Any:
     """IR for ``2^x`` in each lane, for ``x`` below 127, within two units in the last place; 0 below -126, 1
     for 0, NaN for NaN.
 
-    Its sums must keep their order: see `compiling.in_order`. Source: Cephes' ``exp2f``.
+    Its sums must keep their order: call it from functions compiled with `compiling.in_order`. Source: Cephes'
+    ``exp2f``.
     """
     shifted = builder.fadd(x, constant(_SHIFT))
     rest = builder.fsub(x, builder.fsub(shifted, constant(_SHIFT)))
@@ -152,7 +155,8 @@ def exp2(builder: Any, x: Any) -> Any:
 
 
 def summed(builder: Any, vectors: Vectors) -> Any:
-    """IR for one vector: lane i has the sum over all lanes of vector i of ``vectors``, 8 to 16 of them."""
+    """IR for one vector that sums several across their lanes: lane i has the sum over all lanes of vector i
+    of ``vectors``, which are 8 to 16."""
     shuffle, step = builder.shuffle_vector, 1
     if len(vectors) > LANES // 2:
         vectors = vectors + [ir.Constant(WIDE, None)] * (LANES - len(vectors))
@@ -176,7 +180,8 @@ def summed(builder: Any, vectors: Vectors) -> Any:
 
 def loop(builder: Any, count: Any, begin: Vectors, body: Callable[[Any, Vectors], Vectors]) -> Vectors:
     """IR for a loop of ``count`` steps, at least one. ``body(step, vectors)`` writes the IR of a step, and
-    returns the vectors for the next step; the first step gets ``begin``. Returns the last vectors."""
+    returns the vectors for the next step; the first step gets ``begin``. Returns the vectors of the last
+    step."""
     before, block = builder.block, builder.append_basic_block("step")
     after = builder.append_basic_block("done")
     builder.branch(block)

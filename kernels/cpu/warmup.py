@@ -30,8 +30,8 @@ class Unfit(Exception):
 
 
 def warm(dtype: torch.dtype, compiling: Callable[[float, str], None] = lambda done, what: None) -> None:
-    """Make every kernel ready for ``dtype``. ``compiling`` is called with the progress, 0 to 1, and the next
-    kernel.
+    """Make every kernel ready for ``dtype``: compiled, or loaded from the cache on disk. ``compiling`` is
+    called before each kernel with the progress, 0 to 1, and a text that names it.
 
     Raises:
         Unfit: a processor without conversions of ``dtype``, or another threading layer in this process.
@@ -52,8 +52,8 @@ def warm(dtype: torch.dtype, compiling: Callable[[float, str], None] = lambda do
 
 
 def run(dtype: torch.dtype, told: Callable[[float, str], None]) -> None:
-    """Run every kernel once on a few numbers, which compiles those that are not on disk. ``told`` is called
-    before each with the progress, 0 to 1, and the kernel."""
+    """Run every kernel once on a few numbers of ``dtype``, which compiles those that are not on disk.
+    ``told`` is called before each with the progress, 0 to 1, and a text that names it."""
     steps = list(_steps(dtype))
     for number, (name, call) in enumerate(steps):
         told(number / len(steps), f"compiling {name}")
@@ -62,8 +62,8 @@ def run(dtype: torch.dtype, told: Callable[[float, str], None]) -> None:
 
 
 def _mark(dtype: torch.dtype) -> Path | None:
-    """The path of the file that exists if all kernels for ``dtype`` and this processor are on disk. None if
-    the cache has no folder that can be written."""
+    """The path of an empty file: if it exists, all kernels for ``dtype`` and this processor are on disk. None
+    if the cache has no folder that can be written."""
     folder = cache_folder()
     machine = f"{binding.get_host_cpu_name()} {sorted(binding.get_host_cpu_features().items())} {sys.version}"
     digest = hashlib.blake2b(f"{machine} {numba.__version__}".encode(), digest_size=8).hexdigest()
@@ -71,8 +71,9 @@ def _mark(dtype: torch.dtype) -> Path | None:
 
 
 def _compile_apart(dtype: torch.dtype, compiling: Callable[[float, str], None]) -> None:
-    """Compile in another process, which fills the cache on disk. If that fails, a warning is logged, and this
-    process compiles when it runs the kernels."""
+    """Compile all kernels for ``dtype`` in another process, which fills the cache on disk. ``compiling`` is
+    called with its progress, 0 to 1, and a text. If the process fails, a warning is logged, and this process
+    compiles when it runs the kernels."""
     name = str(dtype).removeprefix("torch.")
     command = [sys.executable, "-m", __name__, name]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:

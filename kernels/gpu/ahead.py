@@ -28,7 +28,8 @@ from . import configurations
 from .launches import all_launches
 
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""Bytes of shared memory that one program can have. Source: CUDA C++ programming guide, table of limits."""
+"""Bytes of shared memory that one program can have, by compute capability (80 is 8.0). Source: CUDA C++
+programming guide, table of limits."""
 
 ATTENTION = ("decode_stretch", "extend_tile", "extend_stretch", "prefix_stretch")
 """Kernels that must not spill registers."""
@@ -36,7 +37,9 @@ ATTENTION = ("decode_stretch", "extend_tile", "extend_stretch", "prefix_stretch"
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """One kernel as compiled: registers per thread, bytes of stack (spills) and of shared memory."""
+    """One kernel as compiled: its name and architecture (90 is 9.0), ``registers`` per thread, bytes of
+    ``stack`` (more than 0: it spills) and of ``shared`` memory, ``warps`` of a program, and the instruction
+    of the ``tensor_cores`` that it uses, "" if none."""
 
     kernel: str
     arch: int
@@ -49,7 +52,8 @@ class Compiled:
 
 @dataclass
 class AbsentGpu:
-    """A stand-in for triton's driver; ``arch``: the compute capability, 90 for 9.0. Launches do nothing."""
+    """A stand-in for triton's driver, so that launches compile for a GPU that is not present; they run
+    nothing. ``arch``: the compute capability, 90 for 9.0. ``compiled``: what was compiled so far."""
 
     arch: int
     compiled: list[Compiled] = field(default_factory=list)
@@ -59,7 +63,7 @@ class AbsentGpu:
         return GPUTarget("cuda", self.arch, 32)
 
     def get_current_device(self) -> int:
-        """The key under which triton caches what it compiled."""
+        """The number under which triton caches what it compiled: the architecture."""
         return self.arch
 
     def get_current_stream(self, device: int) -> int:
@@ -90,8 +94,8 @@ class AbsentGpu:
         return lambda *args: None
 
     def loaded(self, module: Any, function: Any, name: str, files: dict[str, str], key: str) -> None:
-        """Triton's hook after it has compiled and loaded a kernel: append what the kernel needs to
-        ``compiled``. ``files``: the paths of the compiled kernel's files, by name."""
+        """Triton's hook after it has compiled and loaded a kernel: append to ``compiled`` which resources the
+        kernel needs. ``files``: the paths of the compiled kernel's files, by name."""
         by_kind = {Path(path).suffix: Path(path) for path in files.values()}
         meta, ptx = json.loads(by_kind[".json"].read_text()), by_kind[".ptx"].read_text()
         units = [word for word in ("tcgen05.mma", "wgmma.mma", "mma.sync") if word in ptx]
@@ -102,7 +106,8 @@ class AbsentGpu:
 
 
 def resources_of(cubin: Path) -> tuple[int, int]:
-    """Registers per thread and bytes of stack of a compiled kernel, as the bundled cuobjdump reads them."""
+    """Registers per thread and bytes of stack of a compiled kernel, read from its machine code by triton's
+    cuobjdump. Raises ValueError if cuobjdump does not tell them."""
     tool = triton.knobs.nvidia.cuobjdump.path
     usage = subprocess.run(
         [tool, "--dump-resource-usage", str(cubin)], capture_output=True, text=True, check=True
@@ -115,8 +120,9 @@ def resources_of(cubin: Path) -> tuple[int, int]:
 
 @contextmanager
 def compiling_for(arch: int) -> Iterator[AbsentGpu]:
-    """A context in which launches compile for ``arch`` and do not run; it gives the stand-in, which collects
-    what was compiled. Triton's driver stays the stand-in afterwards."""
+    """A context in which launches compile for ``arch`` (90 is compute capability 9.0) and do not run; it
+    gives the stand-in driver, which collects what was compiled. Triton's driver stays the stand-in
+    afterwards."""
     gpu = AbsentGpu(arch)
     configurations.architecture.cache_clear()
     driver.set_active(gpu)
@@ -129,7 +135,8 @@ def compiling_for(arch: int) -> Iterator[AbsentGpu]:
 
 
 def compile_all(arch: int, wanted: Sequence[str] = ("",)) -> Iterator[tuple[str, list[Compiled]]]:
-    """Compile every launch with one of ``wanted`` in its name; yields its name and its compiled kernels."""
+    """Compile for ``arch`` every launch of `launches` with one of ``wanted`` in its name; yields the launch's
+    name and the kernels that it compiled."""
     with compiling_for(arch) as gpu:
         for name, launch in all_launches(torch.device("meta")):
             if any(part in name for part in wanted):
@@ -139,7 +146,8 @@ def compile_all(arch: int, wanted: Sequence[str] = ("",)) -> Iterator[tuple[str,
 
 
 def main() -> int:
-    """Compile for each architecture and print a table; returns 1 if attention spills or nothing compiled."""
+    """Compile for each architecture and print a table of the kernels' resources; returns 1 if an attention
+    kernel has a stack (spills registers) or nothing was compiled, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", type=int, action="append", choices=configurations.ARCHITECTURES)
     parser.add_argument("--only", action="append", help="launches with this in their name")

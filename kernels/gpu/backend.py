@@ -39,12 +39,12 @@ __all__ = [
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``, by the vendor's library."""
+    """``x @ weight.T + bias``, ``[tokens, in]`` to ``[tokens, out]``, by torch (the vendor's library)."""
     return F.linear(x, weight, bias)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``x / rms(x) * weight`` over the last axis."""
+    """RMSNorm, ``x / sqrt(mean(x ** 2) + eps) * weight``, over the last axis."""
     if weight.shape != x.shape[-1:]:
         return backend.rms_norm(x, weight, eps)
     return (ops.rms_norm if torch.compiler.is_compiling() else rowwise.rms_norm)(x, weight, eps)
@@ -57,7 +57,8 @@ def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[T
 
 
 def gated(gate_up: Tensor, activation: str = "silu") -> Tensor:
-    """``activation(gate) * up`` of ``[tokens, 2 * width]``, gate first."""
+    """``activation(gate) * up`` of ``[tokens, 2 * width]``, gate first: ``[tokens, width]``. ``activation``:
+    ``silu`` or ``gelu_tanh``."""
     return (ops.gated if torch.compiler.is_compiling() else rowwise.gated)(gate_up, activation)
 
 
@@ -69,7 +70,13 @@ def rotate_and_store(
     layer: int,
     slots: Tensor,
 ) -> Tensor:
-    """Norm and rotate queries and keys, store K and V, return the queries: see `interface.Kernels`."""
+    """Norm (if ``norm``) and rotate queries and keys, and store K and V in ``arena``; returns the queries,
+    ``[tokens, q_heads, head_dim]``.
+
+    ``qkv``: ``[tokens, q_heads + 2 * kv_heads, head_dim]``. ``angles``: cos and sin, each ``[tokens,
+    rotary_dim]``. ``layer``: its index in ``arena``. ``slots``: int64 ``[tokens]``, ``block * block_tokens +
+    offset``.
+    """
     if not torch.compiler.is_compiling():
         return store.rotate_and_store(qkv, norm, angles, arena, layer, slots)
     weight, eps, whole = (None, 0.0, False) if norm is None else (norm.weight, norm.eps, norm.whole)
@@ -80,8 +87,8 @@ def rotate_and_store(
 def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention) -> Tensor:
     """Causal attention of each row's tokens over its own blocks: ``[tokens, q_heads, head_dim]``.
 
-    A batch of single tokens goes to the decode kernel, which splits long contexts; any other batch to the
-    extend kernel, in one launch.
+    A batch in which every row has one token goes to the decode kernel, which splits long contexts; any other
+    batch to the extend kernel, in one launch.
     """
     if not torch.compiler.is_compiling():
         single = query.shape[0] == batch.context_lengths.shape[0]
@@ -102,7 +109,14 @@ def sample(
     typical: Typical | None = None,
     candidates: int | None = None,
 ) -> Tensor:
-    """Sample one token id per row as the reference does; without a sort unless a row has ``typical``."""
+    """Sample one token id per row of ``logits`` ``[rows, vocab]``, int64 ``[rows]``: the same tokens as the
+    reference, found without a sort unless a row has ``typical`` sampling.
+
+    ``temperature`` (0: greedy), ``top_k`` (0: all), ``top_p`` (1: all), ``min_p`` (0: all; None: in no row),
+    ``seeds``, ``positions`` (of the sampled token): ``[rows]``. ``typical``: the rows with typical sampling;
+    None: no row. ``candidates``: how many of a row's likeliest tokens top-k and top-p can affect; None: not
+    known.
+    """
     limits = (logits, temperature, top_k, top_p, seeds, positions)
     if typical is not None:
         return reference_sampling.sample(*limits, min_p=min_p, typical=typical, candidates=candidates)

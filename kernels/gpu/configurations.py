@@ -21,8 +21,9 @@ Table = dict[str, dict[str, dict[str, dict[str, int]]]]
 
 @functools.cache
 def table() -> Table:
-    """The content of ``configurations.json``: launch arguments by kernel, architecture (``sm_NN``) and
-    ``<bits>-<size>`` of the elements and heads."""
+    """The content of ``configurations.json``: a kernel's launch arguments, by the kernel's name, the
+    architecture (``sm_NN``), and ``<bits>-<size>``: the bits of an element and the numbers of a head or
+    row."""
     text = resources.files(__package__).joinpath("configurations.json").read_text()
     loaded: Table = json.loads(text)
     return loaded
@@ -30,7 +31,8 @@ def table() -> Table:
 
 @functools.cache
 def architecture(device: torch.device) -> int:
-    """The nearest of `ARCHITECTURES` not above the device's own; the first for the interpreter."""
+    """The compute capability that configurations of the current GPU are listed under: the nearest of
+    `ARCHITECTURES` not above its own; the first for triton's interpreter."""
     if triton.knobs.runtime.interpret:
         return ARCHITECTURES[0]
     target = triton.runtime.driver.active.get_current_target()
@@ -39,7 +41,7 @@ def architecture(device: torch.device) -> int:
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """The number of the GPU's multiprocessors; 1 for the interpreter."""
+    """The number of the GPU's multiprocessors; 1 if ``device`` is not a GPU."""
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -47,9 +49,10 @@ def multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def configuration(kernel: str, arch: int, dtype: torch.dtype, size: int) -> dict[str, int]:
-    """The launch arguments of ``kernel`` for elements of ``dtype`` and heads (or rows) of ``size`` numbers.
+    """The launch arguments of ``kernel`` on architecture ``arch`` for elements of ``dtype`` and heads (or
+    rows) of ``size`` numbers.
 
-    A size without an entry uses the next larger one.
+    A size without an entry uses the next larger one, or the largest there is.
     """
     rows = table()[kernel][f"sm_{arch}"]
     bits = dtype.itemsize * 8

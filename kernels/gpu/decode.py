@@ -1,9 +1,9 @@
 """Paged decode attention: one query token per row; many programs read its context, then their results are
 merged.
 
-A program takes one row, one KV head and one stretch of the context. The query heads that share the KV head
-are one tile, so K and V are read once. With ``stretch``, stretches have a fixed length, and a row's result is
-the same in any batch.
+The context is cut into stretches. A program takes one row, one KV head and one stretch. The query heads that
+share the KV head are one tile, so K and V are read once. With a given ``stretch``, stretches have a fixed
+length, and a row's result is the same in any batch.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from .softmax import LOG2E, fold, lines_of, log_sum, normal, scores_of, wide, wi
 from .support import expect, group_of, readable
 
 STRETCHES = (4096, 2048, 1024, 512, 256)
-"""Possible lengths of a stretch, in tokens; each a multiple of every tile."""
+"""Possible lengths of a stretch, the part of the context that one program reads, in tokens; each a multiple
+of every tile size."""
 
 
 @triton.jit
 def first_token(
     length: tl.tensor, begins: tl.tensor, row: tl.tensor, WINDOW: tl.constexpr, BEGINS: tl.constexpr
 ) -> tl.tensor:
-    """The first position that a row's query sees: 0, where the row's own part begins (``BEGINS``), or where
-    its window does."""
+    """The first position that one program's row attends to: 0, or with ``BEGINS`` ``begins[row]`` (behind a
+    prefix that is computed elsewhere); not before its window, if ``WINDOW`` is not 0. ``length``: the row's
+    context."""
     first = 0
     if BEGINS:
         first = tl.load(begins + row).to(tl.int32)
@@ -51,10 +53,11 @@ def decode_stretch(
     DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     BEGINS: tl.constexpr, SINKS: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: attend for one row's token, with the query heads of one KV head, to one stretch of its context.
-    Writes part ``skipped + stretch`` of ``out[row, head, parts, dim]`` and its log-sum-exp.
+    """Kernel: attend for one row's token, with the query heads of one KV head, to one stretch of its context
+    (``each`` tokens). Writes the partial result, number ``skipped + stretch``, to ``out[row, head, parts,
+    dim]``, and its log-sum-exp to ``lse``. Programs are (row, KV head, stretch).
 
-    With ``WHOLE`` there is one part, which is the result. Programs are (row, KV head, stretch).
+    With ``WHOLE`` there is one stretch, and ``out`` is the result.
     """
     row, head, stretch = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + row).to(tl.int32)
@@ -101,8 +104,9 @@ def reduce_parts(
     WINDOW: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
     MOST: tl.constexpr, BEGINS: tl.constexpr, SINKS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: merge a row's parts by their log-sum-exps into ``out``: first the ``shared`` common ones, then
-    its own stretches. Programs are (row, query head)."""
+    """Kernel: merge a row's partial results, weighted by their log-sum-exps ``lse``, into ``out``. The first
+    ``shared`` of them are of a common prefix, the others of the row's own stretches (``each`` tokens).
+    Programs are (row, query head)."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     length = tl.load(lengths + row).to(tl.int32)
     first = first_token(length, begins, row, WINDOW, BEGINS)
@@ -124,9 +128,12 @@ def reduce_parts(
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Partial results: ``values`` fp32 ``[rows, q_heads, parts, dim]``, ``lse`` ``[rows, q_heads, parts]``.
+    """Partial results of attention: ``values`` fp32 ``[rows, q_heads, parts, dim]``; ``lse`` ``[rows,
+    q_heads, parts]``, their log-sum-exps to base 2. If ``lse`` is ``values``, there is one part, which is the
+    result.
 
-    ``stretch``: tokens of each part. ``shared``: how many parts come before the rows' own.
+    ``stretch``: tokens of each part. ``shared``: how many parts, of a common prefix, come before those of the
+    rows' own tokens.
     """
 
     values: Tensor
@@ -136,15 +143,17 @@ class Parts:
 
     @classmethod
     def empty(cls, query: Tensor, parts: int, stretch: int, shared: int = 0) -> Parts:
-        """Uninitialised memory for ``parts`` partial results for each row and head of ``query``."""
+        """Uninitialised memory for ``parts`` partial results for each row and head of ``query`` ``[rows,
+        heads, dim]``. ``stretch``, ``shared``: stored as they are."""
         rows, heads, dim = query.shape
         values = torch.empty((rows, heads, parts, dim), dtype=torch.float32, device=query.device)
         return cls(values, values.new_empty((rows, heads, parts)), stretch, shared)
 
 
 def stretch_for(programs: int, tokens: int, device: torch.device) -> int:
-    """Tokens per stretch: the longest of `STRETCHES` that still gives every multiprocessor two programs; the
-    shortest if none does. ``programs``: programs per stretch; ``tokens``: the longest context."""
+    """How many tokens of the context one program reads: the longest of `STRETCHES` with which there are two
+    programs for every multiprocessor; the shortest if none gives that many. ``programs``: programs for each
+    stretch; ``tokens``: the longest context."""
     wanted = 2 * multiprocessors(device)
     return next((one for one in STRETCHES if programs * -(-tokens // one) >= wanted), STRETCHES[-1])
 
@@ -162,7 +171,8 @@ def decode_attention(
     """Attention of one token per row over its own blocks: ``[rows, q_heads, head_dim]``.
 
     ``query``: the same shape. ``sinks``: ``[q_heads]``, one more score per head, without a value (Xiao et
-    al., 2023). ``stretch``: tokens per program; set it if results must be the same in any batch.
+    al., 2023); None: none. ``stretch``: how many tokens one program reads; None: as many as keep the GPU
+    busy. Set it if results must be the same in any batch.
     """
     expect("context lengths", batch.context_lengths, (query.shape[0],))
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -196,7 +206,8 @@ def read_stretches(
     sinks: Tensor | None = None,
 ) -> None:
     """Launch `decode_stretch` for ``count`` stretches of each row, from the position ``begins`` (int64
-    ``[rows]``; None: 0) on. The results are written to ``parts``."""
+    ``[rows]``; None: 0) on. The partial results are written to ``parts``, behind its ``shared`` first ones.
+    ``sinks``: ``[q_heads]``, used only where one part is the result."""
     group, heads, block, dim = group_of(query, arena), *arena.shape[3:]
     if sinks is not None:
         expect("sinks", sinks, (query.shape[1],))
@@ -222,8 +233,9 @@ def merge(
     begins: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    """Launch `reduce_parts`: merge ``parts`` into ``out`` ``[rows, q_heads, dim]``. ``tile``: the tile size
-    with which the stretches were computed."""
+    """Launch `reduce_parts`: merge the partial results ``parts`` into ``out`` ``[rows, q_heads, dim]``.
+    ``tile``: the tile size with which they were computed. ``begins``: int64 ``[rows]``, where each row's own
+    part begins; None: at 0. ``sinks``: ``[q_heads]``, one more score per head, without a value."""
     rows, heads, dim = out.shape
     most = parts.lse.shape[2]
     reduce_parts[(rows, heads)](

@@ -20,10 +20,11 @@ from .support import expect, group_of, readable
 
 @triton.jit
 def row_of(starts: tl.tensor, tile: tl.tensor, rows: tl.tensor, EACH: tl.constexpr) -> tl.tensor:
-    """The row of query tile ``tile``: the last one with its first tile at or before it.
+    """The row that query tile ``tile`` belongs to: the last row that has its first tile at or before it.
+    ``starts``: ``[rows + 1]``, the first token of each row.
 
-    Row r's tiles of ``EACH`` queries are numbered from ``starts[r] // EACH + r`` on, so every row has enough
-    of them; some stay empty. (As in vLLM's unified attention kernel.)
+    A tile has ``EACH`` tokens. Row r's tiles are numbered from ``starts[r] // EACH + r`` on, so every row has
+    enough of them; some stay empty. (As in vLLM's unified attention kernel.)
     """
     low, high = rows * 0, rows
     while high - low > 1:
@@ -42,11 +43,12 @@ def fold_tiles(
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
     TILE: tl.constexpr, MASKED: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Add keys ``[start, end)`` and their values to a running softmax; returns it: ``best`` (each query's
-    greatest score so far), ``total`` (the sum of its weights) and ``acc`` (the weighted sum of values).
+    """Add the keys at the positions ``[start, end)`` and their values to a running softmax; returns it:
+    ``best`` (each query's greatest score so far), ``total`` (the sum of its weights) and ``acc`` (the
+    weighted sum of values).
 
-    ``asked``: the queries, which stand at ``positions``. Without ``MASKED`` every query must see all of these
-    keys, and they must be whole tiles.
+    ``asked``: the queries, at ``positions`` of the sequence. ``table``: the row's block table. Without
+    ``MASKED`` every query must see all of these keys, and they must be whole tiles.
 
     With a window no query sees a key before ``seen_from``. Its block may be freed and hold NaN, so it is not
     read: a weight of 0 does not help, since 0 x NaN is NaN.
@@ -146,8 +148,8 @@ def extend_attention(
 ) -> Tensor:
     """Causal attention of each row's tokens over its own blocks: ``[tokens, q_heads, head_dim]``.
 
-    ``query``: the same shape; K and V of its tokens are stored already. ``sinks``: as in
-    `decode.decode_attention`.
+    ``query``: the same shape; K and V of its tokens are stored already. ``sinks``: ``[q_heads]``, one more
+    score per head, without a value (Xiao et al., 2023); None: none.
     """
     group, heads, block, dim = group_of(query, arena), *arena.shape[3:]
     expect("positions", batch.positions, (query.shape[0],))

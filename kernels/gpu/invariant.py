@@ -36,14 +36,15 @@ __all__ = [
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``, with each row's sums in one order."""
+    """``x @ weight.T + bias``, with each row's sums in one order, whatever the number of rows."""
     return (ops.invariant_linear if torch.compiler.is_compiling() else invariant_kernels.linear)(
         x, weight, bias
     )
 
 
 def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention) -> Tensor:
-    """Causal attention of each row's tokens over its own blocks: ``[tokens, q_heads, head_dim]``."""
+    """Causal attention of each row's tokens over its own blocks, with the same bits in any batch: ``[tokens,
+    q_heads, head_dim]``."""
     if not torch.compiler.is_compiling():
         return extend_attention(query, arena, layer, batch, how)
     result: Tensor = ops.invariant_attention(query, arena, layer, *ops.flat(batch, how))

@@ -27,7 +27,7 @@ from .softmax import log_sum, normal
 from .support import expect, group_of, readable
 
 STRETCH = 2048
-"""Tokens between two cuts: a multiple of every tile."""
+"""Tokens of the context between two cuts: a multiple of every tile size."""
 
 
 @triton.jit(do_not_specialize=["layer", "rows", "parts", "stride_table"])
@@ -41,10 +41,12 @@ def extend_stretch(
     EACH_PART: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, GROUP: tl.constexpr,
     DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: attend for one tile of a row's queries to one stretch of the context. Writes part ``stretch``
-    of every token that sees into it, and its log-sum-exp. Programs are (query tile, KV head, stretch).
+    """Kernel: attend for one tile of a row's queries to one stretch of the context, ``EACH_PART`` tokens.
+    Writes partial result number ``stretch`` of every token in the tile to ``out[token, head, parts, dim]``,
+    and its log-sum-exp to ``lse``; nothing for a stretch behind the tile's last query. Programs are (query
+    tile, KV head, stretch).
 
-    Every tile is masked even if it need not be, so that there is one order of sums.
+    Every tile of keys is masked even if it need not be, so that there is one order of sums.
     """
     EACH: tl.constexpr = QUERIES // GROUP
     tile, head, stretch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -89,7 +91,12 @@ def extend_stretch(
 def extend_attention(
     query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention, sinks: Tensor | None = None
 ) -> Tensor:
-    """Causal attention of each row's tokens over its own blocks: as `extend.extend_attention`."""
+    """Causal attention of each row's tokens over its own blocks, with the same bits in any batch: ``[tokens,
+    q_heads, head_dim]``.
+
+    ``query``: the same shape; K and V of its tokens are stored already. ``sinks``: ``[q_heads]``, one more
+    score per head, without a value (Xiao et al., 2023); None: none.
+    """
     group, heads, block, dim = group_of(query, arena), *arena.shape[3:]
     expect("positions", batch.positions, (query.shape[0],))
     if sinks is not None:

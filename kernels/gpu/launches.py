@@ -1,7 +1,7 @@
-"""The launches to compile ahead of time: every kernel at the shapes that models have.
+"""The launches of kernels to compile ahead of time: every kernel at the shapes that models have.
 
-Each makes tensors on the given device and calls the public function: on ``meta`` it compiles, on a GPU it
-also runs.
+Each function makes tensors on the given device and yields names with functions that launch: on ``meta`` a
+launch compiles, on a GPU it also runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ LAYERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model's attention: its heads and layer settings. ``stored``: the type of KV, if it is another."""
+    """The attention of a model to compile for: its heads, head size, block size and layer settings.
+    ``stored``: the type of KV; None: ``dtype``. ``sinks``: whether its heads have attention sinks."""
 
     name: str
     q_heads: int
@@ -57,13 +58,14 @@ Launch = Callable[[], object]
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.int64, device: torch.device) -> Tensor:
-    """A tensor of zeros, so that block ids and lengths in it are in range if it has memory."""
+    """An int64 tensor (or of ``dtype``) of zeros, so that block ids and lengths in it are in range if it has
+    memory."""
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def attention(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """Yield the names and launches of decode, extend and batch-invariant attention, and without a window also
-    of that with a common prefix."""
+    """Yield the names and launches of decode, extend and batch-invariant attention for ``shape``, and without
+    a window also of attention with a common prefix."""
     arena = empty(
         8, LAYERS, 2, shape.kv_heads, shape.block, shape.dim, dtype=shape.stored or shape.dtype, device=device
     )
@@ -84,7 +86,7 @@ def attention(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]
 
 
 def stores(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """Yield the name and the launch of norm, rotation and storing of K and V."""
+    """Yield the name and the launch of the kernel that norms, rotates and stores K and V, for ``shape``."""
     heads = shape.q_heads + 2 * shape.kv_heads
     arena = empty(
         8, LAYERS, 2, shape.kv_heads, shape.block, shape.dim, dtype=shape.stored or shape.dtype, device=device
@@ -101,8 +103,8 @@ def stores(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]]:
 
 
 def rows(hidden: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """Yield the names and launches of norms and gates of one hidden size; the gate's width is three times
-    that."""
+    """Yield the names and launches of RMSNorm, of the sum with its norm, and of the gated activation, for one
+    hidden size; the gate is three times as wide."""
     x = empty(ROWS, hidden, dtype=torch.bfloat16, device=device)
     wide = empty(ROWS, 6 * hidden, dtype=torch.bfloat16, device=device)
     yield f"norm {hidden}", lambda: rowwise.rms_norm(x, x[0], 1e-6)
@@ -111,7 +113,8 @@ def rows(hidden: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
 
 
 def draws(vocab: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """Yield the names and launches of sampling, with a top-k for all rows and with any limits."""
+    """Yield the names and launches of sampling for a vocabulary of ``vocab`` tokens: with a top-k of 50 at
+    most in all rows, and with any limits."""
     logits = empty(ROWS, vocab, dtype=torch.float32, device=device)
     whole, real = empty(ROWS, device=device), empty(ROWS, dtype=torch.float32, device=device)
     for name, candidates in (("top-k 50", 50), ("any limits", vocab)):
@@ -120,7 +123,8 @@ def draws(vocab: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
 
 
 def linears(width: int, outs: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """Yield the names and launches of the batch-invariant matrix product, in bfloat16 and float32."""
+    """Yield the names and launches of the batch-invariant matrix product from ``width`` to ``outs`` numbers,
+    in bfloat16 and float32."""
     for dtype in (torch.bfloat16, torch.float32):
         x = empty(ROWS, width, dtype=dtype, device=device)
         weight = empty(outs, width, dtype=dtype, device=device)

@@ -18,7 +18,8 @@ from .decode import decode_attention
 from .extend import extend_attention
 
 Flat: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, float, int | None, float | None]
-"""The arguments of the attention operators that describe the batch and the attention settings."""
+"""The last arguments of the attention operators: a batch's positions, row_starts, context_lengths and tables;
+the scale, window and soft cap of attention."""
 
 
 def flat(batch: PagedBatch, how: Attention) -> Flat:
@@ -42,7 +43,8 @@ def paged_attention(
     soft_cap: float | None,
 ) -> Tensor:
     """Attention of a ragged batch, by the decode kernel if every row has one token, else by the extend
-    kernel. The last arguments are those of `flat`."""
+    kernel; ``query`` and the result are ``[tokens, q_heads, head_dim]``. ``positions`` to ``tables`` are
+    those of a `PagedBatch`; the last three are those of `Attention`."""
     batch = PagedBatch(positions, positions, row_starts, context_lengths, tables, ())
     attend = decode_attention if query.shape[0] == context_lengths.shape[0] else extend_attention
     return attend(query, arena, layer, batch, Attention(scale, window, soft_cap))
@@ -61,8 +63,9 @@ def invariant_attention(
     window: int | None,
     soft_cap: float | None,
 ) -> Tensor:
-    """Batch-invariant attention of a ragged batch, by `invariant_kernels.extend_attention`. The last
-    arguments are those of `flat`."""
+    """Batch-invariant attention of a ragged batch, by `invariant_kernels.extend_attention`; ``query`` and the
+    result are ``[tokens, q_heads, head_dim]``. ``positions`` to ``tables`` are those of a `PagedBatch`; the
+    last three are those of `Attention`."""
     batch = PagedBatch(positions, positions, row_starts, context_lengths, tables, ())
     return invariant_kernels.extend_attention(query, arena, layer, batch, Attention(scale, window, soft_cap))
 
@@ -79,7 +82,8 @@ def rotate_and_store(
     layer: int,
     slots: Tensor,
 ) -> Tensor:
-    """Norm and rotate queries and keys, store K and V in ``arena``; returns the queries."""
+    """Norm and rotate queries and keys, store K and V in ``arena``; returns the queries. ``weight`` (None: no
+    norm), ``eps`` and ``whole`` are those of a `HeadNorm`."""
     norm = None if weight is None else HeadNorm(weight, eps, whole)
     return store.rotate_and_store(qkv, norm, (cos, sin), arena, layer, slots)
 

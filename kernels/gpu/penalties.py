@@ -15,7 +15,8 @@ from .configurations import chosen
 from .support import expect
 
 SEEN, ONCE = tl.constexpr(1), tl.constexpr(2)
-"""In a tally: that a token occurs at all; and one occurrence in the output."""
+"""``SEEN``: the bit of a tally cell that says that its token occurs at all. ``ONCE``: what a cell gets for
+each occurrence in the output."""
 
 
 @triton.jit(do_not_specialize=["entries"])
@@ -23,8 +24,9 @@ def tally_said(
     tally: tl.tensor, tokens: tl.tensor, owners: tl.tensor, output: tl.tensor,
     entries: tl.tensor, width: tl.tensor, ENTRIES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: count the earlier tokens into a zeroed ``tally`` ``[n, width]``: a cell gets 1 if its token
-    occurs at all, and 2 more each time it is in the output."""
+    """Kernel: count the earlier tokens into a zeroed ``tally`` ``[n, width]``, n rows by vocabulary: a cell
+    gets 1 if its token occurs at all in the row, and 2 more each time it is in the output. ``owners``: the
+    row of each token; ``output``: 1 for a token of the output. Programs take ``ENTRIES`` tokens each."""
     at = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
     there = at < entries
     cells = tl.load(owners + at, there, other=0) * width + tl.load(tokens + at, there, other=0)
@@ -39,7 +41,8 @@ def penalize_said(
     entries: tl.tensor, width: tl.tensor, stride_row: tl.tensor, ENTRIES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Kernel: apply the penalties to the logits of the counted tokens, each once: a token may be listed
-    several times, and only the program that swaps its count for 0 edits its logit."""
+    several times, and only the program that swaps its count in ``tally`` for 0 edits its logit. Programs take
+    ``ENTRIES`` of the listed tokens each."""
     at = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
     there = at < entries
     owner, token = tl.load(owners + at, there, other=0), tl.load(tokens + at, there, other=0)
@@ -56,7 +59,13 @@ def penalize_said(
 
 
 def penalize(logits: Tensor, said: Said, repetition: Tensor, frequency: Tensor, presence: Tensor) -> None:
-    """As `penalties.penalize` of the reference; only the logits of earlier tokens are touched."""
+    """Apply penalties for earlier tokens to ``logits`` ``[rows, vocab]``, in place; only the logits of these
+    tokens are touched. The numbers are those of the reference's `penalize`.
+
+    ``said``: the rows to penalize and their earlier tokens. ``repetition`` (1: none) divides a positive logit
+    and multiplies a negative one; ``frequency`` is subtracted for each time that the token is in the output,
+    ``presence`` once if it is. Each is ``[n]``, one for each of ``said.rows``.
+    """
     entries, count, width = said.tokens.numel(), said.rows.numel(), logits.shape[-1]
     for name, one in (("owners", said.owners), ("output", said.output)):
         expect(name, one, (entries,))
@@ -81,8 +90,9 @@ def allow_bits(
     logits: tl.tensor, rows: tl.tensor, masks: tl.tensor, vocab: tl.tensor, words: tl.tensor,
     stride_row: tl.tensor, CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: write -inf to each logit with a bit of 0 in its row's mask; reads no logit. Programs are (row,
-    stretch of the vocabulary)."""
+    """Kernel: write -inf to each logit that has a bit of 0 in its row's mask; reads no logit. ``rows``: the
+    row of each mask; ``masks``: ``words`` int64 words for each. Programs are (mask, stretch of ``CHUNK``
+    tokens of the vocabulary)."""
     one, places = tl.program_id(0).to(tl.int64), tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     word = tl.load(masks + one * words + places // 64, places < vocab, other=-1)
     closed = ((word >> (places % 64).to(tl.int64)) & 1) == 0
@@ -91,7 +101,9 @@ def allow_bits(
 
 
 def allow(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-    """As `penalties.allow` of the reference; only the logits that are not allowed are written."""
+    """Set all logits of ``rows``, int64 ``[n]``, to -inf except those with their bit set, in place; only the
+    logits that are not allowed are written. ``masks``: int64 ``[n, ceil(vocab / 64)]``, one bit per token,
+    the lowest bit first."""
     vocab, count = logits.shape[-1], rows.numel()
     expect("masks", masks, (count, -(-vocab // 64)))
     chunk = chosen("send_up", logits, vocab)

@@ -1,5 +1,5 @@
-"""Decode attention of rows with a common prefix: the prefix is read once for all of them, then merged with
-their tails.
+"""Decode attention of rows with a common prefix (families): the prefix is read once for all of them, then
+merged with their own tails.
 
 The queries of a family's rows are packed into one tile, so a common block is loaded once per tile instead of
 once per row. (Cascade inference: Ye et al., 2024; Hydragen: Juravsky et al., 2024.)
@@ -32,11 +32,11 @@ def prefix_stretch(
     SOFT_CAP: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
     QUERIES: tl.constexpr, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: attend for a tile of a family's rows to one stretch of the family's common prefix. Writes part
-    ``stretch`` of each of these rows, and its log-sum-exp. Programs are (tile of a family's rows, KV head,
-    stretch).
+    """Kernel: attend for a tile of a family's rows to one stretch of the family's common prefix, ``each``
+    tokens. Writes partial result number ``stretch`` of each of these rows to ``out[row, head, parts, dim]``,
+    and its log-sum-exp to ``lse``. Programs are (tile of a family's rows, KV head, stretch).
 
-    For a family without such a stretch it writes zeros with a log-sum-exp of -inf.
+    For a family with a prefix too short for such a stretch it writes zeros with a log-sum-exp of -inf.
     """
     EACH: tl.constexpr = QUERIES // GROUP
     tile, head, stretch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -88,9 +88,11 @@ def prefix_attention(
     families: Families,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of one token per row, ``[rows, q_heads, head_dim]``, that reads shared tokens once.
+    """Attention of one token per row, ``[rows, q_heads, head_dim]``, that reads the common prefix of each
+    family of rows once. ``sinks``: ``[q_heads]``, one more score per head, without a value; None: none.
 
-    With a sliding window it is `decode.decode_attention`, as a window reads little of a prefix.
+    With a sliding window, or without a common prefix, it is `decode.decode_attention`: a window reads little
+    of a prefix.
     """
     rows, q_heads, dim = query.shape
     group, heads, block = group_of(query, arena), arena.shape[3], arena.shape[4]

@@ -22,8 +22,8 @@ def norm_rows(
     rows: tl.tensor, eps: tl.tensor,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: RMSNorm of ``ROWS`` rows of ``WIDTH`` numbers, written to ``out``. With ``ADD`` it is the norm
-    of ``x + residual``, and this sum is written to ``total``."""
+    """Kernel: RMSNorm of ``ROWS`` rows of ``WIDTH`` numbers of ``x``, written to ``out``. With ``ADD`` it is
+    the norm of ``x + residual``, and this sum is written to ``total``."""
     some, columns = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDE)
     inside = (some < rows)[:, None] & (columns < WIDTH)[None, :]
     places = some[:, None] * WIDTH + columns[None, :]
@@ -58,14 +58,16 @@ def gate_rows(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``x / rms(x) * weight`` over the last axis of a contiguous ``x``; ``weight`` ``[width]``."""
+    """RMSNorm, ``x / sqrt(mean(x ** 2) + eps) * weight``, over the last axis of a contiguous ``x``;
+    ``weight``: ``[width]``."""
     out = torch.empty_like(x)
     _norm(x, None, weight, eps, None, out)
     return out
 
 
 def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum ``x + residual`` and its RMSNorm, in this order; both contiguous and of one shape."""
+    """The sum ``x + residual`` and its RMSNorm with ``weight`` ``[width]``, in this order; ``x`` and
+    ``residual`` are contiguous and of one shape."""
     expect("residual", residual, tuple(x.shape))
     total, out = torch.empty_like(x), torch.empty_like(x)
     _norm(x, residual, weight, eps, total, out)

@@ -1,4 +1,4 @@
-"""Seeded sampling without a sort: limits are found by bisection over the bits of the logits. Log probabilities.
+"""Seeded sampling without a sort: limits are found by bisection over the bits of the logits; log probabilities.
 
 It samples the same tokens as `reference.seeded_sampling`. The number of kept tokens and the mass above a
 logit are monotone in that logit, so 32 counts find the limit of top-k or top-p. If every limited row has a
@@ -17,10 +17,12 @@ from .configurations import chosen
 from .support import expect
 
 MOST_THINNED = 256
-"""The greatest top-k for which stretches select their best first; above it rows are read whole."""
+"""The greatest top-k for which stretches of the vocabulary select their best first; above it rows are read
+whole."""
 
 SENT_UP = (64, MOST_THINNED)
-"""Room for a stretch's candidates, for top-k up to that number; each size is compiled before serving."""
+"""How many candidates of a stretch of the vocabulary there is room for: the least of these that is at least
+the greatest top-k. Each size is compiled before serving."""
 
 COLDEST = tl.constexpr(1e-6)
 NONE = tl.constexpr(1 << 30)
@@ -28,21 +30,23 @@ NONE = tl.constexpr(1 << 30)
 
 @triton.jit
 def key_of(values: tl.tensor) -> tl.tensor:
-    """A uint32 in the order of the fp32 ``values``; never 0 for a number."""
+    """A uint32 for each of the fp32 ``values`` that sorts as they do; never 0 for a number, so that 0 can
+    stand for none."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)  # -0.0 becomes 0.0, its equal
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.uint32, bitcast=True) ^ 0x80000000
 
 
 @triton.jit
 def value_of(key: tl.tensor) -> tl.tensor:
-    """The inverse of `key_of`."""
+    """The fp32 number of a ``key`` that `key_of` made: its inverse."""
     bits = (key ^ 0x80000000).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def uniform(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
-    """As `philox.uniform`: 53 random bits in [0, 1)."""
+    """A uniform random number in [0, 1) with 53 random bits, fp64, by Philox of (``seed``, ``position``); the
+    same as `philox.uniform` of the reference."""
     low, high = (position & 0xFFFFFFFF).to(tl.uint32), ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
     first, second, _, _ = tl.philox(seed, low, high, low ^ low, low ^ low)
     return ((first.to(tl.uint64) << 21) | (second >> 11).to(tl.uint64)).to(tl.float64) * (1.0 / (1 << 53))
@@ -53,8 +57,9 @@ def tile_of(
     values_at: tl.tensor, ids_at: tl.tensor, at: tl.tensor, width: tl.tensor, direct: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """A tile of a row from the index ``at`` on: keys (see `key_of`; 0 behind the end), and token ids. They
-    are those of the logits if ``direct``, else of the candidates that `send_up` selected."""
+    """``TILE`` entries of a row from the index ``at`` on, of its ``width``: their keys (uint32 that sort as
+    the logits, see `key_of`; 0 behind the end), and their token ids. The row is the logits if ``direct``,
+    else the candidates that `send_up` selected, with the token ids ``ids_at``."""
     places = at + tl.arange(0, TILE)
     ids = places
     if not direct:
@@ -69,7 +74,8 @@ def count_from(
     values_at: tl.tensor, ids_at: tl.tensor, width: tl.tensor, direct: tl.tensor, bound: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """How many of a row's keys (see `key_of`) are at least ``bound``."""
+    """How many of a row's keys (uint32 that sort as its logits, see `key_of`) are at least ``bound``.
+    ``values_at``, ``ids_at``, ``width``, ``direct``: the row, as in `tile_of`."""
     many = tl.zeros([TILE], tl.int32)
     for at in tl.range(0, width, TILE):
         keys, _ = tile_of(values_at, ids_at, at, width, direct, TILE)
@@ -79,8 +85,9 @@ def count_from(
 
 @triton.jit
 def share_of(keys: tl.tensor, best: tl.tensor, cold: tl.tensor, floor: tl.tensor) -> tl.tensor:
-    """``exp(score - best)`` in fp64 for the logits behind ``keys``, where a score is the logit divided by the
-    temperature ``cold``; 0 for a score below ``floor``."""
+    """The unnormalised probability of the logits behind ``keys`` (see `key_of`): ``exp(score - best)`` in
+    fp64, where a score is the logit divided by the temperature ``cold`` and ``best`` the row's greatest; 0
+    for a score below ``floor``."""
     scores = value_of(keys).to(tl.float64) / cold
     return tl.where(scores >= floor, tl.exp(scores - best), 0.0)
 
@@ -90,7 +97,9 @@ def mass_above(
     values_at: tl.tensor, ids_at: tl.tensor, width: tl.tensor, direct: tl.tensor, bound: tl.tensor,
     best: tl.tensor, cold: tl.tensor, floor: tl.tensor, TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """The sum of `share_of` over the keys of a row that are greater than ``bound``."""
+    """The unnormalised probability (sum of `share_of`) of the tokens of a row with keys greater than
+    ``bound``. ``values_at``, ``ids_at``, ``width``, ``direct``: the row, as in `tile_of`; ``best``, ``cold``,
+    ``floor``: as in `share_of`."""
     mass = tl.zeros([TILE], tl.float64)
     for at in tl.range(0, width, TILE):
         keys, _ = tile_of(values_at, ids_at, at, width, direct, TILE)
@@ -103,10 +112,11 @@ def send_up(
     logits: tl.tensor, temperature: tl.tensor, top_k: tl.tensor, values: tl.tensor, ids: tl.tensor,
     vocab: tl.tensor, stride_row: tl.tensor, CHUNK: tl.constexpr, MOST: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: select the ``top_k`` greatest logits of one stretch of a row's vocabulary, in the order of ids.
-    Writes them and their ids to ``values`` and ``ids``, ``[rows, stretches, MOST]``; unused ids are -1.
+    """Kernel: select the ``top_k`` greatest logits (1 if greedy) of one stretch of a row's vocabulary, in the
+    order of ids. Writes them and their ids to ``values`` and ``ids``, ``[rows, stretches, MOST]``; unused ids
+    are -1.
 
-    Programs are (row, stretch). The stretch stays in registers during the bisection.
+    Programs are (row, stretch of ``CHUNK`` tokens). The stretch stays in registers during the bisection.
     """
     row, stretch = tl.program_id(0).to(tl.int64), tl.program_id(1)
     places = stretch * CHUNK + tl.arange(0, CHUNK)
@@ -135,8 +145,12 @@ def sample_rows(
     vocab: tl.tensor, stride_row: tl.tensor, thinned: tl.tensor, TILE: tl.constexpr, THIN: tl.constexpr,
     MIN_P: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: sample one token for each row into ``out``. It finds the limits, then the first id with a
-    cumulated mass above the random one. One program per row."""
+    """Kernel: sample one token for each row into ``out``. It finds the limits (top-k, top-p, min-p) by
+    bisection, then the first id with a cumulated mass above the random one. One program per row.
+
+    With ``THIN`` limited rows read their ``thinned`` candidates in ``values`` and ``ids``, which `send_up`
+    selected.
+    """
     row = tl.program_id(0).to(tl.int64)
     heat, p = tl.load(temperature + row).to(tl.float64), tl.load(top_p + row).to(tl.float64)
     greedy = heat <= 0
@@ -198,7 +212,9 @@ def pick(
     room: tl.tensor, best: tl.tensor, cold: tl.tensor, floor: tl.tensor, target: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """The first kept id with a cumulated mass above ``target``; the last kept one if rounding leaves none."""
+    """The token to sample from one row: the first kept id with a cumulated mass above ``target``; the last
+    kept one if rounding leaves none. Kept are the tokens with a key above ``edge``, and of those at it the
+    first ``room``. The row and ``best``, ``cold``, ``floor``: as in `mass_above`."""
     passed, before = target * 0, room * 0
     found, last = room * 0 + NONE, room * 0
     for at in tl.range(0, width, TILE):
@@ -216,7 +232,8 @@ def pick(
 
 
 def room_for(count: int) -> int:
-    """The least entry of `SENT_UP` that is at least ``count``, which is at most `MOST_THINNED`."""
+    """How many candidates a stretch gets room for, if ``count`` are wanted: the least entry of `SENT_UP` that
+    is at least ``count``, which is at most `MOST_THINNED`."""
     return next(room for room in SENT_UP if room >= count)
 
 
@@ -231,10 +248,12 @@ def sample(
     min_p: Tensor | None = None,
     candidates: int | None = None,
 ) -> Tensor:
-    """Sample one token id per row, int64 ``[rows]``: arguments and result of `seeded_sampling.sample` of the
+    """Sample one token id per row of ``logits`` fp32 ``[rows, vocab]``: int64 ``[rows]``, the same as the
     reference.
 
-    ``candidates`` None means vocab, so nothing waits for the device.
+    ``temperature`` (0: greedy), ``top_k`` (0: all), ``top_p`` (1: all), ``min_p`` (0: all; None: in no row),
+    ``seeds``, ``positions`` (of the sampled token): ``[rows]``. ``candidates``: how many of a row's likeliest
+    tokens top-k and top-p can affect; None means vocab, so nothing waits for the device.
     """
     rows, vocab = logits.shape
     limits = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -265,8 +284,9 @@ def mass_of(
     logits: tl.tensor, best: tl.tensor, mass: tl.tensor, vocab: tl.tensor, stride_row: tl.tensor,
     CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: for each (row, stretch of the vocabulary) write the greatest logit to ``best``, and the sum of
-    exp(logit - greatest), in fp64, to ``mass``."""
+    """Kernel: for each stretch of a row's vocabulary write the greatest logit to ``best``, and the sum of
+    exp(logit - greatest) to ``mass``, both fp64 ``[rows, stretches]``. Programs are (row, stretch of
+    ``CHUNK`` tokens)."""
     row, stretch = tl.program_id(0).to(tl.int64), tl.program_id(1)
     places = stretch * CHUNK + tl.arange(0, CHUNK)
     wide = tl.load(logits + row * stride_row + places, places < vocab, other=float("-inf")).to(tl.float64)
@@ -278,7 +298,12 @@ def mass_of(
 
 
 def log_probabilities(logits: Tensor, ids: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As the reference's; each stretch of the vocabulary selects its own best first."""
+    """The log probability of ``ids`` ``[rows]``, fp64 ``[rows]``; and the ids (int64) and log probabilities
+    (fp64) of the ``most`` likeliest tokens, ``[rows, most]``, likeliest first. ``logits``: fp32 ``[rows,
+    vocab]``.
+
+    Each stretch of the vocabulary selects its own best first.
+    """
     rows, vocab = logits.shape
     expect("ids", ids, (rows,))
     chunk = chosen("send_up", logits, vocab)
@@ -294,7 +319,9 @@ def log_probabilities(logits: Tensor, ids: Tensor, most: int) -> tuple[Tensor, T
 
 
 def _likeliest(logits: Tensor, most: int, chunk: dict[str, int], stretches: int) -> tuple[Tensor, Tensor]:
-    """The ``most`` greatest logits of each row, the greatest first, and their ids."""
+    """The ``most`` greatest logits of each row, the greatest first, and their token ids, both ``[rows,
+    most]``. ``chunk``: the launch arguments of the kernel that selects them; ``stretches``: into how many
+    stretches it cuts the vocabulary."""
     rows, vocab = logits.shape
     if not most or most > MOST_THINNED or not rows:
         best = logits.topk(most, dim=-1)

@@ -17,20 +17,20 @@ def lines_of(
     table: tl.tensor, tokens: tl.tensor, seen: tl.tensor, stride_block: tl.tensor, stride_slot: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """For each token the offset, in elements, of its K or V within its head and layer of the arena, found
-    through the block table; int64, as arenas exceed 4 GiB. Tokens that are not ``seen`` get that of block 0.
-    """
+    """For each of ``tokens`` (positions) the offset, in elements, of its K or V within its head and layer of
+    the arena, found through the block table; int64, as arenas exceed 4 GiB. Tokens that are not ``seen`` are
+    looked up in block 0."""
     blocks = tl.load(table + tokens // BLOCK, mask=seen, other=0).to(tl.int64)
     return blocks * stride_block + (tokens % BLOCK).to(tl.int64) * stride_slot
 
 
 @triton.jit
 def wide(stored: tl.tensor, asked: tl.tensor) -> tl.tensor:
-    """Stored keys or values in the queries' type; bytes are e4m3, for GPUs without an instruction to convert
-    it.
+    """Stored keys or values in the type of the queries ``asked``; bytes are e4m3, for GPUs without an
+    instruction to convert it.
 
-    The seven bits below the exponent of fp16 are the number divided by 256, also for subnormal ones. NaN is
-    read as 480.
+    Its exponent and mantissa, taken as the low 4 bits of fp16's exponent and the high 3 of its mantissa, are
+    the number divided by 256, also for subnormal ones. NaN is read as 480.
     """
     if stored.dtype == tl.uint8:
         bits = stored.to(tl.int16)
@@ -41,7 +41,8 @@ def wide(stored: tl.tensor, asked: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def scores_of(query: tl.tensor, keys: tl.tensor, scale: tl.tensor, SOFT_CAP: tl.constexpr) -> tl.tensor:
-    """Attention scores ``[queries, tokens]``: scaled, capped, times log2 e. ``keys`` is ``[dim, tokens]``."""
+    """Attention scores ``[queries, tokens]``: scaled, capped (``SOFT_CAP`` 0: not), times log2 e. ``query``:
+    ``[queries, dim]``; ``keys``: ``[dim, tokens]``."""
     scores = tl.dot(query, keys, input_precision="tf32x3")
     if SOFT_CAP > 0:
         # tanh(x) = 1 - 2 / (exp(2 x) + 1), exact at both ends
@@ -85,5 +86,6 @@ def normal(acc: tl.tensor, total: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def log_sum(best: tl.tensor, total: tl.tensor) -> tl.tensor:
-    """The log-sum-exp of a query's scores from a running softmax, in powers of two; -inf if no key was seen."""
+    """The log-sum-exp of each query's scores, to base 2, from its running softmax: ``best``, its greatest
+    score (times log2 e), and ``total``, the sum of its weights; -inf if no key was seen."""
     return best + tl.math.log2(tl.where(total == 0.0, 1.0, total))

@@ -25,8 +25,8 @@ def inverse_rms(
     heads_at: tl.tensor, eps: tl.tensor, COUNT: tl.constexpr, MOST: tl.constexpr, DIM: tl.constexpr,
     WIDE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """One over the root mean square of all numbers of ``COUNT`` heads of one token, which lie one behind the
-    other at ``heads_at``; ``eps`` is added to the mean square."""
+    """One over the root of (the mean square plus ``eps``) of all numbers of ``COUNT`` heads of one token,
+    which lie one behind the other at ``heads_at``."""
     heads, dims = tl.arange(0, MOST), tl.arange(0, WIDE)
     inside = (heads < COUNT)[:, None] & (dims < DIM)[None, :]
     wide = tl.load(heads_at + heads[:, None] * DIM + dims[None, :], inside, other=0.0).to(tl.float32)
@@ -35,7 +35,7 @@ def inverse_rms(
 
 @triton.jit
 def e4m3_of(x: tl.tensor) -> tl.tensor:
-    """The byte nearest to fp32 ``x``, the even one of two equally near; 448 beyond 448; NaN for NaN."""
+    """The e4m3 byte nearest to fp32 ``x``, the even one of two equally near; ±448 beyond that; NaN for NaN."""
     size = tl.minimum(tl.abs(x), 448.0)
     bits = size.to(tl.int32, bitcast=True)
     # 20 of 23 bits of mantissa go; an exponent of 2^-7, biased by 127, becomes 0.
@@ -58,8 +58,9 @@ def rotate_heads(
     BLOCK: tl.constexpr, HEADS: tl.constexpr, NORM: tl.constexpr, WHOLE: tl.constexpr,
     MOST_Q: tl.constexpr, MOST_KV: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: norm and rotate ``HEADS`` heads of one token's queries, keys and values. Queries are written to
-    ``out``, keys and values to the token's slot in the arena. Programs are (token, group of heads)."""
+    """Kernel: norm (with ``NORM``) and rotate ``HEADS`` of the heads of one token's queries and keys; values
+    stay as they are. Queries are written to ``out``, keys and values to the token's slot in the arena.
+    Programs are (token, group of heads)."""
     token, dims = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     # A number is rotated with its partner, half the rotary part away; the second read is a cache hit.
@@ -110,7 +111,13 @@ def rotate_and_store(
     layer: int,
     slots: Tensor,
 ) -> Tensor:
-    """Norm and rotate queries and keys, store K and V, return the queries: see `interface.Kernels`."""
+    """Norm (if ``norm``) and rotate queries and keys, and store K and V in ``arena``; returns the queries,
+    ``[tokens, q_heads, head_dim]``.
+
+    ``qkv``: ``[tokens, q_heads + 2 * kv_heads, head_dim]``. ``angles``: cos and sin, each ``[tokens,
+    rotary_dim]``. ``layer``: its index in ``arena``. ``slots``: int64 ``[tokens]``, ``block * block_tokens +
+    offset``. Raises ValueError for other shapes or types.
+    """
     tokens, heads, dim = qkv.shape
     pairs, block = arena.shape[3:5]
     q_heads, turning = heads - 2 * pairs, angles[0].shape[1]
@@ -139,8 +146,8 @@ def rotate_and_store(
 def copy_runs(
     arena: tl.tensor, sources: tl.tensor, targets: tl.tensor, size: tl.tensor, PIECE: tl.constexpr
 ) -> None:
-    """Kernel: copy one piece of a block to another block. Programs are (pair of source and target, piece). No
-    block may be both a source and a target."""
+    """Kernel: copy ``PIECE`` numbers of a block of ``size`` numbers to another block. Programs are (pair of
+    source and target, piece). No block may be both a source and a target."""
     pair, places = tl.program_id(0), tl.program_id(1) * PIECE + tl.arange(0, PIECE)
     source, target = tl.load(sources + pair).to(tl.int64), tl.load(targets + pair).to(tl.int64)
     inside = places < size
@@ -148,7 +155,8 @@ def copy_runs(
 
 
 def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -> None:
-    """Copy whole blocks as if one after the other in the order given, in most cases in one launch."""
+    """Copy whole blocks of ``arena``, ``sources[i]`` to ``targets[i]``, as if one after the other in the
+    order given; in most cases in one launch."""
     if arena.dtype == E4M3:
         arena = arena.view(torch.int16)
     size, launch = arena.stride(0), chosen("copy", arena, 0)
@@ -159,8 +167,9 @@ def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -
 
 
 def waves(pairs: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Cut the copies into lists that can each run at once. A new list begins before a copy that reads a
-    target of an earlier one of its list, or writes a source or target of one."""
+    """Cut block copies, (source, target), into lists of copies that can run at once, in order. A new list
+    begins before a copy that reads a target of an earlier one of its list, or writes a source or target of
+    one."""
     wave: list[tuple[int, int]] = []
     read, written = set[int](), set[int]()
     for source, target in pairs:

@@ -1,4 +1,5 @@
-"""The limits of the Triton kernels, checked when an engine starts, and shapes, checked before every launch."""
+"""The limits of the Triton kernels, checked when an engine starts, and of tensors' shapes, checked before a
+launch."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ class Unsupported(ValueError):
 def check_supported(
     head_dim: int, dtype: torch.dtype, block_tokens: int, capability: tuple[int, int] | None = None
 ) -> None:
-    """Raise `Unsupported`, naming what is wrong and what is supported. ``capability``: None without a GPU."""
+    """Raise `Unsupported`, naming what is wrong and what is supported, if the Triton kernels cannot compute
+    with this head size, type or block size, or on a GPU of this compute ``capability`` (major, minor); None
+    without a GPU."""
     known = {
         f"head_dim {head_dim}": (head_dim in HEAD_DIMS, HEAD_DIMS),
         f"dtype {str(dtype).removeprefix('torch.')}": (
@@ -53,7 +56,8 @@ def expect(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def group_of(query: Tensor, arena: Tensor) -> int:
-    """Query heads per KV head. Raises ValueError unless ``query`` ``[tokens, q_heads, dim]`` fits the arena."""
+    """How many query heads share a KV head. Raises ValueError unless ``query`` ``[tokens, q_heads, dim]``
+    fits the arena's heads, head size and type."""
     heads, dim = arena.shape[3], arena.shape[5]
     if query.dim() != 3 or query.shape[1] % heads or query.shape[2] != dim:
         raise ValueError(f"query {tuple(query.shape)} does not fit an arena {tuple(arena.shape)}")
@@ -63,7 +67,8 @@ def group_of(query: Tensor, arena: Tensor) -> int:
 
 
 def readable(arena: Tensor) -> Tensor:
-    """The arena as attention reads it: e4m3 as bytes if the GPU cannot convert it itself."""
+    """The arena as attention kernels can read it: e4m3 as bytes (uint8) if the GPU has no instruction to
+    convert it."""
     if arena.dtype == E4M3 and architecture(arena.device) < READS_E4M3:
         return arena.view(torch.uint8)
     return arena

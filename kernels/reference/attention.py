@@ -1,5 +1,5 @@
-"""Attention as the GPU kernels must compute it beyond `backend`: with sinks, in any precision, with common
-prefixes.
+"""Attention as the GPU kernels must compute it beyond what `backend` does: with attention sinks, in any
+precision, with common prefixes.
 
 Row by row and dense; for tests and measurements only.
 """
@@ -25,10 +25,11 @@ def extend_attention(
     *,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """Causal attention of a ragged batch: ``[tokens, q_heads, head_dim]`` in ``dtype``.
+    """Causal attention of a ragged batch: ``[tokens, q_heads, head_dim]``, computed and returned in
+    ``dtype``.
 
-    ``sinks``: ``[q_heads]``, one more score per head, without a value (Xiao et al., "Efficient streaming
-    language models with attention sinks", 2023, as trained in gpt-oss).
+    ``query``: the same shape. ``sinks``: ``[q_heads]``, one more score per head, without a value (Xiao et
+    al., "Efficient streaming language models with attention sinks", 2023, as trained in gpt-oss).
     """
     result = torch.empty(query.shape, dtype=dtype, device=query.device)
     starts = batch.row_starts.tolist()
@@ -42,7 +43,8 @@ def extend_attention(
 
 
 def _row(arena: Tensor, layer: int, side: int, table: Tensor, length: int) -> Tensor:
-    """K (``side`` 0) or V (1) of one row's context in one layer, ``[length, kv_heads, dim]``."""
+    """K (``side`` 0) or V (1) of one row's first ``length`` tokens in one layer, ``[length, kv_heads, dim]``.
+    ``table``: the row's block ids."""
     blocks = table[: -(-length // arena.shape[4])]
     return arena[blocks, layer, side].transpose(1, 2).flatten(0, 1)[:length]
 
@@ -50,9 +52,9 @@ def _row(arena: Tensor, layer: int, side: int, table: Tensor, length: int) -> Te
 def attend(
     query: Tensor, keys: Tensor, values: Tensor, positions: Tensor, how: Attention, sinks: Tensor | None
 ) -> Tensor:
-    """Attention of queries ``[n, q_heads, dim]`` at ``positions`` over keys 0, 1, …; returns ``[n, q_heads,
-    dim]``.
-    """
+    """Causal attention of queries ``[n, q_heads, dim]`` at ``positions`` ``[n]`` over ``keys`` and ``values``
+    ``[tokens, kv_heads, dim]``, of positions 0, 1, …; returns ``[n, q_heads, dim]``. ``sinks``:
+    ``[q_heads]``, one more score per head, without a value; None: none."""
     group = query.shape[1] // keys.shape[1]
     scores = torch.einsum("nhd,thd->hnt", query, keys.repeat_interleave(group, 1)) * how.scale
     if how.soft_cap is not None:
@@ -80,7 +82,9 @@ def prefix_attention(
     *,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """`extend_attention` of single tokens; a family's shared tokens are read from its first row's blocks."""
+    """Attention of one token per row, ``[rows, q_heads, head_dim]``, computed and returned in ``dtype``: the
+    tokens that a family of rows shares are read from its first row's blocks, the others from the row's own.
+    ``sinks``: ``[q_heads]``, one more score per head, without a value; None: none."""
     result = torch.empty(query.shape, dtype=dtype, device=query.device)
     starts, shared = families.starts.tolist(), families.shared.tolist()
     first_of = [start for start, end in pairwise(starts) for _ in range(start, end)]

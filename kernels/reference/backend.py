@@ -39,10 +39,10 @@ __all__ = [
 
 
 def store_kv(arena: Tensor, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-    """Write ``keys`` and ``values`` ``[tokens, kv_heads, head_dim]`` of one layer into the arena.
+    """Write ``keys`` and ``values`` ``[tokens, kv_heads, head_dim]`` of one layer into the arena, in place.
 
-    ``slots``: int64 ``[tokens]``, ``block * block_tokens + offset``. The arena may have a narrower type: see
-    `float8`.
+    ``layer``: its index in ``arena``. ``slots``: int64 ``[tokens]``, ``block * block_tokens + offset``. The
+    arena may be of 8-bit floats: numbers are then rounded to them.
     """
     keys, values = (as_bytes(narrowed(side, arena.dtype)) for side in (keys, values))
     arena = as_bytes(arena)
@@ -63,7 +63,8 @@ def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch,
     already.
 
     ``query`` and the result: ``[tokens, q_heads, head_dim]``; q_heads is a multiple of the arena's heads.
-    Slots without a token of the row do not affect the result, whatever they hold (also NaN).
+    ``layer``: its index in ``arena``. Slots without a token of the row do not affect the result, whatever
+    they hold (also NaN).
     """
     result = torch.empty_like(query)
     for group, gather in zip(batch.groups, gathers_of(batch, arena, how.window, query.dtype), strict=True):
@@ -76,7 +77,8 @@ def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch,
 def _gather(
     arena: Tensor, layer: int, gather: Gather, rows: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """K and V of a group's context, each ``[rows, kv_heads, span, head_dim]``; zero without a token."""
+    """K and V of one layer for the contexts of a row group, each ``[rows, kv_heads, span, head_dim]`` in
+    ``dtype``; zero in slots without a token of the row. ``gather``: what to read."""
     _, _, sides, heads, block_tokens, dim = arena.shape
     held = as_bytes(arena).view(-1, block_tokens * dim)
     tiles = held.index_select(0, gather.tiles + layer * sides * heads)
@@ -86,16 +88,18 @@ def _gather(
 
 
 def _attend_singles(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention) -> Tensor:
-    """Attention of rows with one token each: the query heads that share a KV head take the place of its
-    queries."""
+    """Attention of rows with one token each: ``query`` ``[rows, q_heads, dim]``, ``keys`` and ``values``
+    ``[rows, kv_heads, span, dim]``. For torch, the query heads that share a KV head are the queries of one
+    head."""
     rows, heads = keys.shape[:2]
     grouped = query.reshape(rows, heads, -1, query.shape[-1])
     return _attend(grouped, keys, values, mask, how).reshape(query.shape)
 
 
 def _attend_chunk(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention) -> Tensor:
-    """Attention of one row with many tokens: KV heads are the batch axis, query heads that share one are its
-    heads."""
+    """Attention of one row with many tokens: ``query`` ``[tokens, q_heads, dim]``, ``keys`` and ``values``
+    ``[1, kv_heads, span, dim]``. For torch, a KV head is an element of the batch, and the query heads that
+    share it are its heads."""
     count, q_heads, dim = query.shape
     heads, span = keys.shape[1:3]
     grouped = query.view(count, heads, -1, dim).permute(1, 2, 0, 3)
@@ -106,7 +110,8 @@ def _attend_chunk(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention) -> Tensor:
-    """Softmax attention over the last two axes; in fp32 without torch's fused function if scores are capped.
+    """Softmax attention over the last two axes, ``[…, tokens, dim]``, with ``mask`` added to the scores; by
+    torch's fused function, or, if scores are capped, by single operations with an fp32 softmax.
 
     Source of the cap: Gemma Team, "Gemma 2" (2024).
     """
@@ -118,12 +123,13 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Atte
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``."""
+    """``x @ weight.T + bias``: ``[tokens, in]``, ``[out, in]``, ``[out]`` to ``[tokens, out]``."""
     return F.linear(x, weight, bias)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``x / rms(x) * weight`` over the last axis; the mean is in fp32, the product in x's type.
+    """RMSNorm, ``x / sqrt(mean(x ** 2) + eps) * weight``, over the last axis; the mean is in fp32, the
+    product with ``weight`` in x's type.
 
     ``weight`` broadcasts. Source: Zhang, Sennrich, "Root mean square layer normalization" (2019).
     """
@@ -146,7 +152,7 @@ def rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum ``x + residual`` and its RMSNorm, in this order."""
+    """The sum ``x + residual`` and its RMSNorm with ``weight`` and ``eps``, in this order."""
     total = x + residual
     return total, rms_norm(total, weight, eps)
 
@@ -159,7 +165,13 @@ def rotate_and_store(
     layer: int,
     slots: Tensor,
 ) -> Tensor:
-    """Norm and rotate queries and keys, store K and V, return the queries: see `interface.Kernels`."""
+    """Norm (if ``norm``) and rotate queries and keys, and store K and V in ``arena``; returns the queries,
+    ``[tokens, q_heads, head_dim]``.
+
+    ``qkv``: ``[tokens, q_heads + 2 * kv_heads, head_dim]``. ``angles``: cos and sin, each ``[tokens,
+    rotary_dim]``. ``layer``: its index in ``arena``. ``slots``: int64 ``[tokens]``, ``block * block_tokens +
+    offset``.
+    """
     pairs = arena.shape[3]
     turning, values = torch.split(qkv, [qkv.shape[1] - pairs, pairs], dim=1)
     if norm is not None:
@@ -170,7 +182,8 @@ def rotate_and_store(
 
 
 def _head_norm(heads: Tensor, norm: HeadNorm, kv_heads: int) -> Tensor:
-    """Norm queries and keys ``[tokens, q_heads + kv_heads, head_dim]``."""
+    """RMSNorm of queries and keys, ``[tokens, q_heads + kv_heads, head_dim]``: over each head, or over all
+    query heads and all key heads of a token if ``norm.whole``."""
     if not norm.whole:
         return rms_norm(heads, norm.weight, norm.eps)
     sizes = [heads.shape[1] - kv_heads, kv_heads]
@@ -182,7 +195,8 @@ def _head_norm(heads: Tensor, norm: HeadNorm, kv_heads: int) -> Tensor:
 
 
 def gated(gate_up: Tensor, activation: str = "silu") -> Tensor:
-    """``activation(gate) * up`` of ``[tokens, 2 * width]``, gate first.
+    """``activation(gate) * up`` of ``[tokens, 2 * width]``, gate first: ``[tokens, width]``. ``activation``:
+    ``silu``, else GELU (tanh).
 
     Source: Shazeer, "GLU variants improve transformer" (2020).
     """
@@ -191,13 +205,15 @@ def gated(gate_up: Tensor, activation: str = "silu") -> Tensor:
 
 
 def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -> None:
-    """Copy whole blocks one after the other in the order given, so that a target may be a later source."""
+    """Copy whole blocks of ``arena``, ``sources[i]`` to ``targets[i]``, one after the other in the order
+    given, so that a target may be a later source."""
     for source, target in zip(sources, targets, strict=True):
         arena[target].copy_(arena[source])
 
 
 def copy_pieces(source: Tensor, target: Tensor, pieces: NDArray[np.int64], size: int) -> None:
-    """Copy ``size`` bytes from ``pieces[:, 0]`` on in ``source`` to ``pieces[:, 1]`` on in ``target``."""
+    """Copy ``size`` bytes from each offset ``pieces[:, 0]`` of ``source`` to offset ``pieces[:, 1]`` of
+    ``target``, one-dimensional uint8 tensors in host memory."""
     here, there = source.numpy(), target.numpy()
     for begin, to in pieces.tolist():  # memcpy: torch would split each piece over its threads
         there[to : to + size] = here[begin : begin + size]

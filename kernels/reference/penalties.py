@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 NO_TOKEN = -1
-"""Pads a shorter word at its beginning; matches any token."""
+"""Pads a shorter forbidden word at its beginning, in `completes`; matches any token."""
 
 NOTHING = -2
-"""Pads a row with fewer tokens; matches no token."""
+"""Pads a row with fewer tokens at its beginning, in `completes`; matches no token of a word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
     """The earlier tokens of the rows to penalize.
 
-    ``rows``: int64 ``[n]``, their indices in the logits. ``tokens``: int64 ``[t]``, token ids, one row after
-    the other. ``owners``: int64 ``[t]``, the index in ``rows`` of each token's row. ``output``: int64
-    ``[t]``, 1 for a token sampled in this turn, 0 for the prompt.
+    ``rows``: int64 ``[n]``, the indices of these rows in the logits. ``tokens``: int64 ``[t]``, their token
+    ids, one row after the other. ``owners``: int64 ``[t]``, the index in ``rows`` of each token's row.
+    ``output``: int64 ``[t]``, 1 for a token sampled in this turn, 0 for the prompt.
     """
 
     rows: Tensor
@@ -35,13 +35,14 @@ class Said:
 
 
 def add(logits: Tensor, rows: Tensor, tokens: Tensor, values: Tensor) -> None:
-    """Add ``values`` float ``[n]`` to the logits of ``tokens`` in ``rows``, int64 ``[n]``."""
+    """Add a bias to single logits, in place: ``values`` float ``[n]`` to the logits of ``tokens`` in
+    ``rows``, both int64 ``[n]``."""
     logits.index_put_((rows, tokens), values.to(logits.dtype), accumulate=True)
 
 
 def penalize(logits: Tensor, said: Said, repetition: Tensor, frequency: Tensor, presence: Tensor) -> None:
-    """Apply the penalties of each row; ``repetition``, ``frequency``, ``presence``: float ``[n]``, as
-    ``said.rows``.
+    """Apply penalties for earlier tokens to ``logits`` ``[rows, vocab]``, in place. ``repetition``,
+    ``frequency``, ``presence``: float ``[n]``, one for each of ``said.rows``.
 
     ``repetition`` (1: none) divides the logit of each token of prompt and output if it is positive and
     multiplies it otherwise (Keskar et al., CTRL, 2019; transformers' processor). Then ``frequency`` is
@@ -63,7 +64,8 @@ def penalize(logits: Tensor, said: Said, repetition: Tensor, frequency: Tensor, 
 
 
 def forbid(logits: Tensor, rows: Tensor, tokens: Tensor, wanted: Tensor | None = None) -> None:
-    """Set the logits of ``tokens`` in ``rows``, int64 ``[n]``, to -inf; only where ``wanted`` bool ``[n]``."""
+    """Set the logits of ``tokens`` in ``rows``, both int64 ``[n]``, to -inf, in place; if ``wanted`` (bool
+    ``[n]``) is given, only those with True."""
     values = torch.full(rows.shape, float("-inf"), dtype=logits.dtype, device=logits.device)
     if wanted is not None:
         values = values.masked_fill(~wanted, 0.0)
@@ -71,7 +73,7 @@ def forbid(logits: Tensor, rows: Tensor, tokens: Tensor, wanted: Tensor | None =
 
 
 def allow(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-    """Set all logits of ``rows``, int64 ``[n]``, to -inf except those with their bit set.
+    """Set all logits of ``rows``, int64 ``[n]``, to -inf except those with their bit set, in place.
 
     ``masks``: int64 ``[n, ceil(vocab / 64)]``, little-endian: the bit of token t is bit ``t % 8`` of byte ``t
     // 8``.
@@ -83,9 +85,9 @@ def allow(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
 
 
 def completes(beginnings: Tensor, ends: Tensor) -> Tensor:
-    """Which forbidden words would be completed by one more token: bool ``[n]``.
+    """Which forbidden words (several tokens long) one more token would complete: bool ``[n]``.
 
-    ``beginnings``: each word without its last token. ``ends``: the last tokens of the word's row. Both are
-    int64 ``[n, width]``, right-aligned and padded with `NO_TOKEN` and `NOTHING`.
+    ``beginnings``: each word without its last token. ``ends``: the last tokens of the row that the word is
+    forbidden in. Both are int64 ``[n, width]``, right-aligned, padded with `NO_TOKEN` and `NOTHING`.
     """
     return ((beginnings == NO_TOKEN) | (beginnings == ends)).all(-1)

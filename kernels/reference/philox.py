@@ -16,7 +16,8 @@ _WORD = 0xFFFFFFFF
 
 
 def philox(counter: Tensor, key: Tensor) -> Tensor:
-    """Four random 32-bit words for each column: ``counter`` ``[4, n]`` and ``key`` ``[2, n]`` to ``[4, n]``.
+    """Four random 32-bit words for each of n columns: ``counter`` ``[4, n]`` and ``key`` ``[2, n]`` to ``[4,
+    n]``.
 
     All are int64 tensors that hold unsigned 32-bit words. Products wrap in int64 and keep all 64 bits.
     """
@@ -30,7 +31,7 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
 
 
 def _column(pair: tuple[int, int], device: torch.device) -> Tensor:
-    """Two constants as ``[2, 1]``, computed on the device, as a copy would wait for it."""
+    """Two constants as an int64 tensor ``[2, 1]``, computed on the device, as a copy would wait for it."""
     first, second = pair
     return torch.arange(2, device=device)[:, None] * (second - first) + first
 

@@ -1,5 +1,5 @@
 """Seeded sampling: the token that each row's logits and limits give, at the random number of its seed and
-position; log probabilities.
+position; and log probabilities.
 
 The order on a row's logits is that of transformers' processors: bias, penalties, forbidden tokens
 (`penalties`); temperature, top-k, top-p, min-p, typical (`truncation`); the sample.
@@ -21,7 +21,8 @@ COLDEST = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Rows with locally typical sampling: ``rows`` int64 ``[n]``, ``mass`` fp64 ``[n]``, below 1."""
+    """The rows with locally typical sampling: ``rows`` int64 ``[n]``, their indices; ``mass`` fp64 ``[n]``,
+    the probability that the kept tokens have, below 1."""
 
     rows: Tensor
     mass: Tensor
@@ -73,7 +74,8 @@ def _left(scores: Tensor, kept: Tensor) -> Tensor:
 
 
 def _inverse(cumulated: Tensor, uniforms: Tensor) -> Tensor:
-    """The first id at which the cumulated mass exceeds the uniform number; in range even for NaN rows."""
+    """For each row the first id at which the cumulated mass ``cumulated`` ``[rows, vocab]`` exceeds the
+    uniform number times the total; in range even for NaN rows."""
     total = cumulated[:, -1]
     target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
     found = torch.searchsorted(cumulated, target[:, None], right=True).squeeze(-1)

@@ -11,19 +11,20 @@ from torch import Tensor
 
 
 def candidates_of(top_k: Tensor, top_p: Tensor, vocab: int) -> int:
-    """How many of a row's likeliest tokens top-k and top-p can affect; waits for the device."""
+    """How many of a row's likeliest tokens top-k and top-p can affect, over all rows: ``vocab`` if a row has
+    a top-p without a top-k, else the largest ``top_k`` (0: no limits). Waits for the device."""
     if bool(((top_k == 0) & (top_p < 1)).any()):
         return vocab
     return min(int(top_k.max()), vocab)
 
 
 def likeliest(scores: Tensor, top_k: Tensor, top_p: Tensor, candidates: int) -> Tensor:
-    """The ``top_k`` likeliest tokens, and of these the fewest that have ``top_p`` of the mass: bool ``[rows,
-    vocab]``.
+    """The tokens that top-k and top-p keep: the ``top_k`` likeliest, and of these the fewest that have
+    ``top_p`` of the mass: bool ``[rows, vocab]``.
 
     How many are kept depends only on the sorted scores; of equal scores the lower ids are kept (transformers
     keeps more than ``top_k`` tokens if the last is one of several equal ones). ``top_k`` (0: all) and
-    ``top_p`` (1: all): ``[rows]``. ``candidates``: see `seeded_sampling.sample`.
+    ``top_p`` (1: all): ``[rows]``. ``candidates``: how many of a row's likeliest tokens these two can affect.
     """
     vocab = scores.shape[-1]
     width = min(candidates, vocab)
@@ -42,8 +43,8 @@ def likeliest(scores: Tensor, top_k: Tensor, top_p: Tensor, candidates: int) -> 
 
 
 def near_the_best(scores: Tensor, min_p: Tensor) -> Tensor:
-    """The tokens at least ``min_p`` (``[rows]``, 0: all) times as likely as the likeliest: bool ``[rows,
-    vocab]``.
+    """The tokens that min-p keeps: those at least ``min_p`` (``[rows]``, 0: all) times as likely as the
+    likeliest: bool ``[rows, vocab]``.
 
     Nguyen et al., "Turning up the heat: min-p sampling" (ICLR 2025).
     """
@@ -51,8 +52,8 @@ def near_the_best(scores: Tensor, min_p: Tensor) -> Tensor:
 
 
 def typical(scores: Tensor, mass: Tensor) -> Tensor:
-    """The tokens with a surprise nearest to the expected one that have ``mass`` ``[rows]`` of the
-    probability.
+    """The tokens that typical sampling keeps: those with a surprise nearest to the expected one, as many as
+    have ``mass`` ``[rows]`` of the probability.
 
     Surprise is -log of a token's probability; its expectation is the entropy. Returns bool ``[rows, vocab]``;
     equally near tokens at the limit are all kept. Meister et al., "Locally typical sampling" (TACL 2023).

@@ -1,1 +1,2 @@
-"""The disk tier: a process of its own around an LMDB environment. Only it ever waits for the disk."""
+"""The disk tier: records in an LMDB file, kept by a process of its own. Only that process ever waits for the
+disk."""

@@ -18,7 +18,7 @@ from .server import serve
 from .store import StoreFailed, StoreLocked, StoreTorn
 
 NICENESS = 10
-"""Niceness of this process: where the cores are few, its writes must not delay a step."""
+"""What this process adds to its niceness: where the cores are few, its writes must not delay a step."""
 
 log = logging.getLogger(f"{__package__}.main")  # `__name__` is `__main__` here
 

@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What one namespace's folder holds: ``records`` and their ``bytes``, and the bytes of its file.
+    """What one namespace's folder holds. ``name``: of the folder. ``records`` and their ``bytes``;
+    ``file_bytes``: bytes of the disk that its file takes.
 
     ``damaged``: records that failed their check; ``ignored``: records of another model or layout; both were
     dropped. ``tenants``: numbers of records by the tenants' numbers.
@@ -51,8 +52,8 @@ class Account:
 
 
 def write_about(folder: Path, block_bytes: int) -> None:
-    """Write the length of a record into the file `about.json` in ``folder``, so that the records can be
-    opened without a model.
+    """Write the bytes of a record's payload (``block_bytes``) into the file `about.json` in ``folder``, so
+    that the records can be opened without a model.
 
     A file that says so already is not written: on a full disk that would leave it empty.
     """
@@ -62,12 +63,12 @@ def write_about(folder: Path, block_bytes: int) -> None:
 
 
 def spaces(kv: Path) -> list[Path]:
-    """The folders of records directly below ``kv``, one per namespace, sorted."""
+    """The folders of records directly below ``kv``, one per namespace (model and settings), sorted."""
     return sorted(path.parent for path in kv.glob(f"*/{ABOUT}"))
 
 
 def others(folder: Path) -> int:
-    """How many other namespaces have folders of records beside ``folder``."""
+    """How many other namespaces (models and settings) have folders of records beside ``folder``."""
     return sum(beside != folder for beside in spaces(folder.parent))
 
 
@@ -87,25 +88,29 @@ def clear_others(folder: Path, wanted: int) -> int:
 
 
 def file_bytes(kv: Path) -> int:
-    """Bytes of the disk that all KV files below ``kv`` take, and could be given back."""
+    """Bytes of the disk that all KV files in the folders directly below ``kv`` take, and could give back."""
     return sum(map(disk_use, kv.glob(f"*/{FILE}")))
 
 
 def stat(kv: Path) -> Iterator[Account]:
     """Yield an account of each namespace below ``kv``; changes nothing but records that are not of its
-    layout, which are dropped. Raises `StoreLocked`, `StoreFailed`, `StoreTorn`."""
+    layout, which are dropped. Raises `StoreLocked`: a process holds a folder; `StoreFailed`: one cannot be
+    read; `StoreTorn`: one is damaged."""
     return _each(kv, "stat")
 
 
 def verify(kv: Path) -> Iterator[Account]:
-    """Read and check every byte of each namespace, drop damaged records, and yield its account. Raises as
-    `stat`; a `StoreTorn` only after all others were read."""
+    """Read and check every byte of each namespace below ``kv``, drop damaged records, and yield its account.
+    Raises `StoreLocked`: a process holds a folder; `StoreFailed`: one cannot be read; `StoreTorn`: a file is
+    damaged and was thrown away, raised only after all others were read."""
     return _each(kv, "verify")
 
 
 def gc(kv: Path) -> Iterator[Account]:
-    """Do what `verify` does, and remove the folder of each namespace that has no record left. Yields the
-    accounts."""
+    """Read and check every byte of each namespace below ``kv``, drop damaged records, and remove the folders
+    in which no record is left. Yields the account of each. Raises `StoreLocked`: a process holds a folder;
+    `StoreFailed`: one cannot be read; `StoreTorn`: a file is damaged and was thrown away, raised only after
+    all others were read."""
     for account in verify(kv):
         if not account.records:
             clear(kv / account.name)
@@ -113,7 +118,8 @@ def gc(kv: Path) -> Iterator[Account]:
 
 
 def give_back(kv: Path, floor: int) -> None:
-    """Evict records, from the longest unused file on, until ``floor`` bytes of the disk of ``kv`` are free.
+    """Evict records of all files below ``kv``, from the longest unused file on, until ``floor`` bytes of its
+    disk are free.
 
     For a start on a full disk, while no disk process runs. Raises nothing: what is held or damaged is left
     alone.
@@ -127,11 +133,12 @@ def give_back(kv: Path, floor: int) -> None:
 
 
 def remove(kv: Path) -> int:
-    """Remove all records and the secret that names them; returns the number of folders.
+    """Remove the folder ``kv``, all records in it and the secret that names them; returns how many folders it
+    held.
 
     If ``kv`` is a link to another disk, its content is removed and the link stays.
 
-    Raises `StoreLocked` or `OSError`.
+    Raises `StoreLocked` if a process holds one of them, or `OSError`.
     """
     folders = [path for path in kv.iterdir() if path.is_dir()]  # also those without `ABOUT`
     locks = [hold(folder) for folder in folders]
@@ -148,8 +155,9 @@ def remove(kv: Path) -> int:
 
 
 def _opened(folder: Path, floor: int | None = None) -> RecordStore:
-    """The opened store in ``folder``, of any model. Raises `StoreFailed` also if `about.json` does not give
-    the length of a record: with a guess all records would be dropped."""
+    """Open the store in ``folder``, of any model. ``floor``: bytes of the disk that stay free; None: no
+    floor. Raises `StoreFailed` also if `about.json` does not give the length of a record: with a guess all
+    records would be dropped."""
     try:
         about = json.loads((folder / ABOUT).read_text())
         block_bytes, space = int(about["block_bytes"]), bytes.fromhex(folder.name)
@@ -174,8 +182,9 @@ def _each(kv: Path, act: str) -> Iterator[Account]:
 
 
 def _apart(act: str, folder: Path, floor: int = 0) -> Account:
-    """Do ``act`` to ``folder`` in a process of its own, which a damaged file may kill. Returns its account,
-    or raises what the act raised there."""
+    """Do ``act`` (stat, verify or give-back) to ``folder`` in a process of its own, which a damaged file may
+    kill. Returns its account, or raises what the act raised there. A file that killed it is thrown away,
+    unless ``act`` is stat."""
     command = [sys.executable, "-m", __spec__.name, act, str(folder), str(floor)]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     try:

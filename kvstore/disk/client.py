@@ -44,11 +44,11 @@ log = logging.getLogger(__name__)
 
 
 class AnswerDeadline:
-    """When a disk process that says nothing counts as lost, by the caller's clock.
+    """Decides when a disk process that says nothing counts as lost, by the caller's clock.
 
-    An answer has a deadline, and a new process has one for its first word. Both count the time that the engine
-    has waited, not the time it has slept: an engine that was stopped, or computed for seconds, finds answers
-    that came long ago, or a process that was stopped with it; so it looks once more.
+    An answer has a deadline, and a new process has one for its first word. Both count the time that the
+    engine has waited, not the time it has slept: an engine that was stopped, or computed for seconds, finds
+    answers that came long ago, or a process that was stopped with it; so it looks once more.
     """
 
     def __init__(self) -> None:
@@ -57,12 +57,13 @@ class AnswerDeadline:
         self._heard = -math.inf
 
     def heard(self, now: float) -> None:
-        """The disk process was started, or sent a message: its time begins again."""
+        """Note that the disk process was started, or has sent a message: its time begins again."""
         self._heard, self._again = now, None
 
     def over(self, now: float, deadlines: Iterable[float], *, opening: bool) -> bool:
         """Whether the disk process counts as lost; ask once all that it has sent is read. ``deadlines``:
-        those of the waiting requests. ``opening``: it has not sent all its keys yet."""
+        those of the requests that it has not answered. ``opening``: it is new, and has not sent all its keys
+        yet."""
         away, self._looked = now > self._looked + AWAY, now
         late = now > self._heard + OPENING if opening else any(now > deadline for deadline in deadlines)
         if late and away and self._again is None:
@@ -71,7 +72,7 @@ class AnswerDeadline:
 
 
 class PendingReads:
-    """Records on their way up from disk, asked for a piece (about a MiB) at a time.
+    """Records on their way up from disk. They are asked for in pieces of about a MiB.
 
     A record goes into a slot of ``host``, or *directly*: into the page cache alone, where the engine reads
     it.
@@ -88,7 +89,7 @@ class PendingReads:
         return key in self._slots or key in self._direct
 
     def has(self, key: bytes, *, direct: bool) -> bool:
-        """Whether the record is on its way up: into the page cache if ``direct``, else into a slot."""
+        """Whether the record is on its way up: with ``direct`` into the page cache, else into a slot."""
         return key in self._direct if direct else key in self._slots
 
     @property
@@ -97,8 +98,8 @@ class PendingReads:
         return any(self._unasked)
 
     def add(self, key: bytes, tenant: int, *, direct: bool) -> bool:
-        """Add a record to the next piece. ``direct``: into the page cache; else a slot of the host tier is
-        reserved for it. False if there is no slot."""
+        """Add a record to the next piece. ``direct``: it goes into the page cache; else a slot of the host
+        tier is reserved for it. Returns False, and adds nothing, if no slot can be had."""
         if direct:
             self._direct.add(key)
         else:
@@ -110,8 +111,9 @@ class PendingReads:
         return True
 
     def pieces(self, *, full: bool) -> Iterator[tuple[list[int], list[bytes]]]:
-        """Yield the pieces to ask for now, slots and keys of each; no slots for a direct one. Each is yielded
-        once. If ``full``, only pieces that are full."""
+        """Yield the pieces to ask for now, each as (slots, keys); slots is empty for a piece that goes into
+        the page cache. Each piece is yielded once. With ``full``, only full pieces; the others wait for more
+        records."""
         for unasked in self._unasked:
             if len(unasked) >= self._most or (unasked and not full):
                 keys = list(unasked)
@@ -119,16 +121,16 @@ class PendingReads:
                 yield ([] if unasked is self._unasked[True] else [self._slots[key] for key in keys]), keys
 
     def came(self, key: bytes, slot: int | None) -> None:
-        """The disk process has answered for the record, whether it came or not: it is not on its way any
-        longer. ``slot``: its slot; None if it was direct."""
+        """Note that the disk process has answered for the record, whether it came or not: it is no longer on
+        its way. ``slot``: its slot; None if it went into the page cache."""
         if slot is None:
             self._direct.discard(key)
         else:
             del self._slots[key]
 
     def give_up(self, request: Fetch) -> None:
-        """The request will not be answered: its records are not on their way any longer, and their slots are
-        freed."""
+        """Note that ``request`` will not be answered: its records are no longer on their way, and their slots
+        are freed."""
         for key in request.keys if not request.slots else ():
             self._direct.discard(key)
         for key, slot in zip(request.keys, request.slots, strict=False):
@@ -136,17 +138,18 @@ class PendingReads:
             self._host.abandon(slot)
 
     def give_up_unasked(self) -> None:
-        """Give up the records that were not asked for yet, and free their slots."""
+        """Forget the records that were not asked for yet, and free their slots."""
         for slots, keys in self.pieces(full=False):
             self.give_up(Fetch(0, slots, keys))
 
 
 class DiskTier:
-    """The disk tier below ``host``. ``control``: the engine's end of a `process.DiskProcess`'s socket.
-    ``begin``: the first message to each disk process.
+    """The engine's side of the disk tier below ``host``: sends requests to a disk process and takes its
+    answers. ``control``: the engine's end of a `process.DiskProcess`'s socket, over which a disk process is
+    asked for. ``begin``: the first message to each disk process.
 
     ``blocks``: gives the bytes of a device block, if this process can write them: records in the page cache
-    are then `read` into blocks directly. None: they cannot.
+    are then `read` into blocks directly. None: it cannot. ``reading_seconds``: what `read` has taken so far.
     """
 
     def __init__(
@@ -183,7 +186,7 @@ class DiskTier:
         self._ask()
 
     def __len__(self) -> int:
-        """How many records a fetch can bring: 0 before the disk process has sent all its keys."""
+        """How many records are on disk and can be fetched: 0 before the disk process has sent all its keys."""
         return len(self._keys) if self._ready else 0
 
     def __contains__(self, key: bytes) -> bool:
@@ -197,12 +200,12 @@ class DiskTier:
 
     @property
     def waiting(self) -> bool:
-        """Whether the disk process owes an answer, or records wait until they are asked for (see `fetch`)."""
+        """Whether the disk process owes an answer, or records that `fetch` collected are not asked for yet."""
         return bool(self._requests) or self._reads.waiting
 
     @property
     def room(self) -> int:
-        """How many stores could begin now; 0 without a disk process."""
+        """How many more stores the disk process can be asked for now; 0 without a disk process."""
         return self._most_storing - len(self._storing) if self._ready else 0
 
     def fetching(self, key: bytes) -> bool:
@@ -210,13 +213,14 @@ class DiskTier:
         return self._ready and key in self._reads
 
     def stored(self, key: bytes) -> bool:
-        """Whether the record is on disk, or on its way there."""
+        """Whether the record is on disk or on its way there, as far as is known."""
         return key in self._keys or key in self._storing
 
     def store(self, key: bytes, now: float) -> bool:
         """Begin to write the host tier's record to disk: ask the disk process to copy it from its slot, which
-        is held until the answer. False, and nothing begins: it is not in the host tier, it is on disk
-        already, or too many are on their way."""
+        is held until the answer. Returns False, and begins nothing, if the record is not in the host tier, is
+        on disk or on its way already, or too many are on their way. ``now``: seconds; the answer is due
+        `DEADLINE` later."""
         slot = self._host.slot_of(key)
         if slot is None or self.room <= 0 or self.stored(key):
             return False
@@ -237,8 +241,8 @@ class DiskTier:
         return True
 
     def fetch(self, key: bytes, now: float, tenant: int = 0, *, direct: bool = False) -> bool:
-        """Begin to bring a record from disk into a host slot. Returns whether it is on its way; False if it
-        is not on disk, or no slot is free.
+        """Begin to bring a record from disk into a host slot, which counts as ``tenant``'s. Returns whether
+        it is on its way; False if it is not on disk, or no slot can be had.
 
         ``direct``: only into the page cache, where `read` finds it. The record is asked for together with
         those that follow it, at the next `poll` at the latest.
@@ -256,19 +260,21 @@ class DiskTier:
         return self._blocks is not None
 
     def offset_known(self, key: bytes) -> bool:
-        """Whether the record is on disk at a known offset, so that `read` may succeed."""
+        """Whether the record is on disk and its place in the file is known, so that `read` may succeed."""
         return key in self and key in self._reader
 
     def in_page_cache(self, key: bytes) -> bool:
-        """Whether `read` is likely to succeed: the record is in the page cache, too."""
+        """Whether `read` of this record is likely to succeed: it is on disk at a known place, and in the page
+        cache."""
         return self.offset_known(key) and self._reader.has(key)
 
     def read(self, keys: Sequence[bytes], blocks: Sequence[int]) -> list[int]:
-        """Fill device blocks with records of the host tier or the page cache, and check them.
+        """Fill device blocks with records of the host tier or the page cache, in order, and check them.
+        ``blocks[i]`` gets the record ``keys[i]``.
 
-        Returns the tokens of each record of the longest beginning that came. The next one is not there, or is
-        damaged; `fetch` finds out. No step may be in flight, and no move that waits may read or write
-        ``blocks``.
+        Returns the number of tokens of each record that came: the longest beginning that is there and sound.
+        The next one is not there, or is damaged; `fetch` finds out. No step may be in flight, and no move
+        that waits may read or write ``blocks``.
         """
         reach = self._blocks
         assert reach is not None, "no blocks within reach"
@@ -290,22 +296,22 @@ class DiskTier:
         return found
 
     def supersede(self, key: bytes) -> None:
-        """Forget a record that is on disk or on its way there: here now; the disk process removes it with the
-        next `store`. Does nothing if too many wait for that."""
+        """Forget a record that is on disk or on its way there: here now; the disk process is told to remove
+        it with the next `store`. Does nothing if too many such messages wait for that."""
         if self.stored(key) and len(self._superseded) < MOST_SUPERSEDED:
             self._superseded.append(key)
             self._forget([key])
 
     def touch(self, key: bytes) -> None:
-        """The host tier gives up a record: with the next `store`, the disk process is told to count it as
-        used now. Does nothing if the record is not on disk, or too many wait for that."""
+        """Note that the host tier evicts a record: with the next `store`, the disk process is told to count
+        it as used now. Does nothing if the record is not on disk, or too many such messages wait for that."""
         if self.stored(key) and len(self._touched) < MOST_SUPERSEDED:
             self._touched[key] = True
 
     def evict_first(self, keys: Iterable[bytes]) -> None:
-        """With the next `store`, the disk process is told to evict those of these records that are on disk
-        before others, in this order, because a tier above has them. Does nothing if too many wait for that.
-        """
+        """Note that a tier above has these records: with the next `store`, the disk process is told to evict
+        those that are on disk before others, in this order. Does nothing for those for which too many such
+        messages wait."""
         here, coming, moved = self._keys, self._storing, self._touched
         for key in keys:
             if len(moved) >= MOST_SUPERSEDED:
@@ -315,8 +321,8 @@ class DiskTier:
 
     @property
     def full(self) -> bool:
-        """Whether the disk has no room for a new record without evicting another; an estimate by the number
-        of records."""
+        """Whether the disk cannot take more records without evicting others; an estimate by the number of
+        records."""
         size = -(-(self._begin.block_bytes + 16) // PAGE) * PAGE
         return (len(self._keys) + STORES_IN_FLIGHT) * size >= self._budget
 
@@ -335,11 +341,11 @@ class DiskTier:
                     self._lose("does not answer")
 
     def statistics(self) -> dict[str, int]:
-        """``records`` and ``waiting`` requests now; the others but the last count since the start.
+        """``records`` on disk, ``waiting`` requests and ``budget`` now; the others count since the start.
 
-        ``stored``, ``fetched``, ``failed``: requests by outcome. ``lost``: disk processes. ``read``: records
-        read directly. ``budget``: bytes that records may take now; less than was asked for where the disk is
-        short of space.
+        ``stored``, ``fetched``, ``failed``: requests by outcome. ``lost``: disk processes that were lost.
+        ``read``: records read directly from the page cache. ``budget``: bytes that records may take; less
+        than was asked for where the disk is short of space.
         """
         return {
             "records": len(self),
@@ -361,7 +367,8 @@ class DiskTier:
 
     def _changed_leases(self) -> tuple[list[bytes], list[bytes]]:
         """The keys that leases began to cover, and those that they cover no longer, since the disk process
-        was told last. They are noted as told. On disk, leased records are evicted after all others."""
+        was told last; at most `MOST_SUPERSEDED` of each, the others later. They are noted as told. On disk,
+        leased records are evicted after all others."""
         if self._told_changes == self._host.lease_changes:
             return [], []
         fresh = list(islice(self._host.leased - self._told, MOST_SUPERSEDED))
@@ -397,7 +404,8 @@ class DiskTier:
             self._outbox.popleft()
 
     def _receive(self, now: float) -> bool:
-        """Take answers, a limited number at a time. Returns whether none are left in the socket."""
+        """Take answers from the socket, a limited number at a time. Returns whether all that had come is
+        read."""
         enough = self._pieces + PIECES_AT_ONCE + int((now - self._looked) * PIECES_A_SECOND)
         self._looked = now
         while self._sock is not None and self._pieces < enough:
@@ -466,8 +474,8 @@ class DiskTier:
             self._host.abandon(slot)
 
     def _copy(self, slots: Sequence[int], blocks: Sequence[Parts]) -> list[int]:
-        """Copy the records in host slots to device blocks (``blocks``: their bytes). Returns the tokens of
-        each record."""
+        """Copy the records in the host slots ``slots`` to device blocks (``blocks``: their bytes, in the same
+        order). Returns the number of tokens of each record."""
         self._host.hold(*slots)
         for slot, parts in zip(slots, blocks, strict=True):
             at, payload = 0, self._host.memory.payload(slot)
@@ -483,7 +491,7 @@ class DiskTier:
             self._reader.forget(key)
 
     def _give_up(self, message: Store | Fetch) -> None:
-        """The disk process that had this request is dead: free the request's slots."""
+        """Free the slots of a request that will not be answered, as the disk process that had it is dead."""
         if isinstance(message, Store):
             self._storing.discard(message.key)
             self._host.release(message.slot)
@@ -492,7 +500,7 @@ class DiskTier:
 
     def _lose(self, how: str) -> None:
         """Close the link to this disk process and ask for another. Until that one is there, slots that this
-        one may still be writing to are left alone. ``how``: what it did, for the log."""
+        one may still be writing to are left alone. ``how``: what was wrong with it, for the log."""
         log.warning("the disk process %s: another one is started", how)
         self._lost += 1
         if self._sock is not None:

@@ -27,7 +27,7 @@ RUN_BYTES = 3 << 19  # of records in one call: they are still in the core's cach
 SHARED = 32  # records from which on a second thread helps
 
 Parts: TypeAlias = Sequence[memoryview]
-"""The bytes of a block, in order: one part for each arena."""
+"""The bytes of a block, in order, as writable memory: one part for each arena."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class RecordAt:
 
 
 class DirectRead:
-    """Reads records of ``length`` bytes from the file that a disk process keeps in ``folder``."""
+    """Reads records of ``length`` bytes from the page cache, out of the file that a disk process keeps in
+    ``folder``."""
 
     def __init__(self, folder: Path, length: int) -> None:
         self._path = folder / FILE
@@ -72,7 +73,7 @@ class DirectRead:
         self._second.shutdown(wait=False)
 
     def forget_all(self) -> None:
-        """Forget all offsets and close the file: the next disk process may make another."""
+        """Forget all offsets and close the file: the next disk process may make another file."""
         self._known.clear()
         if self._fd is not None:
             os.close(self._fd)
@@ -92,12 +93,11 @@ class DirectRead:
 
     def read(self, keys: Sequence[bytes], parts_of: Callable[[int], Parts], first: int = 0) -> list[int]:
         """Fill blocks with records, in order, and check the bytes there. Returns the number of tokens of each
-        record that came.
+        record that came: the longest beginning of ``keys`` that is in the page cache and sound.
 
-        ``parts_of``: gives the memory of the block with a number; the first key's block has the number
-        ``first``. What comes is the longest beginning of ``keys`` that is in the page cache and sound. The
-        blocks of the others may hold anything then, and the first of these records is not tried again before
-        it is learned again.
+        ``parts_of``: gives the memory to fill for a position; the first key has the position ``first``, the
+        next ``first + 1``. The memory of records that did not come may hold anything then, and the first of
+        these is not tried again before its offset is learned again.
         """
         with contextlib.suppress(OSError):
             self._file()  # opened once, before two threads need it
@@ -132,10 +132,9 @@ class DirectRead:
         return found
 
     def _runs(self, keys: Sequence[bytes]) -> Generator[tuple[int, list[RecordAt]], None, None]:
-        """The leading records with known offsets, in runs that lie one behind the other in the file; each run
-        with the position of its first record among ``keys``. The last runs are small, so that two threads end
-        together.
-        """
+        """Yield the leading records with known offsets, in runs that lie one behind the other in the file;
+        each run with the position of its first record among ``keys``. The last runs are small, so that two
+        threads end together."""
         at, run, most = 0, list[RecordAt](), self._share_of(len(keys))
         for record in takewhile(bool, map(self._known.get, keys)):
             assert record is not None
@@ -148,12 +147,12 @@ class DirectRead:
             yield at, run
 
     def _share_of(self, left: int) -> int:
-        """The most records in the next run, if ``left`` records are left: fewer near the end."""
+        """The most records for the next run of `_runs`, if ``left`` records are left: fewer near the end."""
         return max(1, min(self._most_in_run, left // 4))
 
     def _read_run(self, run: list[RecordAt], blocks: Sequence[Parts]) -> int:
-        """Read records that lie one behind the other, with one call, into ``blocks``. Returns how many of
-        them came whole and passed their check."""
+        """Read records that lie one behind the other in the file, with one call, into ``blocks`` (one each).
+        Returns how many of them came whole and passed their check, counted from the first."""
         parts = [part for block in blocks for part in (*block, self._between)]
         got = 0
         with contextlib.suppress(OSError):  # not in memory; or no such file, medium or kernel

@@ -13,7 +13,8 @@ from ..quotas import by_largest
 
 
 class RecordEviction:
-    """The keys of all records on disk, by tenant, each tenant's longest unused first."""
+    """The order in which records on disk are evicted: the keys of all records, by tenant, each tenant's
+    longest unused first."""
 
     def __init__(self) -> None:
         self._queues: dict[int, OrderedDict[bytes, None]] = {}
@@ -34,7 +35,7 @@ class RecordEviction:
         return {tenant: len(queue) for tenant, queue in self._queues.items()}
 
     def add(self, key: bytes, tenant: int) -> None:
-        """Add a record that counts as used now: it is evicted after the tenant's others."""
+        """Add a record of ``tenant`` that counts as used now: it is evicted after the tenant's others."""
         self.remove(key)
         self._tenants[key] = tenant
         self._queues.setdefault(tenant, OrderedDict())[key] = None
@@ -48,28 +49,29 @@ class RecordEviction:
                 del self._queues[tenant]
 
     def move(self, key: bytes, *, last: bool) -> None:
-        """Change a record's place among its tenant's: it is evicted last, or first if not ``last``. Does
-        nothing if the record is not here."""
+        """Change a record's place among its tenant's: it is evicted after the others if ``last``, else before
+        them. Does nothing if the record is not here."""
         tenant = self._tenants.get(key)
         if tenant is not None:
             self._queues[tenant].move_to_end(key, last=last)
 
     def lease(self, keys: Iterable[bytes], *, on: bool) -> None:
-        """With ``on``, records with these keys are evicted after all others, even those that come later; else
-        they are no longer."""
+        """With ``on``, note that leases cover these keys: their records, also those that come later, are
+        evicted after all others. Without, note that no lease covers them any longer."""
         (self._leased.update if on else self._leased.difference_update)(keys)
 
     def evicted(self, count: int, coming: Iterable[int], besides: Container[bytes]) -> list[bytes]:
-        """Choose ``count`` records to evict, in order, to make room for new records of the tenants ``coming``
-        (one entry for each new record). None of ``besides`` is chosen. They stay here until `remove`."""
+        """Choose ``count`` records to evict, in order (fewer, if there are not so many), to make room for new
+        records. ``coming``: the tenants of these, one entry for each. None of ``besides`` is chosen. What is
+        chosen stays here until `remove`."""
         held = Counter(self.held()) + Counter(coming)
         first = by_largest(held, {t: self._keys(t, besides, leased=False) for t in self._queues})
         last = by_largest(held, {t: self._keys(t, besides, leased=True) for t in self._queues})
         return list(islice(chain(first, last), count))
 
     def surplus(self, tenant: int, most: int, coming: int, besides: Collection[bytes] = ()) -> list[bytes]:
-        """The records that a tenant with a cap of ``most`` records must give up for ``coming`` new ones of
-        its own. ``besides``: keys that are removed anyway."""
+        """The records of ``tenant``, which has a cap of ``most`` records, that must go for ``coming`` new
+        ones of its own, in eviction order. ``besides``: keys that are removed anyway, and are not chosen."""
         leaving = sum(self._tenants.get(key) == tenant for key in besides)
         staying = len(self._queues.get(tenant, ())) - leaving
         own = (self._keys(tenant, besides, leased=leased) for leased in (False, True))

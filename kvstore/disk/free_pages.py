@@ -34,7 +34,7 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 
 class ListUnreadable(Exception):
-    """The file has no valid list of free pages."""
+    """The file's list of free pages cannot be read, or is not valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,10 @@ def punch(fd: int, start: int, length: int) -> None:
 
 
 def free_runs(fd: int) -> list[tuple[int, int]]:
-    """Offset and length in bytes of each run of free pages, and of what lies behind the last page in use.
+    """Where the free pages of the LMDB file ``fd`` are: offset and length in bytes of each run of them, and
+    of what lies behind the last page in use.
 
-    Raises `ListUnreadable` or `OSError`.
+    Raises `ListUnreadable`: the file is damaged, or of another format; or `OSError`.
     """
     meta = _newest(fd)
     found = [pages for freed_by, pages in _entries(fd, meta) if freed_by < meta.transaction]
@@ -111,8 +112,8 @@ def _newest(fd: int) -> _Meta:
 
 
 def _entries(fd: int, meta: _Meta) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the number of each transaction that freed pages, with the numbers of these pages. Raises
-    `ListUnreadable`."""
+    """Yield the entries of the list of free pages: the number of a transaction, and the numbers of pages that
+    it freed. Raises `ListUnreadable`."""
     waiting = [] if meta.root == _EMPTY else [(meta.root, 0)]
     if meta.depth > _MOST_DEPTH:
         raise ListUnreadable("the tree of free pages is too deep")
@@ -145,7 +146,8 @@ def _entries(fd: int, meta: _Meta) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _numbers(data: bytes) -> np.ndarray:
-    """The page numbers in ``data``, a list that begins with their count. Raises `ListUnreadable`."""
+    """The page numbers in ``data``, an entry of the list of free pages, which begins with their count. Raises
+    `ListUnreadable`."""
     listed = np.frombuffer(data[: len(data) // 8 * 8], dtype="<u8")
     if not len(listed) or listed[0] >= len(listed):
         raise ListUnreadable("a list of free pages is longer than its entry")

@@ -1,7 +1,7 @@
 """Messages between the engine and the disk process: one MessagePack object per packet of a SEQPACKET socket.
 
-Bytes of blocks never cross: both ends map the slots. A slot named in a request belongs to the disk process
-until its ``Done``, ``Failed`` or ``Fetched``.
+The bytes of blocks never cross the socket: both ends map the host tier's slots. A slot named in a request
+belongs to the disk process until its ``Done``, ``Failed`` or ``Fetched``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ KEYS_PER_PACKET = 4096
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
     """The first packet to a disk process: what to serve. ``folder``, ``space``: the store's folder and
-    namespace. ``block_bytes``: the length of a payload. ``budget``: the most bytes of all records; ``caps``:
-    the most bytes of a tenant's, by its number. ``floor``: bytes of the disk that stay free."""
+    namespace. ``block_bytes``: the length of a record's payload. ``budget``: the most bytes of all records;
+    ``caps``: the most bytes of one tenant's records, by its number. ``floor``: bytes of the disk that stay
+    free."""
 
     folder: str
     space: bytes
@@ -28,8 +29,9 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
 
 
 class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
-    """Write the record in ``slot`` to disk; answered by ``Done`` or ``Failed``. ``superseded``: keys of
-    records to forget in the same transaction.
+    """Ask to write the record in ``slot``, with ``tokens`` tokens and the xxh3 ``digest``, to disk; answered
+    by ``Done`` or ``Failed``. ``ticket``: the number of the request, which its answer repeats.
+    ``superseded``: keys of records to remove in the same transaction.
 
     ``touched``: keys of records that count as used now. ``yielding``: records that are on a tier above, to be
     evicted first. ``leased``, ``released``: keys that leases cover from now on, and no longer.
@@ -49,8 +51,8 @@ class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
-    """Copy the record of each of ``keys`` into the slot of ``slots`` at the same position; answered by one
-    ``Fetched``.
+    """Ask to copy the record of each of ``keys`` into the slot of ``slots`` at the same position; answered by
+    one ``Fetched`` with the same ``ticket``.
 
     Without slots: bring the records into the page cache only, from where the engine reads and checks them.
     """
@@ -61,9 +63,10 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True, tag="known"):
-    """Keys on disk, one behind the other, in answer to ``Begin``; ``last``: there are no more.
+    """Keys of records on disk, joined without separators, in answer to ``Begin``; ``last``: there are no
+    more.
 
-    ``ignored``: records of another model or layout.
+    ``ignored``: how many records are of another model or layout.
     """
 
     keys: bytes
@@ -72,18 +75,19 @@ class Known(msgspec.Struct, frozen=True, array_like=True, tag="known"):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """The record is stored; ``offset``: of its payload in the file, 0 if unknown."""
+    """The answer to a ``Store`` with the same ``ticket``: the record is stored. ``offset``: of its payload in
+    the file, 0 if unknown."""
 
     ticket: int
     offset: int = 0
 
 
 class Fetched(msgspec.Struct, frozen=True, array_like=True, tag="fetched"):
-    """The answer to a ``Fetch``, with one entry for each of its keys: ``tokens`` and the xxh3 ``digests`` of
-    the records that are now in their slots, or in the page cache.
+    """The answer to the ``Fetch`` with the same ``ticket``. ``tokens``, ``digests``, ``offsets`` have one
+    entry for each of its keys: the record's number of tokens, 0 if it did not come into its slot or the page
+    cache; the xxh3 of its payload; and the payload's offset in the file, 0 if unknown.
 
-    0 tokens: the record did not come. ``gone``: positions of those that are no longer on disk. ``offsets``:
-    of the payloads in the file, 0 if unknown.
+    ``gone``: positions of the keys that are no longer on disk.
     """
 
     ticket: int
@@ -94,20 +98,21 @@ class Fetched(msgspec.Struct, frozen=True, array_like=True, tag="fetched"):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The record of a ``Store`` was not written, because of ``reason``."""
+    """The answer to a ``Store`` with the same ``ticket``: the record was not written, because of ``reason``."""
 
     ticket: int
     reason: str
 
 
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
-    """Keys of records that were evicted from disk, one behind the other."""
+    """The engine is told of records that are no longer on disk: their keys, joined without separators."""
 
     keys: bytes
 
 
 class Room(msgspec.Struct, frozen=True, array_like=True, tag="room"):
-    """The bytes that records may take now: the budget, or less if the disk is short of space."""
+    """The engine is told how many bytes records may take now: the budget, or less if the disk is short of
+    space."""
 
     bytes: int
 

@@ -35,15 +35,15 @@ _syscall = ctypes.CDLL(None, use_errno=True).syscall
 
 @dataclass(frozen=True, slots=True)
 class PayloadAt:
-    """Where a record's payload is: its ``offset`` in the file. ``header``: the record's header."""
+    """Where a record's payload is: its ``offset`` in the file, in bytes. ``header``: the record's header."""
 
     offset: int
     header: RecordHeader
 
 
 class PayloadOffsets:
-    """The known offsets of payloads in the LMDB file at ``path``, which this process maps, and reads from
-    there."""
+    """The known offsets of payloads in the LMDB file at ``path``, by key; reads payloads there, past LMDB.
+    This process maps the file through LMDB."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -55,8 +55,8 @@ class PayloadOffsets:
         return key in self._known
 
     def mapped(self, *, anew: bool = True) -> None:
-        """Call it after LMDB has mapped the file, perhaps at another address: finds the map again. ``anew``:
-        it may be another file, so all offsets are forgotten."""
+        """Find LMDB's map of the file again. Call it after LMDB has mapped the file, perhaps at another
+        address. ``anew``: it may be another file, so all offsets are forgotten."""
         if anew:
             self.close()
             self._known.clear()
@@ -86,7 +86,7 @@ class PayloadOffsets:
         return place.header if load_pages(self._fd, place.offset, length) else None
 
     def offset_of(self, key: bytes) -> int:
-        """The payload's offset in the file; 0: unknown."""
+        """The payload's offset in the file, in bytes; 0 if it is unknown."""
         place = self._known.get(key)
         return 0 if place is None else place.offset
 
@@ -104,7 +104,8 @@ class PayloadOffsets:
             self._advise(MADV_RANDOM)
 
     def learn(self, key: bytes, payload: memoryview, header: RecordHeader) -> None:
-        """Remember the offset of ``payload``, a view that LMDB gave of its map, and the record's header."""
+        """Remember where ``payload`` lies in the file, and the record's header. ``payload``: a view that LMDB
+        gave of its map; one that lies elsewhere is ignored."""
         address = np.frombuffer(payload, dtype=np.uint8).ctypes.data
         if self._begin <= address < self._end:
             self._known[key] = PayloadAt(address - self._begin, header)
@@ -125,13 +126,14 @@ class PayloadOffsets:
 
 
 def stride_of(length: int) -> int:
-    """Bytes that a payload of ``length`` bytes takes in the file: whole pages, with LMDB's header."""
+    """How many bytes a payload of ``length`` bytes takes in the file: whole pages, with LMDB's header before
+    it."""
     return -(-(length + HEADER) // PAGE) * PAGE
 
 
 def _range_of(path: Path) -> tuple[int, int]:
     """The addresses, begin and end, at which this process maps the file from its first byte on; (0, 0) if it
-    does not."""
+    does not map it."""
     name = str(path.resolve())
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text().splitlines():
@@ -157,8 +159,9 @@ class _Pages(ctypes.Structure):
 
 
 def in_memory(fd: int, offset: int) -> bool:
-    """Whether the page at ``offset`` is in the page cache, or on its way there. Brings nothing from the disk:
-    a read would make the kernel read ahead. Raises `OSError`: the kernel cannot say."""
+    """Whether the page at ``offset`` of the file ``fd`` is in the page cache, or on its way there. Brings
+    nothing from the disk: a read would make the kernel read ahead. Raises `OSError`: the kernel cannot
+    say."""
     span, pages = _Range(offset // PAGE * PAGE, PAGE), _Pages()
     if _syscall(_CACHESTAT, fd, ctypes.byref(span), ctypes.byref(pages), 0) == 0:
         return bool(pages.cached)
@@ -166,8 +169,8 @@ def in_memory(fd: int, offset: int) -> bool:
 
 
 def load_pages(fd: int, offset: int, length: int) -> bool:
-    """Bring these bytes of the file into the page cache, and wait until they are there. Returns False if the
-    file is shorter.
+    """Bring ``length`` bytes of the file ``fd`` from ``offset`` on into the page cache, and wait until they
+    are there. Returns False if the file is shorter.
 
     They are sent to the null device, which takes pages and copies no bytes. Raises `OSError`: the medium
     refused.

@@ -27,16 +27,17 @@ FIRST = 0.1  # seconds before the first start after a death; each failed start d
 LONGEST = 30.0  # seconds between two starts, at most
 
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
-"""Death by one of these means that LMDB read damaged pages. The next process would read the same pages."""
+"""Signals: death by one of these means that LMDB read damaged pages. The next process would read the same
+pages."""
 
 log = logging.getLogger(__name__)
 
 
 class DiskProcess:
-    """The disk process of one engine.
+    """Runs the disk process of one engine: starts one each time the engine asks.
 
-    ``theirs``: the engine's end of the control socket. ``memory``: the descriptor of the host tier's memory.
-    ``logs``: the log settings of the disk process.
+    ``theirs``: the engine's end of the control socket, over which it asks. ``memory``: the descriptor of the
+    host tier's memory. ``logs``: the log settings of the disk process.
     """
 
     def __init__(self, memory: int, logs: LogSettings | None = None) -> None:
@@ -81,7 +82,8 @@ class DiskProcess:
         self._end(GRACE)
 
     def _left_within(self, seconds: float) -> bool:
-        """Wait for ``seconds``, or until `stop` is called. Returns whether the engine has closed its end."""
+        """Wait for ``seconds``, or until `stop` is called. Returns whether the engine has closed its end of
+        the socket."""
         self._leaving.wait(seconds)
         try:
             return not self._ours.recv(16, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -133,7 +135,7 @@ class DiskProcess:
 
     def _end(self, grace: float) -> None:
         """Wait ``grace`` seconds until the disk process ends, then kill it (0: at once); it is dead and
-        reaped when this returns. If it died of a crash, the next one throws the records away."""
+        reaped when this returns. If it died of one of `CRASHES`, the next one throws the records away."""
         process, self._process = self._process, None
         if process is None:
             return

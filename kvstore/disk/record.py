@@ -16,8 +16,9 @@ _HEADER = struct.Struct("<8sII16s16sQQQQ")
 
 @dataclass(frozen=True, slots=True)
 class RecordHeader:
-    """The header of a record. ``space``: the namespace, 16 bytes. ``length``: bytes of the payload;
-    ``digest``: its xxh3. ``stamp``: a number that rises with each use of any record."""
+    """The header of a record on disk. ``space``: the namespace, 16 bytes. ``tokens``: in the block.
+    ``length``: bytes of the payload; ``digest``: its xxh3. ``stamp``: a number that rises with each use of
+    any record. ``tenant``: its number, 0 if unknown."""
 
     space: bytes
     key: bytes
@@ -43,8 +44,8 @@ class RecordHeader:
 
 
 def read_header(data: bytes | memoryview, key: bytes, space: bytes, length: int) -> RecordHeader | None:
-    """The header in ``data``, if it has this layout and is for this key, namespace and payload length; else
-    None."""
+    """The header that ``data`` holds; None if it is not of this layout, or not for this ``key``, namespace
+    ``space`` and payload ``length``."""
     if len(data) != _HEADER.size:
         return None
     magic, layout, tokens, its_space, its_key, its_length, digest, stamp, tenant = _HEADER.unpack(data)

@@ -1,8 +1,8 @@
 """The disk process's loop: takes requests of the engine, moves records between slots and disk, and answers.
 
 Waiting requests are taken together: stores of up to ``BATCH_BYTES`` share a transaction, and a fetch waits
-behind one such transaction at most. If the medium refuses, the request fails and nothing else. Between
-requests it looks at the free space of its disk, and gives space back before others are short of it.
+behind one such transaction at most. If the medium refuses, that request fails and no other. Between requests
+it looks at the free space of its disk, and gives space back before others are short of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 
 
 class DiskServer:
-    """Serves ``sock`` from ``store``, with the slots of ``memory``."""
+    """Serves the engine at the other end of ``sock``: moves records between the slots of ``memory`` and
+    ``store``."""
 
     def __init__(self, sock: socket.socket, memory: SlotMemory, store: RecordStore) -> None:
         self._sock = sock
@@ -73,8 +74,8 @@ class DiskServer:
         self._send(messages.Known(last, last=True, ignored=self._store.ignored))
 
     def _look(self) -> None:
-        """If the disk is short of space, give some back, first of other models' records. Tell the engine if
-        the room for records has changed much. Set the time of the next look."""
+        """Look at the disk's free space: if it is short, give some back, first of other models' records. Tell
+        the engine if the room for records has changed much. Set the time of the next look."""
         least, most = LOOK_SECONDS
         delay = most
         try:
@@ -191,7 +192,7 @@ class DiskServer:
                 self._refused(error)
 
     def _refused(self, error: StoreFailed) -> None:
-        """The medium refused: log it, unless it is logged already since the last success."""
+        """Log that the medium refused, unless that is logged already since the last success."""
         if not self._refusing and not isinstance(error, StoreFull):
             self._refusing = True
             log.error("the disk refuses: %s", error)
@@ -201,15 +202,16 @@ class DiskServer:
 
 
 def _packets(keys: list[bytes]) -> list[bytes]:
-    """The keys one behind the other, as many in each part as a packet holds."""
+    """The keys, joined without separators, in parts of as many keys as one packet holds."""
     return [b"".join(keys[at : at + KEYS_PER_PACKET]) for at in range(0, len(keys), KEYS_PER_PACKET)]
 
 
 def serve(sock: socket.socket, memory_fd: int, *, anew: bool = False) -> None:
-    """Read the ``Begin`` packet from ``sock``, open the store that it names, and serve until the socket ends.
-    ``anew``: throw away the records that are there.
+    """Read the ``Begin`` packet from ``sock``, open the store that it names, and serve until the engine
+    closes the socket. ``memory_fd``: the host tier's memory. ``anew``: throw away the records that are there.
 
-    Raises `StoreLocked`, `StoreFailed`, `StoreTorn`.
+    Raises `StoreLocked`: another process holds the store; `StoreFailed`: it cannot be opened; `StoreTorn`:
+    its file was damaged and is removed.
     """
     packet = sock.recv(messages.PACKET_BYTES)
     if not packet:

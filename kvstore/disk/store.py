@@ -39,8 +39,8 @@ SPARE = 64 << 20  # of the map, beyond twice the budget: pages freed are not fre
 TREE_BYTES = 64 << 10  # that the B-trees may take with one batch of records
 GIVEN_SHARE = 32  # one record in so many is evicted beyond what is needed now, when space is given back
 OWN_CORRUPT = 3
-"""So many corrupt records that were stored since the file was opened mean damaged pages: a list of free pages
-names pages in use, and records are written over each other, again and again."""
+"""So many corrupt records that were stored since the file was opened mean damaged pages of LMDB: a list of
+free pages names pages in use, and records are written over each other, again and again."""
 TURN = b"turn"  # a meaningless key in the main tree: written to have a transaction
 
 log = logging.getLogger(__name__)
@@ -54,9 +54,10 @@ TORN = (
     lmdb.PageNotFoundError,
     lmdb.VersionMismatchError,
 )
-"""Errors of a file with damaged pages: they would come again and again."""
+"""LMDB's errors for a file with damaged pages: they would come again and again."""
 ANOTHER_FORMAT = "LMDB data format"
-"""In the binding's error for a file of another version, or damaged there; it has no class of its own."""
+"""Part of the LMDB binding's error text for a file of another version, or damaged there; it has no class of
+its own."""
 
 
 class StoreFailed(KVStoreError):
@@ -77,7 +78,8 @@ class StoreTorn(KVStoreError):
 
 @dataclass(frozen=True, slots=True)
 class NewRecord:
-    """A record to be stored. ``payload`` is only read during the call."""
+    """A record to be stored. ``tokens``: in its block. ``digest``: xxh3 of ``payload``, which is only read
+    during the call. ``tenant``: the number of its tenant."""
 
     key: bytes
     tokens: int
@@ -87,13 +89,14 @@ class NewRecord:
 
 
 class RecordStore:
-    """The records of one namespace under ``folder``, at most ``budget`` bytes of them.
+    """The records of one namespace in an LMDB file under ``folder``, at most ``budget`` bytes of them.
+    ``space``: the namespace, 16 bytes; ``block_bytes``: the length of each payload.
 
-    ``caps``: most bytes of a tenant's records, by the tenant's number.
-    ``floor``: bytes of the disk that stay free, however full it is; None: the disk is not looked at.
-    ``ignored``: headers found that are not of this namespace, block size or layout; they are dropped.
-    ``given_up``: keys evicted because the disk is short of space; for the caller to take.
-    ``anew``: throw away what is there, since the process that opened it last died of it.
+    ``caps``: most bytes of a tenant's records, by the tenant's number. ``floor``: bytes of the disk that stay
+    free, however full it is; None: the disk is not looked at. ``ignored``: how many records were found that
+    are not of this namespace, block size or layout; they are dropped. ``given_up``: keys evicted because the
+    disk is short of space; the caller takes them. ``anew``: throw away what is there, since the process that
+    opened it last died of it.
 
     Raises `StoreLocked`: another process holds it; `StoreFailed`: the folder or file cannot be opened, even
     anew.
@@ -148,7 +151,7 @@ class RecordStore:
 
     @property
     def size(self) -> int:
-        """Bytes that all records take in the file, by their number."""
+        """Bytes that all records take in the file: their number times the size of one."""
         return len(self._order) * self._record_size
 
     @property
@@ -158,8 +161,8 @@ class RecordStore:
 
     @property
     def headroom(self) -> int:
-        """How many bytes the file may grow by before less than ``floor`` is free on the disk; below 0: how
-        many to give back. The budget if there is no floor. Raises `StoreFailed`."""
+        """How many bytes the file may grow by before less than ``floor`` bytes are free on the disk; a
+        negative number: how many to give back. The budget if there is no floor. Raises `StoreFailed`."""
         if self.floor is None:
             return self.budget
         try:
@@ -182,8 +185,8 @@ class RecordStore:
     def put(
         self, records: Sequence[NewRecord], superseded: Iterable[bytes] = (), touched: Iterable[bytes] = ()
     ) -> list[bytes]:
-        """Store the records and forget ``superseded``, all in one transaction. Returns the keys that were
-        evicted for them, and those of the records that were left out.
+        """Store the records and remove those of ``superseded``, all in one transaction. Returns the keys of
+        records that are not here now: those evicted for the new ones, and new ones that were left out.
 
         ``touched``: keys of records that count as used now. A tenant with a cap gives up its own records;
         where the new ones alone exceed the cap, the first of them are left out. Where the disk is short of
@@ -238,8 +241,8 @@ class RecordStore:
             self._order.move(key, last=False)
 
     def lease(self, keys: Iterable[bytes], *, on: bool) -> None:
-        """With ``on``: leases cover these keys, even of records that come later, which are evicted after all
-        others. Else: they cover them no longer."""
+        """With ``on``, note that leases cover these keys: their records, also those that come later, are
+        evicted after all others. Without, note that no lease covers them any longer."""
         self._order.lease(keys, on=on)
 
     def held(self) -> dict[int, int]:
@@ -247,15 +250,17 @@ class RecordStore:
         return self._order.held()
 
     def offset_of(self, key: bytes) -> int:
-        """The payload's offset in the file, 0 where it is unknown; a reader must check the bytes."""
+        """The payload's offset in the file, in bytes; 0 if it is unknown. A hint: a reader must check the
+        bytes there."""
         return self._offsets.offset_of(key)
 
     def get(self, key: bytes, into: memoryview) -> RecordHeader:
-        """Copy the payload into ``into`` and check it there; from now on the record is the first to be evicted.
+        """Copy the record's payload into ``into`` and check it there. Returns its header. From now on the
+        record is the first of its tenant's to be evicted.
 
-        Raises `RecordMissing`: it is not here; `RecordCorrupt`: header or bytes are not what was stored; it
-        is dropped; `StoreFailed`: the medium refused; `StoreTorn`: also at the third corrupt record that was
-        stored since the file was opened.
+        Raises `RecordMissing`: it is not here; `RecordCorrupt`: header or bytes are not what was stored, and
+        it is dropped; `StoreFailed`: the medium refused; `StoreTorn`: the file is damaged, as the third
+        corrupt record that was stored since it was opened shows, too.
         """
         header = self._get_by_offset(key, into)
         if header is not None:
@@ -283,10 +288,10 @@ class RecordStore:
 
     def load_pages(self, key: bytes) -> RecordHeader | None:
         """Bring the record's payload into the page cache, without a check: a reader must check it, see
-        `offset_of`. From now on the record is the first to be evicted. Returns its header. None: it did not
-        come; `get` finds out why.
+        `offset_of`. From now on the record is the first of its tenant's to be evicted. Returns its header;
+        None if it did not come: `get` finds out why.
 
-        Raises `StoreFailed`: the medium refused.
+        Raises `StoreFailed`: the medium refused; `StoreTorn`: the file is damaged.
         """
         try:
             if key not in self._offsets:
@@ -300,16 +305,16 @@ class RecordStore:
         return header
 
     def drop(self, keys: Iterable[bytes]) -> None:
-        """Remove these records. Where the medium refuses, they are only forgotten in memory, and found again
-        after a restart."""
+        """Remove these records. Where the medium refuses, they are only forgotten in memory, and are found
+        again after a restart."""
         listed = list(keys)
         with contextlib.suppress(StoreFailed):  # found again after a restart, and checked again
             self._write(lambda txn: self._delete(txn, listed))
         self._forget(listed)
 
     def relieve(self, coming: int = 0) -> int:
-        """Until ``coming`` more bytes fit on the disk beside the floor: turn free pages of the file into
-        holes, and evict the longest unused records to free more.
+        """If ``coming`` more bytes do not fit on the disk beside the floor, make room: turn free pages of the
+        file into holes, and evict the longest unused records to free more.
 
         Returns by how many bytes the file is smaller; the keys of evicted records are in ``given_up``. Raises
         `StoreTorn` only: what cannot be given back now is tried again by the next call.
@@ -340,7 +345,7 @@ class RecordStore:
             raise self._failed(error) from error
 
     def damaged(self) -> Iterator[bytes]:
-        """Read and check all records, one at a time. Damaged ones are dropped; yields their keys."""
+        """Read and check all records, one at a time. Damaged ones are dropped; yields the keys of these."""
         buffer = memoryview(bytearray(self._length))
         for key in self.keys():
             try:
@@ -355,9 +360,9 @@ class RecordStore:
         os.close(self._lock)
 
     def _within_caps(self, fresh: list[NewRecord]) -> tuple[list[NewRecord], list[bytes]]:
-        """Drop those of the new records for which their tenants' caps leave no room, the first ones first.
-        Returns the records that stay, in order, and the keys of the others. Tenants without a cap keep all.
-        """
+        """Leave out those of the new records for which their tenants' caps have no room, the first ones
+        first. Returns the records that stay, in order, and the keys of the others. Tenants without a cap keep
+        all."""
         left = dict(self._most)
         staying: list[NewRecord] = []
         refused: list[bytes] = []
@@ -371,8 +376,8 @@ class RecordStore:
         return staying[::-1], refused
 
     def _within_disk(self, fresh: list[NewRecord]) -> tuple[list[NewRecord], list[bytes]]:
-        """Make room on the disk for the new records. Returns the last of them, as many as there is room for,
-        and the keys of the others. Raises `StoreFull` if there is room for none."""
+        """Make room on the disk for the new records. Returns as many of them as there is room for, the last
+        ones, and the keys of the others. Raises `StoreFull` if there is room for none."""
         if self.floor is None or not fresh:
             return fresh, []
         self.relieve(len(fresh) * self._record_size + TREE_BYTES)
@@ -406,7 +411,8 @@ class RecordStore:
             os.close(fd)
 
     def _empty(self) -> int:
-        """Throw the whole file away, and begin an empty one. Returns the bytes given back."""
+        """Throw the whole file away, and begin an empty one; the keys of all records are noted in
+        ``given_up``. Returns the bytes given back."""
         before, keys = self.file_bytes, self.keys()
         with contextlib.suppress(OSError, lmdb.Error, StoreFailed):  # the next call tries to have another
             self._env.close()
@@ -424,8 +430,9 @@ class RecordStore:
         return list(chain.from_iterable(found))
 
     def _begin(self, *, anew: bool = False) -> list[bytes]:
-        """Open the environment, and read the headers into the eviction order. Returns the keys of records
-        that are not of this namespace, block size or layout.
+        """Open the LMDB environment (``anew``: with an empty file), and read the headers into the eviction
+        order. Returns the keys of records that are not of this namespace, block size or layout. Raises
+        `StoreFailed`, or what LMDB raises.
 
         A damaged file is thrown away: reading a truncated map kills the process.
         """
@@ -503,22 +510,25 @@ class RecordStore:
         self._offsets.mapped(anew=False)
 
     def _failed(self, error: Exception) -> KVStoreError:
-        """The error for the caller to raise. If the file is damaged, it is removed; otherwise the environment
-        is opened again where it refuses everything."""
+        """Make the error that the caller raises for ``error``: `StoreTorn` if the file is damaged, which is
+        then removed; otherwise `StoreFailed`, and the environment is opened again if it refuses
+        everything."""
         if isinstance(error, TORN):
             return self._torn(str(error))
         self._renew()
         return StoreFailed(explained(error, f"the KV file {self.folder / FILE}"))
 
     def _torn(self, reason: str) -> StoreTorn:
-        """The error for the caller to raise, because the file's pages are damaged: the file is removed."""
+        """Make the error that the caller raises because the file's pages are damaged, and remove the file.
+        ``reason``: for its text."""
         (self.folder / FILE).unlink(missing_ok=True)  # still mapped here: a shorter one would kill us
         return StoreTorn(f"{self.folder}: the file of records is damaged and thrown away: {reason}")
 
     def _renew(self) -> None:
-        """Open the environment again if it refuses everything, as after a meta page that could not be written.
+        """Open the LMDB environment again if it refuses everything, as after a meta page that could not be
+        written.
 
-        Recency since the last batch is lost.
+        Which records were used since the last batch is lost then.
         """
         with contextlib.suppress(lmdb.Error), self._env.begin():
             return
@@ -536,8 +546,8 @@ class RecordStore:
         return header if header is not None and xxh3_64_intdigest(into) == header.digest else None
 
     def _look_up(self, txn: Any, key: bytes) -> tuple[RecordHeader | None, Any, bool]:
-        """A record's header and payload from the B-trees, and True. If a part is missing or the header or the
-        length is wrong: None, None, and whether any part is there.
+        """Look a record up in LMDB's B-trees: its header and payload, and True. If a part is missing or the
+        header or the length is wrong: None, None, and whether any part is there.
 
         The payload's bytes are not checked. Where it lies is remembered from now on.
         """
@@ -577,7 +587,7 @@ class RecordStore:
 
 
 def disk_use(path: Path) -> int:
-    """Bytes of the disk that a file takes; 0 if there is none."""
+    """Bytes of the disk that a file takes; holes do not count. 0 if there is no such file."""
     try:
         return path.stat().st_blocks * 512
     except OSError:
@@ -595,8 +605,8 @@ def throw_away(folder: Path) -> None:
 
 
 def hold(folder: Path) -> int:
-    """Take the lock of ``folder``, and write this process's number into its file. Returns the descriptor;
-    closing it frees the lock. Raises `StoreLocked`, naming the holder."""
+    """Take the lock of ``folder``, and write this process's number into the lock's file. Returns the
+    descriptor; closing it frees the lock. Raises `StoreLocked`, naming the process that has it."""
     fd = os.open(folder / "holder", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

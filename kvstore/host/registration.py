@@ -1,8 +1,9 @@
-"""Registers the host tier's memory with the device (pins it), a piece at a time and ahead of the copies.
+"""Registers the host tier's memory with the device (pins it), a piece of 16 MiB at a time and ahead of the
+copies.
 
-Registering 16 MiB takes milliseconds and blocks all else, so it is never done within a step. The first pieces
-are registered when the tier is set up, the others by a thread, ahead of the slots in use. Where the device
-refuses a piece, copies go on without it, slower. Knows slots and addresses.
+Registering a piece takes milliseconds and blocks all else, so it is never done within a step. The first
+pieces are registered when the tier is set up, the others by a thread, ahead of the slots in use. Where the
+device refuses a piece, copies go on without it, slower. Knows slots and addresses.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ log = logging.getLogger(__name__)
 
 PIECE_BYTES = 16 << 20
 AHEAD = 16
-"""Pieces, from the one in use on, that are registered before they are needed."""
+"""How many pieces are registered in advance: the one in use, and those that follow it."""
 
 
 class Registration:
-    """Registers the slots of ``memory``, which begins at ``address``; ``close`` unregisters all."""
+    """Registers the slots of ``memory`` with ``device``, a piece at a time. ``address``: where the memory
+    begins in this process. ``close`` unregisters all."""
 
     def __init__(self, device: Device, memory: SlotMemory, address: int) -> None:
         whole_pages = memory.stride % PAGE == 0  # else two pieces would share a page
@@ -55,14 +57,16 @@ class Registration:
         return sum(self._extent(piece)[1] for piece in tuple(self._registered))
 
     def begin(self) -> None:
-        """Register the first pieces now, and let a thread register those that come into use later."""
+        """Register the first pieces now, and let a thread register those that come into use later. Does
+        nothing for a device that needs no pinned memory."""
         if self._device.overlaps:
             self.use(0)
             self.advance()
             self._begun = True
 
     def use(self, slot: int) -> None:
-        """A step copies this slot: have its piece and the next ones registered. Does not wait."""
+        """Note that a step copies this slot: its piece and the next `AHEAD` - 1 are to be registered, by the
+        thread. Does not wait."""
         first = slot // self._slots_each
         if self._refused or (first in self._registered and self._last(first) in self._registered):
             return

@@ -72,16 +72,19 @@ _MOVES = {
     (SlotState.READING.value, SlotState.READING.value),
     (SlotState.READING.value, SlotState.READY.value),
 }
-"""(from, to). Plain numbers: the hash of an enum member is slow, and each restored block asks four times."""
+"""The changes of a slot's state that are allowed, (from, to). Plain numbers: the hash of an enum member is
+slow, and each restored block asks four times."""
 
 _MAY_MOVE = np.zeros((len(SlotState), len(SlotState)), dtype=np.bool_)
 _MAY_MOVE[tuple(np.array(sorted(_MOVES)).T)] = True
-"""``[from, to]``: the same as a table, for many at once."""
+"""``[from, to]``: the same as a table of booleans, for many slots at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One slot's entry in the directory. ``digest``: xxh3 of its payload. ``stamp`` rises with each use."""
+    """One slot's entry in the directory: the record's ``key``, number of ``tokens`` and ``tenant``; the
+    slot's ``state``; the process (``owner``) that brought it there; how many ``readers`` it has. ``digest``:
+    xxh3 of the payload. ``stamp``: a number that rises with each use of any record."""
 
     key: bytes
     tokens: int
@@ -101,10 +104,12 @@ def make_memory(size: int) -> int:
 
 
 class SlotMemory:
-    """The memfd ``fd`` mapped: slots for blocks of ``block_bytes`` of the namespace ``space`` (16 bytes).
+    """The memfd ``fd``, mapped: a directory, and slots for blocks of ``block_bytes`` bytes of the namespace
+    ``space`` (16 bytes).
 
-    A memory with another header is formatted anew; ``adopted``: it was not. ``slots`` is 0 where the memory
-    is too small for one. Opens a descriptor of its own.
+    ``slots``: how many; 0 where the memory is too small for one. ``stride``: bytes from slot to slot.
+    ``adopted``: whether the memory had this layout already; otherwise it is formatted, and all slots are
+    free. Opens a descriptor of its own.
 
     Raises:
         GroupInvalid: ``made`` says that another process has formatted it so, and its header says otherwise.
@@ -131,7 +136,7 @@ class SlotMemory:
 
     @property
     def directory(self) -> NDArray[np.void]:
-        """The entries as one structured array, not copied."""
+        """The entries of all slots as one structured array, not copied."""
         return np.frombuffer(self.map, _ENTRY_FIELDS, self.slots, PAGE)
 
     def entry(self, slot: int) -> Entry:
@@ -160,7 +165,7 @@ class SlotMemory:
         return self.first + slots * self.stride
 
     def move(self, slot: int, wanted: SlotState, owner: int = 0) -> None:
-        """Bring ``slot`` into the state ``wanted``, and write the process ``owner`` beside it.
+        """Bring ``slot`` into the state ``wanted``, and write the number of the process ``owner`` beside it.
 
         READING to READING: one more reader. READING to READY: no reader is left. Raises `SlotMisused`: its
         state does not allow it.
@@ -172,8 +177,9 @@ class SlotMemory:
         _STATE.pack_into(self.map, at, wanted, owner)
 
     def move_each(self, slots: Sequence[int], wanted: SlotState, owner: int = 0) -> None:
-        """Bring many slots into the state ``wanted``, as `move`. Of more than `FEW` either all move, or none
-        does."""
+        """Bring many slots into the state ``wanted``, and write the process ``owner`` beside it. Raises
+        `SlotMisused` if a slot's state does not allow it: of more than `FEW` slots none has moved then, of
+        fewer those before it have."""
         if len(slots) <= FEW:
             for slot in slots:
                 self.move(slot, wanted, owner)

@@ -18,16 +18,17 @@ from ..quotas import FairOrder
 from .slots import SlotMemory, SlotState
 
 AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
-"""Share of the memory, and most bytes, of free slots that have their pages. Taking a page may cost ten times
-what filling it costs: a virtual machine returns freed pages to its host.
-"""
+"""How many free slots have their memory pages in advance: at most this share of all slots, and at most so
+many bytes. Taking a page may cost ten times what filling it costs: a virtual machine returns freed pages to
+its host."""
 
 
 class HostTier:
-    """The records in ``memory``, and the order in which they are evicted. ``owner``: a process's number,
-    written into the slots that it fills or reads.
+    """The records in the slots of ``memory``, and the order in which they are evicted. ``owner``: a process's
+    number, written into the slots that it fills or reads.
 
-    ``recheck``: bytes are hashed each time before they are read; for tests and debug.
+    ``recheck``: bytes are hashed each time before they are read; for tests and debug. ``lease_changes``
+    counts the calls of `lease`. ``adopted``: how many records an earlier process left in the memory.
 
     A record has a slot from ``reserve`` until it is dropped, and is found while that is READY or READING. If
     it is dropped while its slot is filled or read, it is found no longer, and the slot is free when that
@@ -70,7 +71,8 @@ class HostTier:
         return self._here
 
     def slot_of(self, key: bytes) -> int | None:
-        """The slot in which the record can be read now; None if there is none. Does not count as a use."""
+        """The slot in which the record can be read now; None if it cannot be read here. Does not count as a
+        use."""
         return self._here.get(key)
 
     def has_slot(self, key: bytes) -> bool:
@@ -78,8 +80,8 @@ class HostTier:
         return key in self._slot_of
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """The slots of the longest beginning of ``keys`` with a record here. Bytes that this process has not
-        checked yet are checked; a damaged record is dropped, and ends the list."""
+        """The slots of the longest beginning of ``keys`` with a record here, which count as hits. Bytes that
+        this process has not checked yet are checked; a damaged record is dropped, and ends the list."""
         found: list[int] = []
         for key in keys:
             slot = self._here.get(key)
@@ -101,7 +103,7 @@ class HostTier:
 
     @property
     def uses(self) -> int:
-        """A counter that rises whenever the eviction order may have changed."""
+        """A number that rises whenever the eviction order may have changed."""
         return self._stamp + self._dropped
 
     @property
@@ -122,8 +124,9 @@ class HostTier:
         return self._order.held()
 
     def evict_first(self, slots: Iterable[int]) -> None:
-        """Let the records in these slots be evicted before all others, the last of them first: they are on
-        the device too.
+        """Let the records in these slots be evicted before all others of their tenants, the last of them
+        first: they are on the device too. Slots outside the eviction order, as those that are filled or read,
+        are left alone.
 
         That holds until `touch`, which the caller calls when the device evicts them.
         """
@@ -134,11 +137,9 @@ class HostTier:
         return self._slot_of.get(key) in self._yielding
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Count these records as used now, in the order of their sequence: they are evicted after all that
-        were used before.
-
-        The end of a chain is evicted before its beginning, as `eviction` wants it.
-        """
+        """Count those of these records that are here as used now. ``keys``: in the order of their sequence;
+        the end of it is evicted before its beginning, as `eviction` wants it. Records outside the eviction
+        order, as those that are read, are left alone."""
         found = self._order.remove_each(self._here[key] for key in keys if key in self._here)
         found.reverse()
         self._rank(found)
@@ -168,19 +169,19 @@ class HostTier:
 
     @property
     def leased(self) -> Set[bytes]:
-        """The keys that leases cover, whether their records are here or not."""
+        """The keys that leases cover, also of records that are not here."""
         return self._promised.keys()
 
     def promised(self, key: bytes, besides: int | None = None) -> bool:
-        """Whether a lease covers the record, other than that of the sequence ``besides``."""
+        """Whether a lease covers the record ``key``; that of the sequence ``besides`` does not count."""
         return any(holder != besides for holder in self._promised.get(key, ()))
 
     def reserve(self, key: bytes, tokens: int, tenant: int = 0, *, spare: bool = False) -> int | None:
-        """Take a slot to fill with the record, in state FILLING. None if the record has a slot already, or if
-        no slot can be had.
+        """Take a slot to fill with the record; it is in state FILLING then. None if the record has a slot
+        already, or if no slot can be had. ``tokens``: of the record, 0 if not known yet.
 
         Where no slot is free a record is evicted as `quotas` says, see `take_evicted`. For a ``spare`` record
-        only one that `evict_first` named is evicted.
+        only one that `evict_first` named, and that no lease covers, is evicted.
         """
         if key in self._slot_of:
             return None
@@ -207,10 +208,11 @@ class HostTier:
         return evicted
 
     def filled(self, slot: int, *, tokens: int | None = None, digest: int | None = None) -> None:
-        """All bytes are in ``slot``: from now on the record is found, and counts as used now.
+        """Note that all bytes are in ``slot``: from now on the record is found, and counts as used now.
 
-        ``tokens``, ``digest``: of a record that comes from another process, which checked it in this slot.
-        With ``recheck``, bytes with another digest are dropped.
+        ``tokens``, ``digest``: of a record that comes from another process, which checked it in this slot;
+        None: the digest is computed here. With ``recheck``, bytes with another digest are dropped. The slot
+        of a record that was dropped meanwhile becomes free.
         """
         self._filling.remove(slot)
         if slot not in self._key_of:  # dropped meanwhile
@@ -241,7 +243,7 @@ class HostTier:
         return True
 
     def abandon(self, slot: int) -> None:
-        """The slot will not be filled: free it, and forget the record that it was reserved for."""
+        """Note that the slot will not be filled: free it, and forget the record that it was reserved for."""
         self._filling.remove(slot)
         self._forget(slot)
         self._free_slot(slot)
@@ -250,8 +252,8 @@ class HostTier:
         """Keep the records in these slots until `release`, because they are being read: one hold for each
         time a slot is named.
 
-        Not ``used``: they keep their places in the eviction order. Otherwise they count as used when they are
-        released.
+        Without ``used`` they keep their places in the eviction order. Otherwise they leave it, and count as
+        used when they are released.
         """
         for slot in slots:
             self._readers[slot] = self._readers.get(slot, 0) + 1
@@ -276,8 +278,8 @@ class HostTier:
         self._rank([slot for slot in over if slot in self._key_of and slot not in self._order], first=above)
 
     def drop(self, key: bytes) -> None:
-        """Forget the record with this key, if there is one. Its slot becomes free, or once it is filled or
-        read to the end."""
+        """Forget the record with this key, if there is one. Its slot becomes free at once, or, if it is being
+        filled or read, when that ends."""
         slot = self._slot_of.get(key)
         if slot is None:
             return
@@ -290,8 +292,8 @@ class HostTier:
     def statistics(self) -> dict[str, int]:
         """``records`` and ``bytes`` now, of ``capacity`` bytes; the others count since the start.
 
-        ``hits``, ``misses``, ``damaged``: how lookups ended. ``refused``: records without room. ``dropped``:
-        records evicted or dropped.
+        ``hits``, ``misses``, ``damaged``: how look-ups of `find` ended. ``refused``: records that found no
+        slot. ``dropped``: records evicted or dropped.
         """
         size = self.memory.block_bytes
         return {
@@ -368,7 +370,8 @@ class HostTier:
         return True
 
     def _rank(self, slots: list[int], *, first: bool = False) -> None:
-        """Count the records in these slots as used now. ``first``: they are evicted first all the same."""
+        """Count the records in these slots as used now, and put the slots into the eviction order; ``first``:
+        before all others of their tenants."""
         self.memory.set_stamps(slots, self._stamp + 1)
         self._stamp += len(slots)
         self._yielding.difference_update(slots)
@@ -385,7 +388,7 @@ class HostTier:
         return min(self._promised.get(key, {}).values(), default=None)
 
     def _forget(self, slot: int) -> None:
-        """Take the record out of the slot: it is found no longer. The slot is not freed here."""
+        """Forget the record in the slot: it is found no longer. The slot is not freed here."""
         key = self._key_of.pop(slot, None)
         if key is not None:
             del self._slot_of[key]

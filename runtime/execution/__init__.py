@@ -1,1 +1,1 @@
-"""A plan becomes numbers: the runner, the sampler, warm-up, and the watchdog's deadlines."""
+"""Computes plans: the runner, the sampler, warm-up, and a runner that tells how long a step may take."""

@@ -15,8 +15,9 @@ import torch
 from ..errors import EngineDied
 
 REFUSALS = frozenset({1, 2, 9, 98, 200, 209, 701, 712, 713, 801})
-"""Invalid value, memory, launch configuration or function; no image or kernel for it; out of resources; host
-memory that is registered already, or is not; an operation that is not supported here."""
+"""CUDA error codes of a call that was refused, and left the device as it was: invalid value, memory, launch
+configuration or function; no image or kernel for it; out of resources; host memory that is registered
+already, or is not; an operation that is not supported here."""
 
 REFUSED = (
     "out of memory",
@@ -48,7 +49,8 @@ def is_lost(error: Exception) -> bool:
 
 @contextmanager
 def device_watched() -> Iterator[None]:
-    """Raises ``EngineDied`` if an exception inside means that the device is lost."""
+    """A context that raises ``EngineDied`` in place of an exception which means that the device is lost;
+    others pass."""
     try:
         yield
     except Exception as error:

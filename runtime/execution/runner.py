@@ -26,18 +26,20 @@ from .sampler import draw, outcome
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """Token ids that one step sampled, on the device: int64 ``[rows]`` as in its plan; 0 where none was."""
+    """Token ids that one step sampled, on the device: int64 ``[rows]`` in the order of its plan; 0 for a row
+    that sampled none."""
 
     step: int
     ids: Tensor
 
 
 class TorchRunner:
-    """`plan.Runner` over a decoder and its KV groups' arenas; a block id names a block in each of them.
+    """`plan.Runner` over a decoder and ``arenas``, one per KV group; a block id names a block in each of
+    them.
 
-    ``mover``: copies blocks to the host tier and back; without one no plan may ask for it.
-    ``device``: what the decoder computes on; by default torch's. ``grammars``: makes the masks of the grammars
-    that plans name by number.
+    ``mover``: copies blocks to the host tier and back; without one no plan may ask for it. ``device``: what
+    the decoder computes on; by default torch's. ``grammars``: makes the masks of the grammars that plans name
+    by number.
     """
 
     def __init__(
@@ -59,7 +61,8 @@ class TorchRunner:
         self._last = self._before = _Sampled(-1, nothing)
 
     def launch(self, plan: Plan) -> TorchHandle:
-        """Start a step. Plans with the same step number (parts of one, run again) read the same earlier step.
+        """Start a step, and return its handle. Plans with the same step number (parts of one, run again) are
+        fed by the same earlier step.
 
         Raises what torch raises: then no row of this plan has an outcome. ``EngineDied``: the device is lost.
         """
@@ -95,7 +98,8 @@ class TorchRunner:
         return self._mover.move(saves, loads, plan.written(self._block_tokens) if saves else ())
 
     def _input_ids(self, plan: Plan) -> Tensor:
-        """The step's token ids, int64 ``[tokens]``: the plan's own, and those the step before samples."""
+        """The step's token ids, int64 ``[tokens]``: those in the plan, and those that the step before
+        samples."""
         waiting = np.zeros(1, dtype=np.int64)
         own = np.concatenate([waiting if row.fed_by is not None else row.tokens for row in plan.rows])
         starts = np.cumsum([0, *(row.count for row in plan.rows)])
@@ -107,8 +111,9 @@ class TorchRunner:
         return ids.index_copy_(0, to, self._before.ids[by])
 
     def _draw(self, plan: Plan, hidden: Tensor, batch: PagedBatch, tokens: Tensor) -> Tensor:
-        """What each row samples, as `sampler.draw` returns it: int64 ``[rows, 2 or more]``. Rows that sample
-        nothing have zeros."""
+        """Sample for the rows that ask for it. Returns the lines that `sampler.draw` makes, int64 ``[rows, 2
+        or more]``, for `sampler.outcome`; zeros for the other rows. ``hidden``: ``[tokens, hidden]``;
+        ``tokens``: the step's token ids."""
         drawn = np.array([at for at, row in enumerate(plan.rows) if row.sampling is not None], dtype=np.int64)
         if not drawn.size:
             return torch.zeros((len(plan.rows), 2), dtype=torch.int64, device=hidden.device)
@@ -124,7 +129,9 @@ class TorchRunner:
 
 
 class TorchHandle:
-    """A step in flight. It is made while its device is active, when all of the step is enqueued.
+    """A step in flight. ``outcomes``: what it sampled, on the device; None for a step without rows.
+    ``saving``: its saves to the host tier, if they are still running. Made while its device is active, once
+    all of the step is enqueued.
 
     An event is recorded for each step, also for one of copies alone: before a loaded slot is freed, or such a
     step is timed, the copies must be done.

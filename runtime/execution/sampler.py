@@ -43,11 +43,13 @@ def draw(
     grammars: Matchers,
     kernels: Kernels = backend,
 ) -> Tensor:
-    """One token for each row: int64 ``[rows, 2 + scores]``, to be read by `outcome`. May overwrite ``logits``.
+    """Sample one token for each row. Returns a line for each, to be read by `outcome`: int64 ``[rows, 2 +
+    scores]``. May overwrite ``logits``.
 
     ``logits``: fp32 ``[rows, vocab]``. ``last``: the rows' last tokens, int64 ``[rows]``. ``grammars``: makes
-    the masks. ``kernels``: the backend that computes. Columns: the id; a verdict; where a row asks for log
-    probabilities, its own and those of the n likeliest (as the bits of fp64), with the ids of these between.
+    the masks. ``kernels``: the backend that computes. Columns: the token id; a code for "sound" or for what
+    is wrong; and, if a row asks for log probabilities, the id's own, the ids of the n likeliest tokens and
+    their log probabilities (fp64 numbers as the int64 with the same bits).
     """
     asked = [(row, row.sampling) for row in rows if row.sampling is not None]
     # The sum of finite fp32 logits is finite, and of any others it is not: one pass, no mask.
@@ -69,7 +71,8 @@ def draw(
 
 
 def outcome(row: PlanRow, drawn: Sequence[int], grammars: Matchers) -> Outcome:
-    """The outcome of a row, from its line of `draw`; an empty list where it was to draw nothing."""
+    """The outcome of a row, from its line of `draw`; an empty list if it was to sample nothing. ``grammars``:
+    tell why a grammar allowed no token."""
     if row.sampling is None:
         return []
     token, verdict, *scores = drawn
@@ -93,8 +96,9 @@ def _fault(row: PlanRow, verdict: int, grammars: Matchers) -> RowFault:
 
 
 def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
-    """The log probability of each row's sampled id (``ids``), the ids of the ``most`` likeliest tokens, and
-    their log probabilities: int64 ``[rows, 1 + 2 most]``, log probabilities as the bits of fp64."""
+    """For the rows of ``model`` (logits before any edit): the log probability of each row's sampled id
+    (``ids``), the ids of the ``most`` likeliest tokens, and their log probabilities: int64 ``[rows, 1 + 2
+    most]``, log probabilities as the bits of fp64."""
     chosen, names, values = kernels.log_probabilities(model, ids, most)
     return torch.cat((chosen.view(torch.int64)[:, None], names, values.view(torch.int64)), dim=-1)
 
@@ -103,8 +107,9 @@ def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
 
 
 def _edit(asked: _Asked, logits: Tensor, last: Tensor, masks: Matchers, kernels: Kernels) -> bool:
-    """Apply to the logits, in place, what rows ask for: bias, penalties, bad words and grammars. Returns
-    whether any row asks for one of them."""
+    """Apply to the logits, in place, what rows ask for: bias, penalties, forbidden tokens, bad words and
+    grammars. Returns whether any row asks for one of them. ``last``: the rows' last tokens; ``masks``: makes
+    the masks of grammars."""
     if not any(
         one.logit_bias or one.reads_past or row.forbidden or row.grammar is not None for row, one in asked
     ):
@@ -120,7 +125,8 @@ def _edit(asked: _Asked, logits: Tensor, last: Tensor, masks: Matchers, kernels:
 
 _Act = Callable[[list[Tensor], Tensor, Tensor], None]
 _Edit = tuple[list[Ints], _Act]
-"""Arrays to upload, and what is done with them on the device: a function of (uploaded, logits, last tokens)."""
+"""One kind of edit of the logits: arrays to upload, and what is done with them on the device: a function of
+(uploaded arrays, logits, the rows' last tokens)."""
 
 
 def _bias(asked: _Asked, kernels: Kernels) -> _Edit | None:
@@ -170,9 +176,9 @@ def _penalties(asked: _Asked, kernels: Kernels) -> _Edit | None:
 
 
 def _heard(row: PlanRow, one: Sampling) -> tuple[NDArray[np.int32], Ints]:
-    """The earlier tokens that the row's penalties count, and for each of them 1 if it is output, 0 if it is
-    of the prompt. The row's last token is not among them: it is on the device. Without a repetition penalty
-    the prompt's tokens are left out."""
+    """The earlier tokens that the row's penalties count, int32 ``[tokens]``, and for each of them 1 if it is
+    output, 0 if it is of the prompt. The row's last token is not among them: it is on the device. Without a
+    repetition penalty the prompt's tokens are left out."""
     past = _past(row)
     output = (np.arange(len(past)) >= row.output_from).astype(np.int64)
     start = min(row.output_from, len(past)) if one.repetition_penalty == 1.0 else 0

@@ -18,7 +18,7 @@ from ..link.messages import Sampling
 from ..plan import NO_SEQUENCE, BlockCopy, Plan, PlanRow, Runner
 
 FIRST_STEP = -1000
-"""The number of the first warm-up step, below those of any scheduler."""
+"""The number of the first warm-up step: a scheduler's numbers are higher."""
 
 GREEDY = Sampling()
 DRAWN = (
@@ -36,11 +36,12 @@ DRAWN = (
     Sampling(logprobs=20),
     Sampling(logprobs=100),
 )
-"""Ways to sample that together need each sampling kernel."""
+"""Sampling parameters that together need each sampling kernel."""
 
 
 def rehearse(runner: Runner, block_tokens: int, max_context: int, *, kernels: bool = False) -> None:
-    """Run a prompt within one block and a token behind it, in block 0, which holds nothing yet.
+    """Run warm-up steps: a prompt within one block, and one token behind it, in block 0, which holds nothing
+    yet.
 
     ``kernels``: also run steps that compile each kernel that a later step may need. They read block 0, and
     write block 0 and, if ``max_context`` reaches there, block 1. Errors are ignored: a step that fails here
@@ -69,8 +70,8 @@ def _steps(block_tokens: int, max_context: int) -> Iterator[Step]:
 
 
 def _kernels(block_tokens: int, max_context: int) -> Iterator[Step]:
-    """Yield steps that together need each kernel: single tokens at each order of context length, rows with a
-    chunk, each way to sample, a copy."""
+    """Yield steps (rows, block copies) that together need each kernel: single tokens at each order of context
+    length, rows with a chunk, each way to sample, a copy."""
     first = 1
     while first < max_context - 1:
         yield (_row(first, 1, block_tokens),), ()

@@ -35,8 +35,8 @@ class _WatchedHandle:
 
 
 class WatchedRunner:
-    """Wraps ``runner``: before each launch and each wait it tells ``liveness`` how long that may take, and
-    which sequences are on the device. While a kernel is compiled it allows for more time."""
+    """A runner around ``runner``: before each launch and each wait it tells ``liveness`` how long that may
+    take, and which sequences are on the device. While a kernel is compiled it allows for more time."""
 
     def __init__(
         self, runner: Runner, liveness: Liveness, clock: Callable[[], float] = time.monotonic
@@ -65,12 +65,12 @@ class WatchedRunner:
         return _WatchedHandle(handle, self, plan.tokens, began, sequences)
 
     def landed(self, sequences: frozenset[int]) -> None:
-        """A step of these sequences is over: take it from the steps in flight."""
+        """Note that a step of these sequences is over: it is not in flight any more."""
         self._flying.remove(sequences)
 
     def expect(self, tokens: int) -> None:
-        """The device thread is about to wait for a step of ``tokens`` tokens: say so to the liveness, with
-        the time that it may take."""
+        """Tell the liveness that the device thread is about to wait for a step of ``tokens`` tokens, and how
+        long that may take."""
         self._expected = self._step_times.expect(tokens)
         self._liveness.enter(*self._expected)
 
@@ -79,13 +79,13 @@ class WatchedRunner:
         self._step_times.observe(tokens, self._worked() - began)
 
     def compiling(self, kernel: str) -> None:
-        """A step waits until ``kernel`` is compiled: tell the liveness, with the time that this may take."""
+        """Tell the liveness that a step waits until ``kernel`` is compiled, and how long that may take."""
         self._compiling = self._clock()
         self._liveness.enter(Phase.COMPILING, FIRST_STEP, f"{COMPILING}{kernel}")
 
     def compiled(self) -> None:
-        """The kernel is compiled, and the step goes on: tell the liveness the step's phase again. The time
-        spent does not count as the step's."""
+        """Tell the liveness that the kernel is compiled, so that the step goes on with the time that it had.
+        The time spent compiling does not count as the step's."""
         self._compiled += self._clock() - self._compiling
         self._liveness.enter(*self._expected)
 

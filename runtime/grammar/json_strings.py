@@ -16,7 +16,8 @@ _QUOTE = 0x22
 
 
 class JsonString:
-    """Reads a JSON text and tracks the string that is open at its end. ``most``: the bytes it may have."""
+    """Reads a JSON text as it is written, and tracks the string that is open at its end. ``most``: how many
+    bytes a string may have."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -25,7 +26,7 @@ class JsonString:
 
     @property
     def full(self) -> bool:
-        """Whether a string is open and has ``most`` bytes or more."""
+        """Whether a string is open now and has ``most`` bytes or more, so that it should end."""
         return self._open and self._bytes >= self._most
 
     def take(self, text: bytes) -> None:
@@ -52,7 +53,7 @@ class JsonString:
 
 
 def close(mask: NDArray[np.int64], quotes: NDArray[np.int64]) -> None:
-    """Restrict ``mask`` in place to tokens that begin with a quote, so that the open string ends.
+    """Restrict ``mask`` in place to tokens that begin with a quote, so that the string which is open ends.
 
     If ``mask`` allows no such token, for example in the middle of a multi-byte character, it stays as it is.
     ``mask``: the allowed tokens; ``quotes``: the tokens that begin with a quote. Both are int64 ``[words]``

@@ -22,7 +22,7 @@ MAX_PROPERTIES = 1000
 MAX_VALUES = 5000
 MAX_MULTIPLE = 5000
 MAX_PLACES = 5000
-"""Characters and classes of a regular expression, repeats written out."""
+"""The most characters and character classes that a regular expression may have, repeats written out."""
 
 _PIECE = re.compile(r"\\.|\[(?:\\.|[^\]\\])(?:\\.|[^\]\\])*\]|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
 
@@ -39,7 +39,7 @@ def check(grammar: Grammar) -> None:
 
 
 def excess(schema: Any) -> str | None:
-    """The first limit that a parsed schema exceeds; None if it keeps within all."""
+    """The first limit that a parsed JSON schema exceeds, as text; None if it keeps within all."""
     level, depth, properties, values, multiple = [schema], 0, 0, 0, 1
     while level:
         depth += 1
@@ -62,7 +62,7 @@ def excess(schema: Any) -> str | None:
 
 
 def places(regex: str) -> int:
-    """How many characters and classes a regular expression has, with counted repeats written out."""
+    """How many characters and character classes a regular expression has, with counted repeats written out."""
     sizes, last = [0], 0  # of the open groups, and of what a repeat would repeat
     for piece in _PIECE.finditer(regex):
         text, least, most = piece[0], piece[1], piece[2]
@@ -101,7 +101,8 @@ def _size(value: Any) -> int:
 
 
 def _digits(value: Any) -> int:
-    """A multiple without its decimal point: the number of states that it takes."""
+    """The digits of a schema's ``multipleOf`` as a whole number, without the decimal point (0.25: 25): about
+    how many states it takes. 1 for any other value."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or not value:
         return 1
     digits = Decimal(str(value)).normalize().as_tuple().digits

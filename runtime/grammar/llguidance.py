@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 TOKENIZER = "tokenizer.json"
 ANY_TOKEN = 0
-"""The number of a grammar that allows every token, for warm-up."""
+"""The number of a grammar that allows every token; warm-up steps use it."""
 
 KEPT = 256
 """The most compiled grammars in the cache; the least recently used is dropped first."""
@@ -49,7 +49,8 @@ NICENESS = 10
 """Niceness of the compiling threads, so that steps go first; used where each thread has its own niceness."""
 
 AT_ONCE = 64
-"""If its grammar is cached, a matcher that has to take at most this many tokens is made without a thread."""
+"""A matcher of a cached grammar that has to take at most this many tokens of the reply is made at once; one
+with more, on another thread."""
 
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 200_000,
@@ -65,12 +66,13 @@ JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator"
 
 
 def available() -> bool:
-    """Whether the library is installed."""
+    """Whether the library llguidance is installed."""
     return importlib.util.find_spec("llguidance") is not None
 
 
 class Compiler:
-    """Compiles grammars for one model, in a folder or a GGUF file, on other threads, while steps run."""
+    """Compiles grammars for one model on other threads, while steps run. ``model``: its folder or GGUF file.
+    ``eos_ids``: its end tokens."""
 
     def __init__(self, model: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._files = files_of(model)
@@ -103,12 +105,13 @@ class Compiler:
     def compile(
         self, grammar: Grammar, stop_ids: tuple[int, ...], said: NDArray[np.int32]
     ) -> Future[Matcher]:
-        """The future of a matcher that has taken ``said``: the reply's tokens so far, int32 ``[tokens]``.
+        """The future of a matcher for ``grammar`` that has taken ``said``: the reply's tokens so far, int32
+        ``[tokens]``.
 
         It is done at once if the grammar is cached and ``said`` has at most ``AT_ONCE`` tokens. ``stop_ids``:
         tokens that end the reply. End-of-sequence and other special tokens among them are allowed exactly
-        where the grammar accepts; tokens of plain text are allowed where the grammar allows that text.
-        The future raises `GrammarInvalid`.
+        where the grammar accepts; tokens of plain text are allowed where the grammar allows that text. The
+        future raises `GrammarInvalid`.
         """
         with self._books:
             known = self._kept.get(grammar)
@@ -230,7 +233,8 @@ class BoundedStrings:
             self._string.take(self._tokenizer.decode_bytes([token]))
 
     def bound(self, mask: NDArray[np.int64]) -> None:
-        """If the open string has ``most`` bytes, allow only tokens that end it. ``mask``: as in `Matcher`."""
+        """If the string that is open has ``most`` bytes, restrict ``mask``, in place, to tokens that end it.
+        ``mask``: int64 ``[words]``, one bit per token."""
         if self._string.full:
             close(mask, self._quotes)
 
@@ -275,7 +279,8 @@ class Matcher:
             self._strings.take([token])
 
     def go_on(self, most: int) -> list[int]:
-        """Take and return the tokens that the grammar forces next, at most ``most``. None ends the reply.
+        """Take the tokens that the grammar forces next, at most ``most``, and return them. None of them ends
+        the reply.
 
         The text is split into tokens as the tokenizer would split it. The result depends only on the tokens
         taken before; it is empty if the next token is a choice. Taking the same tokens one by one, or as the
@@ -317,7 +322,7 @@ class Matcher:
 
 
 class Matchers:
-    """The matchers of all turns that follow a grammar. A plan refers to a matcher by its number here."""
+    """The matchers of all turns that follow a grammar, by number: a plan names them so."""
 
     def __init__(self) -> None:
         self._matchers: dict[int, Matcher] = {}
@@ -338,15 +343,16 @@ class Matchers:
             del self._matchers[grammar]
 
     def fill(self, grammar: int, mask: NDArray[np.int64]) -> None:
-        """Write the tokens that may come next into ``mask``, by `Matcher.fill` of the matcher with the number
-        ``grammar``; all tokens for the number `ANY_TOKEN`, which warm-up steps use."""
+        """Write the tokens that the grammar with the number ``grammar`` allows next into ``mask``, int64
+        ``[words]``, one bit per token; all tokens for the number `ANY_TOKEN`, which warm-up steps use."""
         if grammar == ANY_TOKEN:
             mask.fill(-1)
         else:
             self._matchers[grammar].fill(mask)
 
     def fault(self, grammar: int) -> str:
-        """`Matcher.fault` of the matcher with the number ``grammar``; empty if its turn is over."""
+        """Why the grammar with the number ``grammar`` allows no token any more; empty while it allows some,
+        and if its turn is over."""
         matcher = self._matchers.get(grammar)
         return "" if matcher is None else matcher.fault
 
@@ -374,7 +380,8 @@ def _source(grammar: Grammar) -> str:
 
 
 def _choice(text: str) -> str:
-    """All choices as one regular expression, which becomes one automaton. Rules would be tried one by one."""
+    """A JSON array of strings as one regular expression, which becomes one automaton. Rules would be tried
+    one by one."""
     choices = json.loads(text)
     if not isinstance(choices, list) or not choices or not all(isinstance(one, str) for one in choices):
         raise ValueError("a choice is an array of strings")

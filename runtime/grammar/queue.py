@@ -20,14 +20,15 @@ from ..sequence import Sequence, Turn
 from .llguidance import Compiler, Matcher
 
 COMPILE_SECONDS = 0.75
-"""How long a grammar may take to be compiled, its time in the queue included."""
+"""How long a grammar may take to be compiled, its time in the queue included; then its turn ends with an
+error."""
 
 POLL_SECONDS = 0.0003
-"""Between two looks at the grammars that are being compiled."""
+"""How long to wait between two looks at the grammars that are being compiled."""
 
 MOST_GRAMMAR_BYTES = 256 << 10
 MOST_WAITING = 64
-"""Of one tenant; more are refused."""
+"""How many turns of one tenant may wait for their grammars; those of more are refused."""
 
 
 @dataclass(slots=True)
@@ -42,7 +43,8 @@ class _Awaited:
 
 @dataclass(eq=False)
 class GrammarQueue:
-    """Has grammars compiled, and gives out matchers. Without a ``compiler`` a grammar is refused."""
+    """Turns that wait for their grammars: has these compiled, and gives out matchers. Without a ``compiler``
+    a grammar is refused."""
 
     _compiler: Compiler | None
     _queues: Queues
@@ -93,8 +95,8 @@ class GrammarQueue:
         return ready
 
     def _start(self, compiler: Compiler) -> None:
-        """Start jobs: for grammars that are compiled already, and the next one of each tenant without a running
-        job.
+        """Start compiling: all grammars that the compiler has cached, and the next one of each tenant without
+        a running job.
 
         A job that was given up runs to its end, and counts as its tenant's running job until then.
         """
@@ -123,7 +125,8 @@ class GrammarQueue:
         return job
 
     def _wanted(self, awaited: _Awaited) -> bool:
-        """Whether its turn is still open and waits. If not, its compilation is cancelled."""
+        """Whether the turn of ``awaited`` is still open and waits for its grammar. If not, the compilation is
+        cancelled."""
         sequence = awaited.sequence
         if sequence.turn is awaited.turn and self._queues.compiling.get(sequence.id) is sequence:
             return True
@@ -141,7 +144,8 @@ class GrammarQueue:
         return {"compiling": len(self._awaited), **compiler}
 
     def _matcher(self, awaited: _Awaited, now: float) -> Matcher | GrammarFault | None:
-        """What came of the grammar; None: it is not compiled yet, and there is time left."""
+        """What came of the grammar that ``awaited`` waits for: its matcher, or why there is none; None: it is
+        not compiled yet, and there is time left."""
         job = awaited.job
         if job is None or not job.done():
             if now - awaited.since <= COMPILE_SECONDS:

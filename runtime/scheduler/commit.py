@@ -1,4 +1,4 @@
-"""What a finished step changes: KV that counts now, sampled tokens, turns that end, rows to discard."""
+"""Commits finished steps: KV that counts now, sampled tokens, turns that end, rows to discard."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from .policy import Policy
 from .queues import Queues
 
 CLIENTS = frozenset({GrammarFault.code, GrammarInvalid.code, GrammarStuck.code})
-"""Codes of faults that the client's own request causes, such as an invalid grammar."""
+"""Codes of faults that the client's own request causes, such as an invalid grammar; they are not counted as
+the engine's."""
 
 
 @dataclass(eq=False)
 class Committer:
-    """Commits plans, in the order in which they were made."""
+    """Takes over what plans computed, in the order in which the plans were made."""
 
     _policy: Policy
     _queues: Queues
@@ -31,7 +32,8 @@ class Committer:
     _ended: list[Sequence] = field(default_factory=list)
 
     def commit(self, plan: Plan, outcomes: Items[Outcome], now: float, *, moved: bool = True) -> list[Row]:
-        """Take over what ``plan`` computed. Returns a row for each turn that has tokens to send or has ended.
+        """Take over what ``plan`` computed. Returns a row for the gateway for each turn that has tokens to
+        send or has ended.
 
         ``outcomes``: one per row of the plan. ``moved``: False if the step failed as a whole, so that its
         copies and loads of blocks may not have been made.
@@ -91,9 +93,11 @@ class Committer:
         return ended
 
     def follow(self, sequence: Sequence, matcher: Matcher, now: float) -> Row | None:
-        """Give a turn its compiled grammar, and append the tokens that the grammar forces at the beginning.
+        """Give a sequence's turn its compiled grammar, and append the tokens that the grammar forces at the
+        beginning.
 
-        Returns the row with these tokens; None if none are forced, or if they are not to be sent yet.
+        Returns the row for the gateway with these tokens; None if none are forced, or if they are not to be
+        sent yet.
         """
         assert sequence.turn is not None
         sequence.turn.grammar = self._matchers.add(matcher)
@@ -101,8 +105,9 @@ class Committer:
         return self._said(sequence, ids, now) if ids else None
 
     def fail(self, sequence: Sequence, fault: RowFault, now: float) -> Row | None:
-        """End the turn with an error; returns its last row. None for a sequence without a turn: nothing is
-        done, and its next turn will meet the fault."""
+        """End the turn with an error; returns its last row, for the gateway. A sequence without a turn (its
+        prefill failed) gets None: what is planned is taken back, it is not prefilled further, and its next
+        turn will meet the fault."""
         if fault.code in CLIENTS:
             self._counters.grammars_refused += 1
         else:
@@ -163,8 +168,8 @@ class Committer:
         return self._said(sequence, tokens, now, logprobs[: len(tokens)])
 
     def _go_on(self, sequence: Sequence, tokens: Items[int] = ()) -> list[int]:
-        """Advance the turn's grammar by ``tokens``, append the tokens that it forces next, and return these.
-        Empty without a grammar, if it forces none, or if `Turn.goes_on` is false."""
+        """Advance the turn's grammar by ``tokens``, which were sampled, then append the tokens that it forces
+        next, and return these. Empty without a grammar, if it forces none, or if `Turn.goes_on` is false."""
         turn = sequence.turn
         assert turn is not None
         if turn.grammar is None:
@@ -182,8 +187,9 @@ class Committer:
     def _said(
         self, sequence: Sequence, tokens: list[int], now: float, logprobs: Items[TokenLogprob] = ()
     ) -> Row | None:
-        """Add ``tokens`` to those that the turn has not sent yet. Returns the row with all of them, or None
-        while there are fewer than ``TokenLimits.gather`` and the turn goes on."""
+        """Add ``tokens`` to those that the turn has not sent yet, and end the turn if they end it. Returns
+        the row for the gateway with all of them, or None while there are fewer than ``TokenLimits.gather``
+        and the turn goes on. ``logprobs``: of these tokens, or empty."""
         turn = sequence.turn
         assert turn is not None
         turn.untold += tokens

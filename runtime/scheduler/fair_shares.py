@@ -31,11 +31,13 @@ from ..sequence import Sequence
 from .policy import Policy, by_age
 
 QUANTUM = 32
-"""The least share of prompt tokens in a step. If a step has too few tokens for all tenants, they alternate."""
+"""The least share of a step's prompt tokens that a tenant gets. If a step has too few tokens for all tenants,
+they alternate."""
 
 
 class FairShares(Policy):
-    """The policy described above. For each tenant it keeps the tokens given and its place in the rotation."""
+    """The policy described above. It keeps, for each tenant, how many tokens it was given, and its place in
+    the rotation."""
 
     steady = True
     by_tenant = True
@@ -47,15 +49,16 @@ class FairShares(Policy):
         self._leader: int | None = None
 
     def order(self, turns: list[Sequence], step: int) -> list[Sequence]:
-        """The turns of one tenant, by age."""
+        """The turns of one tenant, the oldest first."""
         return sorted(turns, key=by_age)
 
     def line(self, sequence: Sequence) -> int:
-        """The tenant's number: the turns of each tenant wait in their own line."""
+        """The number of the queue in which a turn waits: the tenant's number, so each tenant has its own."""
         return sequence.tenant
 
     def charge(self, sequence: Sequence, tokens: int) -> None:
-        """Count ``tokens`` for the sequence's tenant, prefill and decode alike."""
+        """Count ``tokens``, which a step has computed for the sequence, for its tenant; prefill and decode
+        alike."""
         tenant = sequence.tenant
         self._given[tenant] = self._given.get(tenant, 0) + tokens
 
@@ -74,17 +77,20 @@ class FairShares(Policy):
         return [turn for _, turn in stands]
 
     def admit(self, heads: list[Sequence], running: Items[Sequence]) -> list[Sequence]:
-        """The tenant with the fewest running turns first; of equal ones the one given the fewest tokens."""
+        """``heads``, the first waiting turn of each tenant, in the order in which to admit them: the tenant
+        with the fewest running turns first; of equal ones the one given the fewest tokens."""
         runs = Counter(turn.tenant for turn in running)
         self._meet(dict.fromkeys((*runs, *(head.tenant for head in sorted(heads, key=by_age)))))
         return sorted(heads, key=lambda head: (runs[head.tenant], self._given[head.tenant], head.place))
 
     def displaced(self, head: Sequence, running: Items[Sequence], *, by_tokens: bool) -> Iterator[Sequence]:
-        """The newest turns of the tenant that holds most, as long as that makes the shares more equal.
+        """Running turns that are to wait again so that the waiting turn ``head`` can run: the newest turns of
+        the tenant that holds most, as long as that makes the shares more equal. ``by_tokens``: shares are
+        counted in tokens, else in turns.
 
-        Let ``asked`` be what the tenant of ``head`` would hold with ``head`` running. The largest tenant gives
-        a turn if it then still holds at least ``asked``, or if ``asked`` is at most half of what it held
-        before. So two tenants cannot take the same place from each other again and again.
+        Let ``asked`` be what the tenant of ``head`` would hold with ``head`` running. The largest tenant
+        gives a turn if it then still holds at least ``asked``, or if ``asked`` is at most half of what it
+        held before. So two tenants cannot take the same place from each other again and again.
         """
         if all(turn.tenant == head.tenant for turn in running):
             return
@@ -111,7 +117,9 @@ class FairShares(Policy):
 
     def limits(self, wanted: Mapping[int, int], chunk: int) -> Mapping[int, int]:
         """The most prompt tokens of each tenant in a step: an equal part of ``chunk`` for each, then what
-        others leave over. The tenant of the first row is served first. Parameters as in `Policy.limits`."""
+        others leave over. The tenant of the first row is served first. ``wanted``: the prompt tokens that
+        each tenant's running turns have to compute, in the order of their rows; ``chunk``: the most for all
+        tenants together."""
         if len(wanted) < 2:
             return wanted
         given = {tenant: self._given.get(tenant, 0) for tenant in wanted}
@@ -127,8 +135,9 @@ class FairShares(Policy):
         return limits
 
     def lead(self, heads: list[Sequence], running: list[Sequence]) -> Sequence | None:
-        """The oldest turn of the tenant that has waited longest since it last had the first place, or since its
-        first turn. None: there is no turn."""
+        """The turn that gets the first place, which is never preempted: the oldest turn, running or first in
+        its queue (``heads``), of the tenant that has waited longest since it last had the first place, or
+        since its first turn. None: there is no turn."""
         oldest: dict[int, Sequence] = {}
         for turn in sorted((*running, *heads), key=by_age):
             oldest.setdefault(turn.tenant, turn)
@@ -139,13 +148,13 @@ class FairShares(Policy):
         return None if self._leader is None else oldest[self._leader]
 
     def bound(self, older: int, own: int, others: int = 0) -> int:
-        """The number of steps within which a turn ends: those of the older turns of its tenant, those of one
-        turn of each other tenant, and its own. Parameters as in `Policy.bound`."""
+        """The number of steps within which a turn ends: those of the older turns of its tenant (``older``),
+        those of one turn of each other tenant (``others``), and its own (``own``)."""
         return older + others + own
 
     def _meet(self, tenants: Mapping[int, object]) -> None:
-        """Forget the tenants that are not in ``tenants``. A new tenant starts with the fewest tokens that any
-        other tenant was given, and at the end of the rotation."""
+        """Keep the state of the tenants in ``tenants`` alone. A new one starts with the fewest tokens that
+        any of the others was given, and at the end of the rotation."""
         fewest = min((self._given[tenant] for tenant in tenants if tenant in self._given), default=0)
         self._given = {tenant: self._given.get(tenant, fewest) for tenant in tenants}
         self._due = {tenant: self._due.get(tenant) or next(self._count) for tenant in tenants}

@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from ..sequence import Sequence
 
 USUAL_ABSENCE = 120.0
-"""Seconds: pauses of people have medians of 85 to 123 in the traces we know."""
+"""How many seconds a sequence that says nothing is assumed to stay away: pauses of people have medians of 85
+to 123 in the traces we know."""
 
 
 class IdleEviction:
-    """The order in which idle sequences lose their KV: see the module. All times are seconds by the clock of
-    ``Sequence.used`` and ``Sequence.returns``."""
+    """The order in which idle sequences lose their KV: see the top of this file. All times are seconds by the
+    clock of ``Sequence.used`` and ``Sequence.returns``."""
 
     def __init__(self) -> None:
         # By id: the sequence, whether its return is known, and the time it is ordered by.
@@ -43,8 +44,8 @@ class IdleEviction:
         return len(self._expected)
 
     def put(self, sequence: Sequence) -> None:
-        """Insert an idle sequence by its ``used`` and ``returns``. If it is here already, it is put at its
-        new place."""
+        """Insert an idle sequence, at the place that follows from its ``used`` and ``returns``. If it is here
+        already, it moves to its new place."""
         self.discard(sequence.id)
         expected = sequence.returns is not None
         time = sequence.used if sequence.returns is None else sequence.returns
@@ -52,7 +53,7 @@ class IdleEviction:
         insort(self._expected if expected else self._unknown, (time, sequence.id))
 
     def discard(self, seq: int) -> None:
-        """Take the sequence with the id ``seq`` out, if it is here: it holds nothing, is not idle, or has a
+        """Remove the sequence with the id ``seq``, if it is here: it holds no blocks, is not idle, or has a
         lease."""
         place = self._places.pop(seq, None)
         if place is not None:

@@ -30,7 +30,7 @@ from statistics import median
 from ..plan import Plan, PlanRow
 
 LAST = 7
-"""Steps of a kind that are remembered. Their median counts: now and then one takes three times as long."""
+"""How many steps of a kind are remembered. Their median counts: now and then one takes three times as long."""
 
 LIGHT = 0.01
 """The least share of a step's time that riding tokens are taken to cost: less cannot be measured."""
@@ -43,12 +43,13 @@ LEAST = 8
 """The fewest tokens that are worth riding; so many ride before anything is measured."""
 
 SOON, SOON_ENOUGH = 0.05, 0.2
-"""Seconds that a step without turns may take; the second where no other sequence could begin one."""
+"""How many seconds a step without turns may take: ``SOON``; ``SOON_ENOUGH`` if no other sequence could begin
+a turn."""
 
 
 class IdlePrefill:
-    """Sets for each step how many tokens idle sequences may prefill in it. ``stretch``: how many times as
-    long a step may take by them (see the module); 1 or less: no limit."""
+    """Decides for each step how many tokens idle sequences may prefill in it. ``stretch``: how many times as
+    long they may make a step (see the top of this file); 1 or less: no limit."""
 
     def __init__(self, stretch: float) -> None:
         self._stretch = stretch
@@ -59,9 +60,9 @@ class IdlePrefill:
         self._left = 0  # tokens that waited when the last step was planned, and were not in it
 
     def limit(self, chunk: int, rows: list[PlanRow], waiting: int, *, others: bool = True) -> int:
-        """How many of ``chunk`` tokens idle sequences may have in a step with ``rows``, which are of turns.
-        ``waiting``: tokens that idle sequences have to compute. ``others``: some open sequences have none to
-        compute."""
+        """How many tokens, at most ``chunk``, idle sequences may have in a step that has the turns' ``rows``.
+        ``waiting``: how many tokens idle sequences have to compute. ``others``: whether there are open
+        sequences that have none to compute."""
         came, self._left = waiting > self._left, waiting
         limit = self._limit(chunk, rows, waiting, SOON if others else SOON_ENOUGH, came=came)
         self._left -= min(limit, waiting)
@@ -105,8 +106,8 @@ class IdlePrefill:
                 self._rider.took(added)
 
     def _riding(self, riders: int) -> int:
-        """How many tokens may ride with this step: ``riders``, but now and then another number, to measure
-        what they cost."""
+        """How many tokens of idle sequences go with this step of decodes: ``riders``, but now and then
+        another number, to measure what they cost."""
         self._alike += 1
         if self._alike <= PROBE_EVERY:
             return riders
@@ -115,7 +116,7 @@ class IdlePrefill:
 
 
 class _Recent:
-    """The last `LAST` measurements of one kind, in seconds."""
+    """The last `LAST` measurements of one kind, in seconds, and their median."""
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=LAST)

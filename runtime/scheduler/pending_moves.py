@@ -22,10 +22,10 @@ AGAIN_SECONDS = 0.25  # between two tries to have the disk take what it has not:
 
 @dataclass(slots=True)
 class PendingMove:
-    """One verb that waits. ``settling``: it is a settle. ``lowest``: its keys are to go to disk too; ``left``:
-    keys that have not arrived; ``again``: when they are sent once more. ``host``, ``disk``, ``computed``: the
-    sequence's token counts before a stage.
-    """
+    """One stage or settle verb that waits. ``since``: when it began. ``settling``: it is a settle.
+    ``lowest``: its records are to go to disk too; ``left``: keys of records that are not yet where they are
+    to go; ``again``: when they are sent once more. ``host``, ``disk``, ``computed``: the sequence's token
+    counts before a stage."""
 
     request: int
     sequence: Sequence
@@ -41,9 +41,9 @@ class PendingMove:
 
 @dataclass(eq=False)
 class PendingMoves:
-    """All stage and settle verbs that wait.
+    """All stage and settle verbs that wait for KV to move.
 
-    ``send``, called with keys, has these records of the host tier sent to the disk.
+    ``send``: sends the records with the given keys from the host tier to the disk.
     """
 
     _queues: Queues
@@ -60,15 +60,16 @@ class PendingMoves:
         return bool(self._running)
 
     def of_stage(self, request: int, sequence: Sequence, now: float) -> PendingMove:
-        """The pending move for a stage verb. Call it before the sequence is staged, since some KV may come at
-        once: it notes what the sequence has now."""
+        """Make the pending move for a stage verb. Call it before the sequence is staged, since some KV may
+        come at once: it notes what the sequence has now."""
         move = PendingMove(request, sequence, now, settling=False)
         move.computed = sequence.work.total
         move.host, move.disk = sequence.from_tiers.host, sequence.from_tiers.disk
         return move
 
     def of_settle(self, request: int, sequence: Sequence, now: float, *, disk: bool) -> PendingMove:
-        """The pending move for a settle verb, made when the sequence has just been settled."""
+        """Make the pending move for a settle verb, when the sequence has just been settled. ``disk``: its KV
+        is to go to disk."""
         lowest = disk and self._disk is not None
         return PendingMove(request, sequence, now, settling=True, lowest=lowest, left=sequence.names())
 
@@ -87,7 +88,7 @@ class PendingMoves:
                 self._answers.append(VerbReply(move.request, move.sequence.state, moved=moved))
 
     def answers(self) -> list[VerbReply]:
-        """Replies that became ready since the last call."""
+        """The replies that `tick` has made since the last call."""
         ready, self._answers = self._answers, []
         return ready
 
@@ -122,8 +123,8 @@ class PendingMoves:
         return not move.left
 
     def _gone_down(self, key: bytes, move: PendingMove) -> bool:
-        """Whether the record is in the tier where the settle wants it, or will not get there. Its copies in
-        the tiers above are dropped."""
+        """Whether the record is in the tier where the settle wants it, or will not get there, so that nothing
+        waits for it. Its copies in the tiers above are dropped."""
         block_manager, disk = self._block_manager, self._disk
         tier = block_manager.transfers.tier
         if tier is None or block_manager.transfers.saving(key):

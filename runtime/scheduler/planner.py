@@ -27,15 +27,15 @@ from .preemption import Preemption
 from .queues import Queues
 
 PARTS = 8
-"""When the host tier is full, a step restores at most ``1 / PARTS`` of its slots."""
+"""When the host tier is full, a step restores at most one part in this many of its slots."""
 
 _NO_TOKENS = np.empty(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A plan that is being made. ``chunk``: tokens left for prompts. ``limits``: tokens left by tenant; empty
-    if the prompts are of one tenant."""
+    """A plan that is being made. ``chunk``: prompt tokens that may still be added. ``limits``: the same for
+    each tenant; empty if the prompts are of one tenant."""
 
     step: int
     chunk: int
@@ -46,7 +46,7 @@ class _Draft:
 
 @dataclass(eq=False)
 class Planner:
-    """Makes plans, and records in each sequence what is in flight for it."""
+    """Makes plans, and notes in each sequence what is in flight for it."""
 
     _settings: SchedulerSettings
     _queues: Queues
@@ -88,7 +88,9 @@ class Planner:
     def _limits(
         self, running: list[Sequence], to_do: list[int], ready: set[int], chunk: int
     ) -> dict[int, int]:
-        """The most prompt tokens in this step, by tenant; empty if all prompts are of one tenant."""
+        """The most prompt tokens of each tenant in this step; empty if all prompts are of one tenant.
+        ``to_do``: tokens that each of ``running`` could compute; ``ready``: ids of those that may have a row;
+        ``chunk``: the most for all together."""
         wanted: dict[int, int] = {}
         for sequence, tokens in zip(running, to_do, strict=True):
             if tokens > 1 and sequence.id in ready:
@@ -96,7 +98,7 @@ class Planner:
         return dict(self._policy.limits(wanted, chunk)) if len(wanted) > 1 else {}
 
     def plan_alone(self, sequence: Sequence, now: float) -> Plan | None:
-        """A step for one sequence; None if it has nothing to do or finds no blocks."""
+        """Plan a step for one sequence alone; None if it has nothing to do or finds no blocks."""
         draft = _Draft(self._counters.steps + 1, self._settings.max_step_tokens)
         if self._adopt(sequence, now):
             self._add(draft, sequence, sequence.to_do, now, reserved=False)
@@ -114,9 +116,10 @@ class Planner:
         return plan
 
     def _adopt(self, sequence: Sequence, now: float) -> bool:
-        """Use what the prefix cache and the host tier hold of a sequence, if it needs a lookup.
+        """Take over what the prefix cache and the host tier hold of a sequence's KV, if it needs a lookup.
 
-        Returns False if the sequence has to stall: the blocks to restore into are behind the step fence.
+        Returns False if the sequence has no row in this step: the blocks to restore into are behind the step
+        fence, or the rest of its KV is restored in the next step.
         """
         if not sequence.needs_lookup or sequence.planned != sequence.computed:
             return True
@@ -141,12 +144,12 @@ class Planner:
         return most >= min(room, len(keys)) or not self._block_manager.transfers.waiting
 
     def _at_once(self, blocks: int) -> int:
-        """How many of ``blocks`` blocks are restored in this step.
+        """How many blocks may be restored in this step, if ``blocks`` can be; perhaps more than that.
 
         Restored blocks evict other blocks from the device, and these need slots in the host tier. When it is
         full, only a part is restored per step, so that evicted blocks get the slots that earlier restores
-        freed. Otherwise they would push out records that are not on disk yet. The number is never less than the
-        blocks that a step can compute.
+        freed. Otherwise they would push out records that are not on disk yet. The number is never less than
+        the blocks that a step can compute.
         """
         tier = self._block_manager.transfers.tier
         if tier is None or tier.free >= blocks:
@@ -185,8 +188,9 @@ class Planner:
                     del self._queues.prefill[sequence.id]
 
     def _add(self, draft: _Draft, sequence: Sequence, to_do: int, now: float, *, reserved: bool) -> None:
-        """Give the sequence a row, within the budgets. ``to_do``: tokens that it could compute. ``reserved``:
-        one token of the budget was set aside for it."""
+        """Give the sequence a row in the step, within the budgets of tokens and blocks; none if these are
+        used up. ``to_do``: tokens that it could compute. ``reserved``: one token of the budget was set aside
+        for it."""
         limit = draft.chunk
         if draft.limits and not reserved:
             limit = min(limit, draft.limits.get(sequence.tenant, 0))
@@ -206,8 +210,8 @@ class Planner:
 
     def _secure(self, sequence: Sequence, most: int, now: float) -> int:
         """The position, at most ``most`` tokens ahead, up to which the sequence has blocks or can get them
-        now; evicts for them. If there is no block to copy a shared tail to, the tail is dropped and computed
-        again."""
+        now; others are evicted for that. If there is no block to copy its shared partial last block to, that
+        block's tokens are dropped and computed again."""
         end = self._find_room(sequence, most, now)
         if end > sequence.planned or not sequence.shared_tail or self._pool.fenced:
             return end

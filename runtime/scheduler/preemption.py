@@ -42,7 +42,7 @@ _Victim: TypeAlias = tuple[Sequence, int]
 
 @dataclass(eq=False)
 class Preemption:
-    """Admits turns, and makes room in the pool."""
+    """Admits waiting turns, and takes blocks from some sequences for others."""
 
     _settings: SchedulerSettings
     _policy: Policy
@@ -63,8 +63,9 @@ class Preemption:
             pass
 
     def _admit_one(self, over: set[int]) -> bool:
-        """Admit the first waiting turn, in the policy's order, that is not in ``over`` and can run. Adds to
-        ``over`` the turns before it, and those displaced for it. Returns whether a turn was admitted.
+        """Admit the first turn that can run among the heads (the first waiting turn of each of the policy's
+        queues), in the policy's order. Turns with ids in ``over`` are passed over. Adds to ``over`` the turns
+        before it, and those displaced for it. Returns whether a turn was admitted.
 
         The policy is asked with all heads, also those in ``over``: it forgets tenants that it is not shown.
         """
@@ -84,7 +85,8 @@ class Preemption:
         return False
 
     def _lead(self) -> None:
-        """Give the first place to the turn that the policy names, even if another turn is displaced for it."""
+        """Give the first place, which is never preempted, to the turn that the policy names; it runs at once,
+        even if another turn is displaced for it."""
         queues = self._queues
         running = list(queues.running.values())
         lead = self._policy.lead(queues.waiting.heads, running)
@@ -106,10 +108,8 @@ class Preemption:
         self._counters.displaced += 1
 
     def _way(self, head: Sequence) -> list[Sequence] | None:
-        """The running turns to displace so that the waiting turn ``head`` can run now; empty if none has to be.
-
-        None: ``head`` has to wait, as the policy names too few.
-        """
+        """The running turns to displace so that the waiting turn ``head`` can run now; empty if none has to
+        be. None: ``head`` has to wait, as the policy names too few."""
         running = list(self._queues.running.values())
         gone: list[Sequence] = []
         if len(running) >= self._settings.max_sequences:
@@ -127,12 +127,12 @@ class Preemption:
         return gone
 
     def _fits(self, head: Sequence, running: list[Sequence], gone: list[Sequence]) -> bool:
-        """Estimate whether there are blocks for all tokens of the waiting turn ``head`` and of ``running``, if
-        the turns in ``gone`` give up their blocks.
+        """Estimate whether there are blocks for all tokens of the waiting turn ``head`` and of the turns in
+        ``running``, if other sequences and the turns in ``gone`` give up theirs.
 
         A block that idle sequences share is counted once for each of them, so the answer may be wrong. A turn
-        that is admitted too early is preempted later. The turn that runs first takes what it needs, so there is
-        always progress.
+        that is admitted too early is preempted later. The turn that runs first takes what it needs, so there
+        is always progress.
         """
         needed = self._missing(head)
         if running:
@@ -156,13 +156,12 @@ class Preemption:
         return True
 
     def _missing(self, sequence: Sequence) -> int:
-        """How many blocks the sequence's table lacks for all its tokens, so that its turn can sample one
-        more."""
+        """How many more blocks the sequence's table needs for all its tokens."""
         return max(0, self._block_manager.blocks_for(sequence.total) - len(sequence.table))
 
     def relieve(self, blocks: int, sequence: Sequence, now: float) -> None:
         """Make ``blocks`` blocks available for ``sequence``, now or when the steps in flight are done, as far
-        as possible without taking from running turns."""
+        as that is possible without preempting running turns."""
         if sequence.turn is None:
             return self._take(blocks, self._before(blocks, sequence, now))
         coming_up = reversed(self._queues.restoring.values())
@@ -174,8 +173,8 @@ class Preemption:
         return self._take(blocks, chain(self._ends(blocks, coming_up), self._idle(blocks, now), whole))
 
     def preempt(self, blocks: int, sequence: Sequence) -> None:
-        """Make ``blocks`` blocks available as `relieve` does, but by preempting running turns behind
-        ``sequence``, the last first."""
+        """Make ``blocks`` blocks available, now or when the steps in flight are done, by preempting running
+        turns behind ``sequence``, the last first; as far as there are such turns."""
         running = self._queues.running
         while self._coming() < blocks:
             last = next(reversed(running.values()))
@@ -199,15 +198,15 @@ class Preemption:
                 self._queues.taken(holder)
 
     def _ends(self, blocks: int, sequences: Iterator[Sequence]) -> Iterator[_Victim]:
-        """For each sequence two victims: its last blocks, as many as are missing; then all its blocks, because
-        the last ones free nothing if they are shared."""
+        """Yield two victims for each of ``sequences``: its last blocks, as many as are missing of ``blocks``;
+        then all its blocks, because the last ones free nothing if they are shared."""
         for sequence in sequences:
             yield sequence, max(0, len(sequence.table) - (blocks - self._coming()))
             yield sequence, 0
 
     def _idle(self, blocks: int, now: float) -> Iterator[_Victim]:
-        """Idle sequences as victims, in the order in which they give up blocks. The next is chosen only when it
-        is needed."""
+        """Yield idle sequences as victims, in the order in which they give up blocks, until ``blocks`` blocks
+        can be had. The next is chosen only when it is needed."""
         idle = self._queues.idle_eviction
         while idle:
             yield from self._ends(blocks, iter([self._policy.idle_victim(idle, idle.longest(now), now)]))
@@ -226,5 +225,5 @@ class Preemption:
         return takewhile(lambda victim: step not in victim[0].in_flight, before)
 
     def _coming(self) -> int:
-        """Blocks that can be allocated now, or when the steps in flight have finished."""
+        """How many blocks can be allocated now, or when the steps in flight have finished."""
         return self._pool.available + self._pool.fenced

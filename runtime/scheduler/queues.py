@@ -2,17 +2,14 @@
 
 ::
 
-              generate                 admit
-     idle ───────────────▶ waiting ───────────▶ running
-      ▲                       ▲   preempt          │
-      │                       └────────────────────┤
-      └────────────────────────────────────────────┘ end, stop, truncate
+generate admit idle ───────────────▶ waiting ───────────▶ running ▲ ▲ preempt │ │ └────────────────────┤
+└────────────────────────────────────────────┘ end, stop, truncate
 
-The order of turns is `running` followed by `waiting`, each in the policy's order; waiting turns stand in the
-policy's lines. A running turn that is *displaced* waits again and keeps its KV; one that is *preempted* loses
-its KV. Each turn has a `TurnPlace`: its number, less `HEAD_START` for each step of its priority. So a turn with
-one step more priority goes before the last `HEAD_START` turns that began before it, and no turn is overtaken
-forever.
+The order of turns is `running` followed by `waiting`, each in the policy's order; waiting turns stand in one
+or more lines (queues), as the policy says. A running turn that is *displaced* waits again and keeps its KV;
+one that is *preempted* loses its KV. Each turn has a `TurnPlace`: its number, less `HEAD_START` for each step
+of its priority. So a turn with one step more priority goes before the last `HEAD_START` turns that began
+before it, and no turn is overtaken forever.
 """
 
 from __future__ import annotations
@@ -28,11 +25,12 @@ from .idle_eviction import IdleEviction
 from .policy import FirstComeFirstServed, Policy
 
 HEAD_START = 32
-"""How many earlier turns a turn overtakes for each step of priority."""
+"""How many earlier turns a turn overtakes for each point of priority that it has more."""
 
 
 class WaitingTurns:
-    """The waiting turns, in the lines of a policy (`Policy.line`). A line that becomes empty is removed."""
+    """The waiting turns, in one or more lines. A line is a queue in the policy's order; `Policy.line` says in
+    which a turn waits (under fair shares each tenant has its own). A line that becomes empty is removed."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -48,16 +46,17 @@ class WaitingTurns:
         return chain.from_iterable(self._lines.values())
 
     def __reversed__(self) -> Iterator[Sequence]:
-        """All waiting turns, line by line, each line from its end."""
+        """All waiting turns, the last line first, and each line from its end to its front."""
         return chain.from_iterable(map(reversed, reversed(self._lines.values())))
 
     @property
     def heads(self) -> list[Sequence]:
-        """The first turn of each line."""
+        """The first turn of each line: those that may be admitted next."""
         return [line[0] for line in self._lines.values()]
 
     def add(self, sequence: Sequence, step: int) -> None:
-        """Add a turn to its line, at its place in the policy's order. ``step``: see `Policy.order`."""
+        """Add a turn to its line, at its place in the policy's order. ``step``: how many steps were planned
+        so far."""
         line = self._policy.line(sequence)
         there = self._lines.get(line, [])
         self._lines[line] = self._policy.order([*there, sequence], step) if there else [sequence]
@@ -71,21 +70,24 @@ class WaitingTurns:
             del self._lines[line]
 
     def arrange(self, step: int) -> None:
-        """Put each line in the policy's order. ``step``: see `Policy.order`."""
+        """Sort each line by the policy's order. ``step``: how many steps were planned so far."""
         for line, there in self._lines.items():
             if len(there) > 1:
                 self._lines[line] = self._policy.order(there, step)
 
 
 class Queues:
-    """All open sequences, each idle, waiting or running. ``policy``: the order of turns.
+    """All open sequences, each idle, waiting or running. ``policy``: orders turns. ``counters``: tell how
+    many steps were planned.
 
-    ``idle_eviction``: idle sequences without a lease that may hold blocks; ``leased``: idle sequences with a
-    lease. ``prefill``: idle sequences with tokens to compute, in the order of their verbs, but leased ones and
-    those with a turn expected first. ``restoring``: turns with KV that is being restored from disk, in the
-    order in which they began; they are not waiting or running yet. ``staged``: idle sequences with KV that is
-    being restored from disk. ``compiling``: turns with a grammar that is being compiled; they are not waiting
-    or running yet, and keep their blocks unless other turns need them.
+    ``sequences``: all, by id; ``running``: those with a running turn, by id, in the policy's order;
+    ``waiting``: the waiting turns. ``idle_eviction``: idle sequences without a lease that may hold blocks;
+    ``leased``: idle sequences with a lease. ``prefill``: idle sequences with tokens to compute, in the order
+    of their verbs, but leased ones and those with a turn expected first. ``restoring``: turns with KV that is
+    being restored from disk, in the order in which they began; they are not waiting or running yet.
+    ``staged``: idle sequences with KV that is being restored from disk. ``compiling``: turns with a grammar
+    that is being compiled; they are not waiting or running yet, and keep their blocks unless other turns need
+    them.
     """
 
     def __init__(self, policy: Policy | None = None, counters: Counters | None = None) -> None:
@@ -112,7 +114,8 @@ class Queues:
             raise SequenceUnknown(f"no sequence {seq}") from None
 
     def touch(self, sequence: Sequence, now: float) -> None:
-        """Record that an idle sequence was used: re-rank it for idle eviction, and queue its prefill."""
+        """Note that an idle sequence was used ``now`` (it may be new): give it its place in idle eviction,
+        and queue its prefill."""
         self.sequences[sequence.id] = sequence
         sequence.used = now
         self.rank(sequence)
@@ -124,8 +127,8 @@ class Queues:
             self.prefill.pop(sequence.id, None)
 
     def rank(self, sequence: Sequence) -> None:
-        """Put an idle sequence, which may hold blocks, at its place among the victims: into `leased` if it
-        has a lease, else into `idle_eviction`."""
+        """Put an idle sequence, which may hold blocks, at its place in the order of eviction: into `leased`
+        if it has a lease, else into `idle_eviction`."""
         self.leased.pop(sequence.id, None)
         if sequence.lease is None:
             self.idle_eviction.put(sequence)
@@ -134,8 +137,8 @@ class Queues:
             self.leased[sequence.id] = sequence
 
     def taken(self, sequence: Sequence) -> None:
-        """Record that an idle sequence has lost its KV: it is no victim of eviction any more, and is neither
-        prefilled nor restored before it is used again."""
+        """Note that an idle sequence has lost its KV: it is not in the order of eviction any more, and is
+        neither prefilled nor restored before it is used again."""
         self.idle_eviction.discard(sequence.id)
         self.leased.pop(sequence.id, None)
         self.prefill.pop(sequence.id, None)
@@ -157,13 +160,13 @@ class Queues:
         return leader is None or self.running.get(leader.id) is not leader or leader.turn is not self._leads
 
     def arrange(self) -> None:
-        """Put all turns in the policy's order, before a step is planned."""
+        """Sort all turns by the policy's order, before a step is planned."""
         self._arrange_running()
         if not self._policy.steady:
             self.waiting.arrange(self._counters.steps)
 
     def lead(self, sequence: Sequence) -> None:
-        """Give the first place to a running turn, until it ends."""
+        """Give the first place, which is never preempted, to a running turn until it ends."""
         self._leader, self._leads = sequence, sequence.turn
         self._arrange_running()
 
@@ -205,10 +208,10 @@ class Queues:
         self.touch(sequence, now)
 
     def defer(self, sequence: Sequence) -> None:
-        """Compute nothing more of an idle sequence until it is used again.
+        """Take an idle sequence out of the prefill queue: no more of it is computed until it is used again.
 
-        At the end of a turn only a few tokens have no KV yet. Computing them now costs a pass over all its KV,
-        and a turn that follows at once would wait for it.
+        At the end of a turn only a few tokens have no KV yet. Computing them now costs a pass over all its
+        KV, and a turn that follows at once would wait for it.
         """
         self.prefill.pop(sequence.id, None)
 

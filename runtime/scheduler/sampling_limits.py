@@ -14,7 +14,7 @@ from ..errors import SamplingInvalid
 from ..link.messages import LEAST_PENALTY, MAX_LOGPROBS, MOST_PENALTY, Sampling, TokenLimits
 
 MOST_ADDEND = 1000.0
-"""Bias and penalties by addition: more than the distance of any two logits that matter."""
+"""The most that a bias or an additive penalty may be: more than the distance of any two logits that matter."""
 
 
 def check_sampling(sampling: Sampling, limits: TokenLimits, vocab_size: int) -> None:

@@ -203,6 +203,7 @@ class Scheduler:
 
     def _generate(self, verb: Generate, now: float) -> SequenceState:
         """Append the verb's tokens and begin a turn. With an ``opening`` the sequence begins here, too.
+        Returns its state.
 
         Tokens that the grammar forces at the beginning are not in the returned state; they come in a row.
         """
@@ -301,7 +302,8 @@ class Scheduler:
         return None
 
     def _locate(self, verb: Locate) -> VerbReply:
-        """Where the blocks of a sequence, or of the verb's tokens, lie. Changes nothing."""
+        """The reply that says which tier each block of a sequence, or of the verb's tokens, lies in. Changes
+        nothing."""
         if verb.seq is not None:
             sequence = self._queues[verb.seq]
         else:
@@ -332,9 +334,11 @@ class Scheduler:
         return self._planner.plan_alone(self._queues[seq], now)
 
     def planned(self, now: float, *, idle: bool) -> list[Row]:
-        """Complete the pending moves that are ready, once nothing more can be planned.
+        """Make the replies of stage and settle verbs that are done (see `answers`). Call it once nothing more
+        can be planned now.
 
-        ``idle``: no step is in flight. Returns the rows of turns that got tokens or ended without a step.
+        ``idle``: no step is in flight. Returns the rows for the gateway of turns that got tokens or ended
+        without a step.
         """
         self._pending_moves.tick(now, idle=idle)
         rows, self._rows = self._rows, []
@@ -345,17 +349,18 @@ class Scheduler:
         self._idle_prefill.took(plan, seconds)
 
     def commit(self, plan: Plan, outcomes: Items[Outcome], now: float, *, moved: bool = True) -> list[Row]:
-        """Take over what ``plan`` computed; ``outcomes`` are aligned with its rows.
+        """Take over what ``plan`` computed; ``outcomes`` has one entry for each of its rows.
 
-        ``moved``: False if the step failed as a whole. Returns a row for each turn that has tokens to send or
-        has ended.
+        ``moved``: False if the step failed as a whole, so that its copies of blocks may not have been made.
+        Returns a row for the gateway for each turn that has tokens to send or has ended.
         """
         rows = self._committer.commit(plan, outcomes, now, moved=moved)
         self._rest(now)
         return rows
 
     def revoke(self, plans: Iterable[Plan], now: float) -> list[int]:
-        """Undo ``plans``, which are all plans in flight and failed as a whole. Returns their sequences' ids."""
+        """Undo ``plans``, which are all plans in flight; their steps failed as a whole. Returns the ids of
+        the sequences that they had rows for."""
         self.counters.isolations += 1
         return list(dict.fromkeys(s.id for plan in plans for s in self._committer.revoke(plan, now)))
 
@@ -368,11 +373,12 @@ class Scheduler:
         return blocks
 
     def prepare(self) -> bool:
-        """In an idle moment, do a part of the work that a later step would wait for. False: none is left."""
+        """In an idle moment, do a part of the work that a later step would wait for. Returns False if there
+        is none to do."""
         return self.tier is not None and self.tier.prepare()
 
     def due(self, now: float) -> float | None:
-        """Seconds until `tick` has something to do, if no verb or commit comes before; None: never."""
+        """Seconds until `tick` has something to do if neither a verb nor a commit comes before; None: never."""
         pending_moves = POLL_SECONDS if self._pending_moves.busy else None
         grammars = self._grammar_queue.due() if not self._rows else 0.0
         dues = (self._restore.due(), self.offload.due(now), self._leases.due(now), pending_moves, grammars)
