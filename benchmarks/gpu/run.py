@@ -63,8 +63,8 @@ BY_NAME = ("refresh",)
 """Parts that run only if they are named, because they change the files that are measured."""
 
 BEGUN, SOME, CUT, ENDED = "begun", "some", "cut", "ended"
-"""The states of a part in the results file: it has begun; it has told some figures; it was cut by the time
-limit, and will be run again; it has ended."""
+"""The states of a part in the results file. ``BEGUN``: it has begun. ``SOME``: some of its figures are there.
+``CUT``: it was cut by the time limit, and will be run again. ``ENDED``: it has ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,8 +180,10 @@ class Mix:
 def dialogue(
     seed: int, tokens: int, mix: Mix | None = None, held_out: bool = False, early: bool = False
 ) -> Dialogue:
-    """A dialogue of about so many tokens, by this seed; in its last sixth the user mostly asks for what was
-    told. ``mix``: how often each kind of exchange comes. ``held_out``, ``early``: as in `WorldWords`."""
+    """A dialogue of about so many tokens, by this seed; in its last sixth the user mostly asks for facts told
+    before. ``mix``: how often each kind of exchange comes. ``held_out``: its values are those that training
+    never sees. ``early``: outputs of tools are written as in the dialogues that the tokenizer was learnt
+    from."""
     rng, mix = random.Random(seed), mix or Mix()
     writer = Writer(rng, WorldWords(rng, held_out, mix.wide, early), mix.keyed)
     made = opening(writer)

@@ -29,8 +29,9 @@ TOKENS_PER_BATCH = 8192
 @dataclass(frozen=True)
 class TrainingPhase:
     """A number of steps of one kind. ``lengths``: how often rows of each length come. ``pace``: the factor of
-    the learning rates at the first and the last step. ``mix``: what dialogues are about. ``user_weight``,
-    ``first_weight``: as in `Encoder`."""
+    the learning rates at the first and the last step. ``mix``: what dialogues are about. ``user_weight``: the
+    weight in the loss of text that the model did not write; ``first_weight``: the factor of that of a reply's
+    first token."""
 
     steps: int
     lengths: dict[int, float]
