@@ -100,8 +100,8 @@ async def _measure(link: EngineLink, options: Options) -> dict[str, Any]:
 
 
 async def _rate(link: EngineLink, sampling: Sampling, out: int) -> float:
-    """The tokens per second of a batch of sequences, from a moment at which their prompts are there to their
-    ends."""
+    """The tokens per second that a batch of sequences generates, timed after all of them were opened with their
+    prompts."""
     opened = [(await link.open(_prompt(number))).seq for number in range(BATCH)]
     began = time.perf_counter()
     counts = [0] * BATCH

@@ -409,8 +409,8 @@ def error_details(error: BaseException, event_id: str | None = None) -> ErrorDet
 
 
 def retry_after(error: BaseException) -> float | None:
-    """The seconds, told by an error itself, after which the refused request may be tried again; None if the
-    error has none."""
+    """The seconds after which the refused request may be tried again, if the error has such a number; else
+    None."""
     return getattr(error, "retry_after", None)
 
 

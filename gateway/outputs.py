@@ -116,7 +116,8 @@ class CompletionPiece(str):
 
     @classmethod
     def of(cls, text: str, prompt: int, completion: int) -> CompletionPiece:
-        """Make a piece with this text. ``prompt``, ``completion``: as the attributes of the class."""
+        """Make a piece with this text. ``prompt``: the place of its prompt in the call, from 0. ``completion``:
+        which of that prompt's completions, from 0."""
         piece = cls(text)
         piece.prompt, piece.completion = prompt, completion
         return piece

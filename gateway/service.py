@@ -126,7 +126,7 @@ class Service:
 
     def open(self, registry: SessionRegistry, journal: Journal | None = None) -> None:
         """Let clients open sessions of ``registry`` from now on. ``journal``: the registry's, None if it has
-        none; if it cannot write, all sessions are told."""
+        none; if it cannot write, `LiveSessions.alarm` is called."""
         self._registry = registry
         self._journal = journal
         self._live = LiveSessions(registry, self.settings.limits, self.turns)
@@ -293,8 +293,8 @@ class Service:
             del self._sockets[task]
 
     async def drain(self) -> None:
-        """Prepare for the server's end: admit no new client and no new turn, and tell all sessions. Wait at
-        most ``drain_seconds`` for running turns; those that the next server cannot continue are then cancelled.
+        """Prepare for the server's end: admit no new client and no new turn, and tell all clients. Wait at most
+        ``drain_seconds`` for running turns; those that the next server cannot continue are then cancelled.
         Returns after ``close_seconds`` more at the latest."""
         self.refuse()
         seconds = self.settings.drain_seconds

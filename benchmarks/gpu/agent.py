@@ -13,7 +13,8 @@ LIMIT_S = 240.0
 
 
 def agent(bench: Bench) -> list[Figure]:
-    """Bytes, gateway CPU and time per step, session against resending; time from closing brace to tool."""
+    """Measure bytes, gateway CPU and time per step, in a session against resending; and the time from a call's
+    closing brace to its tool."""
     lacking = missing("engine")
     if lacking:
         return [note("agent loop", f"carry the wheels of {', '.join(lacking)}")]

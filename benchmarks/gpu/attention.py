@@ -1,5 +1,5 @@
-"""Parts ``correct``, ``decode``, ``prefill`` and ``prefix``: attention, first its correctness, then its
-speed."""
+"""Parts ``correct``, ``decode``, ``prefill`` and ``prefix``: the attention kernels, first their correctness,
+then their speed."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ ODD = (
 DEEP = 36
 MOST_OF_FREE = 0.7
 MOST_WRONG = 0.02
-"""Greatest absolute error against fp64, for values of about 1; bf16 rounds them by up to 0.004."""
+"""The greatest allowed absolute error against fp64, for values of about 1; bf16 rounds them by up to 0.004."""
 
 
 def correct(bench: Bench) -> list[Figure]:
-    """Every kernel at odd sizes against fp64; the greatest error over all, in 16-bit types."""
+    """The greatest error of every attention kernel against fp64, for several odd shapes, in 16-bit types."""
     lines = []
     firsts, counts = [0, 16, 200, 1030, 5], [1, 33, 1, 130, 70]
     if bench.rehearsal:
@@ -62,7 +62,8 @@ def _kv_bytes(heads: Heads, tokens: int) -> int:
 
 
 def decode(bench: Bench) -> list[Figure]:
-    """64 sequences at 8k, and one at 32k: the share of the copy rate, and against peers."""
+    """Time decode attention with 64 sequences of 8k tokens, and with one of 32k: as a share of the copy rate,
+    and against other libraries."""
     lines = []
     how = Attention(QWEN_8B.dim**-0.5)
     for rows, length, goal in ((64, 8192, 90.0), (1, 32768, 75.0)):
@@ -81,7 +82,8 @@ def decode(bench: Bench) -> list[Figure]:
 
 
 def _deep(bench: Bench, how: Attention) -> list[Figure]:
-    """64 sequences at 8k in an arena with a model's number of layers: the cost of its longer blocks."""
+    """Time decode attention with 64 sequences of 8k tokens in an arena with a whole model's number of layers,
+    which makes blocks longer."""
     rows, length = bench.size(64, 2), bench.size(8192, 40)
     layer = rows * _kv_bytes(QWEN_8B, length)
     layers = DEEP
@@ -96,13 +98,14 @@ def _deep(bench: Bench, how: Attention) -> list[Figure]:
 
 
 def calls(kernel: Callable[..., Tensor], made: Paged, how: Attention) -> list[Callable[[], object]]:
-    """One call per layer, so that each reads data that the one before has not."""
+    """A call of the kernel for each layer, so that each call reads data that the ones before have not."""
     layers = made.arena.shape[1]
     return [partial(kernel, made.query, made.arena, at, made.batch, how) for at in range(layers)]
 
 
 def prefill(bench: Bench) -> list[Figure]:
-    """A prompt of 8k, and 256 tokens on top of 8k, by the ragged kernel; FLOPs of the pairs that count."""
+    """Time the kernel for prompts (`extend_attention`) with a prompt of 8k tokens, and with 256 tokens behind
+    8k. Rates count only the pairs of tokens that the causal mask allows."""
     lines = []
     how = Attention(QWEN_8B.dim**-0.5)
     for first, count in ((0, 8192), (8192, 256)):
@@ -123,7 +126,8 @@ def prefill(bench: Bench) -> list[Figure]:
 
 
 def prefix(bench: Bench) -> list[Figure]:
-    """16 branches over a common 8k with tails of 64: against the kernel that reads the prefix 16 times."""
+    """Time 16 branches over a common prefix of 8k tokens with 64 tokens each of their own, by the kernel that
+    reads the prefix once, against the one that reads it 16 times."""
     rows, common, tail = 16, bench.size(8192, 48), bench.size(64, 5)
     made = paged(QWEN_8B, [common + tail - 1] * rows, [1] * rows, bench.device, share=common // QWEN_8B.block)
     how = Attention(QWEN_8B.dim**-0.5)

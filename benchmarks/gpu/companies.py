@@ -1,4 +1,5 @@
-"""Part ``invariant``: a row's bits alone and in random batches, with fixed stretch lengths."""
+"""Part ``invariant``: whether a row of a batch has the same bits alone and among other rows, with the kernels
+that promise this."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ STRETCH = 1024
 
 
 def invariant(bench: Bench) -> list[Figure]:
-    """1,000 random batches of rows, decode with fixed stretches and the ragged kernel: all bits equal."""
+    """Compare each row alone with the same row in 1,000 random batches, for decode with parts of a fixed
+    length, the kernel for prompts, and the product: all bits must be equal. Also what this costs."""
     rows, companies = 32, bench.size(1000, 2)
     random = np.random.default_rng(0)
     lengths = random.integers(1, bench.size(9000, 60), rows)
@@ -58,7 +60,8 @@ def invariant(bench: Bench) -> list[Figure]:
 
 
 def _products(bench: Bench, companies: int) -> list[Figure]:
-    """A row's product alone and among random others; the cost against the vendor's library, by rows."""
+    """Compare a row's matrix product alone with the same row among random others; and time it against the
+    vendor's library, by the number of rows."""
     width, outs = (4096, 6144) if not bench.rehearsal else (64, 96)
     random = np.random.default_rng(1)
     x = torch.randn(512, width, device=bench.device, dtype=QWEN_8B.dtype)
@@ -79,7 +82,7 @@ def _products(bench: Bench, companies: int) -> list[Figure]:
 
 
 def _company(batch: PagedBatch, some: torch.Tensor) -> PagedBatch:
-    """Random rows of a batch of single tokens."""
+    """A batch of those rows of ``batch`` that ``some`` names, in that order; each row has one token."""
     starts = torch.arange(len(some) + 1, device=some.device)
     return PagedBatch(
         batch.positions[some],

@@ -1,4 +1,5 @@
-"""Parts ``engine``, ``tests`` and ``sanitizer``: the pocket model on CUDA against the CPU; the gpu mark."""
+"""Parts ``engine``, ``tests`` and ``sanitizer``: the pocket model on CUDA against the CPU; the tests marked
+``gpu``; these under compute-sanitizer."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ PYTEST_S = 240.0
 
 
 def engine(_: Bench) -> list[Figure]:
-    """Pocket in fp32 on CUDA against the CPU, greedy, sixteen prompts in one batch, by each backend."""
+    """Compare greedy replies of the pocket model in fp32 on CUDA with those on the CPU, sixteen prompts in one
+    batch, for each backend; and time them."""
     prompts = [[(7 * seed + 13 * at) % 900 + 20 for at in range(5 + 11 * seed)] for seed in range(16)]
     on_cpu, _seconds = generate(load_model("pocket", "cpu", "float32"), prompts, 32)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -62,7 +64,7 @@ def other_tests(_: Bench) -> list[Figure]:
 
 
 def sanitizer(_: Bench) -> list[Figure]:
-    """The kernels' tests again under compute-sanitizer, where that is there."""
+    """Run the kernels' tests under compute-sanitizer, if that is installed."""
     found = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=CUDA_BIN)
     if found is None:
         return [note("out-of-bounds reads", "compute-sanitizer is not installed")]
@@ -80,7 +82,8 @@ def _tests(*rooms: str) -> list[Figure]:
 
 
 def _marked() -> dict[str, list[str]]:
-    """The files with the ``gpu`` mark, by room: if one room's files cannot be imported, the others run."""
+    """The test files with the ``gpu`` mark, by room. Each room is run by itself, so that files that cannot be
+    imported affect no other room."""
     files: dict[str, list[str]] = {}
     tests = ROOT / "tests"
     for path in sorted(tests.rglob("test_*.py")):
@@ -90,8 +93,9 @@ def _marked() -> dict[str, list[str]]:
 
 
 def _pytest(files: list[str], before: tuple[str, ...] = ()) -> int:
-    """The exit status of the ``gpu`` mark of ``files``; 124: out of time, as with `timeout`. The libraries
-    are the machine's own, so warnings are not errors."""
+    """Run the tests with the ``gpu`` mark in these files. ``before``: words before the command. Returns the
+    exit status; 124 if they ran out of time, as `timeout` has it. Warnings are not errors, because the
+    libraries are the machine's own."""
     words = ("-q", "-m", "gpu", "-W", "default", "-p", "no:cacheprovider")
     command = [*before, sys.executable, "-m", "pytest", *words, *files]
     try:
@@ -108,8 +112,9 @@ def generate(
     sampling: messages.Sampling = GREEDY,
     scored: bool = False,
 ) -> tuple[list[list[Any]], float]:
-    """The ids generated for all prompts in one batch, and the seconds from the first step to the last.
-    ``step_tokens``: the most that one step computes. ``scored``: (id, log probability) instead of ids."""
+    """Generate ``new`` tokens after each prompt, all in one batch. Returns the ids for each prompt, and the
+    seconds from the first step to the last. ``step_tokens``: the most that one step computes. ``scored``: pairs
+    of id and log probability in place of ids."""
     made = engine_of(model, step_tokens)
     said: list[list[Any]] = [[] for _ in prompts]
     for seq, prompt in enumerate(prompts):
@@ -123,7 +128,7 @@ def generate(
 
 
 def rows_of(engine: Engine) -> Iterator[messages.Row]:
-    """The rows of all steps until all sequences end. Raises ``SequenceFailed``."""
+    """Run steps until all sequences end, and yield their rows. Raises ``SequenceFailed``."""
     while (step := engine.step()) is not None:
         for row in step.rows:
             if row.finish is messages.Finish.ERROR:
@@ -132,11 +137,12 @@ def rows_of(engine: Engine) -> Iterator[messages.Row]:
 
 
 class SequenceFailed(Exception):
-    """With the row's error."""
+    """A sequence ended with an error, which is the text."""
 
 
 def engine_of(model: LoadedModel, step_tokens: int, blocks: int = 512, context: int = 2048) -> Engine:
-    """An engine without tiers over ``blocks`` blocks of 16 tokens."""
+    """An engine without host and disk tier, with ``blocks`` blocks of 16 tokens. ``context``: the most tokens
+    of a sequence."""
     size = 16
     groups = model.kv_groups(size)
     device = model.decoder.device

@@ -1,4 +1,4 @@
-"""The figures of part ``agent``: loops of tool calls by `benchmarks.agent`, on one server."""
+"""The measurements of part ``agent``: loops of tool calls by `benchmarks.agent`, on one server."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from .measure import Bench, Figure, figure
 
 THREADS = 2
 WARMING = 1000
-"""The seed of loops that are not measured: kernels are compiled with the first steps of a shape."""
+"""The seed of loops that are run first and not measured, because kernels are compiled in the first steps of a
+shape."""
 
 
 def figures(bench: Bench) -> list[Figure]:
-    """Loops with an instant tool, then with a streaming tool; time from closing brace to tool."""
+    """Measure loops with a tool that answers at once, and with one that streams its output; and the time from a
+    call's closing brace to its tool."""
     model = "tiny" if bench.rehearsal else "toy-50m"
     options = Options(
         (model,), bench.size(3, 1), 0, "bfloat16", THREADS, Path(), Path(), quick=bench.rehearsal
@@ -44,7 +46,8 @@ def figures(bench: Bench) -> list[Figure]:
 
 
 def _steps(name: str, loops: dict[str, list[agent.Loop]]) -> list[Figure]:
-    """The time of a step, as a share and in ms, and the part in which the engine computed."""
+    """Figures of the time of a step: as a share, session ÷ resending, and for both in ms, with the part in
+    which the engine computed."""
     lines = [
         figure(f"{name}: {agent.STEP_TIME}", agent.shares(loops).step_time, "x", agent.STEP_SHARE, "lower")
     ]

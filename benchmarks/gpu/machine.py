@@ -1,4 +1,4 @@
-"""Part ``ceilings``: the limits of this machine, which the other parts are compared with."""
+"""Part ``ceilings``: the limits of this machine, with which the other parts' figures are compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .measure import Bench, Figure, copy_rate, figure, median_us, note
 
 
 def ceilings(bench: Bench) -> list[Figure]:
-    """Device copy (read + write), bf16 matmul, pinned host to device."""
+    """Measure the rate of a copy on the device (read + write), of a bf16 matrix product, and of copies from
+    pinned host memory."""
     size, side = bench.size(1 << 30, 1 << 20), bench.size(8192, 64)
     target = torch.empty(size, dtype=torch.uint8, device=bench.device)
     host = torch.zeros(size, dtype=torch.uint8, pin_memory=bench.device.type == "cuda")
@@ -32,7 +33,8 @@ def ceilings(bench: Bench) -> list[Figure]:
 
 
 def _registered(bench: Bench, target: Tensor) -> list[Figure]:
-    """Host tier memory: the time to register a piece, and the rate of copies from it afterwards."""
+    """Measure the host tier's memory: the time to register a piece of it with the device, and the rate of
+    copies from it afterwards."""
     size = bench.size(16 * PIECE_BYTES, 1 << 20)
     fd = make_memory(size)
     memory = mmap.mmap(fd, size)

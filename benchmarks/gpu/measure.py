@@ -1,7 +1,7 @@
-"""Timing of kernels, the form of a figure, and a time limit for waits.
+"""How parts measure: timing of kernels, the form of a figure, and a time limit.
 
-Device time comes from events around the replay of one graph with many launches, each on its own inputs: data
-has left the L2 cache before it is read again, and no launch waits for the host.
+Device time comes from events around the replay of one CUDA graph with many launches, each on its own inputs:
+data has left the L2 cache before it is read again, and no launch waits for the host.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ RUNS = 20
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where parts run: on a GPU at full size, or in rehearsal at toy sizes, where figures mean nothing.
-    ``tell``: takes figures that a part knows before it ends, so that they are kept if the part fails."""
+    """Where parts run: on a GPU at full size, or in a rehearsal at toy sizes, of which the figures mean
+    nothing. ``tell``: takes figures that a part has before it ends, so that they are kept if the part fails."""
 
     device: torch.device
     rehearsal: bool
@@ -36,24 +36,25 @@ class Bench:
 
 
 def figure(name: str, value: float, unit: str, goal: float | None = None, better: str = "higher") -> Figure:
-    """One line of the table; with a goal, whether it is met."""
+    """A line of the table: a value with its unit and, if there is a goal, whether it is met."""
     met = None if goal is None else (value >= goal if better == "higher" else value <= goal)
     return {"name": name, "value": round(value, 4), "unit": unit, "goal": goal, "better": better, "met": met}
 
 
 def note(name: str, text: str) -> Figure:
-    """A line with the reason why something could not be measured."""
+    """A line of the table without a value: the reason why something could not be measured."""
     return {"name": name, "value": None, "unit": "", "goal": None, "better": "", "met": None, "note": text}
 
 
 def reason(error: BaseException) -> str:
-    """An exception in one line."""
+    """An exception's type and text in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
 def median_us(bench: Bench, works: Sequence[Work], runs: int = RUNS, *, captured: bool = True) -> float:
-    """Median microseconds of one of ``works``, which differ only in their inputs. ``captured``: as one graph;
-    not possible for work that makes the host wait."""
+    """The median microseconds of one of the ``works``, which differ only in their inputs. ``captured``: they
+    are run as one CUDA graph, which is not possible for work that makes the host wait. On a CPU one of them is
+    timed once."""
     _each(works)
     if bench.device.type != "cuda":
         start = time.perf_counter()
@@ -73,7 +74,7 @@ def median_us(bench: Bench, works: Sequence[Work], runs: int = RUNS, *, captured
 
 
 def _graph(works: Sequence[Work]) -> Work:
-    """All of ``works`` as one graph, or one by one if something cannot be captured."""
+    """A function that runs all ``works`` as one CUDA graph, or one by one if something cannot be captured."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
         with torch.cuda.graph(graph):
@@ -93,7 +94,8 @@ def _each(works: Sequence[Work]) -> None:
 
 @functools.cache
 def copy_rate(bench: Bench) -> float:
-    """The measured device copy, bytes per microsecond, read and written counted: the memory's ceiling."""
+    """The rate of a copy on the device in bytes per microsecond, read and written bytes counted: the upper
+    limit of kernels bound by memory."""
     size = bench.size(1 << 30, 1 << 20)
     source = torch.zeros(size, dtype=torch.uint8, device=bench.device)
     target = torch.empty_like(source)
@@ -103,13 +105,15 @@ def copy_rate(bench: Bench) -> float:
 def of_copy_rate(
     bench: Bench, name: str, moved: int, micros: float, goal: float | None = None
 ) -> list[Figure]:
-    """A memory-bound kernel's time and the share of the measured copy rate that it reaches."""
+    """Two lines about a kernel that is bound by memory: its time, and the share of the measured copy rate that
+    it reaches. ``moved``: the bytes that it reads and writes."""
     share = 100 * moved / micros / copy_rate(bench)
     return [figure(f"{name}, time", micros, "us"), figure(f"{name}, of the copy rate", share, "%", goal)]
 
 
 def compared(name: str, ours: float, theirs: dict[str, float | str], goals: dict[str, float]) -> list[Figure]:
-    """Peers' times and how many times faster ours is; a missing peer has a line with the reason."""
+    """Lines with other libraries' times (``theirs``, by name, in microseconds or as the reason for having none)
+    and how many times faster ours is. ``goals``: for these ratios, by name."""
     lines: list[Figure] = []
     for peer, micros in theirs.items():
         if isinstance(micros, str):
@@ -121,13 +125,14 @@ def compared(name: str, ours: float, theirs: dict[str, float | str], goals: dict
 
 
 class _OutOfTime(KeyboardInterrupt):
-    """Not an ``Exception``: no task or callback of an event loop swallows it."""
+    """Ends the block of `limited`. It is no ``Exception``, so that no task or callback of an event loop
+    swallows it."""
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Leave the block after so many seconds; its clean-up runs. It does not stop a library call. For the main
-    thread. Raises ``TimeoutError``."""
+    """Leave the block after so many seconds, with its clean-up. It cannot stop a library call that does not
+    return. Only for the main thread. Raises ``TimeoutError``."""
 
     def strike(number: int, frame: object) -> None:
         raise _OutOfTime

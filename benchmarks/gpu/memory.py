@@ -1,4 +1,4 @@
-"""Parts ``rows`` and ``draw``: the kernels bound by memory, and the sampler."""
+"""Parts ``rows`` and ``draw``: kernels that are bound by memory, and the sampler."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from ...kernels.reference import seeded_sampling
 from .measure import Bench, Figure, figure, median_us, of_copy_rate
 
 COPIES = 4
-"""Sets of inputs; together larger than any L2 cache."""
+"""The number of sets of inputs, which together are larger than any L2 cache."""
 GOAL = 85.0
 
 
 def rows(bench: Bench) -> list[Figure]:
-    """Norm with the residual, gate, norm + rotation + store, block copy: the share of the copy rate."""
+    """Time the kernels that are bound by memory (add and norm; gate; norm, rotation and store; block copy),
+    each as a share of the copy rate."""
     return [*_norm(bench), *_gate(bench), *_store(bench), *_copy(bench)]
 
 
@@ -65,7 +66,8 @@ def _copy(bench: Bench) -> list[Figure]:
 
 
 def draws(bench: Bench) -> list[Figure]:
-    """64 rows of Qwen3's vocabulary: top-k and top-p, top-p alone, no limits; and the reference."""
+    """Time the sampler on 64 rows of Qwen3's vocabulary with top-k and top-p, with top-p alone, and without
+    limits, and compare it with the torch reference."""
     count, vocab = bench.size(64, 2), bench.size(151_936, 500)
     sets = [torch.randn((count, vocab), device=bench.device) * 3 for _ in range(COPIES)]
     whole = torch.arange(count, device=bench.device)

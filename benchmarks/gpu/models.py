@@ -1,6 +1,6 @@
 """Part ``models``: prefill and decode of real models' shapes through the engine, with random weights.
 
-No weight files are needed: a shape comes from its ``config.json``. Decode is compared with the time to read
+No weight files are needed: a shape is given by its ``config.json``. Decode is compared with the time to read
 every weight once at the machine's copy rate, the lower bound of a dense model's step.
 """
 
@@ -74,11 +74,11 @@ TOY = {
     "num_key_value_heads": 1,
     "vocab_size": 300,
 }
-"""What a rehearsal makes of each shape."""
+"""The fields that a rehearsal puts in place of each shape's own."""
 
 
 def models(bench: Bench) -> list[Figure]:
-    """Every shape in turn; its memory is freed before the next."""
+    """Measure every shape in turn; the memory of one is freed before the next."""
     rate, lines = copy_rate(bench), []
     for name, shape in SHAPES.items():
         found = _shape(bench, name, {**COMMON, **shape, **(TOY if bench.rehearsal else {})}, rate)
@@ -110,7 +110,7 @@ def _shape(bench: Bench, name: str, shape: dict[str, Any], rate: float) -> list[
 
 
 def _run(model: LoadedModel, prompts: list[list[int]], new: int) -> float:
-    """Seconds until all prompts have ``new`` tokens, greedy, in an engine of their own."""
+    """The seconds until ``new`` tokens were generated greedily after each prompt, in an engine of their own."""
     blocks = sum(math.ceil((len(prompt) + new + 1) / 16) + 1 for prompt in prompts)
     made = engine_of(model, step_tokens=2048, blocks=max(blocks, 320), context=4400)
     for seq, prompt in enumerate(prompts):
@@ -126,7 +126,8 @@ def _run(model: LoadedModel, prompts: list[list[int]], new: int) -> float:
 
 
 def drawn(shape: dict[str, Any], device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """A model of ``shape`` (a ``config.json``) with weights of a seed, on the Triton kernels."""
+    """A model of this ``shape`` (the content of a ``config.json``), with random weights of a fixed seed, on the
+    Triton kernels."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(shape))
         config = read_config(Path(folder))

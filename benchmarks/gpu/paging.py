@@ -1,4 +1,4 @@
-"""Random arenas and batches for the kernels' parts, with blocks in random order."""
+"""Random KV arenas and batches for the kernels' parts, with blocks in random order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ LAYERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """A model's attention."""
+    """The shape of a model's attention: query heads, KV heads, the dimension of a head, tokens of a block,
+    element type."""
 
     query: int
     kv: int
@@ -27,7 +28,9 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """``arena``, of `LAYERS` layers unless more are asked for, the batch over it, and each token's query."""
+    """A batch for an attention kernel. ``arena``: K and V of `LAYERS` layers, unless more are asked for,
+    ``[blocks, layers, 2, kv_heads, block, dim]``. ``batch``: its rows and block tables. ``query``: ``[tokens,
+    heads, dim]``."""
 
     arena: Tensor
     batch: PagedBatch
@@ -42,7 +45,8 @@ def paged(
     share: int = 0,
     layers: int = LAYERS,
 ) -> Paged:
-    """Rows of ``counts[r]`` tokens from ``firsts[r]`` on; the first ``share`` blocks are common."""
+    """Make a random batch, in which row r has ``counts[r]`` query tokens, the first at position ``firsts[r]``.
+    The rows have the first ``share`` blocks in common."""
     widths = [-(-(first + count) // heads.block) for first, count in zip(firsts, counts, strict=True)]
     ids = np.random.default_rng(0).permutation(sum(widths)).astype(np.int32)
     tables = np.split(ids, np.cumsum(widths)[:-1])
@@ -56,7 +60,7 @@ def paged(
 
 
 def contiguous(made: Paged, row: int, layer: int) -> tuple[Tensor, Tensor]:
-    """One row's K and V as a dense cache holds them: each ``[1, kv_heads, tokens, dim]``."""
+    """The K and V of one row and layer as a dense cache holds them: each ``[1, kv_heads, tokens, dim]``."""
     length = int(made.batch.context_lengths[row])
     blocks = made.batch.tables[row, : -(-length // made.arena.shape[4])]
     whole = made.arena[blocks, layer].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :length]

@@ -1,6 +1,6 @@
-"""Times of other libraries for the same attention: SDPA's backends, FlexAttention, FlashInfer.
+"""Times of other libraries ("peers") for the same attention: SDPA's backends, FlexAttention, FlashInfer.
 
-Each function returns microseconds by peer, or the reason as text for a peer that is missing or fails.
+Each function returns microseconds by the peer's name, or the reason as text if the peer is missing or fails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ BACKENDS = {
 
 
 def attempt(bench: Bench, make: Callable[[], list[Work]]) -> float | str:
-    """The time of the call that ``make`` returns, or the reason for having none."""
+    """The median microseconds of the calls that ``make`` returns, or the reason as text if making or running
+    them fails."""
     try:
         return median_us(bench, make())
     except Exception as error:  # a peer fails in its own ways; the line says which
@@ -34,7 +35,9 @@ def attempt(bench: Bench, make: Callable[[], list[Work]]) -> float | str:
 
 
 def sdpa(bench: Bench, made: Paged, *, causal: bool) -> Times:
-    """SDPA over contiguous K and V of row 0: full causal prefill, or the last tokens of a longer context."""
+    """SDPA by each backend, over contiguous K and V of the batch's row 0. ``causal``: the queries may be a
+    whole prompt, computed with a causal mask; otherwise they are the last tokens of a longer context, without a
+    mask."""
     caches = [contiguous(made, 0, layer) for layer in range(LAYERS)]
     query = made.query.transpose(0, 1)[None]
 
@@ -56,7 +59,8 @@ def _each(call: Callable[[Tensor, Tensor], object], caches: list[tuple[Tensor, T
 
 
 def flex(bench: Bench, made: Paged) -> Times:
-    """FlexAttention, compiled, over contiguous K and V of row 0; queries are the last of the context."""
+    """FlexAttention, compiled, over contiguous K and V of the batch's row 0; the queries are the last tokens of
+    the context."""
 
     def make() -> list[Work]:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -78,7 +82,8 @@ def flex(bench: Bench, made: Paged) -> Times:
 
 
 def flashinfer(bench: Bench, made: Paged, heads: Heads) -> Times:
-    """FlashInfer over the same pages, planned once: decode if every row has one token, else paged prefill."""
+    """FlashInfer over the same pages, planned once: its decode if every row has one token, else its paged
+    prefill."""
 
     def make() -> list[Work]:
         import flashinfer  # type: ignore[import-not-found]

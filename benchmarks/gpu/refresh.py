@@ -1,4 +1,5 @@
-"""Part ``refresh``: measure candidate configurations on this GPU and write the best into the committed data.
+"""Part ``refresh``: measure candidate configurations of the Triton kernels on this GPU, and write the best into
+the committed file.
 
 Runs only by name (``make gpu PART=refresh``). It changes the rows of this GPU's architecture and keeps the
 others. Run `correct` afterwards, and read the diff.
@@ -45,7 +46,8 @@ CANDIDATES = {
 
 
 def refresh(bench: Bench) -> list[Figure]:
-    """Every kernel and size of 16-bit numbers: the best row, and how much faster than the one before."""
+    """Find and write the best configuration of every kernel and size for 16-bit numbers. Returns for each how
+    much faster it is than the one before."""
     arch = f"sm_{configurations.architecture(bench.device)}"
     data = json.loads(DATA.read_text())
     lines = []
@@ -75,7 +77,7 @@ def refresh(bench: Bench) -> list[Figure]:
 def _time(
     bench: Bench, kernel: str, arch: str, name: str, row: Row, works: Callable[[], list[Work]]
 ) -> float | str:
-    """Microseconds with this row, or the reason for failing."""
+    """The microseconds of these calls with the configuration ``row``, or as text the reason why they failed."""
     configurations.table()[kernel][arch][name] = row
     configurations.configuration.cache_clear()
     try:
@@ -85,7 +87,8 @@ def _time(
 
 
 def _workloads(bench: Bench) -> Iterator[tuple[str, int, Callable[[], list[Work]]]]:
-    """Kernel, size in its configuration's name, and calls that read what the ones before have not."""
+    """For each kernel and size: the kernel's name, the size as it is named in the configurations, and a
+    function that makes calls, each of which reads data that the ones before have not."""
     length, dtype = bench.size(8192, 40), torch.float16 if bench.rehearsal else torch.bfloat16
     for dim in DIMS[: bench.size(3, 1)]:
         heads, how = Heads(32, 8, dim, 16, dtype), Attention(dim**-0.5)
@@ -108,7 +111,7 @@ def _workloads(bench: Bench) -> Iterator[tuple[str, int, Callable[[], list[Work]
 
 
 def _text(data: configurations.Table) -> str:
-    """As the file is kept: a line for each row."""
+    """The content of the configurations' file: JSON with a line for each row."""
     kernels = []
     for kernel, archs in data.items():
         parts = []

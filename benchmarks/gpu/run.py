@@ -56,24 +56,25 @@ LIMITS_S = {"ceilings": 90.0, "models": 420.0, "tests-kernels": 300.0}
 LEAST_S = 20.0  # no part is begun for less
 KILL_S = 15.0
 RIGHT = ("correct", "invariant", "tests-kernels", "tests-kvstore", "tests", "sanitizer")
-"""A goal that one of these misses is a fault, not a figure."""
+"""Parts in which a missed goal is a fault, not just a figure."""
 WHOLE = ("engine", "tests-kernels", "tests-kvstore", "tests", "sanitizer")
-"""Not rehearsed: the suite runs them on a CPU."""
+"""Parts that are not rehearsed, because the test suite runs the same on a CPU."""
 BY_NAME = ("refresh",)
-"""It changes what is measured."""
+"""Parts that run only if they are named, because they change the files that are measured."""
 
 BEGUN, SOME, CUT, ENDED = "begun", "some", "cut", "ended"
-"""What a line of results tells: some figures come before a part has ended; one that was cut is run again."""
+"""The states of a part in the results file. ``BEGUN``: it has begun. ``SOME``: some of its figures are there.
+``CUT``: it was cut by the time limit, and will be run again. ``ENDED``: it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The JSON-lines file. Each line is on disk when `add` returns, and stands alone."""
+    """The file of results, one JSON object per line. Each line is on disk when `add` returns."""
 
     path: Path
 
     def add(self, part: str, state: str, **more: Any) -> None:
-        """Append a line, after whatever a killed process left."""
+        """Append a line about a part, on a line of its own even if a killed process has left half of one."""
         line = json.dumps({"part": part, "state": state, "at": _now(), **more}) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as file:
@@ -93,11 +94,11 @@ class Results:
         return found
 
     def states(self) -> dict[str, str]:
-        """The last state of each part."""
+        """The last state of each part that has any."""
         return {line["part"]: line["state"] for line in self.lines()}
 
     def left(self, parts: Sequence[str]) -> list[str]:
-        """Parts that have not ended; parts that began and never ended come last."""
+        """Those of ``parts`` that have not ended. Parts that have begun before come last."""
         states = self.states()
         left = [part for part in parts if states.get(part) != ENDED]
         return sorted(left, key=lambda part: part in states)
@@ -105,7 +106,8 @@ class Results:
 
 @contextmanager
 def importable() -> Iterator[None]:
-    """``holdfast`` as this checkout, installed or not, and carried wheels, also for child processes."""
+    """In the block, make ``holdfast`` importable as this checkout, installed or not, and also the packages of
+    the wheels in ``.whl/``; for child processes, too."""
     found = find_spec("holdfast")
     ours = found is not None and found.origin is not None and Path(found.origin).resolve().parent == ROOT
     if ours and not WHEELS.is_dir():
@@ -128,7 +130,9 @@ def importable() -> Iterator[None]:
 
 
 def _unpack(wheels: Path, folder: Path) -> list[str]:
-    """Unpack wheels with the file beside this one, because `holdfast` itself needs some of them."""
+    """Unpack the wheels into ``folder`` by means of ``wheels.py`` beside this file, which is imported as a file
+    because `holdfast` itself needs some of the packages. Returns a line for each wheel that is not for this
+    Python."""
     sys.path.insert(0, str(Path(__file__).parent))
     try:
         module = importlib.import_module("wheels")
@@ -141,7 +145,8 @@ def _unpack(wheels: Path, folder: Path) -> list[str]:
 # --- the parts, one process after the other -------------------------------------------------------------------
 
 Command = Callable[[str, float, bool], Sequence[str]]
-"""The program of a part: its name, its seconds, and whether what takes longer is cut or has failed."""
+"""Makes the command of a part's process from the part's name, its seconds, and whether a part that takes longer
+is cut, to be run again, or has failed."""
 
 
 def run_parts(
@@ -151,7 +156,8 @@ def run_parts(
     command: Command,
     limits: dict[str, float] = LIMITS_S,
 ) -> list[str]:
-    """Run the parts one after the other within ``budget`` seconds. Returns those that failed."""
+    """Run the parts one after another, each in a process of its own, within ``budget`` seconds in all.
+    ``limits``: seconds of a part, by name. Returns the parts that failed."""
     begun, failed = time.monotonic(), []
     for part in parts:
         limit, left = limits.get(part, LIMIT_S), budget - (time.monotonic() - begun)
@@ -173,7 +179,7 @@ OUT_OF_TIME = "out of time, and killed"
 
 
 def _run(command: Sequence[str], seconds: float) -> str:
-    """Run a part's program to its end or its time limit; gives the ending in words."""
+    """Run a part's process to its end or its time limit. Returns how it ended, as text."""
     process = subprocess.Popen(command, process_group=0)
     try:
         status = process.wait(seconds)
@@ -187,7 +193,8 @@ def _run(command: Sequence[str], seconds: float) -> str:
 
 
 def measured(part: str, bench: Any, seconds: float) -> tuple[list[dict[str, Any]], str]:
-    """Run a part for at most so many seconds; its lines, and the reason if it failed."""
+    """Run a part in this process for at most so many seconds. Returns its figures, and the reason if it failed,
+    else an empty text."""
     module, function = PARTS[part].split(".")
     measure = importlib.import_module("holdfast.benchmarks.gpu.measure")
     try:
@@ -201,7 +208,8 @@ def measured(part: str, bench: Any, seconds: float) -> tuple[list[dict[str, Any]
 
 
 def show(part: str, lines: list[dict[str, Any]], failure: str, rehearsal: bool) -> None:
-    """Print the part's rows of the table; in rehearsal without numbers."""
+    """Print the part's figures as rows of the table; in a rehearsal without numbers. ``failure``: why the part
+    failed; empty if it did not."""
     for one in lines:
         value = one.get("note") or ("rehearsed" if rehearsal else f"{one['value']:>12} {one['unit']:8}")
         verdict = {None: "", True: "met", False: f"missed, goal {one['goal']}"}[one["met"]]
@@ -213,7 +221,9 @@ def show(part: str, lines: list[dict[str, Any]], failure: str, rehearsal: bool) 
 
 
 def child(part: str, results: Results, seconds: float, cut: bool, rehearsal: bool) -> int:
-    """Run one part in its own process; 0 if it was measured and computes right."""
+    """Run one part in this process, which `run_parts` has started, and write its results. ``cut``: if it takes
+    too long, it is cut, and will be run again. Returns the exit code: 0 if it was measured and computes
+    right."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: it ends with its parent
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers end with us
     import torch
@@ -248,7 +258,8 @@ def _now() -> str:
 
 
 def main() -> int:
-    """Run the parts that are left; 0 if all are measured and compute right, or if there is no device."""
+    """Run the parts that are left. Returns the exit code: 0 if all are measured and compute right, or if there
+    is no CUDA device."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=PARTS, action="append", help="only these")
     parser.add_argument("--again", action="store_true", help="also parts that have results already")

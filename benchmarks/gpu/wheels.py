@@ -1,6 +1,6 @@
-"""The packages that a machine with a GPU lacks, and their wheels in a folder.
+"""The packages that a machine with a GPU lacks, and a folder with their wheels.
 
-``make gpu-wheels`` is this file as a program: it downloads them into ``.whl/``, for Python 3.12 on x86-64
+``make gpu-wheels`` runs this file as a program: it downloads them into ``.whl/``, for Python 3.12 on x86-64
 unless ``--python`` and ``--machine`` say otherwise. `run` unpacks those that are not installed.
 """
 
@@ -23,14 +23,16 @@ _WITH_TORCH = (
     "rich typer xxhash prometheus_client"
 )
 WITH_TORCH = frozenset(_WITH_TORCH.split())
-"""What an image with torch and transformers has, too. Their wheels are large or belong to its torch."""
+"""Packages that an image with torch and transformers has, too. They are not downloaded, because their wheels
+are large or must fit its torch."""
 
 GLIBC = (39, 35, 34, 31, 28, 27, 24, 17, 12, 5)
-"""Versions 2.N that wheels are made for; pip takes each by its name alone."""
+"""The versions 2.N of glibc that wheels are made for; pip must be given each of them."""
 
 
 def named(*extras: str) -> list[str]:
-    """Names of the program's own dependencies and of these extras', all of which import by their names."""
+    """The names of the packages that this program needs, and of those of these extras. All are imported under
+    their names."""
     project = tomllib.loads(PROJECT.read_text())["project"]
     requirements = [
         *project["dependencies"],
@@ -44,7 +46,8 @@ def missing(*extras: str) -> list[str]:
 
 
 def download(folder: Path, python: str, machine: str) -> int:
-    """Fetch the wheels of what the engine needs and an image with torch lacks; pip's exit status."""
+    """Download into ``folder`` the wheels of what the engine needs and an image with torch lacks. ``python``:
+    the version, such as 3.12; ``machine``: such as x86_64. Returns pip's exit status."""
     platforms = [f"manylinux_2_{version}_{machine}" for version in GLIBC]
     platforms += [f"manylinux2014_{machine}", f"manylinux1_{machine}"]
     words = ["--no-deps", "--only-binary=:all:", "--python-version", python, "--implementation", "cp"]
@@ -60,8 +63,8 @@ def download(folder: Path, python: str, machine: str) -> int:
 
 
 def unpack(folder: Path, target: Path) -> list[str]:
-    """Make the packages of the wheels in ``folder`` that are not installed importable from ``target``.
-    Returns a line for each wheel that is not for this Python."""
+    """Unpack into ``target`` the wheels in ``folder`` of packages that are not installed, so that they can be
+    imported from there. Returns a line for each wheel that is not for this Python."""
     from packaging.tags import sys_tags  # transformers needs it, so it is there
     from packaging.utils import parse_wheel_filename
 

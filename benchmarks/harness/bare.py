@@ -69,7 +69,8 @@ class BareSender:
 
 
 async def serve(pace: socket.socket) -> None:
-    """Serve until SIGTERM. The server's address is printed on stderr. ``pace``: as in `BareSender`."""
+    """Serve until SIGTERM. The server's address is printed on stderr. ``pace``: a datagram socket at which
+    steps are asked for."""
     sender = BareSender(pace)
     config = uvicorn.Config(
         sender,

@@ -30,8 +30,8 @@ from .lockstep import Lockstep
 
 
 def asked(tokens: int) -> bytes:
-    """The frame that asks for a turn with a reply of so many tokens, in brief: one event, as the SDK sends
-    it."""
+    """The frame that asks for a turn with a reply of so many tokens, without events that repeat others: one
+    event, as the SDK sends it."""
     item = MessageItem(role="user", content=[TextPart(type="input_text", text="go on")])
     params = ResponseParams(max_output_tokens=tokens, events="brief")
     return codec.encode(ResponseCreate(event_id="ask", items=[item], response=params))
@@ -47,8 +47,8 @@ async def opened(url: str) -> ClientConnection:
 
 
 async def reply(connection: ClientConnection, frame: bytes, step: Lockstep) -> list[bytes]:
-    """Send ``frame`` and read the reply to its end. Returns those frames that are deltas of its text. ``step``
-    is told of each one."""
+    """Send ``frame`` and read the reply to its end. Returns those frames that are deltas of its text.
+    `step.took` is called for each of them."""
     await connection.send(frame, text=True)
     deltas = []
     while True:

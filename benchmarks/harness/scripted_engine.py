@@ -165,8 +165,8 @@ class ScriptedEngine:
 
 
 def loaded(model: str, pace: socket.socket) -> LoadedEngine:
-    """A scripted engine with words of the model's vocabulary, shuffled by a fixed seed. ``pace``: as in
-    `ScriptedEngine`."""
+    """A scripted engine with words of the model's vocabulary, shuffled by a fixed seed. ``pace``: a datagram
+    socket at which steps are asked for."""
     folder = find_model(model)
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     words = [token for text, token in vocabulary.items() if WORD.fullmatch(text)]

@@ -30,7 +30,7 @@ def main(token: int, file: Path) -> int:
     load_engine = build.load_engine
 
     class Stamped:
-        """The engine."""
+        """Wraps the engine, and logs the steps that have sampled the token."""
 
         def __init__(self, engine: Any) -> None:
             self._engine = engine
@@ -39,7 +39,7 @@ def main(token: int, file: Path) -> int:
             return self._engine.apply(verb)
 
         def step(self) -> Step | None:
-            """Run a step, and log the time at its end."""
+            """Run a step. If it has sampled the token, log the time at its end."""
             done: Step | None = self._engine.step()
             if done is not None and any(token in row.tokens for row in done.rows):
                 with file.open("a", encoding="ascii") as stamps:

@@ -28,30 +28,34 @@ from ..report import Goal, percentile, show
 from .skills import SKILLS, ScoredConversation, ScoredTurn, conversations
 
 GOALS = {"recall_short": 97.0, "recall_long": 90.0, "tools": 97.0, "repeat": 95.0, "not_told": 95.0}
-"""Percent of conversations, by skill."""
+"""The percentage of right conversations that is the goal, by skill."""
 
 SAMPLING: dict[str, Any] = {"temperature": 0, "max_output_tokens": 400}
-"""Twice the longest story: a reply that never ends is cut, and wrong."""
+"""The sampling of all replies. Their longest length is twice that of the longest story, so a reply that never
+ends is cut off, and wrong."""
 
 TOOL_ERROR = '{"error": "no such thing"}'
-"""The answer to an unexpected call."""
+"""The output that an unexpected tool call gets."""
 
 
 @dataclass
 class SkillTally:
-    """Results of the conversations of one skill."""
+    """What came of the conversations of one skill: how many were right and wrong, and figures of their
+    responses."""
 
     right: int = 0
     wrong: int = 0
     responses: int = 0
     uneven: int = 0
-    """Responses after a session's first that prefilled other than their truly new tokens."""
+    """The number of responses, without each session's first, that prefilled another number of tokens than their
+    truly new ones."""
     output_tokens: int = 0
     ttft_ms: list[float] = field(default_factory=list)
     misses: list[dict[str, str | None]] = field(default_factory=list)
 
     def count(self, finished: Finished, first: bool) -> None:
-        """Add the cost of one response. A session's first may find its tools' description cached."""
+        """Add the figures of one response. ``first``: it is its session's first, for which prefilled tokens are
+        not checked, because the description of its tools may be cached."""
         self.responses += 1
         self.output_tokens += finished.usage.output_tokens if finished.usage else 0
         if finished.ttft_ms is not None:
@@ -73,7 +77,8 @@ class SkillTally:
 
 
 async def hold(client: Client, conversation: ScoredConversation, tally: SkillTally) -> None:
-    """Hold one conversation as written, and judge it; a refusal by the server is wrong."""
+    """Hold one conversation as it is written, judge it, and count it in ``tally``. If the server refuses
+    something, it is wrong."""
     try:
         right = await _hold(client, conversation, tally)
     except ServerError as refused:
@@ -101,7 +106,7 @@ async def _hold(client: Client, conversation: ScoredConversation, tally: SkillTa
 async def _take(
     chat: Chat, turn: ScoredTurn, tally: SkillTally, first: bool
 ) -> tuple[str, list[FunctionCallItem]]:
-    """Take a turn, answer its call, and return all text and calls."""
+    """Take a turn, and answer the tool call if there is one. Returns all text and calls of the turn."""
     said = await chat.say(turn.user).text()
     tally.count(chat.last, first)
     calls = chat.last.calls
@@ -127,7 +132,8 @@ def _is_right(turn: ScoredTurn, said: str, calls: Sequence[FunctionCallItem]) ->
 async def measure(
     skills: Iterable[str], count: int, seed: int, sessions: int, model: str
 ) -> tuple[dict[str, SkillTally], float]:
-    """Tallies by skill, and the seconds it took; ``sessions`` conversations run at once."""
+    """Hold ``count`` conversations of each skill, ``sessions`` of them at once. Returns what came of them by
+    skill, and the seconds that it took."""
     tallies = {skill: SkillTally() for skill in skills}
     waiting = [
         (tally, conversation)

@@ -1,4 +1,5 @@
-"""The rest of the pocket world, besides facts and tools: greetings, small talk, counting, repeating, stories.
+"""Exchanges of the pocket model's dialogues besides facts and tools: greetings, small talk, counting,
+repeating, stories.
 
 Each function makes one exchange and keeps no state.
 """
@@ -113,7 +114,7 @@ def talk(rng: random.Random, words: WorldWords) -> Exchange:
 
 
 def count(rng: random.Random, words: WorldWords) -> Exchange:
-    """Counting from one number to another, upwards or downwards."""
+    """An exchange in which the model counts from one number to another, upwards or downwards."""
     low = rng.randint(0, 80)
     high = low + rng.randint(2, rng.choice((6, 12, 30)))
     if rng.random() < 0.25:
@@ -124,7 +125,8 @@ def count(rng: random.Random, words: WorldWords) -> Exchange:
 
 
 def story(rng: random.Random, words: WorldWords) -> Exchange:
-    """A story told when asked for, or the list of stories."""
+    """An exchange about a story: one that is told when asked for, the list of stories, or one that the model
+    does not know."""
     draw = rng.random()
     if draw < 0.12:
         said = rng.choice(("Tell me a story.", "Which stories do you know?"))
@@ -137,7 +139,7 @@ def story(rng: random.Random, words: WorldWords) -> Exchange:
 
 
 def repeat(rng: random.Random, words: WorldWords) -> Exchange:
-    """Words, numbers and foreign letters to say again, to the letter."""
+    """An exchange in which the model repeats words, numbers and foreign letters to the letter."""
     draws = (words.word, words.word, words.made_up, words.number, words.code)
     said = [rng.choice(draws)() for _ in range(rng.choice((1, 2, 3, 3, 4, 5, 8)))]
     if rng.random() < 0.12:
@@ -153,13 +155,14 @@ def _listed(numbers: range) -> str:
 
 
 def _cut(rng: random.Random, exchange: Exchange) -> Exchange:
-    """The exchange as it stands when the user broke in: nothing the model should learn to say."""
+    """The exchange as if the user had interrupted the reply: the reply ends early, and has no weight in
+    training."""
     words = (exchange.reply or "").split(" ")
     return replace(exchange, reply=" ".join(words[: rng.randrange(len(words))]), weight=0.0)
 
 
 def instructions(rng: random.Random, words: WorldWords) -> str | None:
-    """Instructions of a session: none, a known role, or some with made-up words in them."""
+    """The instructions of a session: None, one of the known roles, or one of these with made-up words in it."""
     draw = rng.random()
     if draw < 0.45:
         return None
@@ -170,7 +173,7 @@ def instructions(rng: random.Random, words: WorldWords) -> str | None:
 
 
 def odd_tool(rng: random.Random, words: WorldWords) -> Json:
-    """A tool that no user asks for."""
+    """The definition of a tool that no user asks for."""
     verb, noun = rng.choice(("open", "send", "find", "play")), words.made_up()
     properties = {words.made_up(): {"type": rng.choice(("string", "number"))}}
     return {

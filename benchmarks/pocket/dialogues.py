@@ -1,6 +1,6 @@
-"""Makes dialogues of the pocket world by random numbers: one seed, one dialogue.
+"""Makes dialogues for the pocket model by random numbers: one seed, one dialogue.
 
-Its only memory is what the user of a dialogue has told; the replies follow from that alone.
+The only state of a dialogue is what its user has told; the replies follow from that alone.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .toolbox import TOOLS, WorldTool
 from .words import NOUNS, WorldWords
 
 Makers = dict[Callable[[], Exchange], float]
-"""What makes exchanges, with how often each is drawn."""
+"""Functions that make an exchange, each with the weight by which it is drawn."""
 CHARS_PER_TOKEN = 2.55
-"""Of dialogues under the pocket tokenizer, a little less than measured."""
+"""Characters per token of dialogues in the pocket tokenizer, a little less than measured."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """How a user types: all in lower case, without the last mark."""
+    """How a user types: in lower case (``lower``), and without the punctuation mark at the end (``bare``)."""
 
     lower: bool = False
     bare: bool = False
@@ -35,7 +35,9 @@ class Style:
 
 @dataclass
 class Writer:
-    """Writes the exchanges of one dialogue; remembers what was told, by subject."""
+    """Writes the exchanges of one dialogue. ``told``: by a subject's name, the subject and the value that the
+    user has told. ``tools``: those that the dialogue offers. ``keyed``: how often subjects about a word or
+    another person are drawn, against the usual."""
 
     rng: random.Random
     words: WorldWords
@@ -47,7 +49,8 @@ class Writer:
         return Style(lower=self.rng.random() < 0.12, bare=self.rng.random() < 0.25)
 
     def tell(self, subject: Subject | None = None) -> Exchange:
-        """The user tells a fact, sometimes two in one sentence; a known subject is corrected."""
+        """The user tells a fact, sometimes two in one sentence. A subject that was told before gets another
+        value."""
         if subject is None and (draw := self.rng.random()) < 0.06:
             return self._unanswered(note=draw < 0.03 and bool(self.told))
         first, first_ack = self._told(subject or self._subject(), alone=True)
@@ -58,7 +61,7 @@ class Writer:
         return Exchange(joined, f"{first_ack} {second_ack}")
 
     def ask(self, subject: Subject) -> Exchange:
-        """The user asks for a fact, told or not."""
+        """The user asks for a fact, which was told before or not."""
         style = Style(bare=self.rng.random() < 0.25) if subject.key.startswith("home of") else self.style()
         question = _american(self.rng, self.rng.choice(subject.asks))
         if self.rng.random() < 0.12:
@@ -72,11 +75,11 @@ class Writer:
         return self.ask(self.rng.choice(list(self.told.values()))[0]) if self.told else self.ask_untold()
 
     def ask_untold(self) -> Exchange:
-        """The user asks for a fact never told, often one near to a fact told."""
+        """The user asks for a fact that was never told, often one that is near to a fact that was."""
         return self.ask(self.untold())
 
     def untold(self) -> Subject:
-        """A subject never told."""
+        """A subject that the user has not told, often one that is near to a subject that was told."""
         while True:
             subject = any_subject(self.rng, self.words, self.keyed)
             if self.told and self.rng.random() < 0.5:
@@ -90,7 +93,8 @@ class Writer:
         return self.tool_use(self.rng.choice(self.tools if at_hand else TOOLS))
 
     def tool_use(self, tool: WorldTool) -> Exchange:
-        """The user asks for what one tool does; it is called if it is at hand."""
+        """The user asks for what this tool does. The model calls it if the dialogue offers it, else says that
+        it has no such tool."""
         style = self.style()
         use = tool.use(self.rng, self.words, style.lower)
         request = style.write(use.request)
@@ -99,7 +103,7 @@ class Writer:
         return Exchange(request, use.refusal)
 
     def chat(self, make: Callable[[random.Random, WorldWords], Exchange]) -> Exchange:
-        """Small talk, in a style of typing."""
+        """An exchange that ``make`` makes, such as small talk, with the user's text in a style of typing."""
         exchange = make(self.rng, self.words)
         user = Style(bare=self.rng.random() < 0.2).write(exchange.user)
         return replace(exchange, user=user.lower() if self.rng.random() < 0.1 else user)
@@ -157,8 +161,9 @@ def _american(rng: random.Random, text: str) -> str:
 
 @dataclass(frozen=True)
 class Mix:
-    """How often each kind of exchange comes; the numbers are weights. `keyed` is how often facts have a key
-    of their own, against the usual; `wide` see `WorldWords`."""
+    """How often each kind of exchange comes, as weights. `keyed`: how often subjects about a word or another
+    person are drawn, against the usual. `wide`: the share of made-up syllables with rarer sounds
+    (`WorldWords`)."""
 
     tell: float = 5
     ask_told: float = 5
@@ -175,7 +180,10 @@ class Mix:
 def dialogue(
     seed: int, tokens: int, mix: Mix | None = None, held_out: bool = False, early: bool = False
 ) -> Dialogue:
-    """A dialogue of about so many tokens; its last sixth mostly asks for what was told."""
+    """A dialogue of about so many tokens, by this seed; in its last sixth the user mostly asks for facts told
+    before. ``mix``: how often each kind of exchange comes. ``held_out``: its values are those that training
+    never sees. ``early``: outputs of tools are written as in the dialogues that the tokenizer was learnt
+    from."""
     rng, mix = random.Random(seed), mix or Mix()
     writer = Writer(rng, WorldWords(rng, held_out, mix.wide, early), mix.keyed)
     made = opening(writer)
@@ -190,7 +198,8 @@ def dialogue(
 
 
 def opening(writer: Writer, tools: float = 0.5) -> Dialogue:
-    """The start of a dialogue: its instructions, if any, with facts in them, and its tools."""
+    """The start of a dialogue: its instructions, sometimes with a fact in them, and its tools. ``tools``: the
+    chance that it has tools."""
     rng = writer.rng
     system = chatter.instructions(rng, writer.words)
     if rng.random() < 0.2:
@@ -226,6 +235,6 @@ def _late_makers(writer: Writer) -> Makers:
 
 
 def _add(made: Dialogue, exchange: Exchange) -> int:
-    """Adds an exchange; returns about how many characters it takes."""
+    """Add an exchange to the dialogue. Returns about how many characters it takes."""
     made.exchanges.append(exchange)
     return len(exchange.user) + len(exchange.output) + len(exchange.reply or "") + 20

@@ -1,4 +1,5 @@
-"""Measures the skills with transformers alone: `python -m holdfast.benchmarks.pocket.evaluate DIR --count N`.
+"""Measures the pocket model's skills with transformers alone: `python -m holdfast.benchmarks.pocket.evaluate
+DIR --count N`.
 
 Usually takes one pass over a conversation with its expected replies: greedy decoding gives a reply exactly if
 each of its tokens is the most likely one. With `--live` each reply is generated, and becomes the history.
@@ -20,7 +21,7 @@ from .skills import SKILLS, ScoredConversation, ScoredTurn, conversations
 
 @dataclass(frozen=True)
 class Miss:
-    """A scored reply that was not the expected one."""
+    """A scored reply that was not the expected one: what the user said, the expected reply, and what came."""
 
     user: str
     expected: str
@@ -29,14 +30,15 @@ class Miss:
 
 @dataclass(frozen=True)
 class Judge:
-    """The model in fp32, and how its replies are read."""
+    """Judges replies of the model, which is in fp32."""
 
     model: Qwen3ForCausalLM
     tokenizer: PreTrainedTokenizerFast
 
     @torch.inference_mode()
     def forced(self, conversation: ScoredConversation) -> Iterator[Miss]:
-        """The scored replies in which some token is not the most likely one, given the expected history."""
+        """The scored replies that greedy decoding would not give: those with a token that is not the most
+        likely one after the expected history."""
         ids: list[int] = []
         spans: list[tuple[ScoredTurn, int, int]] = []
         dialogue = conversation.dialogue()
@@ -54,7 +56,7 @@ class Judge:
                 yield Miss(turn.user, self._decode(ids[begin:end]), self._decode(likely[begin - 1 : end - 1]))
 
     def live(self, conversation: ScoredConversation) -> Iterator[Miss]:
-        """The scored replies that came out wrong when the whole conversation was really held."""
+        """The scored replies that were wrong when the whole conversation was generated."""
         lead = head(conversation.dialogue())
         cache, waiting = DynamicCache(config=self.model.config), self._encode(lead.text) if lead else []
         for turn, exchange in zip(conversation.turns, conversation.dialogue().exchanges, strict=True):
@@ -69,7 +71,8 @@ class Judge:
 
     @torch.inference_mode()
     def _generate(self, cache: DynamicCache, fresh: list[int], limit: int = 400) -> list[int]:
-        """Greedy tokens up to the end mark; the last one is not in the cache yet."""
+        """Generate greedily up to the end mark or ``limit`` tokens. ``fresh``: ids that are not in the cache
+        yet. The last generated token is not in the cache yet."""
         said: list[int] = []
         while len(said) < limit and (not said or said[-1] != self.tokenizer.eos_token_id):
             ids = torch.tensor([said[-1:] or fresh])

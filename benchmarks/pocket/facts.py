@@ -1,7 +1,7 @@
-"""Facts that a user can tell the pocket model and ask for: subjects, their phrases and canonical replies.
+"""Facts that a user can tell the pocket model and ask for: subjects, their phrases and the expected replies.
 
-A subject is data: `{v}` stands for the value told, `{n}` in a kind of subjects for the noun of each. It knows
-nothing of dialogues.
+A subject is data: in its texts `{v}` stands for the value that is told; in a kind of subjects `{n}` stands for
+the noun of each. How they are used is decided in `dialogues`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ Draw = Callable[[WorldWords], str]
 
 @dataclass(frozen=True)
 class Subject:
-    """One thing that may be told: how people say it, how they ask for it, what the model answers."""
+    """One thing that the user may tell. ``key``: its name. ``draw``: draws a value. ``tells``: ways to tell it;
+    ``asks``: ways to ask for it; ``answer``: the reply if it was told; ``untold``: what the reply says was not
+    told. ``note``: the fact as the system states it. ``ack``: the reply to being told; empty: made of
+    ``answer``."""
 
     key: str
     draw: Draw
@@ -29,7 +32,7 @@ class Subject:
     ack: str = ""
 
     def of(self, noun: str) -> Subject:
-        """The subject of this kind for a noun."""
+        """The subject for a noun, if this is a kind of subjects."""
 
         def put(*texts: str) -> tuple[str, ...]:
             return tuple(text.replace("{n}", noun) for text in texts)
@@ -38,12 +41,12 @@ class Subject:
         return Subject(key, self.draw, put(*self.tells), put(*self.asks), answer, untold, note, ack)
 
     def acknowledge(self, value: str) -> str:
-        """The reply to being told."""
+        """The model's reply to being told this value."""
         ack = self.ack or "Got it, " + self.answer[0].lower() + self.answer[1:]
         return ack.format(v=value)
 
     def recall(self, value: str | None) -> str:
-        """The reply to being asked; None: never told."""
+        """The model's reply to being asked. ``value``: what was told; None: nothing was."""
         return f"You have not told me {self.untold}." if value is None else self.answer.format(v=value)
 
 
@@ -105,12 +108,12 @@ _LIVES = Subject(
 
 
 def code_word(key: str) -> Subject:
-    """The secret word that stands for another word."""
+    """The subject of the secret word that stands for the word ``key``."""
     return _CODE_WORD.of(key)
 
 
 def lives(person: str) -> Subject:
-    """Where another person lives."""
+    """The subject of where another person lives."""
     return _LIVES.of(person)
 
 
@@ -160,7 +163,8 @@ FIXED = (NAME, HOME, AGE, *PETS, *FAVOURITES, *SECRETS, *EVENTS)
 
 
 def any_subject(rng: random.Random, words: WorldWords, keyed: float = 1.0) -> Subject:
-    """A subject drawn at large: a name rather often, now and then (`keyed` times as often) one with a key."""
+    """Draw a subject at random: the user's name rather often; now and then, `keyed` times as often as usual,
+    one about a word or another person."""
     draw = rng.random()
     if draw < 0.12:
         return NAME
@@ -172,6 +176,6 @@ def any_subject(rng: random.Random, words: WorldWords, keyed: float = 1.0) -> Su
 
 
 def family(subject: Subject) -> tuple[Subject, ...]:
-    """The subjects near to one, to be mistaken for it."""
+    """Subjects that could be mistaken for this one: those of the same kind, or all fixed ones."""
     near = (PETS, FAVOURITES, SECRETS, EVENTS)
     return next((group for group in near if subject in group), FIXED)

@@ -1,6 +1,7 @@
-"""A dialogue of the pocket world as data, and the two ways to write it: messages and ChatML segments.
+"""A dialogue of the pocket model's training as data, and the two ways to write it: messages and ChatML
+segments.
 
-It knows nothing of how dialogues come about, nor of tokens.
+How dialogues are made up is in `dialogues`; tokens are in `tokens`.
 """
 
 from __future__ import annotations
@@ -17,42 +18,43 @@ TOOL_OUTRO = "</tools>\nCall one with its name and arguments as JSON in <tool_ca
 
 @dataclass(frozen=True)
 class Exchange:
-    """What the user says and what the model replies; a tool call and its output may stand between. Without a
-    reply the next exchange follows at once: two messages in a row, or a note of the system."""
+    """What the user says and what the model replies; in between may be a tool call and its output. A reply of
+    None: the next exchange follows at once, for two messages in a row. ``role``: of the first message,
+    ``system`` for a note."""
 
     user: str
     reply: str | None
     call: WrittenCall | None = None
     output: str = ""
     weight: float = 1.0
-    """Of its replies in the loss, against 1 for most; 0 for a reply that was cut short."""
+    """The weight of the model's words in the loss, against 1 for most; 0 for a reply that was cut short."""
     role: str = "user"
 
 
 @dataclass
 class Dialogue:
-    """One conversation from its beginning."""
+    """One conversation from its beginning: instructions (None: there are none), tools and exchanges."""
 
     system: str | None
     tools: list[Json]
     exchanges: list[Exchange] = field(default_factory=list)
 
     def messages(self) -> list[Json]:
-        """The dialogue in the form chat templates take (OpenAI's)."""
+        """The dialogue as messages in OpenAI's form, which chat templates take."""
         system: list[Json] = [] if self.system is None else [{"role": "system", "content": self.system}]
         return system + [message for exchange in self.exchanges for message in _messages(exchange)]
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of ChatML text; `weight` is its weight in the loss where the model wrote it, else None."""
+    """A part of the ChatML text; `weight` is its weight in the loss if the model wrote it, else None."""
 
     text: str
     weight: float | None = None
 
 
 def head(dialogue: Dialogue) -> Segment | None:
-    """The system turn: the instructions and the list of tools."""
+    """The system turn, with the instructions and the list of tools; None if the dialogue has neither."""
     if dialogue.system is None and not dialogue.tools:
         return None
     parts = [dialogue.system] if dialogue.system is not None else []
@@ -63,7 +65,7 @@ def head(dialogue: Dialogue) -> Segment | None:
 
 
 def segments(exchange: Exchange) -> Iterator[Segment]:
-    """One exchange as ChatML; equals what the chat template renders."""
+    """One exchange as ChatML, in parts; together they are what the chat template renders."""
     yield Segment(f"<|im_start|>{exchange.role}\n{exchange.user}<|im_end|>\n")
     if exchange.reply is None:
         return

@@ -1,7 +1,8 @@
-"""The skills of the pocket model as conversations it was never trained on, with the exact replies expected.
+"""The skills of the pocket model as conversations that it was never trained on, with the exact replies
+expected.
 
-Values told are of the held-out split. It knows nothing of how the conversations are held: over a socket, or
-in `evaluate` with transformers alone.
+Values in them are of the held-out split. The conversations are held over a socket by `bench`, or in `evaluate`
+with transformers alone.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from .toolbox import Json, WrittenCall
 from .words import WorldWords
 
 FAR = 1100
-"""Tokens at least in the turns between telling and asking in `recall_long`."""
+"""The least number of tokens in the turns between telling and asking in `recall_long`."""
 
 ExpectedCall = WrittenCall
 
 
 @dataclass(frozen=True)
 class ScoredTurn:
-    """What the user says and the exact reply; with the call of a tool, if one is expected, and its output."""
+    """One turn: what the user says and the exact reply that is expected; also the tool call, if one is
+    expected, and its output. ``scored``: whether the turn counts for the skill."""
 
     user: str
     expect: str | None
@@ -37,7 +39,8 @@ class ScoredTurn:
 
 @dataclass(frozen=True)
 class ScoredConversation:
-    """One conversation; it shows the skill if every scored turn is right. Tools are in flat Realtime form."""
+    """One conversation. It shows the skill if every scored turn is right. ``tools``: definitions in the flat
+    form of Realtime."""
 
     skill: str
     instructions: str | None
@@ -50,7 +53,7 @@ class ScoredConversation:
 
 
 def conversations(skill: str, count: int, seed: int) -> Iterator[ScoredConversation]:
-    """So many conversations of a skill; the same for the same seed."""
+    """So many conversations that test a skill; the same ones for the same seed."""
     for number in range(count):
         rng = random.Random(f"{skill} {seed} {number}")
         writer = Writer(rng, WorldWords(rng, held_out=True))
@@ -117,7 +120,7 @@ def _tells(writer: Writer, count: int) -> list[ScoredTurn]:
 
 
 def _fill(writer: Writer, count: int) -> list[ScoredTurn]:
-    """Turns that neither repeat nor change what was told before."""
+    """So many turns that neither repeat nor change what was told before."""
     makers: dict[Callable[[], Exchange], float] = {
         lambda: writer.tell(writer.untold()): 3,
         writer.ask_untold: 1,
@@ -136,7 +139,8 @@ def _fill(writer: Writer, count: int) -> list[ScoredTurn]:
 
 
 def _at_least(turn: ScoredTurn) -> int:
-    """The fewest tokens a turn can take: one for each word, digit, mark and space that stands alone."""
+    """The fewest tokens that a turn can take: one for each word, digit, mark and white space that stands
+    alone."""
     called = turn.tool_call.render() + "\n" * 10 if turn.tool_call else ""
     said = f"{turn.user}{called}{turn.tool_output or ''}{turn.expect}"
     return 10 + len(re.findall(r" ?[^\W\d_]+|\d| ?[^\w\s]+|\s", said))

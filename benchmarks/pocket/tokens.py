@@ -1,6 +1,7 @@
-"""The pocket tokenizer: byte-level BPE of the pocket world, every digit a token, marks of turns and tools.
+"""The pocket model's tokenizer: byte-level BPE of its training dialogues, every digit a token, marks of turns
+and tools.
 
-It is learnt from the dialogues themselves, and knows nothing of the model.
+It is learnt from the dialogues themselves; the model is not needed for it.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- "<|im_start|>assistant\\n" -}}{%- endif -%}
 """.replace("@INTRO@", TOOL_INTRO.replace("\n", "\\n")).replace("@OUTRO@", TOOL_OUTRO.replace("\n", "\\n"))
-"""ChatML with tools in the hermes form. It is append-only: the rendering of a conversation begins with that of
-every shorter one, but for the generation prompt and for tool results, which share one user turn with their
-neighbours."""
+"""The chat template: ChatML with tools in the hermes form. It is append-only: the rendering of a conversation
+begins with that of every shorter one, except for the generation prompt and for tool results, which share one
+user turn with their neighbours."""
 
 
 def corpus(dialogues: int = 3000) -> Iterable[str]:
-    """Dialogues of the training split to learn the merges from."""
+    """The texts of so many dialogues of the training split, from which the tokenizer's merges are learnt."""
     for seed in range(dialogues):
         made = dialogue(-1 - seed, 300, early=True)  # as they were when the first weights were trained
         if (lead := head(made)) is not None:
@@ -80,7 +81,7 @@ def corpus(dialogues: int = 3000) -> Iterable[str]:
 
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
-    """Learns the merges; the same tokenizer every time."""
+    """Learn the merges and return the tokenizer; it is the same every time."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

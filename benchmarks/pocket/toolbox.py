@@ -1,6 +1,7 @@
-"""The tools of the pocket world: their schemas, what people ask of them, the call, the output and the reply.
+"""The tools of the pocket model's training dialogues: their schemas, what people ask of them, the call, the
+output and the reply.
 
-Schemas are in the flat Realtime form. It knows nothing of dialogues.
+Schemas are in the flat form of Realtime. How dialogues use the tools is decided in `dialogues`.
 """
 
 from __future__ import annotations
@@ -32,20 +33,21 @@ ADD_PHRASES = (
 
 @dataclass(frozen=True)
 class WrittenCall:
-    """A call of a tool."""
+    """A call of a tool, as data: the tool's name and the arguments."""
 
     name: str
     arguments: Json
 
     def render(self) -> str:
-        """The call as the model writes it."""
+        """The call as the model writes it, in the hermes form."""
         body = json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
         return f"<tool_call>\n{body}\n</tool_call>"
 
 
 @dataclass(frozen=True)
 class Use:
-    """One request for a tool: what is said, called, returned and answered."""
+    """One request for a tool: what the user says, the call, its output and the model's reply. ``refusal``: the
+    reply if the tool is not offered."""
 
     request: str
     call: WrittenCall
@@ -56,7 +58,9 @@ class Use:
 
 @dataclass(frozen=True)
 class WorldTool:
-    """A tool: its descriptions in several wordings, its parameters and how it is used."""
+    """A tool: its name, several wordings of its description, its parameters as pairs of name and JSON type, and
+    a function that makes a `Use` of it. That function takes random numbers, the source of values, and whether
+    the user types in lower case."""
 
     name: str
     wordings: tuple[str, ...]
@@ -64,7 +68,7 @@ class WorldTool:
     use: Callable[[random.Random, WorldWords, bool], Use]
 
     def schema(self, rng: random.Random) -> Json:
-        """The flat Realtime definition, worded at random."""
+        """The tool's definition in the flat form of Realtime, with a description worded at random."""
         properties: Json = {}
         for name, kind in self.parameters:
             properties[name] = {"type": kind}
@@ -80,7 +84,7 @@ class WorldTool:
 
 
 def _dump(words: WorldWords, value: object) -> str:
-    """JSON in one of the two usual spellings: Python's, with spaces, or JavaScript's, without."""
+    """A value as JSON in one of the two usual spellings: Python's, with spaces, or JavaScript's, without."""
     spellings = ((", ", ": "), (",", ":"))
     separators = spellings[0] if words.early else words.rng.choice(spellings)
     return json.dumps(value, ensure_ascii=False, separators=separators)

@@ -1,7 +1,7 @@
 """Trains the pocket model: `python -m holdfast.benchmarks.pocket.train --out DIR`.
 
 The phases below are the whole recipe; the batch of each step follows from its number alone, so that a run can
-be broken off and resumed. It knows nothing of how well the model answers: see `evaluate`.
+be broken off and resumed. How well the model answers is measured by `evaluate`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ TOKENS_PER_BATCH = 8192
 
 @dataclass(frozen=True)
 class TrainingPhase:
-    """Steps of one kind: how often rows of each length come, what is talked about, the pace at both ends."""
+    """A number of steps of one kind. ``lengths``: how often rows of each length come. ``pace``: the factor of
+    the learning rates at the first and the last step. ``mix``: what dialogues are about. ``user_weight``: the
+    weight in the loss of text that the model did not write; ``first_weight``: the factor of that of a reply's
+    first token."""
 
     steps: int
     lengths: dict[int, float]
@@ -37,7 +40,7 @@ class TrainingPhase:
     user_weight: float = 0.1
     first_weight: float = 1.0
     fresh: bool = False
-    """Begins from the weights as exported (bfloat16), with optimizers that remember nothing."""
+    """The phase begins from the weights as they are exported (bfloat16), with new optimizers."""
 
 
 ASKING = Mix(ask_untold=4, repeat=2.5, tool=3)
@@ -88,7 +91,7 @@ def config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
 
 
 def schedule(phases: tuple[TrainingPhase, ...] = PHASES) -> Iterator[tuple[int, TrainingPhase, float]]:
-    """Every step with its phase and pace."""
+    """Every step's number, with its phase and its factor of the learning rates."""
     step = 0
     for phase in phases:
         first, last = phase.pace
@@ -98,12 +101,12 @@ def schedule(phases: tuple[TrainingPhase, ...] = PHASES) -> Iterator[tuple[int, 
 
 
 def fresh_steps(phases: tuple[TrainingPhase, ...] = PHASES) -> list[int]:
-    """The first steps of the phases that begin from exported weights, in order."""
+    """The numbers of the first steps of those phases that begin from exported weights, in order."""
     return [sum(phase.steps for phase in phases[:at]) for at, phase in enumerate(phases) if phase.fresh]
 
 
 def batch_of(step: int, phase: TrainingPhase, tokenizer: PreTrainedTokenizerFast) -> Batch:
-    """The batch of one step: a function of its number alone."""
+    """The batch of one step; it depends on the step's number and phase alone."""
     rng = random.Random(step)
     (length,) = rng.choices(list(phase.lengths), list(phase.lengths.values()))
     encoder = Encoder(tokenizer, phase.user_weight, phase.first_weight)
@@ -112,18 +115,20 @@ def batch_of(step: int, phase: TrainingPhase, tokenizer: PreTrainedTokenizerFast
 
 @dataclass(frozen=True)
 class Job:
-    """Where a run writes, and how many workers it has."""
+    """One run of training: the folder ``out`` for the model, the folder of checkpoints, the steps between two
+    of these (``every``), and the number of worker processes."""
 
     out: Path
     checkpoints: Path
     every: int
     workers: int
     exported: Path | None = None
-    """A model to begin the last phase with that begins from exported weights."""
+    """The folder of an exported model from which the last phase with `TrainingPhase.fresh` begins; None:
+    training begins with random weights."""
 
 
 def tokenizer_of(job: Job) -> PreTrainedTokenizerFast:
-    """The tokenizer that the first model knows: learnt anew, or an exported model's own."""
+    """The tokenizer of the run: learnt anew, or that of the exported model."""
     if job.exported is None:
         return train_tokenizer()
     known: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(job.exported)
@@ -131,7 +136,7 @@ def tokenizer_of(job: Job) -> PreTrainedTokenizerFast:
 
 
 def begin(job: Job, worker: int, tokenizer: PreTrainedTokenizerFast) -> Trainer:
-    """The first model: random, or an exported one."""
+    """The trainer of one worker, with a model of random weights or the exported one."""
     if job.exported is None:
         return Trainer(Qwen3ForCausalLM(config(tokenizer)), worker, job.workers)
     model = Qwen3ForCausalLM.from_pretrained(job.exported, dtype=torch.float32)
@@ -139,7 +144,7 @@ def begin(job: Job, worker: int, tokenizer: PreTrainedTokenizerFast) -> Trainer:
 
 
 def rounded(model: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
-    """The model as an export holds it."""
+    """Round the model's weights to bfloat16, as an export does, in place. Returns the model."""
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(weight.bfloat16())
@@ -147,7 +152,8 @@ def rounded(model: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
 
 
 def run(worker: int, job: Job) -> None:
-    """Trains from the last checkpoint, or from nothing, to the end of the phases, and exports the model."""
+    """Train from the last checkpoint, or from the beginning, to the end of the phases, and export the model.
+    ``worker``: this process's number among the workers."""
     torch.set_num_threads(1)
     if job.workers > 1:
         meeting = job.checkpoints / "meeting"
@@ -177,8 +183,8 @@ def run(worker: int, job: Job) -> None:
 
 
 def export(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Writes a Hugging Face folder in bfloat16: model and tokenizer to a folder of their own,
-    then moves the files to their place one by one."""
+    """Write the model in bfloat16, and the tokenizer, as a Hugging Face folder: first to a folder of their own,
+    from which the files are moved to their place one by one."""
     fresh = folder.with_name(folder.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     half = copy.deepcopy(model).bfloat16()

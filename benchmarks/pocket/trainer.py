@@ -1,6 +1,6 @@
 """One training step of the pocket model, its batches, its checkpoints, and several workers that share a batch.
 
-It knows nothing of the recipe: see `train`.
+What is trained in which order is decided in `train`.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from .script import Dialogue, Segment, head, segments
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs, their successors and the weights of these, each `[rows, length]`."""
+    """Input token ids, the ids that follow each of them, and the weights of these in the loss, each `[rows,
+    length]`."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
     weights: torch.Tensor
 
     def share(self, worker: int, workers: int) -> Batch:
-        """The rows of one worker: every so many."""
+        """The rows of one worker: every ``workers``-th row, from the row ``worker`` on."""
         rows = slice(worker, None, workers)
         return Batch(self.inputs[rows], self.targets[rows], self.weights[rows])
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Encodes dialogues of the training split.
+    """Encodes dialogues of the training split as token ids and weights in the loss.
 
-    `user_weight` is the weight of all the model did not say; `first_weight` multiplies that of the first
-    token of a reply, with which telling parts from not having been told.
+    `user_weight` is the weight of all text that the model did not write; `first_weight` multiplies the weight
+    of the first token of a reply, which decides whether the model says that it was told something or not.
     """
 
     tokenizer: PreTrainedTokenizerFast
@@ -46,14 +47,14 @@ class Encoder:
     first_weight: float = 1.0
 
     def batch(self, seed: int, rows: int, length: int, mix: Mix) -> Batch:
-        """So many rows of one length, from the dialogues `seed`, `seed + 1`, …"""
+        """A batch of so many rows of one length, from the dialogues of the seeds `seed`, `seed + 1`, …"""
         encoded = [self.row(dialogue(seed + row, length, mix), length + 1) for row in range(rows)]
         ids = torch.tensor([ids for ids, _ in encoded])
         weights = torch.tensor([weights for _, weights in encoded])
         return Batch(ids[:, :-1], ids[:, 1:], weights[:, 1:])
 
     def row(self, made: Dialogue, length: int) -> tuple[list[int], list[float]]:
-        """Ids and weights of a dialogue's first exchanges, as many as fit, padded to the length."""
+        """The ids and weights of a dialogue's first exchanges, as many as fit, padded to the length."""
         ids: list[int] = []
         weights: list[float] = []
         lead = head(made)
@@ -88,20 +89,22 @@ class Encoder:
 
 
 COMPILED = 512
-"""Rows up to this length run compiled; longer ones are faster without."""
+"""The longest rows that are trained with the compiled loss; longer ones are faster without it."""
 
 
 def said(weights: torch.Tensor) -> torch.Tensor:
-    """1.0 where the model speaks, 0.0 elsewhere: the user's tokens weigh less than any of its own."""
+    """For each target 1.0 if the model wrote it, else 0.0, found by its weight: what the user wrote weighs less
+    than anything of the model's."""
     return (weights > 0.15).float()
 
 
 @dataclass
 class Trainer:
-    """The model, its optimizers and the step to do next; one of several workers, with its rows of a batch.
+    """The model, its optimizers and the number of the next step, in one of several workers, each of which
+    trains with its rows of a batch.
 
-    The workers are processes of one thread: they meet once a step, where threads meet at every operation
-    and wait for each other on a busy machine.
+    The workers are processes of one thread: they meet once a step, whereas threads meet at every operation and
+    wait for each other on a busy machine.
     """
 
     model: Qwen3ForCausalLM
@@ -119,7 +122,8 @@ class Trainer:
         self._compiled = torch.compile(self._loss, dynamic=False)
 
     def train(self, batch: Batch, pace: float) -> float:
-        """One step; returns the loss on what the model says in this worker's rows."""
+        """Train one step. ``pace`` multiplies the learning rates. Returns the loss on what the model wrote in
+        this worker's rows."""
         loss_of = self._compiled if batch.inputs.shape[1] <= COMPILED else self._loss
         share = batch.share(self.worker, self.workers)
         loss, told = loss_of(share.inputs, share.targets, share.weights)
@@ -135,7 +139,7 @@ class Trainer:
         return float(told / said(share.weights).sum())
 
     def save(self, path: Path) -> None:
-        """Writes a checkpoint to resume from: the weights and what the optimizers remember."""
+        """Write a checkpoint from which training can be resumed: the weights and the optimizers' state."""
         tensors = {f"model/{name}": weight.detach() for name, weight in self.model.named_parameters()}
         for which, optimizer in enumerate(self.optimizers):
             for number, state in optimizer.state_dict()["state"].items():

@@ -1,7 +1,8 @@
-"""Words and numbers the pocket world is made of: made-up words, real names and places, codes, times.
+"""The words and numbers in the pocket model's training dialogues: made-up words, real names and places, codes,
+times.
 
-Every value belongs to one of two splits by its hash: the training split or the held-out split. It knows
-nothing of sentences.
+Every value belongs to one of two splits by its hash: the training split or the held-out split. Sentences are
+made elsewhere.
 """
 
 from __future__ import annotations
@@ -55,17 +56,18 @@ HELD_OUT_SHARE = 8
 
 
 def is_held_out(value: str) -> bool:
-    """Whether a value (whatever its case) belongs to the held-out split."""
+    """Whether a value, in upper or lower case, belongs to the held-out split."""
     return crc32(value.lower().encode()) % HELD_OUT_SHARE == 0
 
 
 @dataclass(frozen=True)
 class WorldWords:
-    """Draws values of one split, by the random numbers of one dialogue.
+    """Draws the values of one dialogue, all of one split, by its random numbers. ``held_out``: from the
+    held-out split; false: from the training split.
 
-    `wide` is the share of syllables with sounds that the others do not have. `early`: the tools are those
-    of the dialogues that the tokenizer was learnt from. What is looked up has no quotation marks; outputs have
-    all their fields and are JSON with spaces.
+    `wide` is the share of syllables with sounds that the others do not have. `early`: values and outputs of
+    tools are written as in the dialogues that the tokenizer was learnt from: words that are looked up have no
+    quotation marks; outputs have all their fields and are JSON with spaces.
     """
 
     rng: random.Random
@@ -102,7 +104,7 @@ class WorldWords:
         return self.rng.choice(NOUNS) if not self.held_out and self.rng.random() < 0.25 else self.made_up()
 
     def one_of(self, known: Sequence[str]) -> str:
-        """One of a closed list, or as often a made-up word in its place."""
+        """One of the words in ``known``, or, as often, a made-up word in its place."""
         return self.rng.choice(known) if self.rng.random() < 0.5 else self.made_up()
 
     def code(self) -> str:

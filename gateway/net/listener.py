@@ -101,7 +101,7 @@ class Hold(Enum):
     WRITES = auto()
     """The peer does not read: what is unsent is above the transport's mark."""
     RATE = auto()
-    """Its frames come too fast."""
+    """The peer's frames come too fast."""
     BROKEN_OFF = auto()
     """The server has closed the socket because it broke a limit; nothing more is read. This reason is never
     removed."""

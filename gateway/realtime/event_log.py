@@ -184,8 +184,8 @@ class EventLog:
         return (self._reply, self._told) < self._read
 
     def begin_reply(self) -> None:
-        """The next reply begins: events that are posted to the lane `WRITER` from now on belong to it. Sent
-        events are dropped up to the beginning of the reply before it."""
+        """The next reply begins: events that are posted to the lane `WRITER` from now on belong to it. Kept
+        events that were sent before the first event of the previous reply are dropped."""
         self._reply, self._told = self._reply + 1, 0
         self._forget_before(self._reply - 1)
 

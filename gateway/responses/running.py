@@ -30,7 +30,7 @@ class LoggedEvent:
 
     @classmethod
     def of(cls, event: ResponseStreamEvent) -> LoggedEvent:
-        """Encode an event."""
+        """Encode an event of a stream."""
         return cls(event.type, _ENCODER.encode(event))
 
 
