@@ -124,8 +124,8 @@ def create_of(overrides: RunOptions | ResponseOptions) -> ResponseCreate:
 
 
 def in_brief(create: _Create) -> _Create:
-    """The same event with brief events asked for, in which the server sends each thing once; unchanged if it
-    sets `events`."""
+    """The same event with `events` "brief", by which the server sends each thing once, without the standard's
+    repetitions; unchanged if it sets `events` already."""
     params = create.response or ResponseParams()
     if params.events is not msgspec.UNSET:
         return create

@@ -247,8 +247,8 @@ def _items(create: ResponseCreate | ResponseSteer, first: Sequence[ItemCreate]) 
 
 
 def _is_output(event: OutputFrame) -> bool:
-    """Whether the event ends the time to first token: it holds text or a part of a call. With brief events, a
-    call comes as one complete item."""
+    """Whether the event ends the time to first token: it holds text or a part of a call. (With `events` "brief"
+    a call comes as one complete item.)"""
     if isinstance(event, OutputItemAdded | OutputItemDone):
         return isinstance(event.item, FunctionCallItem)
     return isinstance(event, TextDelta | ArgumentsDelta)

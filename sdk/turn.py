@@ -24,7 +24,7 @@ from .unread import Unread
 class Turn:
     """One turn of a chat: iterates over the pieces of the model's text, and runs tools in between; `await`
     reads to the end and gives the last response. `rounds`: the responses that have ended: one, and one more for
-    each round of tools.
+    each time that tools were run.
 
     `first`: items to add before the first response. `steer`: the event that asks for the first response in
     place of `create`, while another turn runs. `max_rounds`: how often tools are run. `claim` is awaited before

@@ -227,8 +227,8 @@ class _ReplyText:
 
     def _after_reasoning(self, items: tuple[Item, ...]) -> int:
         """The index in the text at which the first item may begin: behind the reply's reasoning, which may
-        contain the item's words. 0 if there is no reasoning. If a special token ends the reasoning, `_least`
-        is set."""
+        contain the item's words. 0 if there is no reasoning. If a special token ends the reasoning, `_least` is
+        set to the number of ids up to it."""
         for end in dict.fromkeys(tags.end for tags in REASONING.values()):
             token = self._tokenizer.special_ids.get(end)  # a special token is not in the text
             if token in self._ids:

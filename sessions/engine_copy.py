@@ -56,15 +56,16 @@ class CopyState(Enum):
     """What is known of the engine's sequence."""
 
     EMPTY = "empty"
-    """There is none."""
+    """There is no sequence in the engine."""
     UNSURE = "unsure"
     """A verb is in flight, or was cut off or refused: the sequence may hold other tokens, or be gone."""
     HELD = "held"
-    """It is idle and holds exactly the known tokens."""
+    """The sequence is idle and holds exactly the known tokens."""
     GENERATING = "generating"
-    """It holds the known tokens, a turn's prompt, and samples more."""
+    """The sequence holds the known tokens, which are a turn's prompt, and samples more."""
     STOPPING = "stopping"
-    """It was told to stop and to keep the known tokens. Later verbs wait for its reply."""
+    """The engine was told to end the generation and to keep the known tokens. Later verbs wait for its
+    reply."""
 
 
 MOVES = {
@@ -393,7 +394,8 @@ class EngineCopy:
     # --- the state ----------------------------------------------------------------------------------------
 
     def _move(self, state: CopyState, sequence: SequenceState | None, tokens: Ids) -> None:
-        """Go to ``state``; the state changes nowhere else. Raises ``IllegalMove``."""
+        """Go to ``state``, and set the engine's sequence (None: none) and the tokens that it is known to hold.
+        The state changes nowhere else. Raises ``IllegalMove``."""
         if state not in MOVES[self.state]:
             raise IllegalMove(self.state, state)
         self.state, self._sequence, self._tokens = state, sequence, tokens
@@ -548,8 +550,8 @@ class EngineCopy:
         return sequence
 
     def _send_opening(self, isolated: bool) -> None:
-        """Call this before a verb that opens the sequence: go to UNSURE, and note the current engine as the
-        one that holds the sequence."""
+        """Call this before a verb that opens the sequence: go to UNSURE, and record the current engine as the
+        one that holds the sequence, and whether the sequence shares no step (``isolated``)."""
         self._doubt()
         self._isolated, self.engine_number = isolated, self._link.engine_number
 

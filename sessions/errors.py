@@ -54,7 +54,7 @@ class ItemExists(RequestInvalid):
 
 
 class ItemInvalid(RequestInvalid):
-    """A field of an item is out of bounds or holds a lone surrogate, or the conversation is full."""
+    """A field of an item has a value that is not allowed, or the conversation holds as many items as it may."""
 
 
 class CallUnknown(RequestInvalid):

@@ -409,8 +409,8 @@ class History:
         return self._calls
 
     def _own(self) -> None:
-        """Before a change: copy the entries if another history shares them, and forget the counted tool
-        calls."""
+        """Call this before a change of the entries: it copies them if another history shares them, and drops
+        the cached tool calls."""
         self._calls = None
         if self._shared:
             self._entries, self._home, self._shared = list(self._entries), dict(self._home), False
@@ -426,7 +426,7 @@ class History:
 
     @property
     def entries(self) -> tuple[Segment, ...]:
-        """All entries, in the context or not. A running turn is an ``AssertionError``."""
+        """All entries, in the context or not. Raises ``AssertionError`` while a turn runs."""
         assert self._slot is None, "a turn runs"
         return cast(tuple[Segment, ...], tuple(self._entries))
 

@@ -72,7 +72,7 @@ def new_id(prefix: str) -> str:
 
 
 def derived_id(prefix: str, *seeds: str) -> str:
-    """An id like those of `new_id`, derived from the seeds: equal seeds give the same id."""
+    """An id such as ``item_3f…``, derived from the ``seeds``: equal prefix and seeds give the same id."""
     digest = hashlib.blake2b("\0".join(seeds).encode(), digest_size=12)
     return f"{prefix}_{digest.hexdigest()}"
 

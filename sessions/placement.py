@@ -28,7 +28,8 @@ MOST = 1e9
 """A priority or a number of seconds beyond this is cut to it before it is sent to the engine, which clips it
 further."""
 PATIENCE = 0.05
-"""Seconds before a return hint is sent: most tools answer sooner."""
+"""Seconds after a reply with tool calls before a return hint is sent; most tools answer sooner, and then none
+is."""
 
 
 class Placement:

@@ -16,7 +16,7 @@ from ..runtime.link.crash_report import EngineDeath
 from .errors import SequencePoisoned
 
 ISOLATE_AFTER = 2
-"""Crashes after which a branch runs isolated."""
+"""After this many crashes a branch runs isolated: its sequence shares no step with others."""
 
 MAX_KILLS = 16
 """A branch fails after so many engines were killed from outside (by the out-of-memory killer, for one)
@@ -24,7 +24,8 @@ without a token in between."""
 
 
 class CrashCount:
-    """How often engines died in a step of one branch since its last sampled token."""
+    """How often engines died in a step of one branch (a conversation, or a response beside it) since its last
+    sampled token; crashes and kills from outside are counted apart."""
 
     def __init__(self) -> None:
         self._crashes = 0

@@ -26,12 +26,12 @@ class SessionSettings:
     """Limits of the sessions."""
 
     max_sessions: int = 10_000
-    """Sessions open at once."""
+    """The most sessions that are open at once."""
     max_unopened: int = 256
     """Per fork tree (sessions forked from one another): the most forks in memory that no client has opened yet;
     a fork beyond that is refused."""
     max_items: int = 20_000
-    """Items of one conversation."""
+    """The most items of one conversation."""
     aside_characters: int = 4096
     """A prompt with at least this many characters to tokenize is rendered and tokenized on a thread, so that it
     does not block the event loop."""
@@ -79,7 +79,7 @@ class JournalSettings:
     """Sessions that were not used for longer are forgotten, but not before a server has run for
     ``sweep_seconds``."""
     sweep_seconds: float = 600.0
-    """Time between two runs of retention."""
+    """Time between two runs of retention, which forgets sessions by age and number."""
     snapshot_operations: int = 256
     """A session gets a new snapshot, one record in the place of its operations so far, when it has this many
     operations after its last snapshot and they take at least as many bytes as that one."""

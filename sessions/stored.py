@@ -25,7 +25,8 @@ from .journal.store import JournalStore
 
 CACHE_BYTES = 64 << 20
 PERSON = b"holdfast-stored"
-"""Keeps these digests apart from those of handles and of conversations."""
+"""Personalization of BLAKE2b: keeps the digests of stored objects apart from those of handles and
+conversations."""
 AROUND_NOTE = 64
 """Roughly how many bytes of memory a note (a byte string) takes beyond its own length."""
 

@@ -92,7 +92,8 @@ class OpenTenants:
         return self._tenants[salt]
 
     def enter(self, salt: bytes) -> None:
-        """Count one more open session of the tenant with this ``salt``. Checks no limit: see `check`."""
+        """Count one more open session of the tenant with this ``salt``. The caller has checked the limits by
+        `check`."""
         self._change(salt, 1)
 
     def leave(self, salt: bytes) -> None:

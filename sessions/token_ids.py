@@ -33,11 +33,11 @@ def ids_from(data: bytes) -> Ids:
 
 
 def common_prefix(one: Ids, other: Ids) -> int:
-    """How many tokens both begin with."""
+    """How many of their first tokens are the same."""
     shared = min(len(one), len(other))
     different = np.flatnonzero(one[:shared] != other[:shared])
     return int(different[0]) if different.size else shared
 
 
 NONE: Ids = ids_of(())
-"""No tokens."""
+"""The empty array: no tokens."""

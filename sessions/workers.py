@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 THREADS = 4
 NICENESS = 5
-"""Niceness of these threads, on Linux, so that the event loop goes first."""
+"""Niceness of the worker threads, on Linux, so that the event loop goes first."""
 
 Stopped = Callable[[], bool]
 """Returns whether the caller was cancelled. Long work calls it from time to time, to end early."""

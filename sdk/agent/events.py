@@ -42,7 +42,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallProgress:
-    """A tool reports progress. ``note``: for people; ``fraction``: how much is done, 0 to 1; None: not
+    """A tool reports progress. ``note``: a text for people; ``fraction``: how much is done, 0 to 1; None: not
     known."""
 
     call_id: str

@@ -157,8 +157,9 @@ class StatusDetails(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tru
 
 class Response(msgspec.Struct, kw_only=True, frozen=True):
     """A response, as `response.created` and `response.done` show it. `conversation_id`: null if it is out of
-    band. `output`: its items, none with brief events. `usage` and `kv` (ours): in `response.done`, but a failed
-    response may lack them. `truncated` (ours): in `response.done`, if items were left out of its context.
+    band. `output`: its items, none if `events` is "brief". `usage` and `kv` (ours): in `response.done`, but a
+    failed response may lack them. `truncated` (ours): in `response.done`, if items were left out of its
+    context.
 
     `unserved` (ours): in `response.created`, the fields of the `response.create` that have no effect here.
     """

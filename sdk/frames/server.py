@@ -143,8 +143,8 @@ class ResponseCreated(ServerFrame, frozen=True, tag="response.created"):
 
 
 class ResponseDone(ServerFrame, frozen=True, tag="response.done"):
-    """The end of a response, in whatever way it ended (`response.status`): its whole output (none with brief
-    events), its usage and its KV receipt.
+    """The end of a response, in whatever way it ended (`response.status`): its whole output (none if `events`
+    is "brief"), its usage, and how much KV it computed and found.
 
     `handle` (ours): a secret with which `session.resume` opens the session again.
     """

@@ -53,15 +53,16 @@ class ToolContext:
         self._loop = _running_loop()
 
     def progress(self, note: str, fraction: float | None = None) -> None:
-        """Report progress to the reader of the run, as a `CallProgress`: a note, and how much is done, 0 to 1
-        (None: not known). From the event loop or from any thread. Does nothing once the call is cancelled."""
+        """Report progress to the reader of the run, as a `CallProgress`. `note`: a text for people. `fraction`:
+        how much is done, 0 to 1 (None: not known). Call it from the event loop or from any thread. Does nothing
+        once the call is cancelled."""
         if not self.cancelled:
             self._on_loop(lambda: self._report(note, fraction))
 
     def write(self, text: str) -> None:
-        """Add a piece to the output; `Chat.run` sends it while the tool runs. What the tool returns, if not
-        None, comes behind all pieces. From the event loop or from any thread. Does nothing once the call is
-        cancelled.
+        """Add a piece of text to the output; `Chat.run` sends it while the tool runs. What the tool returns, if
+        not None, comes behind all pieces. Call it from the event loop or from any thread. Does nothing once the
+        call is cancelled.
 
         Raises `ToolFailed` for a piece that is no str, and when the output gets too long: then all pieces are
         dropped.
@@ -82,7 +83,7 @@ class ToolContext:
 
     @property
     def written(self) -> str:
-        """All pieces so far, joined."""
+        """The output that the tool has written so far: all pieces, joined."""
         return self.written_since(0)[0]
 
     def written_since(self, piece: int) -> tuple[str, int]:

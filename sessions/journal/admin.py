@@ -41,8 +41,9 @@ def places(root: Path) -> list[Path]:
 
 
 def opened(place: Path, *, write: bool = False, whole: bool = True) -> JournalStore:
-    """Open the journal in a folder, of any model, and return its store; the caller closes it. ``whole``: read
-    every log, not only the indexes. Raises ``StoreUnusable``."""
+    """Open the journal in the folder ``place``, of any model, and return its store; the caller closes it.
+    ``write``: it is to be changed, and the caller holds the lock. ``whole``: read every log, not only the
+    indexes. Raises ``StoreUnusable``."""
     _check_moved(place)
     return JournalStore.open(place, b"", SETTINGS, known=_known(place), write=write, whole=whole)
 

@@ -144,8 +144,9 @@ def dispensable(logs: LogFolder, sessions: Sessions) -> Iterator[Log]:
     """The logs that can be removed because no session needs a record of theirs, the oldest first. Remove each
     before asking for the next.
 
-    The log that is being written is not among them, nor one that cannot be read, nor one that another log names
-    as replaced, nor one with the only mark that a session was forgotten or that a record was damaged.
+    Not among them are: the log that is being written; one that cannot be read; one that replaces a log that is
+    still there; one with the record of the present server start; one with the mark that a session was forgotten
+    of which other logs have records; and one with the mark of a damaged record.
     """
     for one in sorted(logs.logs.values(), key=lambda one: one.number):
         if one is logs.active or one.live:

@@ -372,14 +372,15 @@ class Journal:
             return True
 
     def _relieved(self) -> bool:
-        """If the journal is full, forget closed sessions to make room in it. Whether room was made."""
+        """If the journal is full, forget closed sessions to make room in it. Returns whether room was made."""
         try:
             return self._store.full and self._store.make_room(frozenset(self.live))
         except Exception:  # the thread must not end
             return False
 
     def _paused(self) -> bool:
-        """Wait before the next try and fail the queued jobs; False if the journal closes."""
+        """Wait before a failed commit is tried again, and fail the queued jobs. Returns False if the journal
+        closes."""
         with self._changed:
             if not self._closing:
                 self._changed.wait(self.settings.retry_seconds)

@@ -126,7 +126,7 @@ class LogFolder:
         self.generation = 0
         self.made = False
         self.vanished: list[str] = []
-        """Lines about logs that are absent although their indexes list records."""
+        """Texts for the server's log about logs that are absent although their indexes list records."""
         self.explained: set[int] = set()
         """Numbers of logs that are absent for a known reason: replaced, or named in ``vanished``."""
         self.unnoted = False
@@ -663,7 +663,7 @@ class LogFolder:
         return slot
 
     def _cut(self, one: Log) -> bool:
-        """Cut the log's file off behind its last whole group (``one.end``). Whether that succeeded."""
+        """Cut the log's file off behind its last whole group (``one.end``). Returns whether that succeeded."""
         try:
             self.disk.truncate(self.opened(one), one.end)
         except OSError:

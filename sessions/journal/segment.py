@@ -364,14 +364,14 @@ def places_of(slot: int, offsets: Any, lengths: Any) -> Any:
 
 
 def bytes_at(place: int) -> int:
-    """How many bytes the record at ``place`` takes. For a giant (see `MISSING`) it is only the largest length
-    that a place can hold."""
+    """How many bytes the record at ``place`` takes. If it is more than a place can hold, the result is only the
+    most that a place can hold."""
     return (place & GIANT) << 3
 
 
 def all_bytes_at(places: Any) -> Any:
-    """How many bytes the record at each of ``places`` (an array of ``<u8``) takes, as an array. For a giant
-    (see `MISSING`) it is only the largest length that a place can hold."""
+    """How many bytes the record at each of ``places`` (an array of ``<u8``) takes, as an array. If it is more
+    than a place can hold, the result is only the most that a place can hold."""
     return (places & GIANT) << 3
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from markupsafe import escape
 
 REACH = 2048
-"""A reply begins at most this many characters before its first mark."""
+"""A rendered reply begins at most this many characters before the first mark that stands for a call's
+arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class CallFrame:
     """What a template writes around the arguments of a reply's calls, learned from the call ``sample``.
 
     ``head``: the text before the first call's arguments. ``tail``: the text behind the last call's arguments.
-    ``between``: the text between the two marks of one call.
+    ``between``: the text between an argument's name and its value, for which two marks stand.
     """
 
     head: str

@@ -251,8 +251,8 @@ class _Messages:
 
 
 class ChatTemplate:
-    """One model's chat template. ``now``: the time that the template is told. ``rules``: what it accepts and
-    writes.
+    """Renders conversations with one model's chat template. ``now``: the time that the template may show.
+    ``rules``: what it accepts and writes.
 
     It caches the messages of the last conversation, because most conversations extend the one before.
     """

@@ -11,20 +11,20 @@ BROKEN = "\ufffd"
 
 
 class TokenTexts:
-    """The text of each token of one vocabulary, where that does not depend on the tokens around it.
-
-    It does in a byte-level vocabulary: there the decoder joins bytes. One table serves all replies.
+    """The text of each token of one vocabulary, where it does not depend on the tokens around it: in a
+    byte-level vocabulary, as its decoder only joins the tokens' bytes. One table serves all replies.
     """
 
     def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend
         self.independent = isinstance(backend.decoder, ByteLevel)
-        """Whether tokens have texts of their own."""
+        """Whether the text of a token does not depend on the tokens around it: the vocabulary is byte-level."""
         self.known: dict[int, str | None] = {}
         """What `of` has returned so far, by token id."""
 
     def of(self, token: int) -> str | None:
-        """The token's text; "" for a special token. None if the token may end or begin within a character."""
+        """The token's text; "" for a special token. None if it depends on other tokens: the token may end or
+        begin within a character, or the vocabulary is not byte-level."""
         try:
             return self.known[token]
         except KeyError:

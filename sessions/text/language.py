@@ -309,7 +309,7 @@ def _framed(tokenizer: ChatTokenizer, rules: RoleRules) -> RoleRules:
 
 def _lead(template: ChatTemplate) -> str:
     """The text that the template writes before an earlier reply, but not before the reply that comes next.
-    Empty if there is none."""
+    Empty if it writes the same before both."""
     past = template.pieces(Preamble(), [_user(1), _reply(1), _user(2)])[0]
     new = template.pieces(Preamble(), [_user(1)])[0]
     return past.removeprefix(new) if past.startswith(new) else ""

@@ -41,14 +41,14 @@ TICKS = 16
 """Iterations of loops between two looks at the clock."""
 
 CHECK_BYTES = 1 << 30
-"""Memory of the process that tries a template."""
+"""The most memory, in bytes, of the process that tries a template."""
 CHECK_SECONDS = 10
-"""Processor time of that process."""
+"""The most processor time, in seconds, of the process that tries a template."""
 WAIT_SECONDS = 120.0
-"""Seconds by the clock that the caller waits for that process, on a busy machine."""
+"""Seconds by the clock that the caller waits at most for the process that tries a template."""
 
 _WIDE = re.compile(r"[0-9]{7}|%[^a-zA-Z%]*\*")
-"""A width or a precision in a format string that is too large, or comes from an argument."""
+"""Finds a width or a precision in a format string that is too large, or that comes from an argument."""
 _SIZED = frozenset(
     {"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "batch", "slice", "wordwrap", "truncate"}
 )

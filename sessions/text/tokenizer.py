@@ -162,7 +162,8 @@ class ChatTokenizer:
         return ids
 
     def split(self, text: str, *, leads: bool) -> TokenizedText:
-        """Tokenize text without marks, and tell the word of each token. ``leads``: the text begins the prompt.
+        """Tokenize text without marks. The result has the ids and the word (pre-token) of each. ``leads``: the
+        text begins the prompt.
 
         Some tokenizers put a space before text only at its beginning. So text from inside a prompt is tokenized
         after a newline, unless it shares a token with that.
@@ -205,8 +206,8 @@ class ChatTokenizer:
         return self._spelled[token]
 
     def last_control(self, text: str) -> int:
-        """Where the last control token or mark in rendered text ends, with the white space that belongs to the
-        token; 0 if there is none."""
+        """The index behind the last control token or mark in rendered text, and behind the white space that
+        belongs to the token; 0 if the text holds neither."""
         return max((found.end() for found in self._control.finditer(text)), default=0)
 
     def specials_in(self, text: str) -> list[str]:

@@ -30,12 +30,12 @@ from .scanner import (
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
-"""The special tokens of the form."""
+"""The special tokens of the harmony form."""
 
 JOINT = "\n\n"
-"""Stands between two messages of the same kind in a row."""
+"""Put between two messages of one reply that follow each other and are both text, or both reasoning."""
 MAX_HEADER = 1024
-"""The most characters of one header."""
+"""The most characters of one header, the part of a message before ``<|message|>``."""
 
 _HEADER = regex.compile(
     r"\s*(?:<\|start\|>)?\s*(?:assistant)?(?P<role>\s*to=[^\s<]+)?\s*"
@@ -67,7 +67,8 @@ class ChannelParser:
         self._arguments = ObjectScanner()
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """Take more text of the reply. Yields the pieces that are certain now."""
+        """Take more text of the reply. Yields what is certain now, in order: text, reasoning, parts of
+        calls."""
         self._held += text
         before: tuple[_Content, int] | None = None
         while self._held and before != (self._content, len(self._held)):
@@ -83,8 +84,8 @@ class ChannelParser:
         return False
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """The reply is over: yields the remaining pieces. ``cut``: it was ended from outside. A header
-        without an end is dropped."""
+        """The reply is over: yields the rest of its text, reasoning and calls. ``cut``: it was ended from
+        outside. A header without an end is dropped."""
         held, self._held = self._held, ""
         if self._content is not _Content.HEADER:
             yield from self._more(held)

@@ -242,9 +242,9 @@ _ENDS = {
     CallForm.PYTHONIC: frozenset({"<|eom_id|>", "<|eom|>"}),
     CallForm.HARMONY: frozenset({"<|call|>", "<|return|>"}),
 }
-"""Special tokens that end a reply in this form, even if the model's configuration does not list them."""
+"""For some forms: special tokens that end a reply, even if the model's configuration does not list them."""
 _GOES_ON = {CallForm.HARMONY: frozenset({"<|end|>"})}
-"""Special tokens that do not end a reply in this form, even if the template writes them behind replies."""
+"""For some forms: special tokens that do not end a reply, even if the template writes them behind replies."""
 
 _SIGNS: tuple[tuple[str, CallForm | None], ...] = (
     ("<|channel|>", CallForm.HARMONY),

@@ -30,7 +30,8 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 class _ListState(Enum):
-    """Where in a reply the next text is."""
+    """Where in a reply the next text is: at its beginning, in its list of calls, in text, or behind the
+    list."""
 
     BEGINNING = auto()
     CALLS = auto()
@@ -112,7 +113,8 @@ class PythonCallParser:
         self._scanner = _ParenthesisScanner()
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """Take more text of the reply. Yields the pieces that are certain now."""
+        """Take more text of the reply. Yields what is certain now, in order: text, reasoning, parts of
+        calls."""
         self._held += text
         if self._state is _ListState.BEGINNING:
             self._begin()
@@ -132,8 +134,8 @@ class PythonCallParser:
         return False
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """The reply is over: yields the remaining pieces. ``cut``: it was ended from outside; then an
-        incomplete call is dropped."""
+        """The reply is over: yields the rest of its text and calls. ``cut``: it was ended from
+        outside; then an incomplete call is dropped."""
         unknown = self._state is _ListState.CALLS and not self._called and not cut
         if unknown or self._state is _ListState.BEGINNING:
             yield from self._text()

@@ -29,7 +29,7 @@ THINK = ReasoningTags("<think>", "</think>")
 
 
 class _SplitState(Enum):
-    """Where in a reply the next text is."""
+    """Where in a reply the next text is: at its beginning, in the reasoning, or in the answer."""
 
     BEGINNING = auto()
     REASONING = auto()

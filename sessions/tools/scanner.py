@@ -77,14 +77,15 @@ class CallParser(Protocol):
     """Splits the text of one reply into plain text, reasoning and calls."""
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """Take more text of the reply. Yields the pieces that are certain now."""
+        """Take more text of the reply. Yields what is certain now, in order: text, reasoning, parts of
+        calls."""
 
     def passes(self, text: str) -> bool:
         """Whether `feed` would yield all of ``text`` as plain text now, and change nothing."""
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """The reply is over: yields the remaining pieces. ``cut``: it was ended from outside; then a call
-        without a complete name is dropped."""
+        """The reply is over: yields the rest of its text, reasoning and calls. ``cut``: it was ended from
+        outside; then a call without a complete name is dropped."""
 
 
 # --- calls ------------------------------------------------------------------------------------------------
@@ -128,7 +129,8 @@ class CallFormat:
 
 
 class _ScanState(Enum):
-    """Where in a reply the next text is."""
+    """Where in a reply the next text is: in plain text, where a call may begin, in a call's arguments, or
+    behind them."""
 
     TEXT = auto()
     HEAD = auto()  # a call may begin; its name is not known yet
@@ -160,7 +162,8 @@ class CallScanner:
         self._firsts = frozenset(opening[0] for opening in form.openings)
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """Take more text of the reply. Yields the pieces that are certain now."""
+        """Take more text of the reply. Yields what is certain now, in order: text, reasoning, parts of
+        calls."""
         self._held += text
         before: tuple[_ScanState, int] | None = None
         while self._held and before != (self._state, len(self._held)):
@@ -188,8 +191,8 @@ class CallScanner:
         return not text[-1].isspace() and self._firsts.isdisjoint(text)
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """The reply is over: yields the remaining pieces. ``cut``: it was ended from outside; then a call
-        without a complete name is dropped."""
+        """The reply is over: yields the rest of its text and calls. ``cut``: it was ended from
+        outside; then a call without a complete name is dropped."""
         held, self._held = self._held, ""
         if self._state is _ScanState.ARGUMENTS:
             yield CallClosed(complete=False)

@@ -49,7 +49,8 @@ class XmlFormat:
 
 
 class _Part(Enum):
-    """Where in a reply the next text is."""
+    """Where in a reply the next text is: in plain text, where a call may begin, between a call's parameters, in
+    a parameter's value, or behind a call."""
 
     TEXT = auto()
     HEAD = auto()  # a call may begin; its name is not known yet
@@ -74,7 +75,8 @@ class XmlCallParser:
         self._value = _Value([], repeated=False)
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """Take more text of the reply. Yields the pieces that are certain now."""
+        """Take more text of the reply. Yields what is certain now, in order: text, reasoning, parts of
+        calls."""
         self._held += text
         before: tuple[_Part, int] | None = None
         while self._held and before != (self._part, len(self._held)):
@@ -96,8 +98,8 @@ class XmlCallParser:
         return False
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """The reply is over: yields the remaining pieces. ``cut``: it was ended from outside; then a call
-        without a complete name is dropped."""
+        """The reply is over: yields the rest of its text and calls. ``cut``: it was ended from
+        outside; then a call without a complete name is dropped."""
         held, self._held = self._held, ""
         if self._part in (_Part.BETWEEN, _Part.VALUE):
             yield CallClosed(complete=False)
@@ -185,8 +187,8 @@ class XmlCallParser:
 
 
 class _Value:
-    """Turns one value into JSON. ``types``: the types that the schema allows. ``repeated``: the value is
-    dropped, because its name came before."""
+    """Turns the text of one argument's value into JSON while it comes. ``types``: the types that the schema
+    allows. ``repeated``: the value is dropped, because the call has had an argument of this name."""
 
     def __init__(self, types: list[str], *, repeated: bool) -> None:
         self._types = types
@@ -197,7 +199,8 @@ class _Value:
         self._lead = True  # a line break directly behind the opening tag is dropped
 
     def feed(self, text: str) -> str:
-        """Take more text of the value. Returns more of its JSON."""
+        """Take more text of the value. Returns what is certain now of its JSON; "" for a value that is not
+        text."""
         self._held += text
         if self._lead and self._held:
             self._held, self._lead = self._held.removeprefix("\n"), False

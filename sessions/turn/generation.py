@@ -300,7 +300,7 @@ _STATUS = {
 
 
 _REQUESTED = (errors.GrammarRefused, errors.GrammarStuck, errors.GrammarUnavailable)
-"""Errors that the request itself causes. The engine's sequence stays usable after them."""
+"""Errors of the reply's grammar: the engine did not begin, so its sequence stays usable."""
 
 _FAILURES: tuple[tuple[type[runtime.RuntimeFault], type[TurnFailed]], ...] = (
     (runtime.EngineOverloaded, errors.EngineFull),
