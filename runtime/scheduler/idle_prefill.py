@@ -121,7 +121,7 @@ class _Recent:
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=LAST)
         self.usual = 0.0
-        """Their median; 0 before the first."""
+        """The median of the measurements, in seconds; 0 before the first."""
 
     def took(self, seconds: float) -> None:
         """Add a measurement; the oldest one goes."""
