@@ -45,8 +45,8 @@ class Offload:
             self._idle.move_to_end(sequence.id)
 
     def retire(self, sequence: Sequence) -> None:
-        """The sequence is closed: queue its records for the disk, unless the disk is full, and let all tiers
-        evict its KV first."""
+        """Note that the sequence is closed: queue its records for the disk, unless the disk is full, and let
+        all tiers evict its KV first."""
         if self.disk is None or not self.disk.full:
             self.leave(sequence)
         self._idle.pop(sequence.id, None)

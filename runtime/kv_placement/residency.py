@@ -79,9 +79,11 @@ class Residency:
         return self._hasher.root(self._namespace, salt)
 
     def locate(self, sequence: Sequence) -> Located:
-        """Where the blocks behind the computed tokens lie. Makes the sequence's keys that are not made yet.
+        """Where the blocks behind the sequence's computed tokens lie, up to the first that lies nowhere.
+        Makes those of the sequence's keys that are not made yet.
 
-        `NOWHERE` without a host tier, and while a step in flight computes the sequence. O(blocks).
+        `NOWHERE`, which has no blocks, if there are no lower tiers with records, while a step in flight
+        computes the sequence, and if all tokens but the last are computed. O(blocks).
         """
         tier, size, most = self._tier, self._hasher.block_tokens, len(sequence.tokens) - 1
         if tier is None or not (len(tier) or self._disk):

@@ -60,8 +60,8 @@ class _PendingRestore:
         return same and not self.broken and not self.compute_until
 
     def stop(self) -> None:
-        """A record will not come: mark the restore as broken, and forget the records that were not asked for
-        yet, which are useless without it."""
+        """Mark the restore as broken, because a record will not come, and forget the records that were not
+        asked for yet, which are useless without it."""
         self.broken = True
         del self.keys[self.asked :]
 

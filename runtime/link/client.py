@@ -195,7 +195,8 @@ class EngineLink:
         return _state(await end.call(messages.Stop(end.next_request(), seq, keep)))
 
     async def fork(self, seq: int, children: int, at: int | None = None) -> list[int]:
-        """Make sequences that share the first ``at`` tokens (None: all committed ones); returns their ids."""
+        """Make ``children`` new sequences that share the first ``at`` tokens of sequence ``seq`` (None: all
+        committed ones); returns their ids."""
         end = self._end_for(seq)
         ids = [self._new_id() for _ in range(children)]
         await end.call(messages.Fork(end.next_request(), seq, ids, at))

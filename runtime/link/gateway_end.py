@@ -165,7 +165,7 @@ class GatewayEnd(asyncio.Protocol):
             self._end(fault)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The socket was closed, by either end: fail what is pending, and set ``lost``."""
+        """Fail what is pending, and set ``lost``: the socket was closed, by either end."""
         reason = (
             self._fatal.message if self._fatal else f"the engine closed its link{f': {error}' * bool(error)}"
         )

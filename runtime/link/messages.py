@@ -184,9 +184,9 @@ class Generate(Verb, frozen=True, tag="generate"):
 
 
 class Stop(Verb, frozen=True, tag="stop"):
-    """End the running generation, if any. The reply has the sequence's true length.
+    """End the sequence's running generation, if any. The reply has the sequence's true length.
 
-    ``keep``: at most this many tokens stay; None: all committed ones.
+    ``keep``: at most this many tokens of the sequence stay; None: all committed ones.
     """
 
     seq: int
@@ -194,7 +194,8 @@ class Stop(Verb, frozen=True, tag="stop"):
 
 
 class Fork(Verb, frozen=True, tag="fork"):
-    """Make ``children`` sequences that share the first ``at`` tokens (None: all committed ones)."""
+    """Make new sequences, with the ids ``children``, that share the first ``at`` tokens of the sequence
+    ``seq`` (None: all committed ones)."""
 
     seq: int
     children: list[int]

@@ -391,7 +391,8 @@ def _sliding(
 ) -> Sequence[bool]:
     """For each layer, whether it has a sliding window: by the field ``layer_types``; without it, and with
     ``rotated``, the layers without rotary positions; with neither, all layers from ``max_window_layers`` on
-    but every ``sliding_window_pattern``-th. None, if ``window`` is None."""
+    but every ``sliding_window_pattern``-th. If ``window`` is None no layer has one. Raises ``ConfigInvalid``,
+    ``UnsupportedArchitecture``."""
     types = fields.get("layer_types")
     if types is None and rotated is not None:
         return [window is not None and not turns for turns in rotated]

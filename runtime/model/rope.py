@@ -314,9 +314,11 @@ class Rope:
         return (angles.cos() * self.config.gain).to(dtype), (angles.sin() * self.config.gain).to(dtype)
 
     def query_scale(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """The factor on rotated queries at ``positions``, ``[tokens, 1, 1]``; None if all factors are 1.
+        """The factor on rotated queries at ``positions``, ``[tokens, 1, 1]`` in ``dtype``; None if all
+        factors are 1.
 
-        ``1 + growth * log(1 + floor(position / original))``, as in Llama 4.
+        ``1 + query_growth * log(1 + floor(position / original))`` with the numbers of the config, as in Llama
+        4.
         """
         if not self.config.query_growth:
             return None
