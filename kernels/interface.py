@@ -118,7 +118,8 @@ class Kernels(Protocol):
         ...
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
-        """``activation(gate) * up`` of ``[tokens, 2 * width]``, gate first; ``silu`` or ``gelu_tanh``."""
+        """``activation(gate) * up`` of ``[tokens, 2 * width]``, gate first: ``[tokens, width]``.
+        ``activation``: ``silu`` or ``gelu_tanh``."""
         ...
 
     def sample(

@@ -124,7 +124,8 @@ class BlockMover:
         return Saving(self, saves, stream.record())
 
     def _copy_all(self, pairs: Sequence[tuple[int, int]], *, up: bool) -> None:
-        """Copy each (slot, block): ``up`` the slot's bytes to the block, else the block's to the slot."""
+        """Copy the bytes of each pair (slot, block): with ``up`` from the slot to the block, else from the
+        block to the slot."""
         if not pairs:
             return
         places = np.array(pairs, dtype=np.int64)

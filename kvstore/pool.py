@@ -137,7 +137,9 @@ class References:
 
 
 class BlockState(StrEnum):
-    """Where a block is; every block is in exactly one state."""
+    """Where a block is; every block is in exactly one state. FREE: it holds nothing. HELD: it has references.
+    CACHED: it has none, and is found by its key until it is evicted. FENCED: it was released while a step in
+    flight may use it, so it cannot be allocated yet. UNKNOWN: it is no block of this pool."""
 
     FREE = "free"
     HELD = "held"
@@ -383,7 +385,7 @@ class BlockPool:
         return self._references.of(block)
 
     def state(self, block: int) -> BlockState:
-        """The state of the block, as the drawing at the top of this file names it."""
+        """The state of the block."""
         if block in self._references:
             return BlockState.HELD
         if block in self._fenced:
@@ -485,8 +487,8 @@ class BlockPool:
         self._unwanted.difference_update(blocks)
 
     def _make_available(self, blocks: Sequence[int]) -> None:
-        """Cache those of these blocks that are sealed, and free the others. ``blocks``: in eviction order,
-        the end of a chain before its beginning."""
+        """Cache those of these released blocks that are sealed, and free the others. ``blocks``: in the order
+        of eviction, the end of a sequence before its beginning."""
         sealed = self.index.holds
         self._cached.add(block for block in blocks if sealed(block))
         self._free.extend(block for block in blocks if not sealed(block))

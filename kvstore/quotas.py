@@ -20,7 +20,7 @@ from .eviction import EvictionOrder
 T = TypeVar("T")
 
 TENANT_BYTES = 8
-"""Length of a tenant's number, where it is written."""
+"""How many bytes of a root make a tenant's number."""
 
 
 def tenant_of(root: bytes) -> int:
@@ -97,7 +97,7 @@ class FairOrder:
             order.hit(list(those))
 
     def forget(self, slot: int) -> None:
-        """The slot's record is gone: forget its hits and its lease."""
+        """Forget the hits and the lease of the slot's record, which is gone."""
         self._of(slot).forget([slot])
 
     def add(self, slots: Iterable[int]) -> None:

@@ -21,7 +21,8 @@ from .scheduler.scheduler import Scheduler
 from .stats import StepLog, Timing
 
 MOST_LOST_STEPS = 16
-"""Failed steps in a row, with no sequence that could be computed alone, before the device is given up."""
+"""How many steps in a row may fail, with no sequence that can be computed alone, before the device counts as
+lost."""
 
 LEAVE_SECONDS = 1.5
 """How long the engine waits for KV on its way to disk when it ends."""
@@ -78,8 +79,8 @@ class Engine:
         return self._idle
 
     def apply(self, verb: AnyVerb) -> VerbReply | Refusal | None:
-        """Do what a verb says, between two steps. Returns the reply or the refusal; None: the verb waits, and
-        `answers` has its reply later."""
+        """Do what a verb says, between two steps. Returns its reply, or the refusal; None: the verb waits,
+        and a later call of `answers` returns its reply."""
         if isinstance(verb, Statistics):
             return VerbReply(verb.request, statistics=self.statistics())
         self._idle = False
@@ -166,8 +167,9 @@ class Engine:
             return _NeverLaunched(error)
 
     def _isolate(self, failed: Plan, error: Exception, now: float) -> list[Row]:
-        """After a step failed as a whole: run its sequences, and those of steps launched behind it, one at a
-        time. Returns the rows to tell the gateway. Raises `EngineDied` if too many steps in a row failed."""
+        """Recover from a step that failed as a whole: run its sequences, and those of steps launched behind
+        it, one at a time. ``error``: what it failed with. Returns the rows to send to the gateway. Raises
+        `EngineDied` if too many steps in a row failed."""
         self.log.rest()
         plans = [failed]
         while self._in_flight:

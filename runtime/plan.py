@@ -74,7 +74,7 @@ class BlockSave:
 
 @dataclass(frozen=True, slots=True)
 class BlockLoad:
-    """Copy a host slot into a block, before the step's copies and rows."""
+    """Copy a host slot into a block, before the step's block copies and rows."""
 
     slot: int
     block: int
@@ -133,7 +133,7 @@ class Handle(Protocol):
     """A step in flight."""
 
     def tokens(self) -> list[Outcome]:
-        """Wait for the step. Returns the outcomes, one for each of ``plan.rows`` in order."""
+        """Wait until the step is done. Returns its outcomes, one for each of ``plan.rows`` in order."""
         ...
 
 

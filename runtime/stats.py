@@ -18,16 +18,16 @@ STEPS_KEPT = 1024
 
 @dataclass(slots=True)
 class Counters:
-    """Tokens: ``computed`` by all rows; of these ``prefilled`` for the first time and ``recomputed``, the rest
-    decoded; ``adopted`` from the prefix cache, ``restored`` from the host tier, ``sampled``, ``forced`` by
-    grammars without being sampled.
+    """Counts of what the engine has done since the start.
 
-    Rows: ``rows``, ``discarded`` (their sequence was stopped, cut or preempted meanwhile), ``faults``.
-    Sequences: ``turns`` ended, ``preempted`` (running), ``displaced`` (running ones that wait again and keep
-    their KV), ``taken`` (idle or waiting ones that lost their KV).
-    ``stalls``: rows left out for want of blocks. ``copies``: blocks. ``steps``: plans made. ``isolations``:
-    steps that failed, so that their sequences were run one at a time. ``grammars_refused``: turns with a
-    grammar that could not be compiled or followed, which is no fault of the engine.
+    Tokens: ``computed`` by all rows; of these ``prefilled`` for the first time and ``recomputed``, the rest
+    decoded; ``adopted`` from the prefix cache, ``restored`` from lower tiers, ``sampled``, ``forced`` by
+    grammars without being sampled. Rows: ``rows`` planned, ``discarded`` (their sequence was stopped, cut or
+    preempted meanwhile), ``faults``. Sequences: ``turns`` ended, ``preempted`` (running), ``displaced``
+    (running ones that wait again and keep their KV), ``taken`` (idle or waiting ones that lost their KV).
+    ``stalls``: rows left out for want of blocks. ``copies``: of blocks. ``steps``: plans made.
+    ``isolations``: steps that failed, so that their sequences were run one at a time. ``grammars_refused``:
+    turns with a grammar that could not be compiled or followed, which is no fault of the engine.
     """
 
     steps: int = 0
@@ -120,20 +120,20 @@ class StepLog:
         return Timing(self._clock())
 
     def planned(self, timing: Timing) -> None:
-        """The step is planned, and about to be launched: note the moment in its ``timing``."""
+        """Note in ``timing`` the moment at which the step is planned, and is about to be launched."""
         timing.planned = self._clock()
 
     def launched(self, timing: Timing) -> None:
-        """The launch of the step has returned: note the moment in its ``timing``."""
+        """Note in ``timing`` the moment at which the launch of the step has returned."""
         timing.launched = self._clock()
 
     def waits(self, timing: Timing) -> None:
-        """The step's outcomes are about to be waited for: note the moment in its ``timing``."""
+        """Note in ``timing`` the moment at which the step's outcomes are about to be waited for."""
         timing.waited = self._clock()
 
     def landed(self, timing: Timing) -> None:
-        """The step's outcomes are here, and about to be committed: note the moment in its ``timing``, and
-        compute for how long the device was busy with it and had no work before it."""
+        """Note in ``timing`` the moment at which the step's outcomes are here, and are about to be committed;
+        and compute for how long the device was busy with the step and had no work before it."""
         timing.landed = self._clock()
         timing.before = self._tokens()
         timing.busy = timing.landed - timing.planned
@@ -169,7 +169,8 @@ class StepLog:
             self._totals[name] += getattr(record, name)
 
     def statistics(self) -> dict[str, float]:
-        """Seconds since the start in each part of the steps, by the names of `StepRecord`: ``t_plan``…"""
+        """Seconds that all steps since the start took in each part, by the names of `StepRecord`:
+        ``t_plan``…"""
         return dict(self._totals)
 
     def _tokens(self) -> tuple[int, int, int]:

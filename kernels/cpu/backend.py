@@ -178,7 +178,8 @@ def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch,
 
 
 def gated(gate_up: Tensor, activation: str) -> Tensor:
-    """``activation(gate) * up`` of ``[tokens, 2 * width]``, gate first; ``silu`` or ``gelu_tanh``."""
+    """``activation(gate) * up`` of ``[tokens, 2 * width]``, gate first: ``[tokens, width]``. ``activation``:
+    ``silu`` or ``gelu_tanh``."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, width))
     parts = parts_for(gate_up.numel(), NUMBERS)

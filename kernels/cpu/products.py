@@ -184,9 +184,9 @@ _weigh1_narrow, _weigh2_narrow, _weigh3_narrow, _weigh4_narrow = (
 
 @inlined
 def dots(rows: int, x: Pointer, count: int, w: Pointer, depth: int, sums: Pointer, sums_line: int) -> None:
-    """``sums[r, c] = x[r] . w[c]`` for ``rows`` lines of ``x`` and ``count`` lines of ``w``, each contiguous,
-    of ``depth`` numbers. ``sums`` is fp32, with ``sums_line`` numbers from line to line. Compiled numba code
-    that calls the tiles."""
+    """Dot products, ``sums[r, c] = x[r] . w[c]``, of ``rows`` lines of ``x`` with ``count`` lines of ``w``,
+    each contiguous, of ``depth`` numbers. ``sums`` is fp32, with ``sums_line`` numbers from line to line.
+    Compiled numba code that calls the tiles."""
     if depth % DEPTH or count < GROUP:
         for row in range(rows):
             for column in range(count):

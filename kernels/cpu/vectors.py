@@ -107,7 +107,8 @@ def fused_pairs(builder: Any, one: Any, other: Any, old: Any) -> Any:
 
 
 def rounded_pairs(builder: Any, low: Any, high: Any) -> Any:
-    """IR for words of two bfloat16 numbers: those of ``low`` and ``high`` (fp32), rounded to nearest even."""
+    """IR for words of two bfloat16 numbers each: those of ``low`` and ``high`` (fp32), rounded to nearest
+    even, in the lower and upper half of a word."""
     behind = _call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", HALVES, high, low)
     order = [half * LANES + lane for lane in range(LANES) for half in (0, 1)]
     mixed = ir.Constant(ir.VectorType(I32, 2 * LANES), order)

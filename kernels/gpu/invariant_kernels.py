@@ -155,7 +155,8 @@ def product_tile(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``: ``[tokens, in]``, ``[out, in]``, ``[out]`` to ``[tokens, out]``, of x's type."""
+    """``x @ weight.T + bias``, each row with the same bits in any batch: ``[tokens, in]``, ``[out, in]``,
+    ``[out]`` to ``[tokens, out]``, of x's type. Raises ValueError for other shapes or types."""
     tokens, width = x.shape
     outs = weight.shape[0]
     expect("x", x, (tokens, width))

@@ -23,8 +23,9 @@ the scale, window and soft cap of attention."""
 
 
 def flat(batch: PagedBatch, how: Attention) -> Flat:
-    """Batch and settings as the last arguments of the attention operators, because operator schemas allow no
-    classes."""
+    """The last arguments of the attention operators: the batch's positions, row_starts, context_lengths and
+    tables; the scale, window and soft cap of ``how``. They are single values because operator schemas allow
+    no classes."""
     tensors = (batch.positions, batch.row_starts, batch.context_lengths, batch.tables)
     return *tensors, how.scale, how.window, how.soft_cap
 

@@ -44,8 +44,8 @@ def gate_rows(
     gate_up: tl.tensor, out: tl.tensor,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, GELU: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: ``activation(gate) * up`` for some columns of one row, written to ``out``; GELU (tanh) with
-    ``GELU``, else SiLU. Programs are (row, stretch of columns)."""
+    """Kernel: ``activation(gate) * up`` for ``COLUMNS`` columns of one row of ``[rows, 2 * WIDTH]``, written
+    to ``out``; GELU (tanh) with ``GELU``, else SiLU. Programs are (row, stretch of columns)."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < WIDTH

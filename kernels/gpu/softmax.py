@@ -57,8 +57,9 @@ def scores_of(query: tl.tensor, keys: tl.tensor, scale: tl.tensor, SOFT_CAP: tl.
 def fold(
     scores: tl.tensor, values: tl.tensor, best: tl.tensor, total: tl.tensor, acc: tl.tensor
 ) -> tl.tensor:
-    """Add one tile of keys and values to a running softmax. Returns its new state: each query's greatest
-    score so far, the sum of its weights, and the weighted sum of values."""
+    """Add one tile of keys and values to a running softmax. ``scores`` ``[queries, tokens]``: times log2 e,
+    -inf for a key that is not seen; ``values``: ``[tokens, dim]``. Returns the new state: each query's
+    greatest score so far, the sum of its weights, and the weighted sum of values."""
     top = tl.maximum(best, tl.max(scores, 1))
     safe = tl.where(top == float("-inf"), 0.0, top)  # a query that has seen nothing yet
     weights = tl.math.exp2(scores - safe[:, None])
@@ -71,8 +72,8 @@ def fold(
 
 @triton.jit
 def with_sink(best: tl.tensor, total: tl.tensor, sink: tl.tensor) -> tl.tensor:
-    """``total``, the sum of a query's weights, plus the weight of the head's attention sink: a score that has
-    no value. ``best``: the query's greatest score."""
+    """``total``, the sum of a query's weights, plus the weight of the head's attention sink: a score ``sink``
+    that has no value. ``best``: the query's greatest score, times log2 e."""
     safe = tl.where(best == float("-inf"), 0.0, best)
     return total + tl.math.exp2(sink * LOG2E - safe)
 

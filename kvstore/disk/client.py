@@ -209,7 +209,7 @@ class DiskTier:
         return self._most_storing - len(self._storing) if self._ready else 0
 
     def fetching(self, key: bytes) -> bool:
-        """Whether the record is on its way up; False while the disk process is lost."""
+        """Whether the record is on its way up from disk; False while the disk process is lost."""
         return self._ready and key in self._reads
 
     def stored(self, key: bytes) -> bool:

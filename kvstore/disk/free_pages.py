@@ -64,8 +64,8 @@ def punch_free_pages(fd: int) -> int:
 
 
 def punch(fd: int, start: int, length: int) -> None:
-    """Make ``length`` bytes of the file from ``start`` on a hole, which takes no space and reads as zeros.
-    Raises ``OSError``."""
+    """Make ``length`` bytes of the file ``fd`` from offset ``start`` on a hole, which takes no space and
+    reads as zeros. Raises ``OSError``."""
     if _fallocate(fd, PUNCH_HOLE | KEEP_SIZE, start, length):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

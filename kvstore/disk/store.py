@@ -61,7 +61,7 @@ its own."""
 
 
 class StoreFailed(KVStoreError):
-    """The medium refused; nothing was changed."""
+    """The disk refused to read or write the file, or it cannot be opened; nothing was changed."""
 
 
 class StoreFull(StoreFailed):
@@ -423,8 +423,8 @@ class RecordStore:
         return max(0, before - self.file_bytes)
 
     def _surplus(self, fresh: list[NewRecord], besides: Collection[bytes]) -> list[bytes]:
-        """The keys of records that tenants with a cap must give up for the new records. ``besides``: keys
-        that go anyway."""
+        """The keys of records that tenants with a cap must give up for the new records ``fresh``.
+        ``besides``: keys that are removed anyway."""
         coming = Counter(record.tenant for record in fresh if record.tenant in self._most)
         found = (self._order.surplus(one, self._most[one], coming[one], besides) for one in coming)
         return list(chain.from_iterable(found))

@@ -54,8 +54,9 @@ _ENTRY_FIELDS = np.dtype(
 
 
 class SlotState(IntEnum):
-    """The state of a slot, as in the drawing above. The numbers are written in the memory: a new memfd is all
-    FREE."""
+    """The state of a slot. FREE: it holds nothing. FILLING: a record is being written to it. READY: its
+    record can be read, or evicted. READING: its record is being read. The numbers are written in the memory:
+    a new memfd is all FREE."""
 
     FREE = 0
     FILLING = 1
@@ -97,7 +98,8 @@ class Entry:
 
 
 def make_memory(size: int) -> int:
-    """The file descriptor of a new memfd of ``size`` bytes, all zero; pages are taken as they are touched."""
+    """Make a memfd of ``size`` bytes, all zero, and return its file descriptor; pages are taken as they are
+    touched."""
     fd = os.memfd_create("holdfast-host", os.MFD_CLOEXEC)
     os.ftruncate(fd, size)
     return fd

@@ -75,7 +75,8 @@ class WatchedRunner:
         self._liveness.enter(*self._expected)
 
     def observe(self, tokens: int, began: float) -> None:
-        """A step of ``tokens`` tokens, launched at ``began``, has ended: learn from it how long steps take."""
+        """Learn from a step of ``tokens`` tokens, launched at ``began``, that has just ended, how long steps
+        take."""
         self._step_times.observe(tokens, self._worked() - began)
 
     def compiling(self, kernel: str) -> None:

@@ -24,10 +24,10 @@ from .transfers import Transfers
 
 
 class BlockManager:
-    """Allocates, shares and releases ``pool``'s blocks for sequences.
+    """Gives sequences their blocks: allocates, shares and releases blocks of ``pool``.
 
-    Keys are made by ``hasher`` under ``namespace``; ``transfers`` saves and loads blocks. ``counters``: count
-    the tokens found and restored.
+    Keys are made by ``hasher`` under ``namespace``; ``transfers`` saves blocks to the host tier and loads
+    them. ``counters``: count the tokens found and restored.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class BlockManager:
         self._sources: list[tuple[int, int]] = []  # of copies in the step being planned: block, owner
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that ``tokens`` tokens take up."""
+        """How many blocks ``tokens`` tokens take up."""
         return -(-tokens // self.block_tokens)
 
     # --- taking -----------------------------------------------------------------------------------------
@@ -75,12 +75,13 @@ class BlockManager:
         return sequence.computed - before
 
     def restore(self, sequence: Sequence, keys: list[bytes]) -> int:
-        """Load records from the host tier to the device, as many of ``keys`` as are sound: allocate blocks
-        for them, append these to the sequence's table, and leave the copies to the next plan. Returns the
-        tokens restored.
+        """Have records loaded from the host tier to the device, as many of ``keys`` as are sound: allocate
+        blocks for them, append these to the sequence's table, and leave the copies to the next plan. Returns
+        the tokens restored.
 
-        ``keys``: see `Located.in_host`. That many blocks must be available. They are found by their keys at
-        once, since they are read in the same step or a later one.
+        ``keys``: of the records behind the computed tokens, see `Located.in_host`. That many blocks must be
+        available. The blocks are found by their keys at once, since they are read in the same step or a later
+        one.
         """
         tier = self.transfers.tier
         if tier is None:
@@ -98,11 +99,12 @@ class BlockManager:
         return self._count_in(sequence, own, keys, blocks, tokens)
 
     def read_up(self, sequence: Sequence, keys: list[bytes], disk: DiskTier) -> int:
-        """Read records from the page cache to the device now, as many of ``keys`` as are sound and find
-        blocks, and append the blocks to the sequence's table. No step may be in flight. Returns the tokens
-        restored.
+        """Read records from the page cache (or the host tier) to the device now, as many of ``keys`` as are
+        sound and find blocks, and append the blocks to the sequence's table. No step may be in flight.
+        Returns the tokens restored.
 
-        ``keys``: see `Located.readable`. Blocks that a waiting move reads or writes are left out.
+        ``keys``: of the records behind the computed tokens, see `Located.readable`. Blocks that a waiting
+        move reads or writes are not used.
         """
         own = sequence.computed // self.block_tokens
         allocated = self._allocate(min(len(keys), self.pool.available), sequence)
@@ -119,10 +121,10 @@ class BlockManager:
         return self._count_in(sequence, own, keys, named, found)
 
     def _checked(self, sequence: Sequence, keys: list[bytes], tokens: list[int]) -> list[int]:
-        """Tokens of the longest beginning of records that are what their keys say: full blocks, then a tail.
+        """The numbers of tokens of the leading records that are what their ``keys`` say: full blocks, then
+        perhaps a partial one. ``tokens``: the number that stands beside each record.
 
-        A record's number of tokens stands beside its bytes and is not covered by their hash. A record with a
-        wrong number is dropped.
+        That number is not covered by the hash of the record's bytes. A record with a wrong number is dropped.
         """
         size, own = self.block_tokens, sequence.computed // self.block_tokens
         full = next((at for at, count in enumerate(tokens) if count != size), len(tokens))
@@ -135,7 +137,8 @@ class BlockManager:
         return tokens[:full]
 
     def _tail_of(self, sequence: Sequence, block: int, tokens: int) -> bytes | None:
-        """The key of a partial block ``block`` with so many tokens; None: it cannot hold that many."""
+        """The key that the sequence's partial block number ``block`` has if it holds ``tokens`` tokens; None:
+        it cannot hold that many."""
         end = block * self.block_tokens + tokens
         fits = 0 < tokens < self.block_tokens and end <= len(sequence.tokens)
         return self.residency.tail(sequence, end) if fits else None
@@ -143,15 +146,17 @@ class BlockManager:
     def _named(
         self, sequence: Sequence, keys: Items[bytes], allocated: list[int], tokens: Items[int]
     ) -> list[int]:
-        """Name the restored blocks by their keys. Returns the blocks for the table: where a key names another
-        block already, that one, and the restored one is released."""
+        """Name the restored blocks ``allocated`` by ``keys``, but a partial last one. Returns the blocks for
+        the table: where a key names another block already, that one, and the restored one is released.
+        ``tokens``: in each block."""
         full = len(allocated) - (tokens[-1] < self.block_tokens)
         return self.pool.join_each(allocated[:full], keys[:full], sequence.id) + allocated[full:]
 
     def _count_in(
         self, sequence: Sequence, own: int, keys: Items[bytes], blocks: list[int], tokens: Items[int]
     ) -> int:
-        """Append restored ``blocks`` behind the sequence's first ``own``; returns the tokens it gained."""
+        """Append restored ``blocks`` to the sequence's table, behind its first ``own``, and count them.
+        ``keys``, ``tokens``: of each. Returns the tokens that the sequence gained."""
         sequence.table.extend(blocks)
         end = own * self.block_tokens + sum(tokens)
         from_disk, disk = sequence.from_tiers.from_disk, 0
@@ -167,17 +172,19 @@ class BlockManager:
         return restored
 
     def shortfall(self, sequence: Sequence, end: int) -> int:
-        """Blocks to allocate before ``[planned, end)`` is computed: new ones, and the copy of a shared tail."""
+        """How many blocks must be allocated before the positions ``[planned, end)`` are computed: new ones,
+        and one for the copy of a partial last block that is shared."""
         return max(0, self.blocks_for(end) - len(sequence.table)) + sequence.shared_tail
 
     def reach(self, sequence: Sequence, blocks: int) -> int:
-        """Position up to which ``sequence`` can compute with at most ``blocks`` more."""
+        """The position up to which ``sequence`` can compute if it gets ``blocks`` more blocks."""
         if blocks < sequence.shared_tail:
             return sequence.planned
         return (len(sequence.table) + blocks - sequence.shared_tail) * self.block_tokens
 
     def allocate(self, sequence: Sequence, end: int) -> tuple[BlockCopy, ...]:
-        """Allocate the `shortfall`, which is available; returns the copy of a shared tail, if any."""
+        """Allocate the blocks that the sequence needs to compute up to ``end`` (`shortfall`), which must be
+        available. Returns the copy of a partial last block that is shared, for the plan; else nothing."""
         short = self.shortfall(sequence, end)
         if not short:
             return ()
@@ -193,8 +200,8 @@ class BlockManager:
         return copies
 
     def launched(self, step: int) -> None:
-        """The planned step is launched: raise the pool's fence for it, and only then release the source
-        blocks of its copies."""
+        """Note that the step being planned is launched: raise the pool's fence for it, and only then release
+        the source blocks of its copies."""
         self.pool.launched(step)
         for source, owner in self._sources:
             self.pool.release([source], owner)
@@ -221,7 +228,8 @@ class BlockManager:
         sequence.seal(full)
 
     def save_tail(self, sequence: Sequence) -> None:
-        """Have the partial last block saved to the host tier, in place of the one saved before."""
+        """Have the partial last block saved to the host tier, and drop the record of it that was saved
+        before. Does nothing if the last block is full."""
         full, part = divmod(sequence.computed, self.block_tokens)
         if not part or self.transfers.tier is None:
             return
@@ -241,12 +249,13 @@ class BlockManager:
             self.transfers.touch([sequence.tail[0]] if sequence.tail else [])
 
     def lower(self, sequence: Sequence) -> None:
-        """Have all full blocks saved to the host tier that it does not have."""
+        """Have all full blocks that the host tier does not have saved there."""
         for key, block in zip(sequence.keys, sequence.table.view[: sequence.sealed].tolist(), strict=False):
             self.transfers.save(key, block, tenant=sequence.tenant)
 
     def fork(self, parent: Sequence, children: Items[Sequence]) -> None:
-        """Share the parent's committed KV with ``children``, all of them with the same beginning of its tokens.
+        """Share the parent's committed KV with ``children``, as far as their tokens go; all of these have the
+        same first tokens of the parent.
 
         Tables are copied as arrays; tokens and keys are shared.
         """
@@ -265,7 +274,8 @@ class BlockManager:
         self._drop(sequence, self.blocks_for(sequence.planned))
 
     def cut(self, sequence: Sequence, length: int) -> None:
-        """Keep the KV of the first ``length`` tokens at most; steps in flight beyond them are discarded.
+        """Keep the KV of the first ``length`` tokens at most, and release the blocks behind it; rows of steps
+        in flight beyond them are discarded.
 
         A last block that stays in part is copied before it is written, if it is sealed or shared.
         """
@@ -292,8 +302,8 @@ class BlockManager:
         sequence.forget(length, length // self.block_tokens)
 
     def distrust(self, sequence: Sequence, blocks: list[int]) -> bool:
-        """Some ``blocks`` have unknown content: if the sequence has one of them, drop its KV from the first
-        of these on, to be computed again. Returns whether it had one."""
+        """If the sequence has one of ``blocks``, which have unknown content, drop its KV from the first of
+        these on, to be computed again. Returns whether it had one."""
         places = np.nonzero(np.isin(sequence.table.view, blocks))[0]
         if not len(places):
             return False
@@ -306,10 +316,11 @@ class BlockManager:
         self.cut(sequence, sequence.computed // self.block_tokens * self.block_tokens)
 
     def surrender(self, sequence: Sequence, kept: int = 0, *, keep: bool = True) -> int:
-        """Release all blocks but the first ``kept``; returns how many.
+        """Release all blocks of the sequence but the first ``kept``; returns how many. What is planned is
+        taken back.
 
-        With ``keep`` sealed blocks can still be found, and so can the tail. Without it, those that no other
-        sequence holds are dropped on all tiers.
+        With ``keep``, sealed blocks can still be found in the prefix cache, and the partial last block is
+        saved to the host tier. Without it, blocks that no other sequence holds are dropped on all tiers.
         """
         sequence.recall()
         held = len(sequence.table)
@@ -328,15 +339,16 @@ class BlockManager:
         return held
 
     def retire(self, sequence: Sequence) -> None:
-        """The sequence is unlikely to come back: evict first, on all tiers, what no other sequence holds."""
+        """Let the KV that no other sequence holds be evicted first, on all tiers: the sequence is unlikely to
+        come back."""
         blocks = {key: self.pool.index.block_of(key) for key in sequence.keys}
         self.pool.evict_first(block for block in blocks.values() if block is not None)
         held = {key for key, block in blocks.items() if block is not None and self.pool.references(block)}
         self.transfers.retire([key for key in sequence.names() if key not in held])
 
     def held(self, sequences: Iterable[Sequence]) -> dict[int, int]:
-        """How many references ``sequences`` have to each block by their tables, by block. O(blocks): for audits
-        and statistics."""
+        """How many times the tables of ``sequences`` hold each block, by block. O(blocks): for audits and
+        statistics."""
         return Counter(block for sequence in sequences for block in sequence.table.view.tolist())
 
     def _allocate(self, count: int, sequence: Sequence) -> list[int]:

@@ -16,7 +16,8 @@ _TIERS = {DEVICE: KVTier.DEVICE, HOST: KVTier.HOST, DISK: KVTier.DISK, 0: KVTier
 
 
 def map_blocks(sequence: Sequence, sequences: Iterable[Sequence], block_manager: BlockManager) -> BlockMap:
-    """The blocks of all tokens of ``sequence``. ``sequences``: all that are open. O(blocks + sequences)."""
+    """The tier of each block of all tokens of ``sequence``, and whether other sequences have it too.
+    ``sequences``: all that are open. O(blocks + sequences)."""
     places = block_manager.residency.places(sequence)
     shared = _shared_blocks(sequence, sequences)
     flags = [at < shared for at in range(len(places))]
@@ -30,7 +31,8 @@ def map_blocks(sequence: Sequence, sequences: Iterable[Sequence], block_manager:
 
 
 def _shared_blocks(sequence: Sequence, sequences: Iterable[Sequence]) -> int:
-    """How many of its first full blocks another sequence has too: the longest common beginning of keys."""
+    """How many of the sequence's first full blocks another one of ``sequences`` has too: the longest common
+    beginning of their keys."""
     own, most = sequence.keys, 0
     for other in sequences:
         keys = other.keys
@@ -40,5 +42,6 @@ def _shared_blocks(sequence: Sequence, sequences: Iterable[Sequence]) -> int:
 
 
 def _common(one: KeyChain, other: KeyChain) -> int:
-    """The length of the common beginning: equal keys have equal keys before them."""
+    """The length of the common beginning of two chains of keys, by bisection: equal keys have equal keys
+    before them."""
     return bisect_left(range(min(len(one), len(other))), True, key=lambda at: one[at] != other[at])

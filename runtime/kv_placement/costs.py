@@ -40,11 +40,12 @@ Figure = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """Measured on this machine for this model, as it is kept in a file; 0 where nothing was measured.
+    """What restoring and computing cost, as measured on this ``machine`` for this model, and kept in a file;
+    0 where nothing was measured.
 
-    ``copy``: bytes per second from the host tier to the device. ``fetch``: from disk to the host tier, begun
-    after ``latency`` seconds. ``token``: seconds to prefill a token with no history, and ``history`` more for
-    each token before it.
+    ``copy``: bytes per second from the host tier to the device. ``fetch``: bytes per second from disk to the
+    host tier, begun after ``latency`` seconds. ``token``: seconds to prefill a token with no history, and
+    ``history`` more for each token before it. ``layout``: the version of the file's form.
     """
 
     layout: int = LAYOUT
@@ -56,23 +57,24 @@ class Costs(msgspec.Struct, frozen=True):
     latency: Figure = 0.0
 
     def computing(self, first: int, end: int) -> float:
-        """Seconds to prefill ``[first, end)``."""
+        """Seconds to prefill the tokens at the positions ``[first, end)``."""
         count = end - first
         return self.token * count + self.history * count * (first + end) / 2
 
     def fetching(self, size: int) -> float:
-        """Seconds to bring ``size`` bytes from disk to the host tier; 0 for none."""
+        """Seconds to bring ``size`` bytes from disk to the host tier; 0 for no bytes."""
         return self.latency + size / self.fetch if size else 0.0
 
 
 def blocks_to_compute(
     costs: Costs, first: int, on_disk: list[bool], block_tokens: int, block_bytes: int, *, beside: bool
 ) -> int:
-    """How many blocks to compute instead of restoring them, so that all is done soonest.
+    """How many blocks, from the first on, to compute instead of restoring them, so that all are there
+    soonest.
 
-    ``first``: tokens that are computed. ``on_disk``: for each block behind them whether it is only on disk; the
-    others are in the host tier. ``beside``: the disk works while the device computes. Of equal choices, the one
-    that computes less. O(blocks).
+    ``first``: how many tokens are computed already. ``on_disk``: for each full block behind them whether it
+    is only on disk; the others are in the host tier. ``beside``: the disk works while the device computes. Of
+    equal choices, the one that computes less. O(blocks).
     """
     best, soonest = 0, float("inf")
     fetched = sum(on_disk)
@@ -89,7 +91,8 @@ def blocks_to_compute(
 
 
 class CostBook:
-    """Measured costs, kept at ``path`` (None: not kept); those of another ``machine`` are ignored.
+    """Measured costs, kept in the file ``path`` (None: not kept); those in it of another ``machine`` are
+    ignored.
 
     ``beside``: disk and copies work while the device computes.
     """
@@ -105,12 +108,12 @@ class CostBook:
         return self.measured.copy > 0 and self.measured.token > 0
 
     def costs(self) -> Costs | None:
-        """The costs; None while something has not been measured."""
+        """The measured costs; None while something has not been measured."""
         return self.measured if self.calibrated and self.measured.fetch else None
 
     def calibrate(self, measured: Costs) -> None:
-        """Take over the figures for copying and computing, and write them to ``path``. Those of the disk
-        stay."""
+        """Take over the figures of ``measured`` for copying and computing, and write all to the file. Those
+        of the disk stay."""
         seen = self.measured
         self.measured = msgspec.structs.replace(
             measured, machine=seen.machine, fetch=seen.fetch, latency=seen.latency
@@ -118,8 +121,8 @@ class CostBook:
         self.save()
 
     def fetched(self, size: int, seconds: float) -> None:
-        """A turn waited ``seconds`` for ``size`` bytes from disk: blend that into the disk's latency if they
-        are few bytes, else into its rate."""
+        """Learn that a turn waited ``seconds`` for ``size`` bytes from disk: blend that into the disk's
+        latency if they are few bytes, else into its rate."""
         seconds = max(seconds, LEAST)
         known = self.measured
         if size < LARGE_BYTES:
@@ -130,8 +133,8 @@ class CostBook:
         self.measured = msgspec.structs.replace(known, fetch=_blended(known.fetch, rate))
 
     def passed_over(self) -> None:
-        """Call this when a turn is computed because the disk is believed to be slow. Makes the disk's figures
-        a little better.
+        """Make the disk's figures a little better. Call this when a turn is computed because the disk is
+        believed to be slow.
 
         Such a turn does not measure the disk, and a disk that is never tried would count as slow for ever,
         even after a single stall. So the figures improve until a turn tries the disk again.
@@ -142,7 +145,7 @@ class CostBook:
         )
 
     def save(self) -> None:
-        """Write the figures to ``path``; errors of the disk are ignored."""
+        """Write the figures to the file; errors of the disk are ignored."""
         if self._path is None:
             return
         fresh = self._path.with_suffix(f".{os.getpid()}")
@@ -164,9 +167,11 @@ def measure(
     block_bytes: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Costs:
-    """Time copies into the first blocks, which must be free, and prompts computed in them.
+    """Time copies from the host tier to the device, and the prefill of prompts. Returns the costs of these
+    two. The first device blocks are overwritten, and must be free.
 
-    The plans have negative numbers, below a scheduler's. ``slots``: the host tier's; their bytes are only read.
+    The plans have negative numbers, below a scheduler's. ``slots``: how many the host tier has; their bytes
+    are only read. ``blocks``: of the pool.
     """
     steps = iter(range(-64, 0))
 

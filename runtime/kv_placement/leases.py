@@ -30,9 +30,11 @@ SPARE = 64  # outdated entries that the heap of returns may keep
 
 
 class Leases:
-    """All leases of one engine. Their budget is a share of the pool, and the same share of the host tier.
+    """All leases of one engine. Together they may cover a share (`SchedulerSettings.lease_share`) of the
+    pool's blocks, and the same share of the host tier's slots.
 
-    A tenant's leases cover no more blocks than its cap in `SchedulerSettings.lease_caps`, and no more records.
+    A tenant's leases cover no more blocks than its cap in `SchedulerSettings.lease_caps`, and no more
+    records.
     """
 
     def __init__(
@@ -53,9 +55,9 @@ class Leases:
         return len(self._held)
 
     def grant(self, sequence: Sequence, wish: Lease, now: float) -> Receipt:
-        """Give the sequence the lease that it asks for, in place of the one it has, as far as the budget
-        allows. Returns the receipt: whether all, a part or nothing was granted. Without a ``ttl`` only the
-        expected return is noted."""
+        """Give the sequence the lease that ``wish`` asks for, in place of the one it has, as far as the
+        budget allows. Returns the receipt: whether all, a part or nothing was granted. With a ``ttl`` of 0
+        only the expected return is noted."""
         self.end(sequence)
         asked = USUAL_SECONDS if wish.ttl is None else wish.ttl
         ttl = _within(asked, 0.0, MOST_SECONDS)
@@ -93,7 +95,7 @@ class Leases:
 
     def end(self, sequence: Sequence) -> None:
         """End the sequence's lease, if there is one, and forget when the sequence is expected back. Its KV
-        can be evicted like any other."""
+        can be evicted like any other then."""
         sequence.expect_return(None)
         if sequence.lease is not None:
             del self._held[sequence.id]
@@ -102,7 +104,7 @@ class Leases:
             self._rank(sequence)
 
     def tick(self, now: float) -> None:
-        """End leases that are over, and restore sequences that are expected back."""
+        """End leases that are over, and restore sequences that are expected back soon."""
         if now >= self._ends:
             for sequence in list(self._held.values()):
                 if sequence.lease is not None and sequence.lease.until <= now:
@@ -118,16 +120,16 @@ class Leases:
         return None if next_one == math.inf else max(0.0, next_one - now)
 
     def statistics(self) -> dict[str, float]:
-        """Number of leases, and of the blocks and records that they cover."""
+        """How many leases there are, and how many blocks and records they cover."""
         leases = [held.lease for held in self._held.values() if held.lease is not None]
         blocks, records = sum(lease.blocks for lease in leases), sum(lease.records for lease in leases)
         return {"leases": len(leases), "leased_blocks": blocks, "leased_records": records}
 
     def _expect(self, sequence: Sequence, returns: float | None, now: float) -> None:
-        """Note that the sequence is expected back at ``returns``; None: unknown.
+        """Note that the sequence is expected back at ``returns``; None: that is not known.
 
-        Before that time `tick` restores it. Without a lease, one that is expected at once is not restored
-        ahead: its turn asks for the KV itself.
+        Shortly before that time `tick` restores it. Without a lease, one that is expected at once is not
+        restored ahead: its turn asks for the KV itself.
         """
         sequence.expect_return(returns)
         if returns is not None and (sequence.lease is not None or returns > now + LEAD_SECONDS):
@@ -143,14 +145,15 @@ class Leases:
         return self._expected[0][0] if self._expected else math.inf
 
     def _is_expected(self, returns: float, _: int, sequence: Sequence) -> bool:
-        """Whether the entry is not outdated: the sequence is open, and expected at that time."""
+        """Whether an entry of the heap of returns still holds: the sequence is open, and expected at that
+        time."""
         return sequence.returns == returns and self._queues.sequences.get(sequence.id) is sequence
 
     def _bring_back(self, sequence: Sequence, now: float) -> None:
-        """Restore a sequence that comes back soon.
+        """Restore a sequence that is expected back soon.
 
-        KV that lies nowhere is computed ahead only with a lease: without one the sequence may be late, and lose
-        it again.
+        KV that lies in no tier is computed ahead only with a lease: without one the sequence may be late, and
+        lose it again.
         """
         if sequence.turn is None and (sequence.lease is not None or self._restore.finds(sequence)):
             sequence.look_up()
@@ -162,9 +165,8 @@ class Leases:
             self._queues.rank(sequence)
 
     def _room(self, sequence: Sequence) -> tuple[int, int]:
-        """Blocks and host slots that the sequence's lease may cover: what the others leave of the budget, and
-        of the tenant's cap.
-        """
+        """How many blocks and host slots the sequence's lease may cover: what the other leases leave of the
+        budget, and of its tenant's cap."""
         others = [
             (held.tenant, held.lease) for held in self._held.values() if held.lease and held is not sequence
         ]
@@ -180,7 +182,7 @@ class Leases:
         )
 
     def _covered(self, sequence: Sequence) -> tuple[int, int]:
-        """Tokens that the lease covers on the device, and in the host tier."""
+        """How many tokens the sequence's lease covers on the device, and in the host tier."""
         lease = sequence.lease
         assert lease is not None
         size, length = self._settings.block_tokens, len(sequence.tokens)

@@ -27,7 +27,8 @@ MOST_LEAVING = 1024
 
 @dataclass(eq=False)
 class Offload:
-    """Sends records from the host tier to ``disk``. Writes ``costs`` to their file when the engine ends."""
+    """Sends records from the host tier to ``disk`` (None: there is no disk tier). Writes ``costs`` to their
+    file when the engine ends."""
 
     _block_manager: BlockManager
     disk: DiskTier | None
@@ -37,34 +38,34 @@ class Offload:
     _looked: int = -1  # the host tier's `uses` when nothing was left to store
 
     def rest(self, sequence: Sequence, now: float) -> None:
-        """A turn of the sequence ended: `tick` queues its records for the disk after `IDLE_SECONDS`, if none
-        began until then."""
+        """Note that a turn of the sequence ended: `tick` queues its records for the disk after
+        `IDLE_SECONDS`, if no other turn has begun by then."""
         if self.disk is not None:
             self._idle[sequence.id] = sequence, now
             self._idle.move_to_end(sequence.id)
 
     def retire(self, sequence: Sequence) -> None:
-        """The sequence is closed: queue its records for the disk, unless the disk is full, and let all tiers
-        evict its KV first."""
+        """Note that the sequence is closed: queue its records for the disk, unless the disk is full, and let
+        all tiers evict its KV first."""
         if self.disk is None or not self.disk.full:
             self.leave(sequence)
         self._idle.pop(sequence.id, None)
         self._block_manager.retire(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """Queue the records of the sequence's KV for the disk, without waiting `IDLE_SECONDS`."""
+        """Queue the records of the sequence's KV for the disk now, without waiting `IDLE_SECONDS`."""
         self._idle.pop(sequence.id, None)
         self.send(sequence.names())
 
     def send(self, keys: Iterable[bytes]) -> None:
         """Queue the records with these keys for the disk; `tick` sends them. Those that are on disk are left
-        out, those that wait already keep their place."""
+        out; those that are queued already keep their place."""
         for key in keys:
             if self.disk is not None and not self.disk.stored(key):
                 self._queue[key] = None
 
     def flush(self) -> None:
-        """Queue all records of the host tier for the disk, the last used ones first."""
+        """Queue all records of the host tier for the disk, those first that the host tier would evict last."""
         tier = self._block_manager.transfers.tier
         if self.disk is not None and tier is not None:
             self.send(reversed(list(tier.in_order())))
@@ -111,7 +112,7 @@ class Offload:
 
     @property
     def busy(self) -> bool:
-        """Whether there is a disk process, and requests to it wait for answers or records wait to be sent."""
+        """Whether there is a disk process, and either it owes answers or records wait to be sent to it."""
         return self.disk is not None and self.disk.ready and (self.disk.waiting or bool(self._queue))
 
     def statistics(self) -> dict[str, float]:
@@ -122,8 +123,8 @@ class Offload:
         return {**disk, "disk_queue": len(self._queue)}
 
     def _leaving(self, tier: HostTier, disk: DiskTier) -> list[bytes]:
-        """Keys of the records that the host tier evicts next and that are not on disk: a share of them, ahead
-        of the need."""
+        """Keys of records to send to disk ahead of the need: those that the host tier evicts next and that
+        are not on disk, as many as the disk takes now."""
         most = min(MOST_LEAVING, max(disk.room, tier.memory.slots // LEAVING_SHARE))
         leaving = self._block_manager.transfers.foresee_evictions(most)
         return [key for key in leaving if not disk.stored(key)][: disk.room]

@@ -13,17 +13,19 @@ from ...kvstore.prefix_index import PrefixIndex
 from ..sequence import Sequence
 
 DEVICE, HOST, DISK, SAVING = 1, 2, 4, 8
-"""Where a block lies; one may lie on the device and in the host tier. DISK: on disk alone, or being read from
-there. SAVING: its copy to the host tier is under way. Plain numbers: a long sequence asks for thousands."""
+"""Flags for where a block's KV lies; one may lie on the device and in the host tier. DISK: on disk alone, or
+being read from there. SAVING: its copy to the host tier is under way. Plain numbers: a long sequence asks for
+thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
     """Where the blocks behind a sequence's computed tokens lie, up to the first that lies nowhere.
 
-    ``first``: number of the first of them. ``keys``, ``places``: of each, in order; ``full`` of them are full
-    blocks, the one behind, if there is one, is a partial last block. The sequence's last token is in none of
-    them: its logits are wanted, so that it is always computed.
+    ``first``: the number of the first of these blocks in the sequence. ``keys``, ``places``: of each, in
+    order; a place is one of the flags of this file. ``full``: how many of them are full; the one behind, if
+    there is one, is a partial last block. The sequence's last token is in none of them: its logits are
+    wanted, so that it is always computed.
     """
 
     first: int
@@ -32,16 +34,18 @@ class Located:
     full: int
 
     def in_host(self) -> list[bytes]:
-        """Keys of the longest beginning that is in the host tier. Its bytes are not checked yet."""
+        """Keys of the leading blocks that are in the host tier, up to the first that is not. Their bytes are
+        not checked yet."""
         count = sum(1 for _ in takewhile(lambda place: place & HOST, self.places))
         return self.keys[:count]
 
     def on_disk(self) -> list[bytes]:
-        """Keys of all that is only on disk."""
+        """Keys of all blocks that are only on disk."""
         return [key for key, place in zip(self.keys, self.places, strict=True) if place == DISK]
 
     def readable(self, there: Callable[[bytes], bool]) -> list[bytes]:
-        """Keys of the longest beginning with each record off the device, and in the host tier or ``there``."""
+        """Keys of the leading blocks that can be read to the device, up to the first that cannot: not on the
+        device yet, and in the host tier or ``there``, which tells of a key whether its record can be read."""
         found = []
         for key, place in zip(self.keys, self.places, strict=True):
             if place & DEVICE or not (place & HOST or there(key)):
@@ -50,9 +54,8 @@ class Located:
         return found
 
     def to_restore(self) -> tuple[int, list[bool]]:
-        """Number of the first full block that is not on the device, and for each full one from there on whether
-        it is only on disk.
-        """
+        """The number in the sequence of the first full block that is not on the device, and for each full one
+        from there on whether it is only on disk."""
         above = sum(1 for _ in takewhile(lambda place: place & DEVICE, self.places[: self.full]))
         return self.first + above, [place == DISK for place in self.places[above : self.full]]
 
@@ -62,7 +65,8 @@ NOWHERE = Located(0, [], [], 0)
 
 @dataclass(eq=False)
 class Residency:
-    """Finds blocks by the keys that ``hasher`` makes of ``namespace``: in ``index``, ``tier`` and ``disk``."""
+    """Finds where blocks lie by the keys that ``hasher`` makes under ``namespace``: on the device
+    (``index``), in the host tier (``tier``) and on disk."""
 
     _index: PrefixIndex
     _hasher: BlockHasher
@@ -75,9 +79,11 @@ class Residency:
         return self._hasher.root(self._namespace, salt)
 
     def locate(self, sequence: Sequence) -> Located:
-        """Where the blocks behind the computed tokens lie. Makes the sequence's keys that are not made yet.
+        """Where the blocks behind the sequence's computed tokens lie, up to the first that lies nowhere.
+        Makes those of the sequence's keys that are not made yet.
 
-        `NOWHERE` without a host tier, and while a step in flight computes the sequence. O(blocks).
+        `NOWHERE`, which has no blocks, if there are no lower tiers with records, while a step in flight
+        computes the sequence, and if all tokens but the last are computed. O(blocks).
         """
         tier, size, most = self._tier, self._hasher.block_tokens, len(sequence.tokens) - 1
         if tier is None or not (len(tier) or self._disk):
@@ -107,10 +113,11 @@ class Residency:
         return Located(first, keys, places, full)
 
     def places(self, sequence: Sequence) -> list[int]:
-        """Where each block of its tokens lies: DEVICE, else HOST, else DISK, or 0: nowhere. O(blocks).
+        """Where each block of the sequence's tokens lies: DEVICE, else HOST, else DISK; 0: nowhere.
+        O(blocks).
 
-        Unlike `locate` it answers at any time, and also tells of blocks behind a gap. A copy that is under way
-        to the host tier counts as there.
+        Unlike `locate` it answers at any time, and also tells of blocks behind one that lies nowhere. A copy
+        that is under way to the host tier counts as there.
         """
         size, length = self._hasher.block_tokens, len(sequence.tokens)
         held, blocks = -(-sequence.computed // size), -(-length // size)
@@ -126,7 +133,7 @@ class Residency:
         return places
 
     def _place(self, key: bytes) -> int:
-        """The fastest tier that has this record; 0: none."""
+        """The fastest tier that has the record ``key``: DEVICE, HOST or DISK; 0: none."""
         if key in self._index.here:
             return DEVICE
         return HOST if self._tier is not None and self._tier.has_slot(key) else self._below_host(key)
@@ -136,15 +143,15 @@ class Residency:
         return DISK if disk is not None and (key in disk or disk.fetching(key)) else 0
 
     def tail(self, sequence: Sequence, end: int) -> bytes:
-        """The key of the sequence's partial block that ends at the position ``end``."""
+        """The key of the sequence's partial block that ends behind its first ``end`` tokens."""
         full = end // self._hasher.block_tokens
         self.name(sequence, full)
         parent = sequence.keys[full - 1] if full else sequence.root
         return self._hasher.tail(parent, sequence.tokens.span(full * self._hasher.block_tokens, end))
 
     def name(self, sequence: Sequence, blocks: int) -> None:
-        """Make the keys of the sequence's first ``blocks`` blocks, as far as they are not made yet, and
-        append them to ``sequence.keys``."""
+        """Make the keys of the sequence's first ``blocks`` blocks, which must be full, as far as they are not
+        made yet, and append them to ``sequence.keys``."""
         done = len(sequence.keys)
         if done < blocks:
             parent = sequence.keys[-1] if done else sequence.root

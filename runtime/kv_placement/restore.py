@@ -28,18 +28,17 @@ FETCHED_SHARE = 0.75  # of the slots may hold what has come for one and finds no
 
 @dataclass(slots=True)
 class _PendingRestore:
-    """Records of a sequence on their way up, in order.
+    """A restore from disk that is going on: records of a sequence on their way up, in order.
 
     ::
 
-        [0, moved)        on the device
-        [moved, arrived)  in the host tier, or in memory
-        [arrived, asked)  on their way there
-        [asked, end)      on disk
+    [0, moved) on the device [moved, arrived) in the host tier, or in the page cache [arrived, asked) on their
+    way there [asked, end) on disk
 
-    ``tokens``: the sequence's number of tokens when its records were located. ``since``: when it began;
-    ``last_arrival``: when the last piece came. ``compute_until``: the position up to which tokens are computed
-    meanwhile, 0 for none. ``direct``: past the host tier. ``broken``: a record will not come.
+    ``keys``: of the records. ``tokens``: the sequence's number of tokens when its records were located.
+    ``since``: when it began; ``last_arrival``: when the last piece came. ``compute_until``: the position up
+    to which tokens are computed meanwhile, 0 for none. ``direct``: through the page cache, past the host
+    tier. ``broken``: a record will not come.
     """
 
     sequence: Sequence
@@ -61,8 +60,8 @@ class _PendingRestore:
         return same and not self.broken and not self.compute_until
 
     def stop(self) -> None:
-        """A record will not come: mark the restore as broken, and forget the records that were not asked for
-        yet, which are useless without it."""
+        """Mark the restore as broken, because a record will not come, and forget the records that were not
+        asked for yet, which are useless without it."""
         self.broken = True
         del self.keys[self.asked :]
 
@@ -71,8 +70,8 @@ class _PendingRestore:
 class Restore:
     """Restores records of ``disk`` for the sequences of ``queues``.
 
-    ``relieve``, given a number of blocks and a sequence, makes that many available for it by evicting idle
-    KV. ``costs``: decide what is computed instead.
+    ``relieve``: given a number of blocks, a sequence and the time, makes that many blocks available for it by
+    evicting idle KV. ``costs``: decide what is computed instead.
     """
 
     _queues: Queues
@@ -93,8 +92,9 @@ class Restore:
     def fetch(self, sequence: Sequence, now: float, *, direct: bool = True) -> bool:
         """Begin to restore a sequence's records from disk; returns whether it has to wait for them.
 
-        A turn does not wait where computing is cheaper by the measured costs, nor where it is computed from its
-        beginning to where it meets the restored part. ``direct``: read directly where that is possible.
+        A turn does not wait if computing is cheaper by the measured costs, nor if it is computed from its
+        beginning up to the restored part while that comes. ``direct``: read directly from the page cache
+        where that is possible.
         """
         disk, tier = self._disk, self._block_manager.transfers.tier
         if disk is None or tier is None or not len(disk):
@@ -125,8 +125,8 @@ class Restore:
         return not meets
 
     def line_up(self, sequence: Sequence, now: float) -> None:
-        """Put a turn into the queue for admission; or into the one for restoring, if it has to wait for KV on
-        disk."""
+        """Put a sequence with a new turn into the queue for admission; or among the restoring ones, if it has
+        to wait for KV on disk."""
         self._queues.taken(sequence)
         self._queues.restoring[sequence.id] = sequence
         if not self.fetch(sequence, now):
@@ -134,8 +134,9 @@ class Restore:
             self._queues.enqueue(sequence)
 
     def _meeting(self, sequence: Sequence) -> tuple[int, int]:
-        """By the measured costs: the position up to which a turn is computed while the disk brings the rest,
-        0 for none; and how many of its records on disk lie before that, which are not fetched."""
+        """What of a turn's KV to compute rather than restore, by the measured costs. Returns the position up
+        to which it is computed while the disk brings the rest, 0 for none; and how many of its records on
+        disk lie before that, which are not fetched."""
         costs, tier = self.costs.costs(), self._block_manager.transfers.tier
         if costs is None or sequence.turn is None or tier is None or sequence.planned != sequence.computed:
             return 0, 0
@@ -151,19 +152,19 @@ class Restore:
         return (first + count) * size if count else 0, sum(on_disk[:count])
 
     def stage(self, sequence: Sequence, now: float) -> None:
-        """Restore an idle sequence that is expected back. If its records are on disk, it waits in
+        """Restore an idle sequence that is expected back. If its records are on disk, it waits for them in
         ``Queues.staged``."""
         if self.fetch(sequence, now):
             self._queues.prefill.pop(sequence.id, None)
             self._queues.staged[sequence.id] = sequence
 
     def due(self) -> float | None:
-        """Seconds until `tick` has something to do; None: never."""
+        """Seconds until `tick` may have something to do; None: never."""
         waits = self._pending and self._disk is not None and self._disk.ready
         return FETCH_POLL_SECONDS if waits else None
 
     def statistics(self) -> dict[str, float]:
-        """Sequences that are being restored; empty without a disk."""
+        """How many sequences are being restored from disk; empty without a disk."""
         return {} if self._disk is None else {"fetching": len(self)}
 
     def tick(self, now: float) -> None:
@@ -181,11 +182,12 @@ class Restore:
     def _read(
         self, sequence: Sequence, disk: DiskTier, tier: HostTier, there: Callable[[bytes], bool], now: float
     ) -> list[bytes]:
-        """Read records that lie in this machine's memory to the device, now: no step is in flight.
+        """Read records that lie in this machine's memory to the device, now, which requires that no step is
+        in flight. Returns the keys of those that are on the device now.
 
-        Those that go on where the computed tokens end: in the host tier, or on disk and ``there``. At most
-        `AT_ONCE_BYTES`, and as many as find blocks. Without one of the disk it does nothing: a plan loads what
-        is in the host tier. Returns the keys of those that are on the device now.
+        It reads the records that follow the computed tokens: in the host tier, or on disk and ``there``
+        (tells of a key whether its record can be read). At most `AT_ONCE_BYTES`, and as many as find blocks.
+        If none of them is on disk, it does nothing: a plan loads what is in the host tier.
         """
         sequence.count_found(self._block_manager.adopt(sequence))
         keys = self._block_manager.residency.locate(sequence).readable(there)
@@ -201,7 +203,8 @@ class Restore:
         return keys[: len(sequence.table) - own] if restored else []
 
     def _ask(self, pending: _PendingRestore, disk: DiskTier, tier: HostTier, now: float) -> None:
-        """Ask the disk for the next records: as many as its share of slots, or one direct copy, holds."""
+        """Ask the disk for the next records of a restore: as many as its share of the host slots, or one
+        direct copy, holds."""
         window = pending.arrived + max(tier.free, tier.memory.slots // WINDOW_SHARE, 1)
         most = pending.moved + max(1, int(tier.memory.slots * FETCHED_SHARE))
         if pending.direct:
@@ -216,7 +219,8 @@ class Restore:
             pending.asked += 1
 
     def _advance(self, pending: _PendingRestore, disk: DiskTier, now: float) -> None:
-        """Count what has come, have it copied to the device, and ask for more or finish."""
+        """Take a restore further: count the records that have come, have them copied to the device, and ask
+        for more or finish."""
         tier = self._block_manager.transfers.tier
         assert tier is not None
         before = pending.arrived
@@ -241,9 +245,10 @@ class Restore:
         return None
 
     def _read_arrived(self, pending: _PendingRestore, disk: DiskTier, tier: HostTier, now: float) -> bool:
-        """Read what has come directly to the device; returns whether all of it is there.
+        """Read the records of a direct restore that have come to the page cache to the device; returns
+        whether all of them are there.
 
-        It is not where blocks are short, or where a record has left the page cache again or is damaged.
+        They are not where blocks are short, or where a record has left the page cache again or is damaged.
         """
         sequence, came = pending.sequence, set(pending.keys[pending.moved : pending.arrived])
         went: set[bytes] = set()
@@ -258,7 +263,7 @@ class Restore:
         return pending.moved == pending.arrived
 
     def _fetch_into_slots(self, began: _PendingRestore, now: float) -> None:
-        """Begin again through host slots, for what could not be read directly."""
+        """Begin a direct restore again through host slots, for what could not be read directly."""
         sequence = began.sequence
         sequence.from_tiers.seconds += now - began.since
         if not self.fetch(sequence, now, direct=False):
@@ -276,8 +281,8 @@ class Restore:
         self._pass_moved(pending)
 
     def _pass_moved(self, pending: _PendingRestore, went: Container[bytes] = ()) -> None:
-        """Raise ``moved`` past the records that are on the device. ``went``: keys that were brought there;
-        they count even if they were evicted since."""
+        """Raise the restore's ``moved`` past the records that are on the device. ``went``: keys that were
+        brought there; they count even if they were evicted since."""
         on_device, keys = self._block_manager.pool.index.block_of, pending.keys
         while pending.moved < pending.arrived:
             key = keys[pending.moved]
@@ -289,7 +294,8 @@ class Restore:
         return key in tier or self._block_manager.pool.index.block_of(key) is not None
 
     def _wanted(self, sequence: Sequence) -> bool:
-        """Whether the records are still of use: the sequence waits for them, or computes until it meets them.
+        """Whether a restore of the sequence is still of use: the sequence waits for it, or is computed up to
+        the restored part.
 
         It waits no more once it is stopped or closed, or its KV is taken for another.
         """
@@ -313,8 +319,8 @@ class Restore:
             self._finish(sequence, now)
 
     def _finish(self, sequence: Sequence, now: float) -> None:
-        """The sequence does not wait for the disk any longer: put its turn into the queue for admission, or
-        an idle one back among the idle sequences. What has come up is looked up before its next step."""
+        """End the sequence's wait for the disk: put its turn into the queue for admission, or an idle one
+        back among the idle sequences. What has come up is looked up before its next step."""
         sequence.look_up()
         if self._queues.restoring.pop(sequence.id, None) is not None:
             self._queues.enqueue(sequence)

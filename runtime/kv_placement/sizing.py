@@ -1,4 +1,4 @@
-"""How many KV blocks the device gets: as asked, or a share of the free memory. Allocates nothing."""
+"""How much memory KV gets: blocks of the device as asked, or a share of the free memory. Allocates nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def machine_bytes() -> int:
 
 
 def host_kv_bytes() -> int:
-    """Bytes that KV may take of this machine's memory by default."""
+    """How many bytes KV of a CPU engine takes of this machine's memory if none are asked for."""
     return min(HOST_MOST_BYTES, int(HOST_SHARE * machine_bytes()))
 
 
@@ -39,9 +39,10 @@ def cuda_kv_bytes(free_bytes: int) -> int:
 
 
 def blocks_of(settings: EngineSettings, block_bytes: int, allowed_bytes: int) -> int:
-    """Blocks for the pool, perhaps 0; ``allowed_bytes`` counts where the settings name no number.
+    """How many blocks the pool gets, perhaps 0: as the settings ask, else what ``allowed_bytes`` hold.
+    ``block_bytes``: of one block.
 
-    Raises `SettingsInvalid`: ``kv_bytes`` are not enough for one block.
+    Raises `SettingsInvalid`: the ``kv_bytes`` asked for are not enough for one block.
     """
     if settings.blocks is not None:
         return settings.blocks
@@ -56,8 +57,8 @@ def blocks_of(settings: EngineSettings, block_bytes: int, allowed_bytes: int) ->
 
 
 def context_of(settings: EngineSettings, blocks: int, model_context: int) -> int:
-    """Tokens that one sequence may hold: the model's limit, or the pool's if that is less and none was asked
-    for.
+    """How many tokens a sequence may hold by model and pool: ``model_context``, or what ``blocks`` blocks
+    hold if that is less and no context was asked for.
 
     A context that was asked for is not cut to the pool, so that the operator learns that it does not fit.
     """
@@ -67,11 +68,8 @@ def context_of(settings: EngineSettings, blocks: int, model_context: int) -> int
 
 
 def check_budget(name: str, asked: int, there: int, of: str) -> None:
-    """Check that ``asked``, the bytes set for the setting ``name``, are at most ``there``. ``of``: what has
-    these bytes, as text for the error.
-
-    Raises `SettingsInvalid`: naming both numbers.
-    """
+    """Raise `SettingsInvalid`, naming both numbers, if ``asked`` bytes are more than ``there``. ``name``: of
+    the setting with these bytes; ``of``: what has ``there`` bytes; both as text for the error."""
     if asked > there:
         raise SettingsInvalid(
             f"{name} = {shown(asked)} is {shown(asked - there)} more than {of}, {shown(there)}"
@@ -102,7 +100,7 @@ def rule_of(settings: EngineSettings, on_host: bool) -> str:
 
 
 def memory_line(weights: int, blocks: int, block_bytes: int, block_tokens: int) -> str:
-    """A line with the memory of a loaded model, as a sum. ``weights``: bytes."""
+    """A line for the log: the memory of a loaded model as a sum of its parts. ``weights``: bytes."""
     pool = blocks * block_bytes
     total = weights + pool + PROCESS_BYTES
     return (

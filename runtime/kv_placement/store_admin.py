@@ -11,7 +11,8 @@ from ..errors import SettingsInvalid
 
 
 def tend(act: str, store: Path) -> Iterator[str]:
-    """Do ``act`` (stat, verify, gc or clear) to the KV below ``store``; a line for each kind of records.
+    """Do ``act`` (stat, verify, gc or clear) to the KV in the folder ``store``. Yields lines to print: one
+    for each kind of records (model and settings), and one for each tenant in it.
 
     Raises `SettingsInvalid`: it is no store, a server holds it, or it cannot be read.
     """

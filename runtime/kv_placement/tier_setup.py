@@ -44,9 +44,10 @@ log = logging.getLogger(__name__)
 
 
 def host_bytes(settings: EngineSettings) -> int:
-    """Bytes for the host tier: as asked, or a share of the machine's memory; 0: no host tier.
+    """How many bytes the host tier gets: as asked, or a share of the machine's memory; 0: there is no host
+    tier.
 
-    Raises `SettingsInvalid`: more was asked for than there is.
+    Raises `SettingsInvalid`: more was asked for than the machine has.
     """
     if settings.host_bytes is not None:
         check_budget("--host-bytes", settings.host_bytes, machine_bytes(), "this machine's memory")
@@ -55,7 +56,8 @@ def host_bytes(settings: EngineSettings) -> int:
 
 
 def host_memory(settings: EngineSettings) -> int | None:
-    """The file descriptor of a new memory for the host tier; None where the settings want none.
+    """Make the memory of the host tier; returns its file descriptor. None where the settings want no host
+    tier.
 
     Raises `SettingsInvalid`: a limit of this process does not allow it.
     """
@@ -69,7 +71,8 @@ def host_memory(settings: EngineSettings) -> int | None:
 def host_tier(
     fd: int, hasher: BlockHasher, namespace: bytes, block_bytes: int, *, debug: bool = False
 ) -> HostTier | None:
-    """The host tier in memory ``fd``, with the records that another engine left there under the same names.
+    """The host tier in the memory ``fd``, with the records that an earlier engine left there under the same
+    names (``hasher``, ``namespace``).
 
     None where the memory has no room for a block. ``debug``: every byte is checked each time it is read.
     """
@@ -78,25 +81,27 @@ def host_tier(
 
 
 def kv_folder(settings: EngineSettings) -> Path | None:
-    """The folder of KV on disk; None without a store."""
+    """The folder of KV on disk, ``kv`` in the store; None without a store."""
     return None if settings.store is None else Path(settings.store).expanduser() / "kv"
 
 
 def disk_floor(settings: EngineSettings, folder: Path) -> int:
-    """Bytes that KV leaves free on the disk of ``folder``: a margin, and the reserve of a journal there."""
+    """How many bytes KV leaves free on the disk of ``folder``: a margin, and the journal's reserve if the
+    journal is on the same disk."""
     margin = settings.disk_reserve // MARGIN_SHARE
     shared = folder.stat().st_dev == folder.parent.stat().st_dev
     return settings.disk_reserve + margin if shared else margin
 
 
 def disk_room(settings: EngineSettings, folder: Path) -> int:
-    """Bytes that KV could take under ``folder`` now: those free beyond the floor, and those it has."""
+    """How many bytes KV could take under ``folder`` now: those free beyond the floor (`disk_floor`), and
+    those it has."""
     free = shutil.disk_usage(folder).free + admin.file_bytes(folder)
     return max(0, free - disk_floor(settings, folder))
 
 
 def clipped(settings: EngineSettings) -> str | None:
-    """A line for the operator where the disk has less room for KV than it was given; else None."""
+    """A line for the operator if the disk has less room for KV than it was given; None if it has enough."""
     folder = kv_folder(settings)
     if folder is None or not folder.is_dir():
         return None
@@ -111,7 +116,7 @@ def clipped(settings: EngineSettings) -> str | None:
 
 
 def file_bytes(store: Path) -> int:
-    """Bytes of the store's disk that KV has and gives back when needed; 0 where it has another disk."""
+    """How many bytes of the store's disk KV has, and gives back when needed; 0 if KV lies on another disk."""
     kv = store / "kv"
     try:
         return admin.file_bytes(kv) if kv.stat().st_dev == store.stat().st_dev else 0
@@ -120,7 +125,7 @@ def file_bytes(store: Path) -> int:
 
 
 def make_room(settings: EngineSettings) -> None:
-    """Evict KV of an earlier start where it leaves the journal no room; before the journal is opened."""
+    """Evict KV of an earlier start if it leaves the journal no room. Call it before the journal is opened."""
     folder = kv_folder(settings)
     if folder is not None and folder.is_dir():
         floor = disk_floor(settings, folder)
@@ -129,7 +134,8 @@ def make_room(settings: EngineSettings) -> None:
 
 
 def disk_bytes(settings: EngineSettings, folder: Path) -> int:
-    """Bytes that records may take under ``folder``, which exists, as long as the disk has room (`disk_room`).
+    """How many bytes records may take under ``folder``, which exists, as long as the disk has room
+    (`disk_room`): as asked, or a share of that room.
 
     Raises `SettingsInvalid`: more was asked for than the disk has.
     """
@@ -140,8 +146,8 @@ def disk_bytes(settings: EngineSettings, folder: Path) -> int:
 
 
 def with_secret(settings: EngineSettings) -> EngineSettings:
-    """The settings with a secret, so that all engines name their blocks alike; after a restart too, with a
-    store.
+    """The settings with a secret, so that all engines give blocks the same keys; with a store, also after a
+    restart.
 
     Raises `SettingsInvalid`: the store cannot be written.
     """
@@ -160,9 +166,10 @@ def disk_tier(
     namespace: bytes,
     blocks: Callable[[int], Sequence[memoryview]] | None = None,
 ) -> DiskTier | None:
-    """The disk tier below ``host``; a `DiskProcess` is at the other end of the socket ``control``.
+    """The disk tier below ``host``; None without a store. A `DiskProcess` is at the other end of the socket
+    ``control``, which is taken over or closed.
 
-    ``blocks``: gives the bytes of a device block, where they lie in this machine's memory.
+    ``blocks``: gives the bytes of a device block, where they lie in this machine's memory; None: they do not.
     """
     folder = kv_folder(settings)
     sock = socket.socket(fileno=control)
@@ -183,14 +190,14 @@ def disk_tier(
 
 
 def costs_file(settings: EngineSettings, hasher: BlockHasher, namespace: bytes) -> Path | None:
-    """The file with the measured costs of this model and layout; None without a store."""
+    """The path of the file with the measured costs of this model and layout; None without a store."""
     folder = kv_folder(settings)
     return None if folder is None else folder / hasher.space(namespace).hex() / "costs.json"
 
 
 def _kept_secret(folder: Path) -> bytes:
-    """The secret in ``folder``; the first call writes a new one. A damaged one is replaced: all KV that it
-    named is removed, and has to be computed again.
+    """The secret in the file in ``folder``; the first call writes a new one. A damaged one is replaced: all
+    KV that it named is removed, and has to be computed again.
 
     Raises `SettingsInvalid`: there is none, and it cannot be written.
     """

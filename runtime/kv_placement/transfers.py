@@ -1,9 +1,9 @@
 """Copies between device blocks and the host tier, as data: saves and loads for the plan being made.
 
-Evicted blocks are saved with the plan being made; a save without a slot is dropped. Blocks that stay on the
-device may wait: where copies take the step's own time, a step that turns wait for carries few of them. A slot
-that is loaded is held from the plan until its commit; a slot that is filled is found after it. Without a tier
-every method does nothing.
+Evicted blocks are saved by the plan being made; a save that finds no slot is dropped. Saves of blocks that
+stay on the device may wait. Where copies make a step longer, a step that samples carries only a few of these,
+because turns wait for it. A slot that is loaded is held from the plan until its commit; a slot that is filled
+is found after it. Without a tier every method does nothing.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ from ...kvstore.host.tier import HostTier
 from ..plan import BlockLoad, BlockSave, Plan, PlanRow
 
 FEW, PART, MANY = 2, 8, 16
-"""Saves of blocks that stay, with a step that samples: one in 8 of those that wait, at least 2, at most 16."""
+"""How many saves of blocks that stay on the device a step that samples carries, where copies make it longer:
+of those that wait one in ``PART``, at least ``FEW`` and at most ``MANY``."""
 
 ALONE = 8
-"""Saves of blocks that stay, in a plan without rows: a verb that comes meanwhile waits for them."""
+"""How many saves of blocks that stay on the device a plan without rows carries, where copies take the
+device's time: a verb that comes meanwhile waits for them."""
 
 
 @dataclass(eq=False)
 class Transfers:
-    """Copies between the pool's blocks of ``block_tokens`` tokens and ``tier``, below which is ``disk``.
+    """Collects copies between the pool's blocks and the host tier ``tier``, below which is ``disk``, until a
+    plan takes them.
 
-    ``block_of``: the block that a key names in the pool. ``beside``: copies run beside the step and delay
-    nothing.
+    ``block_of``: gives the block that a key names in the pool. ``block_tokens``: tokens in a block.
+    ``beside``: copies run beside the step and delay nothing. ``saved``, ``loaded``: blocks copied so far.
     """
 
     tier: HostTier | None
@@ -67,8 +70,8 @@ class Transfers:
             self._staying[key] = block
 
     def load(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Have these host slots copied into allocated blocks, (slot, block) each, before the rows of the plan
-        being made. The slots are held until then."""
+        """Have host slots copied into allocated blocks, before the rows of the plan being made. ``pairs``:
+        (slot, block) of each. The slots are held until the plan is committed."""
         assert self.tier is not None
         self.tier.hold(*(slot for slot, _ in pairs))
         tenant_of = self.tier.tenant_of
@@ -76,17 +79,18 @@ class Transfers:
         self._loads.extend(starmap(BlockLoad, pairs))
 
     def read_into(self, blocks: Iterable[int], tenant: int) -> None:
-        """Note that a tenant's records were read into these blocks without a plan, so that later saves of the
-        blocks count for this tenant."""
+        """Note that records of ``tenant`` were read into these blocks without a plan, so that later saves of
+        the blocks count for this tenant."""
         self._tenants.update(dict.fromkeys(blocks, tenant))
 
     def pending(self) -> set[int]:
-        """Blocks to be saved or loaded: they may be written by a plan only."""
+        """The blocks that wait to be saved or loaded: nothing but a plan may write them."""
         saved = {block for block, _ in self._wanted.values()} | set(self._staying.values())
         return saved | {load.block for load in self._loads}
 
     def checked(self, keys: Iterable[bytes]) -> list[int]:
-        """The slots of the longest beginning of ``keys`` that the tier holds, their bytes checked."""
+        """The slots of the leading records of ``keys`` that the host tier holds, up to the first that it does
+        not hold; their bytes are checked."""
         return [] if self.tier is None else self.tier.find(keys)
 
     def touch(self, keys: Sequence[bytes]) -> None:
@@ -95,8 +99,8 @@ class Transfers:
             self.tier.touch(keys)
 
     def lease(self, holder: int, keys: Sequence[bytes], returns: float) -> None:
-        """Lease the records ``keys`` in the host tier to ``holder``, a sequence, in place of those leased to
-        it before: see `HostTier.lease`. The disk tier asks the host tier what is leased."""
+        """Let the lease of the sequence ``holder`` cover the records ``keys``, and no others, so that the
+        lower tiers evict them last. ``returns``: when it is expected back, in seconds."""
         if self.tier is not None:
             self.tier.lease(holder, keys, returns)
 
@@ -109,9 +113,9 @@ class Transfers:
         )
 
     def evicted(self, block: int, key: bytes, wanted: bool = True) -> None:
-        """The pool evicted a full block. If a tier below has its record, count that as used now; else have
-        the block saved by the plan being made. If not ``wanted``, it is saved only where no other record has
-        to go for it."""
+        """Note that the pool evicted a full block. If a tier below has its record, count that as used now;
+        else have the block saved by the plan being made. If not ``wanted``, it is saved only where no other
+        record has to go for it."""
         if self.tier is None:
             return
         self._staying.pop(key, None)
@@ -128,18 +132,19 @@ class Transfers:
             self._spare.discard(key)
 
     def fetch(self, key: bytes, now: float, tenant: int, *, direct: bool) -> bool:
-        """Ask the disk process to bring a record up: see `DiskTier.fetch`. If that takes a host slot from
-        another record, the other one counts as used now on disk. Whether the record is on its way."""
+        """Ask the disk process to bring a record up, into a host slot that counts as ``tenant``'s, or with
+        ``direct`` into the page cache. Returns whether it is on its way. If a slot is taken from another
+        record, that one counts as used now on disk."""
         assert self.disk is not None
         fetching = self.disk.fetch(key, now, tenant, direct=direct)
         self._note_evicted()
         return fetching
 
     def foresee_evictions(self, most: int) -> list[bytes]:
-        """Keys of up to ``most`` records that the host tier evicts next and that are nowhere else.
+        """Keys of up to ``most`` records that the host tier evicts next and that the device does not have.
 
-        On disk they count as used now, and not again when the host tier evicts them. Records that were foreseen
-        by the last call, but are not any more, are evicted first on disk if a tier above has them.
+        On disk they count as used now, and not again when the host tier evicts them. Records that were
+        foreseen by the last call, but are not any more, are evicted first on disk if a tier above has them.
         """
         tier, disk = self.tier, self.disk
         assert tier is not None and disk is not None
@@ -154,14 +159,15 @@ class Transfers:
         return list(leaving)
 
     def _note_evicted(self) -> None:
-        """Count records that the host tier has evicted as used now on disk, unless that was foreseen."""
+        """Tell the disk tier which records the host tier has evicted: they count as used now there, unless
+        their eviction was foreseen."""
         for key in () if self.tier is None else self.tier.take_evicted():
             if self.disk is not None and key not in self._leaving:
                 self.disk.touch(key)
 
     def retire(self, keys: Sequence[bytes]) -> None:
-        """These records are unlikely to be wanted again: let the host tier and the disk evict them first, the
-        last of them first."""
+        """Let the host tier and the disk evict these records first, the last of them first: they are unlikely
+        to be wanted again."""
         if self.tier is not None:
             here = self.tier.here
             self.tier.evict_first(here[key] for key in keys if key in here)
@@ -198,7 +204,8 @@ class Transfers:
         return tuple(saves), loads
 
     def _in_time(self, rows: Sequence[PlanRow]) -> Iterator[tuple[bytes, int]]:
-        """Keys and blocks that stay on the device and are saved with these rows, the longest waiting first.
+        """Yield the keys and blocks that stay on the device and are saved with the plan of ``rows``, the
+        longest waiting first; how many depends on what they would delay.
 
         A block that holds something else by now is left out.
         """
@@ -215,8 +222,8 @@ class Transfers:
                 yield key, block
 
     def finish(self, plan: Plan) -> None:
-        """The plan is done, and its copies are made: records that it saved can be found from now on, and
-        slots that it loaded are free to be evicted."""
+        """Note that the plan's step is done, and its copies are made: records that it saved can be found from
+        now on, and slots that it loaded may be evicted."""
         if self.tier is None:
             return
         for save in plan.saves:
@@ -227,8 +234,8 @@ class Transfers:
         self.loaded += len(plan.loads)
 
     def revoke(self, plan: Plan) -> None:
-        """The plan failed, so it is not known which of its copies were made: give up the slots of its saves,
-        and release those of its loads."""
+        """Give up the slots of the plan's saves, and release those of its loads: its step failed, so it is
+        not known which copies were made."""
         if self.tier is None:
             return
         for save in plan.saves:
@@ -236,13 +243,14 @@ class Transfers:
         self.tier.release(*(load.slot for load in plan.loads))
 
     def statistics(self) -> dict[str, float]:
-        """The tier's gauges and counters, and blocks moved; empty without a tier."""
+        """The host tier's gauges and counters, and how many blocks were saved and loaded; empty without a
+        tier."""
         if self.tier is None:
             return {}
         tier = {f"host_{name}": value for name, value in self.tier.statistics().items()}
         return {**tier, "host_saved": self.saved, "host_loaded": self.loaded}
 
     def audit(self) -> None:
-        """Check the tier's state. Raises `LeakFound`."""
+        """Check the host tier's state. Raises `LeakFound`."""
         if self.tier is not None:
             self.tier.audit()

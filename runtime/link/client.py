@@ -23,7 +23,7 @@ KEPT_DEATHS = 16
 
 
 class EngineLink:
-    """Verbs for many concurrent callers on one event loop.
+    """The engine for many concurrent callers on one event loop: a coroutine for each verb.
 
     ``engine_number`` counts the engines that have loaded; ``deaths`` holds the latest deaths of loaded
     engines, oldest first. While no engine is loaded every verb raises ``EngineDied`` at once; ``wait_ready``
@@ -69,7 +69,8 @@ class EngineLink:
 
     @property
     def overdue(self) -> float:
-        """Seconds since the next heartbeat should have arrived; 0.0 if it is in time, or the engine restarts.
+        """Seconds since the next heartbeat should have arrived; 0.0 if it is in time, or while the engine
+        restarts.
 
         Infinite once no engine will be started again.
         """
@@ -83,7 +84,8 @@ class EngineLink:
         return self._ready_end is not None and self.overdue == 0.0
 
     async def wait_ready(self) -> messages.Hello:
-        """Wait until an engine is loaded. Raises ``EngineGone`` once none will be started again."""
+        """Wait until an engine is loaded; returns what it serves. Raises ``EngineGone`` once none will be
+        started again."""
         while self._ready_end is None:
             if self._fault is not None:
                 raise type(self._fault)(self._fault.message)
@@ -92,7 +94,7 @@ class EngineLink:
         return self.hello
 
     def death_of(self, engine_number: int) -> EngineDeath | None:
-        """How that engine died; None if it runs, or is among the dead no longer kept."""
+        """How the engine with this number died; None if it runs, or its death is no longer kept."""
         return next((death for death in self.deaths if death.engine_number == engine_number), None)
 
     def on_recovery(self, callback: Callable[[float], None]) -> None:
@@ -104,7 +106,8 @@ class EngineLink:
     async def open(
         self, tokens: Sequence[int], salt: bytes = b"", isolated: bool = False
     ) -> messages.SequenceState:
-        """Begin a sequence; its id is in the state. ``salt`` separates the tenants' cached blocks.
+        """Begin a sequence with ``tokens``; returns its state, which has its id. ``salt`` separates the
+        tenants' cached blocks.
 
         ``isolated``: no other sequence shares its steps until it has sampled a token.
         """
@@ -115,18 +118,19 @@ class EngineLink:
     def extend(
         self, seq: int, tokens: Sequence[int], turn_expected: bool = False, expect_length: int | None = None
     ) -> asyncio.Future[messages.VerbReply]:
-        """Append tokens; refused while the sequence generates. ``turn_expected``: compute them like a
-        turn's.
+        """Append tokens to a sequence; refused while it generates. ``turn_expected``: a turn on them begins
+        soon, so compute them like a turn's.
 
         The verb is sent when this returns, so later verbs need not wait for the reply, which has the state.
-        It is refused if the sequence has not ``expect_length`` tokens: then a verb that builds on a refused
-        one is refused, too. Raises at once if the verb cannot be sent.
+        It is refused if the sequence has not ``expect_length`` tokens (None: any number): then a verb that
+        builds on a refused one is refused, too. Raises at once if the verb cannot be sent.
         """
         end = self._end_for(seq)
         return end.ask(messages.Extend(end.next_request(), seq, list(tokens), turn_expected, expect_length))
 
     async def truncate(self, seq: int, length: int, expect_epoch: int) -> messages.SequenceState:
-        """End what runs and keep the first ``length`` tokens; refused if the epoch is not ``expect_epoch``."""
+        """End a running generation and keep the sequence's first ``length`` tokens; refused if its epoch is
+        not ``expect_epoch``. Returns the new state."""
         end = self._end_for(seq)
         return _state(await end.call(messages.Truncate(end.next_request(), seq, length, expect_epoch)))
 
@@ -139,9 +143,11 @@ class EngineLink:
         tokens: Sequence[int] = (),
         expect_length: int | None = None,
     ) -> Generation:
-        """Append ``tokens`` and sample what follows. ``expect_length``: as in `extend`.
+        """Append ``tokens`` to a sequence and sample what follows. Returns once the engine has accepted the
+        verb; the rows come by the generation.
 
-        ``generated_from``: how many of the last tokens were generated before this call.
+        ``generated_from``: how many of the last tokens were generated before this call. ``expect_length``:
+        refused if the sequence has not so many tokens before; None: any number.
         """
         end = self._end_for(seq)
         verb = messages.Generate(
@@ -163,9 +169,11 @@ class EngineLink:
         generated_from: int = 0,
         tokens: Sequence[int] = (),
     ) -> Generation:
-        """`open` or `fork`, and `generate`, in one verb, so that the prompt is scheduled as a turn's.
+        """Begin a sequence, new or as a fork (``opening``), append ``tokens`` and sample what follows, all in
+        one verb, so that the prompt is scheduled as a turn's.
 
-        The id of the sequence is in the generation's state.
+        The id of the sequence is in the generation's state. ``generated_from``: how many of the last tokens
+        were generated before.
         """
         end = self._end_for(opening.parent)
         request, seq = end.next_request(), self._new_id()
@@ -178,15 +186,17 @@ class EngineLink:
         return generation
 
     async def stop(self, seq: int, keep: int | None = None) -> messages.SequenceState:
-        """End the generation, if one runs; its iterator ends without an error. The state has the true length.
+        """End the generation of the sequence, if one runs; its iterator ends without an error. Returns the
+        state, with the true length.
 
-        ``keep``: also cut the sequence to this many tokens, if it has more.
+        ``keep``: also cut the sequence to this many tokens, if it has more; None: keep all.
         """
         end = self._end_for(seq)
         return _state(await end.call(messages.Stop(end.next_request(), seq, keep)))
 
     async def fork(self, seq: int, children: int, at: int | None = None) -> list[int]:
-        """Make sequences that share the first ``at`` tokens (None: all committed ones); returns their ids."""
+        """Make ``children`` new sequences that share the first ``at`` tokens of sequence ``seq`` (None: all
+        committed ones); returns their ids."""
         end = self._end_for(seq)
         ids = [self._new_id() for _ in range(children)]
         await end.call(messages.Fork(end.next_request(), seq, ids, at))
@@ -199,8 +209,12 @@ class EngineLink:
         ttl: float | None = None,
         returns_in: float | None = None,
     ) -> messages.Receipt:
-        """Lease the KV of sequence ``seq``: it is evicted last and restored first, within the budget. The
-        receipt says what is promised. Parameters as in `messages.Lease`."""
+        """Ask for a lease of the KV of sequence ``seq``: it is evicted last and restored first, within the
+        budget. The receipt says what is promised.
+
+        ``priority``: of its turns while the lease lasts, higher goes first. ``ttl``: seconds that it lasts; 0
+        ends it. ``returns_in``: seconds until the next turn is expected. None: the engine's default.
+        """
         end = self._end_for(seq)
         reply = await end.call(messages.Lease(end.next_request(), seq, priority, ttl, returns_in))
         if reply.receipt is None:
@@ -208,19 +222,22 @@ class EngineLink:
         return reply.receipt
 
     async def stage(self, seq: int) -> messages.Moved:
-        """Restore an idle sequence's KV to the device and wait; returns where it came from."""
+        """Restore an idle sequence's KV to the device and wait until that is done; returns where it came
+        from."""
         end = self._end_for(seq)
         return _moved(await end.call(messages.Stage(end.next_request(), seq, wait=True)))
 
     async def settle(self, seq: int, disk: bool = False) -> messages.Moved:
-        """Offload an idle sequence's KV from the device, or to ``disk``, and wait; returns where it is now."""
+        """Offload an idle sequence's KV from the device to the host tier, or to ``disk``, and wait until that
+        is done; returns where it is now."""
         end = self._end_for(seq)
         return _moved(await end.call(messages.Settle(end.next_request(), seq, disk, wait=True)))
 
     async def locate(
         self, seq: int | None, tokens: Sequence[int] = (), salt: bytes = b""
     ) -> messages.BlockMap:
-        """Where the blocks of a sequence lie, or with ``seq`` None those of these ``tokens``. Moves nothing."""
+        """Which tier each block of the sequence ``seq`` lies in; with None, those of ``tokens`` under
+        ``salt``. Moves nothing."""
         end = self._end_for(seq)
         reply = await end.call(messages.Locate(end.next_request(), seq, salt, list(tokens)))
         if reply.blocks is None:
@@ -233,7 +250,8 @@ class EngineLink:
         await end.call(messages.Close(end.next_request(), seq, keep_kv))
 
     async def statistics(self) -> dict[str, float]:
-        """The engine's counters and both ends' queue lengths (``link_*``)."""
+        """The engine's counters, the lengths of both ends' queues (``link_*``), and the number of the
+        engine."""
         end = self._end_for()
         reply = await end.call(messages.Statistics(end.next_request()))
         return {**(reply.statistics or {}), **end.lengths(), "link_incarnation": self.engine_number}
@@ -241,12 +259,14 @@ class EngineLink:
     # --- for the two forms ----------------------------------------------------------------------------------
 
     def attach(self, end: GatewayEnd) -> None:
-        """Use ``end`` from now on: an engine has been started behind it and is loading."""
+        """Use ``end`` from now on: an engine has been started behind it and is loading. For the object that
+        starts engines."""
         self._end = end
         self._loaded = False
 
     def welcome(self, hello: messages.Hello) -> None:
-        """The engine is loaded: it gets the verbs, and sequences of earlier engines become unknown."""
+        """Note that the engine is loaded: it gets the verbs from now on, and sequences of earlier engines
+        become unknown."""
         self.engine_number += 1
         self._hello = hello
         self._loaded = True
@@ -258,11 +278,13 @@ class EngineLink:
                 callback(time.monotonic() - death.lost_at)
 
     def record(self, death: EngineDeath) -> None:
-        """A loaded engine died: append its death to ``deaths``. Call it before the next engine is welcomed."""
+        """Note that a loaded engine died: append its death to ``deaths``. Call it before the next engine is
+        welcomed."""
         self.deaths.append(death)
 
     def fail(self, fault: EngineGone) -> None:
-        """No engine will be started again: verbs raise ``fault``, that of the first call."""
+        """Note that no engine will be started again: from now on verbs raise ``fault``, that of the first
+        call."""
         self._fault = self._fault or fault
         if self._end is not None:
             self._end.close()

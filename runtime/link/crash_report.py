@@ -1,4 +1,4 @@
-"""The crash report of an engine process: the sequences of the step it died in, and its Python stacks.
+"""The crash report of an engine process: the sequences of the steps it died in, and its Python stacks.
 
 It is one file in memory that the parent makes and the child inherits, so that a dying process need not send
 anything::
@@ -27,7 +27,7 @@ ASK = signal.SIGUSR1
 
 @dataclass(frozen=True, slots=True)
 class EngineDeath:
-    """How an engine process ended.
+    """How an engine process ended. ``engine_number``: its number, counted by the link. ``cause``: a text.
 
     ``outside``: another process killed or stopped it, so no sequence is to blame. ``step``: ids of the
     sequences in the steps in flight, empty between steps. ``lost_at``: when it was last known to work, by
@@ -43,7 +43,8 @@ class EngineDeath:
 
 
 class CrashReport:
-    """The parent makes it with ``new``; the child opens the descriptor that it inherited."""
+    """The crash report in the memory file ``fd``. The parent makes it with ``new``; the child opens the
+    descriptor that it inherited."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -83,7 +84,7 @@ class CrashReport:
     # --- the parent -------------------------------------------------------------------------------------
 
     def sequences(self) -> frozenset[int]:
-        """The ids that `record` stored last: of the sequences in the steps in flight; of a dead process,
+        """The ids of the sequences in the steps in flight, as `record` stored them last; of a dead process,
         those that it died with."""
         (count,) = struct.unpack_from("<Q", self._record)
         return frozenset(struct.unpack_from(f"<{min(count, MOST)}Q", self._record, 8))

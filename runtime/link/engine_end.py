@@ -30,7 +30,10 @@ READ_BYTES = 256 * 1024
 
 
 class EngineEnd:
-    """Owns ``sock``. ``on_gateway_gone``: called on the link thread when the gateway closes; must not block."""
+    """The engine's end of the link: reads verbs from ``sock`` and writes reports to it, in a thread of its
+    own, with the heartbeats of ``liveness``. ``on_gateway_gone``: called on that thread when the gateway
+    closes; must not block. ``stall_seconds``: how long the gateway may read nothing while too much waits for
+    it."""
 
     def __init__(
         self,
@@ -56,11 +59,11 @@ class EngineEnd:
         self._thread = threading.Thread(target=self._run, name="holdfast-link", daemon=True)
 
     def start(self) -> None:
-        """Begin to read and to send heartbeats."""
+        """Begin to read verbs and to send heartbeats."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the link thread and close the socket; unsent reports are lost."""
+        """End the link thread and close the socket; reports that were not sent yet are lost."""
         if self._closing:
             return
         self._closing = True
@@ -71,7 +74,7 @@ class EngineEnd:
             sock.close()
 
     def statistics(self) -> dict[str, float]:
-        """The number of waiting verbs and of unsent bytes."""
+        """How many verbs wait to be taken, and how many bytes wait to be sent."""
         with self._changed:
             return {"link_inbox_verbs": len(self._inbox), "link_outbox_bytes": self._outbox_bytes}
 
@@ -81,7 +84,8 @@ class EngineEnd:
             raise LinkClosed(self._closed.message)
 
     def take(self, wait: bool, seconds: float | None = None) -> list[messages.AnyVerb]:
-        """All verbs that have arrived, in order. With ``wait``, block until there is one, or for ``seconds``.
+        """Take all verbs that have arrived, in order. With ``wait``, block until there is one, but for
+        ``seconds`` at most (None: without end).
 
         Raises ``LinkClosed`` when the link has ended.
         """
@@ -94,7 +98,8 @@ class EngineEnd:
             return verbs
 
     def send(self, report: messages.AnyReport) -> None:
-        """Write ``report``, or leave it to the link thread. Raises ``LinkClosed`` when the link has ended."""
+        """Send ``report``: write what the socket takes now, and leave the rest to the link thread. Blocks
+        while too much waits to be sent. Raises ``LinkClosed`` when the link has ended."""
         data = memoryview(messages.frame(report))
         with self._changed:
             self.check()
@@ -213,23 +218,25 @@ LoadProgress: TypeAlias = Callable[[float, str], None]
 
 
 class ServedEngine(Protocol):
-    """What the link needs of the engine that it serves: `serve` calls both methods on the device thread."""
+    """What the link needs of the engine that it serves. `serve` calls both methods on the device thread."""
 
     def apply(self, verb: messages.AnyVerb) -> messages.VerbReply | messages.Refusal | None:
-        """Apply a verb or refuse it; None: the reply comes later, by ``LoadedEngine.answers``."""
+        """Apply a verb: returns its reply, or why it is refused; None: the reply comes later, by
+        ``LoadedEngine.answers``."""
         ...
 
     def step(self) -> messages.Step | None:
-        """Make one step; None if there is nothing to do until the next verb."""
+        """Make one step; returns its rows. None if there is nothing to do until the next verb."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """An engine that is ready to serve.
+    """An engine that is ready to serve. ``hello``: what it serves, for the gateway.
 
-    ``next_step_in``: seconds until it must step though no verb arrives; None for never. ``leave``: called
-    when the gateway has closed. ``answers``: the late replies that became ready since the last call.
+    ``next_step_in``: gives the seconds until it must step though no verb arrives; None for never. ``leave``:
+    called when the gateway has closed. ``answers``: gives the late replies that became ready since the last
+    call.
     """
 
     engine: ServedEngine
@@ -240,7 +247,8 @@ class LoadedEngine:
 
 
 Load: TypeAlias = Callable[[LoadProgress, Liveness], LoadedEngine]
-"""Makes an engine, which reports to the liveness how long a step may take."""
+"""Makes an engine. It reports the progress of loading to the first argument, and to the second how long a
+step may take."""
 
 
 def serve(
@@ -314,7 +322,8 @@ def _drive(loaded: LoadedEngine, end: EngineEnd, liveness: Liveness) -> None:
 
 
 def _shorten(end: EngineEnd, liveness: Liveness) -> None:
-    """Send a short deadline after a long phase: a process that stops now must not look busy with that phase."""
+    """Send a heartbeat with a short deadline after a long phase, as loading is: a process that stops now must
+    not seem to be busy with that phase."""
     beat = liveness.shortened()
     if beat is not None:
         end.send(beat)

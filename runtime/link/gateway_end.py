@@ -32,9 +32,11 @@ FIRST_HEARTBEAT = 20.0  # seconds until the first heartbeat of a new engine; its
 
 
 class GatewayEnd(asyncio.Protocol):
-    """The protocol of one connection; made on the event loop that it runs on.
+    """The gateway's end of the link to one engine; made on the event loop that it runs on.
 
-    ``on_heartbeat`` is called with each heartbeat. ``clock``: seconds, monotonic.
+    ``on_heartbeat`` is called with each heartbeat. ``clock``: seconds, monotonic. ``hello``: the future of
+    the engine's first message, which fails if the link ends before. ``lost``: set when the socket is closed.
+    ``heartbeat``: the latest; ``last_heartbeat``: when it came. ``gone_at``: when the link ended.
     """
 
     def __init__(
@@ -79,11 +81,12 @@ class GatewayEnd(asyncio.Protocol):
         return max(0.0, self._clock() - self.last_heartbeat - allowed)
 
     def next_request(self) -> int:
-        """The id for the next verb."""
+        """A new request id, for the next verb."""
         return next(self._requests)
 
     async def call(self, verb: messages.AnyVerb, generation: Generation | None = None) -> messages.VerbReply:
-        """Send a verb and wait for its reply; ``generation`` begins with it.
+        """Send a verb and wait for its reply. ``generation``: the generation that the verb begins: it gets
+        its state from the reply, and its rows from then on.
 
         Raises the error of the engine's refusal, or ``EngineGone``. If the caller is cancelled here, what the
         verb began is stopped or closed by another verb, which is sent at once and before all later ones.
@@ -98,16 +101,17 @@ class GatewayEnd(asyncio.Protocol):
             raise
 
     def ask(self, verb: messages.AnyVerb) -> asyncio.Future[messages.VerbReply]:
-        """Send a verb that need not be undone; returns the future of its reply, which fails as `call` does.
+        """Send a verb that need not be undone. Returns the future of its reply, which fails with the error of
+        the engine's refusal or with ``EngineGone``.
 
-        Raises ``EngineGone`` if it cannot be sent.
+        Raises ``EngineGone`` if the verb cannot be sent.
         """
         reply: asyncio.Future[messages.VerbReply] = asyncio.get_running_loop().create_future()
         self._send(_PendingVerb(verb, reply))
         return reply
 
     def post(self, verb: messages.AnyVerb) -> None:
-        """Send a verb and drop its reply."""
+        """Send a verb, and ignore its reply."""
         self._send(_PendingVerb(verb))
 
     def close(self, fault: EngineGone | None = None) -> None:
@@ -115,7 +119,8 @@ class GatewayEnd(asyncio.Protocol):
         self._end(fault or LinkClosed("this end closed the link"))
 
     def lengths(self) -> dict[str, float]:
-        """Calls without reply, running generations, unread rows, and rows dropped for an old epoch."""
+        """How many calls have no reply yet, how many generations run, how many rows are unread, and how many
+        were dropped for an old epoch."""
         return {
             "link_calls": len(self._pending),
             "link_generations": len(self._generations),
@@ -131,7 +136,7 @@ class GatewayEnd(asyncio.Protocol):
         self._transport.write(data)
 
     def _undo(self, pending: _PendingVerb) -> None:
-        """Stop or close what a cancelled call began, unless it was refused."""
+        """Stop or close what a cancelled call began, unless the engine refused it."""
         reply, pending.reply = pending.reply, None
         refused = reply is not None and reply.done() and not reply.cancelled() and reply.exception()
         if refused or self._gone is not None:
@@ -160,7 +165,7 @@ class GatewayEnd(asyncio.Protocol):
             self._end(fault)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The socket was closed, by either end: fail what is pending, and set ``lost``."""
+        """Fail what is pending, and set ``lost``: the socket was closed, by either end."""
         reason = (
             self._fatal.message if self._fatal else f"the engine closed its link{f': {error}' * bool(error)}"
         )
@@ -220,8 +225,8 @@ class GatewayEnd(asyncio.Protocol):
             generation.end()
 
     def _end(self, fault: EngineGone) -> None:
-        """The link is over: fail all pending calls and generations with ``fault``, and close the socket. Only
-        the first call has an effect."""
+        """End the link: fail all pending calls and generations with ``fault``, and close the socket. Only the
+        first call has an effect."""
         if self._gone is not None:
             return
         self._gone = fault
@@ -249,7 +254,8 @@ def _resolve(pending: _PendingVerb, answer: messages.VerbReply | RuntimeFault) -
 
 
 def _copy(fault: EngineGone) -> EngineGone:
-    """A new exception for each raise: a shared one would collect the traceback of each caller."""
+    """A new exception of the same class and text, for each raise: a shared one would collect the traceback of
+    each caller."""
     return type(fault)(fault.message)
 
 

@@ -19,17 +19,19 @@ from ..errors import EngineGone
 from .messages import Row, SequenceState
 
 Take: TypeAlias = Callable[[Row], bool]
-"""Deals with a row as it arrives, or declines."""
+"""A function that gets a row as it arrives, and returns whether it has dealt with it; if not, the row goes to
+the reader."""
 
 
 class Generation:
-    """Yields each row once, in order; ends after the row with ``finish``, or where the generation was
-    stopped.
+    """One running generation: an async iterator of its rows. It yields each row once, in order, and ends
+    after the row with ``finish``, or where the generation was stopped.
 
-    ``state`` is the sequence when the generation began; the rows' tokens follow behind ``state.length``.
-    ``last`` is the row with ``finish``, set as soon as it arrives, also while earlier rows are unread. If
-    the engine dies, the rows that have arrived are yielded, then ``EngineDied`` is raised. It has one
-    reader. ``async with`` or ``aclose`` stops a generation that still runs.
+    ``stop``: sends the verb that stops it: (sequence id, tokens to keep or None). ``state`` is the sequence
+    when the generation began; the rows' tokens follow behind ``state.length``. ``last`` is the row with
+    ``finish``, set as soon as it arrives, also while earlier rows are unread. If the engine dies, the rows
+    that have arrived are yielded, then ``EngineDied`` is raised. It has one reader. ``async with`` or
+    ``aclose`` stops a generation that still runs.
     """
 
     def __init__(self, stop: Callable[[int, int | None], Coroutine[None, None, SequenceState]]) -> None:
@@ -50,7 +52,7 @@ class Generation:
 
     @property
     def queued(self) -> int:
-        """Rows that have arrived and are unread."""
+        """How many rows have arrived and are unread."""
         return len(self._rows)
 
     def __aiter__(self) -> Generation:
@@ -63,10 +65,10 @@ class Generation:
         return row
 
     async def next_row(self, take: Take | None = None) -> Row | None:
-        """The next row; None behind the last one.
+        """Wait for the next row and return it; None behind the last one.
 
         ``take`` is called with each row that comes while this waits, except the last one, as the row arrives.
-        It returns whether it has dealt with the row, so that this goes on waiting; if not, the row is returned
+        It returns whether it has dealt with the row: then this goes on waiting; if not, the row is returned
         here. What it raises is raised here.
         """
         while not self._rows:
@@ -105,7 +107,8 @@ class Generation:
 
     def leave(self, keep: int) -> asyncio.Future[SequenceState] | None:
         """Stop the generation if it still runs, and end the iterator now. Returns the future of the engine's
-        answer; None if the generation had ended. ``keep``: at most this many tokens of the sequence stay."""
+        answer; None if the generation had ended. ``keep``: to how many tokens the sequence is cut, if it has
+        more."""
         if self._over:
             return None
         stopping = asyncio.ensure_future(self._stop(self.state.seq, keep))
@@ -116,7 +119,7 @@ class Generation:
     # --- for the gateway end --------------------------------------------------------------------------------
 
     def put(self, row: Row) -> None:
-        """Queue a row of this generation for its reader. A row with ``finish`` is the last.
+        """Give the reader a row of this generation, or queue it. A row with ``finish`` is the last.
 
         The caller has checked that the row's epoch is the one of ``state``: it is not from an earlier
         generation of the same sequence.
@@ -137,13 +140,14 @@ class Generation:
         self._wake()
 
     def end(self) -> None:
-        """The generation was stopped: no more rows will come. Rows that have arrived can still be read."""
+        """Note that the generation was stopped: no more rows will come. Rows that have arrived can still be
+        read."""
         self._over = True
         self._wake()
 
     def fail(self, fault: EngineGone) -> None:
-        """The engine is gone: no more rows will come. After the rows that have arrived, the reader gets
-        ``fault`` raised."""
+        """Note that the engine is gone: no more rows will come. After the rows that have arrived, the reader
+        gets ``fault`` raised."""
         if not self._over:
             self._fault = fault
             self._over = True
@@ -155,6 +159,6 @@ class Generation:
 
 
 def _retrieve(stopping: asyncio.Future[SequenceState]) -> None:
-    """Mark the error as seen: asyncio logs one that nothing awaits."""
+    """Mark the error of the verb that stops a generation as seen: asyncio logs one that nothing awaits."""
     if not stopping.cancelled():
         stopping.exception()

@@ -1,8 +1,8 @@
-"""When the engine sends a heartbeat, and which deadline that promises.
+"""When the engine sends a heartbeat, and by which deadline each promises the next.
 
 The device thread says what it is doing and for how long at most; the link thread asks for heartbeats. Past
-that limit there is one more, with a deadline of zero, and then none: a hung device thread must not look
-alive because the link thread is. No I/O; the clock is an argument.
+that limit there is one more, with a deadline of zero, and then none: a hung device thread must not look alive
+because the link thread is. No I/O; the clock is an argument.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Liveness:
     """What one engine is doing, and the heartbeats that follow from it.
 
     ``enter``, ``engage`` and ``release`` are for the device thread, the others for the link thread.
-    ``record`` stores the ids of the sequences on the device where they outlive the process
+    ``record``: stores the ids of the sequences on the device where they outlive the process
     (``crash_report``).
     """
 
@@ -56,20 +56,23 @@ class Liveness:
         self._until = clock()  # what the last heartbeat promised
 
     def enter(self, phase: Phase, limit: float = math.inf, detail: str = "", fraction: float = 0.0) -> None:
-        """The device thread is in ``phase`` from now on, for at most ``limit`` seconds. In the phase IDLE no
-        sequence is on the device. ``detail``, ``fraction``: for the heartbeat's progress report."""
+        """Note that the device thread is in ``phase`` from now on, for at most ``limit`` seconds. In the
+        phase IDLE no sequence is on the device. ``detail``, ``fraction``: for the heartbeat's progress
+        report."""
         self._now = _Entered(phase, self._clock(), limit, detail, fraction)
         if phase is Phase.IDLE:
             self.engage(frozenset())
 
     def engage(self, sequences: frozenset[int]) -> None:
-        """These sequences are in the steps in flight from now on; recorded if they changed."""
+        """Note that these sequences are in the steps in flight from now on; they are recorded if they
+        changed."""
         if sequences != self._engaged:
             self._engaged = sequences
             self._record(sequences)
 
     def release(self, ended: Collection[int]) -> None:
-        """These sequences have ended, so that they are not blamed if the engine dies now.
+        """Note that the generations of these sequences have ended, so that they are not blamed if the engine
+        dies now.
 
         Call it before the gateway learns that they ended.
         """
@@ -77,7 +80,7 @@ class Liveness:
             self.engage(self._engaged.difference(ended))
 
     def due(self) -> float:
-        """Seconds until ``beat`` should be called again."""
+        """Seconds until ``beat`` should be called next."""
         now, entered = self._clock(), self._now
         left = entered.at + entered.limit - now
         if left <= 0 and self._overdue_sent is entered:
@@ -100,7 +103,7 @@ class Liveness:
 
     def shortened(self) -> Heartbeat | None:
         """A heartbeat to send at once, with a short deadline, if the last one promised far more time than is
-        needed now, as in loading; else None."""
+        needed now, as after loading; None if it did not."""
         entered, now = self._now, self._clock()
         if self._until - now <= IDLE_PROMISE + STEP_FLOOR:
             return None
@@ -139,7 +142,8 @@ class StepTimes:
         return self._slowest[min(self._slowest)] if self._slowest else None
 
     def expect(self, tokens: int) -> tuple[Phase, float]:
-        """The phase of the next step and its limit in seconds: ``max(2 s, 10 x predicted)``."""
+        """The phase of a step of ``tokens`` tokens, and how many seconds it may take: ``max(2 s, 10 x
+        predicted)``; for the first step `FIRST_STEP`."""
         predicted = self.predicted(tokens)
         if predicted is None:
             return Phase.COMPILING, FIRST_STEP

@@ -29,7 +29,8 @@ class GrammarKind(StrEnum):
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """What a generation may sample, from its first token on. An end token is allowed where ``text`` accepts.
+    """A grammar that a generation follows from its first token on. ``text``: the grammar in the language
+    ``kind``. An end token is allowed where ``text`` accepts.
 
     ``string_bytes``: for a grammar that allows only JSON, the most bytes of one string; 0: no bound.
     """
@@ -41,7 +42,8 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
 MAX_LOGPROBS = 20
 LEAST_PENALTY, MOST_PENALTY = 0.01, 100.0
-"""Bounds of ``Sampling.logprobs`` and ``Sampling.repetition_penalty``."""
+"""The bounds of ``Sampling.repetition_penalty``. ``MAX_LOGPROBS`` is the most that ``Sampling.logprobs`` may
+be."""
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -85,11 +87,12 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenLimits(msgspec.Struct, frozen=True, array_like=True):
-    """A generation ends after ``max_tokens`` tokens, or at a stop id, which stays in the sequence.
+    """When a generation ends, and how its tokens are sent. It ends after ``max_tokens`` tokens, or at a stop
+    id, which stays in the sequence.
 
-    No stop id is sampled before there are ``min_tokens`` tokens. The tokens of `Generate.generated_from` count
-    for both limits. ``gather``: tokens are collected and sent in one row once there are this many, or when the
-    generation ends.
+    No stop id is sampled before there are ``min_tokens`` tokens. The tokens of `Generate.generated_from`
+    count for both limits. ``gather``: tokens are collected and sent in one row once there are this many, or
+    when the generation ends.
     """
 
     max_tokens: int
@@ -111,13 +114,13 @@ class Finish(StrEnum):
 
 
 class Verb(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A command to the engine; ``request`` is echoed by its one reply."""
+    """A command to the engine. ``request``: the number of the request, which its one reply repeats."""
 
     request: int
 
 
 class Open(Verb, frozen=True, tag="open"):
-    """Begin a sequence with ``tokens``. ``salt`` separates the tenants' cached blocks.
+    """Begin the sequence ``seq`` (a new id) with ``tokens``. ``salt`` separates the tenants' cached blocks.
 
     ``isolated``: the sequence may have killed an earlier engine, so no other sequence shares its steps until
     it has sampled a token.
@@ -130,9 +133,11 @@ class Open(Verb, frozen=True, tag="open"):
 
 
 class Extend(Verb, frozen=True, tag="extend"):
-    """Append tokens. Refused while the sequence generates. ``turn_expected``: a turn on them will begin soon.
+    """Append tokens to a sequence. Refused while it generates. ``turn_expected``: a turn on them will begin
+    soon.
 
-    ``expect_length``: refused if the sequence has another length, as when an earlier verb was refused.
+    ``expect_length``: refused if the sequence has another length, as when an earlier verb was refused; None:
+    any length.
     """
 
     seq: int
@@ -142,7 +147,8 @@ class Extend(Verb, frozen=True, tag="extend"):
 
 
 class Truncate(Verb, frozen=True, tag="truncate"):
-    """Keep the first ``length`` tokens. Refused if the sequence's epoch is not ``expect_epoch``."""
+    """End a running generation, and keep the sequence's first ``length`` tokens. Refused if its epoch is not
+    ``expect_epoch``."""
 
     seq: int
     length: int
@@ -150,7 +156,8 @@ class Truncate(Verb, frozen=True, tag="truncate"):
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
-    """How a sequence begins: as in `Open`, or as a fork that shares the first ``at`` tokens of ``parent``."""
+    """How a sequence begins: without ``parent`` empty, under ``salt``, perhaps ``isolated``, all as in
+    `Open`; else as a fork that shares the first ``at`` tokens of ``parent``."""
 
     salt: bytes = b""
     isolated: bool = False
@@ -159,11 +166,12 @@ class Opening(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Generate(Verb, frozen=True, tag="generate"):
-    """Append ``tokens``, then sample until a limit. The last ``generated_from`` tokens of the prompt were
-    generated before: this verb continues a generation that was interrupted, for example by a crash.
+    """Append ``tokens`` to a sequence, then sample until a limit. The last ``generated_from`` tokens of the
+    prompt were generated before: this verb continues a generation that was interrupted, for example by a
+    crash.
 
-    ``opening``: the sequence begins with this verb, so that no step runs between its prompt and its turn.
-    ``expect_length``: as in `Extend`, for a sequence that exists.
+    ``opening``: the sequence begins with this verb, so that no step runs between its prompt and its turn;
+    None: it exists. ``expect_length``: refused if an existing sequence has another length; None: any length.
     """
 
     seq: int
@@ -176,9 +184,9 @@ class Generate(Verb, frozen=True, tag="generate"):
 
 
 class Stop(Verb, frozen=True, tag="stop"):
-    """End the running generation, if any. The reply has the sequence's true length.
+    """End the sequence's running generation, if any. The reply has the sequence's true length.
 
-    ``keep``: at most this many tokens stay; None: all committed ones.
+    ``keep``: at most this many tokens of the sequence stay; None: all committed ones.
     """
 
     seq: int
@@ -186,7 +194,8 @@ class Stop(Verb, frozen=True, tag="stop"):
 
 
 class Fork(Verb, frozen=True, tag="fork"):
-    """Make ``children`` sequences that share the first ``at`` tokens (None: all committed ones)."""
+    """Make new sequences, with the ids ``children``, that share the first ``at`` tokens of the sequence
+    ``seq`` (None: all committed ones)."""
 
     seq: int
     children: list[int]
@@ -201,7 +210,8 @@ class Close(Verb, frozen=True, tag="close"):
 
 
 class Lease(Verb, frozen=True, tag="lease"):
-    """Evict a sequence's KV last and restore it first, within the budget, for ``ttl`` seconds.
+    """Ask for a lease: evict a sequence's KV last and restore it first, within the budget, for ``ttl``
+    seconds.
 
     ``priority``: of its turns while the lease lasts; higher goes first. ``returns_in``: seconds until the
     next turn is expected. None means the engine's default. A ``ttl`` of 0 ends the lease; ``returns_in``
@@ -215,7 +225,8 @@ class Lease(Verb, frozen=True, tag="lease"):
 
 
 class Stage(Verb, frozen=True, tag="stage"):
-    """Restore an idle sequence's KV to the device. With ``wait`` the reply comes when it is there."""
+    """Restore an idle sequence's KV to the device. With ``wait`` the reply comes when it is there, and says
+    where it came from."""
 
     seq: int
     wait: bool = False
@@ -224,7 +235,7 @@ class Stage(Verb, frozen=True, tag="stage"):
 class Settle(Verb, frozen=True, tag="settle"):
     """Offload an idle sequence's KV to the host tier, or with ``disk`` to the disk tier.
 
-    With ``wait`` the reply comes when it is there.
+    With ``wait`` the reply comes when it is there, and says where all of it is.
     """
 
     seq: int
@@ -256,7 +267,8 @@ AnyVerb: TypeAlias = (
 
 
 class SequenceState(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence in the engine after a verb: how many tokens it has, how many of them have KV, and its epoch.
+    """A sequence in the engine after a verb: ``length``, how many tokens it has; ``computed``, how many of
+    them have KV on the device; and its ``epoch``.
 
     The epoch is a counter. It rises when a generation begins, and when a verb stops or cuts the sequence.
     """
@@ -268,7 +280,7 @@ class SequenceState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Grant(StrEnum):
-    """The answer to a request for a lease."""
+    """How a request for a lease was answered: all of it, a part of it, or nothing was granted."""
 
     GRANTED = "granted"
     CLIPPED = "clipped"
@@ -277,10 +289,10 @@ class Grant(StrEnum):
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True):
     """What a lease promises: to keep the KV of ``tokens`` tokens on the device, and of ``host_tokens`` tokens
-    in the host tier.
+    in the host tier, for ``ttl`` seconds. ``returns_in``: when the sequence is expected back, in seconds.
 
-    Seconds count from the reply. *Clipped*: some number is less than was asked for, or the budget covers
-    only the beginning of the sequence. *Denied*: nothing is promised, but ``returns_in`` still counts.
+    Seconds count from the reply. *Clipped*: some number is less than was asked for, or the budget covers only
+    the beginning of the sequence. *Denied*: nothing is promised, but ``returns_in`` still counts.
     """
 
     grant: Grant
@@ -316,7 +328,8 @@ class KVTier(StrEnum):
 
 
 class TierRun(msgspec.Struct, frozen=True, array_like=True):
-    """``count`` consecutive blocks in one tier. ``shared``: another open sequence has the same blocks."""
+    """``count`` consecutive blocks of a sequence in one tier. ``shared``: another open sequence has the same
+    blocks."""
 
     tier: KVTier
     shared: bool
@@ -324,7 +337,8 @@ class TierRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BlockMap(msgspec.Struct, frozen=True, array_like=True):
-    """Where the blocks of ``tokens`` tokens lie, ``block_tokens`` in each, in runs from the first block on."""
+    """Which tier each block of a sequence of ``tokens`` tokens lies in. ``block_tokens``: tokens in a block.
+    ``runs``: blocks in the same tier, from the first block on."""
 
     tokens: int
     block_tokens: int
@@ -332,10 +346,11 @@ class BlockMap(msgspec.Struct, frozen=True, array_like=True):
 
 
 class VerbReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
-    """The verb ``request`` took effect. Every verb but ``close``, ``locate`` and ``statistics`` gets a
-    ``state``.
+    """The reply to the verb ``request``, which took effect. Every verb but ``close``, ``locate`` and
+    ``statistics`` gets a ``state``.
 
-    ``receipt`` answers ``lease``, ``moved`` a ``stage`` or ``settle`` that waited, ``blocks`` a ``locate``.
+    ``statistics`` answers ``statistics``, ``receipt`` a ``lease``, ``moved`` a ``stage`` or ``settle`` that
+    waited, ``blocks`` a ``locate``.
     """
 
     request: int
@@ -357,11 +372,12 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal"):
 class Work(msgspec.Struct, frozen=True, array_like=True):
     """What one generation cost, in tokens. Verbs since the generation before are included.
 
-    ``prefilled``: computed for the first time. ``recomputed``: computed again after a preemption.
-    ``resident``: had KV when the turn began, from earlier turns or by a prefix cache hit. ``decoded``: sampled,
-    or forced by a grammar. ``host``, ``disk``: prompt tokens restored from that tier. ``restore_seconds``:
-    seconds spent waiting for the disk. ``chosen``: computed although a tier had their KV, as that was cheaper.
-    ``pending``: tokens at the end without KV: the last sampled one, and those that a grammar forced after it.
+    ``prefilled``: computed for the first time. ``recomputed``: computed again, after their KV was lost.
+    ``resident``: had KV when the turn began, from earlier turns or by a prefix cache hit. ``decoded``:
+    sampled, or forced by a grammar. ``host``, ``disk``: prompt tokens restored from that tier.
+    ``restore_seconds``: seconds spent waiting for the disk. ``chosen``: computed although a tier had their
+    KV, as that was cheaper. ``pending``: tokens at the end without KV: the last sampled one, and those that a
+    grammar forced after it.
     """
 
     prefilled: int
@@ -376,19 +392,20 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """The log probability of a sampled token, and the likeliest ``(id, logprob)`` pairs, best first."""
+    """The log probability of a sampled token; and the likeliest tokens as pairs ``(id, log probability)``,
+    best first."""
 
     logprob: float
     top: list[tuple[int, float]]
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens of one generating sequence in one step, or in several where ``TokenLimits.gather`` joins
+    """The tokens that one generating sequence got in one step, or in several if ``TokenLimits.gather`` joins
     them.
 
-    ``epoch``: that of the sequence, see `SequenceState`; the gateway drops rows of an older epoch. ``finish``:
-    why the generation ended; None: it goes on. At the end ``length`` is the sequence's length and ``work`` is
-    set. With ``Finish.ERROR``, ``error`` says what went wrong and ``code`` names a class of
+    ``epoch``: that of the sequence, see `SequenceState`; the gateway drops rows of an older epoch.
+    ``length``: of the sequence. ``finish``: why the generation ended; None: it goes on. At the end ``work``
+    is set: what it cost. With ``Finish.ERROR``, ``error`` says what went wrong and ``code`` names a class of
     ``runtime.errors``, or is empty. ``logprobs``, where requested, has one entry per token.
     """
 
@@ -404,14 +421,14 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """All rows of one step, in one message."""
+    """All rows of one step, number ``step``, in one message."""
 
     step: int
     rows: list[Row]
 
 
 class Phase(StrEnum):
-    """What the engine is doing."""
+    """What the engine is doing: loading a model, compiling kernels, computing steps, or nothing."""
 
     LOADING = "loading"
     COMPILING = "compiling"
@@ -420,7 +437,7 @@ class Phase(StrEnum):
 
 
 COMPILING = "compiling "
-"""The detail of a heartbeat that tells of a kernel being compiled begins so; its name follows."""
+"""How the ``detail`` of a heartbeat begins that reports a kernel being compiled; the kernel's name follows."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
@@ -436,7 +453,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, array_like=True):
-    """The model's own default sampling parameters; fields as in ``Sampling``."""
+    """The model's own default sampling parameters; fields mean the same as in ``Sampling``."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -472,7 +489,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):
-    """The engine cannot start or go on. Its process ends after this message."""
+    """The engine cannot start or go on; its process ends after this message. ``code`` names a class of
+    ``runtime.errors``."""
 
     code: str
     message: str
@@ -520,7 +538,8 @@ class FrameReader(Generic[M]):
     def feed(self, data: bytes | memoryview) -> Iterator[M]:
         """The messages that ``data`` completes, in order. The caller must read the iterator to its end.
 
-        Raises ``FrameInvalid`` after the valid messages, as soon as a length is out of bounds.
+        Raises ``FrameInvalid`` after the valid messages, if a frame's length is out of bounds or it is no
+        message.
         """
         self._buffer += data
         at = 0
@@ -538,7 +557,8 @@ class FrameReader(Generic[M]):
 
 
 def _checked_length(buffer: bytes | bytearray, at: int = 0) -> int:
-    """The frame length at offset ``at``. Raises ``FrameInvalid`` if no message can have it."""
+    """The frame length that ``buffer`` has at offset ``at``. Raises ``FrameInvalid`` if no message can have
+    it."""
     (length,) = _LENGTH.unpack_from(buffer, at)
     if not 0 < length <= MAX_FRAME_BYTES:
         raise FrameInvalid(f"a frame of {length} bytes; the link carries 1 to {MAX_FRAME_BYTES}")
@@ -546,7 +566,7 @@ def _checked_length(buffer: bytes | bytearray, at: int = 0) -> int:
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[M], body: bytes) -> M:
-    """Decode ``body``. Raises ``FrameInvalid`` if it is not a message."""
+    """The message in ``body``. Raises ``FrameInvalid`` if it is none."""
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

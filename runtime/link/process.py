@@ -41,12 +41,11 @@ from .messages import Heartbeat, frame
 
 PROGRAM = (sys.executable, "-m", "holdfast.runtime")
 ENVIRONMENT = {"PYTHONSAFEPATH": "1", "GOMP_SPINCOUNT": "20000"}
-"""The environment of each process that computes."""
+"""Environment variables of each engine process."""
 USUAL = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
-"""The same, unless the operator has set them. By default glibc returns the pages of a step's tensors (up to
-32 MiB, its limit) to the kernel now and then and faults them in again one by one: up to 50,000 page faults
-for a prompt of 2,048 tokens, and twice the time.
-"""
+"""Environment variables of each engine process, unless the operator has set them. By default glibc returns
+the pages of a step's tensors (up to 32 MiB, its limit) to the kernel now and then and faults them in again
+one by one: up to 50,000 page faults for a prompt of 2,048 tokens, and twice the time."""
 
 GRACE = 2.0  # seconds in which a child must exit after its socket ended
 TICK = 0.25  # seconds between two checks of its heartbeat
@@ -59,24 +58,27 @@ log = logging.getLogger(__name__)
 
 
 class Lateness:
-    """Counts for how long a heartbeat has been overdue; `tick` is called every ``TICK`` seconds."""
+    """Counts for how long an engine's heartbeat has been overdue; `tick` is called every ``TICK`` seconds."""
 
     def __init__(self) -> None:
         self._own = self._all = self._waited = 0.0
 
     def tick(self, waited: float, *, overdue: bool) -> None:
-        """Count one check. ``waited``: the device thread's seconds without a core so far; 0 if on time."""
+        """Count one check of the heartbeat. ``waited``: for how many seconds in all the device thread was
+        runnable without a core; 0 if the heartbeat is in time. ``overdue``: it is late; if not, counting
+        begins anew."""
         starved, self._waited = min(TICK, max(0.0, waited - self._waited)), waited
         self._own, self._all = (self._own + TICK - starved, self._all + TICK) if overdue else (0.0, 0.0)
 
     @property
     def over(self) -> bool:
-        """Whether the engine hangs."""
+        """Whether the heartbeat has been overdue for so long that the engine counts as hung."""
         return self._own >= PATIENCE or self._all >= STARVED
 
 
 class EngineProcess:
-    """One child process, from its start to its `EngineDeath`. Owns ``process`` and ``report``."""
+    """One engine process, from its start to its `EngineDeath`. Owns ``process`` and its crash ``report``;
+    ``end``: the gateway's end of its link."""
 
     def __init__(self, process: subprocess.Popen[bytes], report: CrashReport, end: GatewayEnd) -> None:
         self._end = end
@@ -112,7 +114,8 @@ class EngineProcess:
         asyncio.get_running_loop().call_later(TICK, self._check, late, hung, time.monotonic() + TICK)
 
     def _check(self, late: Lateness, hung: asyncio.Future[None], due: float) -> None:
-        """Check the heartbeat every ``TICK`` until ``hung`` is resolved, here or by the end of `watch`."""
+        """Check the heartbeat, and again after ``TICK`` seconds, until ``hung`` is resolved, here or by the
+        end of `watch`. ``due``: when this check was to run."""
         if hung.done():
             return
         punctual = time.monotonic() - due < TICK  # else this loop itself was late
@@ -174,7 +177,8 @@ class EngineProcess:
 
 
 def waited_of(pid: int) -> float:
-    """Seconds that a process's first thread, the device's, was runnable without a core; 0 if not known."""
+    """For how many seconds in all a process's first thread, which is the device thread, was runnable without
+    a core; 0 if not known."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
@@ -239,16 +243,16 @@ class ChildEngine:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id, while there is one."""
+        """The child's process id; None while there is no child."""
         return self._child.pid if self._child else None
 
     @property
     def disk_pid(self) -> int | None:
-        """The process id of the disk tier's process, while there is one."""
+        """The process id of the disk tier's process; None while there is none."""
         return self._disk.pid if self._disk else None
 
     def kill(self) -> None:
-        """Kill the child; it is restarted."""
+        """Kill the child, if there is one; another one is started."""
         if self._child is not None:
             self._child.kill()
 
@@ -344,7 +348,8 @@ class ChildEngine:
             disk.stop()
 
     async def _reap(self) -> EngineDeath | None:
-        """Wait for the child after its socket has ended, and log its death; None if there is no child."""
+        """Wait for the child to end, after its socket has ended, and log its death; stop its disk process.
+        Returns the death; None if there is no child."""
         child, self._child = self._child, None
         disk, self._disk = self._disk, None
         if child is None:

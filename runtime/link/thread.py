@@ -1,4 +1,4 @@
-"""The engine in a thread of this process: the same loop over the same kind of socket.
+"""The engine in a thread of this process, with the same loop and the same kind of socket as one in a process.
 
 It is for tests and light embedding: it shares the interpreter lock with the event loop, dies with the
 process, and is not restarted.
@@ -41,8 +41,8 @@ class ThreadEngine:
     """``async with ThreadEngine(settings) as link``: entered when the engine is loaded, left when its thread
     ended.
 
-    Entering raises the ``RuntimeFault`` that loading raised; any other error becomes ``EngineDied``.
-    ``load`` makes the engine.
+    Entering raises the ``RuntimeFault`` that loading raised; any other error becomes ``EngineDied``. ``load``
+    makes the engine. ``on_heartbeat`` gets each heartbeat.
     """
 
     def __init__(

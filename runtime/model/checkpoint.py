@@ -30,7 +30,8 @@ HASHING_THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as a shard's header describes it. ``name``: its name in the shard."""
+    """A tensor as a shard's header describes it. ``shard``: the file. ``name``: its name there. ``dtype``: as
+    safetensors names types."""
 
     shard: Path
     name: str
@@ -39,9 +40,11 @@ class StoredTensor:
 
 
 class Checkpoint:
-    """The open shards of a model folder; a context manager. Opening it reads only headers.
+    """The open safetensors files (shards) of a model folder; a context manager. Opening it reads only
+    headers.
 
     ``renamed``: maps a tensor's name in the shards to the name that `check` and `read` use for it.
+    ``shards``: the paths; ``tensors``: the tensors by their new names.
 
     Raises:
         ShardMissing: no weights, or a file that the index names is missing.
@@ -75,8 +78,9 @@ class Checkpoint:
         self._open.close()
 
     def check(self, pieces: Iterable[Piece], ignorable: Callable[[str], bool]) -> None:
-        """Check that each piece is stored with its shape and a float type, and that the shards hold no other
-        tensor. ``ignorable``: whether a tensor of this name may be there although no piece asks for it.
+        """Check that each of ``pieces`` (the tensors that the decoder is made of) is stored with its shape
+        and a float type, and that the shards hold no other tensor. ``ignorable``: tells of a tensor's name
+        whether it may be there although no piece asks for it.
 
         Raises:
             TensorInvalid: a tensor is missing, not expected, or has another shape or type.
@@ -115,7 +119,8 @@ class Checkpoint:
         self._digests = [self._hashing.submit(file_digest, shard) for shard in self.shards]
 
     def digest(self) -> bytes:
-        """The digest of the files' content in the order of their names, 32 bytes. Waits for the hashing."""
+        """A digest of the content of all shards, 32 bytes. Waits for the hashing, which `start_digest`
+        began."""
         total = hashlib.blake2b(digest_size=DIGEST_BYTES)
         for shard, digest in zip(self.shards, self._digests, strict=True):
             try:
@@ -130,8 +135,8 @@ class Checkpoint:
 
 
 def _shards(folder: Path) -> tuple[tuple[Path, ...], Mapping[str, str]]:
-    """The paths of the shards in the order of their names, and the index's map from tensor to shard, empty
-    without an index. Raises ``ShardMissing``, ``TensorInvalid``."""
+    """The paths of the weights' files in the order of their names; and the index's map from a tensor's name
+    to its file, empty without an index. Raises ``ShardMissing``, ``TensorInvalid``."""
     if _there(folder / SINGLE):
         return (folder / SINGLE,), {}
     index = folder / INDEX
@@ -198,7 +203,7 @@ def _check_index(index: Path, placed: Mapping[str, str], tensors: Mapping[str, S
 
 
 def file_digest(path: Path) -> bytes:
-    """The digest of a file's content, 32 bytes."""
+    """A digest of the content of the file ``path``, 32 bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES)).digest()
 

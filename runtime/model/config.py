@@ -36,12 +36,14 @@ QUANTISED_BESIDE = {
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
 }
-"""Files that describe quantised weights, and the method to name if the file itself names none."""
+"""Files in a model folder that describe quantised weights, and the method to name in an error if the file
+names none."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """A kind of layer. ``window``: how many tokens a token attends to; None: all. ``rope``: rotary settings."""
+    """What layers of one kind have in common. ``window``: how many tokens a token attends to, with itself;
+    None: all before it. ``rope``: rotary settings."""
 
     window: int | None
     rope: RopeConfig
@@ -75,11 +77,12 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder's shape.
+    """A decoder's shape and settings.
 
-    ``kinds``: the kinds of layers. ``kind_of``: for each layer its index in ``kinds``. ``max_context``: the
-    most tokens of a sequence. ``eos_ids``: end tokens of ``config.json`` and ``generation_config.json``
-    together. ``dtype``: type of the stored weights; None if the file does not say. ``inside``: the multimodal
+    ``kinds``: the kinds of layers. ``kind_of``: for each layer its index in ``kinds``. ``mlp_size``: the
+    width inside the MLP. ``max_context``: the most tokens of a sequence. ``tied_head``: the output head is
+    the embedding. ``eos_ids``: end tokens of ``config.json`` and ``generation_config.json`` together.
+    ``dtype``: type of the stored weights; None if the file does not say. ``inside``: the multimodal
     architecture that contains the decoder; None: the checkpoint is a decoder alone. ``notes``: lines that an
     operator should read at start.
     """
@@ -176,8 +179,8 @@ def read_config(folder: Path, max_context: int | None = None) -> ModelConfig:
 
 
 def _decoder(stated: Fields) -> tuple[Multimodal | None, Family, Fields]:
-    """The multimodal architecture around the decoder (None: there is none), the decoder's family, and the
-    fields of ``config.json`` that describe the decoder."""
+    """Find the decoder in ``config.json``: the multimodal architecture around it (None: there is none), its
+    family, and the fields that describe it. Raises `UnsupportedArchitecture`."""
     path, named = stated.path, stated.get("architectures") or []
     names = named if isinstance(named, list) else [named]
     kind = stated.get("model_type")
@@ -246,7 +249,7 @@ def _method(name: str, given: Any) -> str:
 
 
 def _notes(stated: Fields, inside: Multimodal | None) -> list[str]:
-    """Lines for the operator: code in the checkpoint that is not run, and parts of a multimodal model that
+    """Lines for the operator: that code in the checkpoint is not run, and which parts of a multimodal model
     are not served."""
     notes = []
     if stated.get("auto_map"):
@@ -257,7 +260,8 @@ def _notes(stated: Fields, inside: Multimodal | None) -> list[str]:
 
 
 def _window_notes(given: Fields, family: Family, context: int) -> list[str]:
-    """A note if the file sets a sliding window that the family ignores: transformers' cache does apply it."""
+    """Lines for the operator (one or none): the file sets a sliding window that the family ignores, but
+    transformers' cache applies. ``context``: the most tokens of a sequence."""
     window = given.get("sliding_window")
     if "sliding_window" in family.defaults or type(window) is not int or window >= context:
         return []
@@ -268,8 +272,8 @@ def _window_notes(given: Fields, family: Family, context: int) -> list[str]:
 
 
 def _read_by(family: Family, fields: Fields, inside: Multimodal | None) -> Fields:
-    """The fields that this family reads, with its defaults. Raises `UnsupportedArchitecture` for a setting
-    that the decoder does not compute."""
+    """The fields of the decoder as its family reads them: with the family's defaults and usual names. Raises
+    `UnsupportedArchitecture` for a setting that the decoder does not compute."""
     for name in (*UNSERVED, *family.unserved, *(inside.unserved if inside else ())):
         if fields.get(name):
             raise UnsupportedArchitecture(
@@ -369,8 +373,8 @@ def _window(fields: Fields) -> int | None:
 
 
 def _rotated(fields: Fields, layers: int) -> Sequence[bool]:
-    """For each layer, whether it has rotary positions: by ``no_rope_layers`` (1: yes, 0: no), else all layers
-    but every ``no_rope_layer_interval``-th."""
+    """For each layer, whether it has rotary positions: by the field ``no_rope_layers`` (1: yes, 0: no);
+    without it all layers but every ``no_rope_layer_interval``-th (0: all)."""
     marks = fields.get("no_rope_layers")
     if marks is None:
         period = fields.integer("no_rope_layer_interval", least=0)
@@ -385,9 +389,10 @@ def _rotated(fields: Fields, layers: int) -> Sequence[bool]:
 def _sliding(
     fields: Fields, layers: int, window: int | None, rotated: Sequence[bool] | None
 ) -> Sequence[bool]:
-    """For each layer, whether it has a window: by ``layer_types``; without that, the layers that are not
-    ``rotated``; if that is None, all layers from ``max_window_layers`` on but every
-    ``sliding_window_pattern``-th."""
+    """For each layer, whether it has a sliding window: by the field ``layer_types``; without it, and with
+    ``rotated``, the layers without rotary positions; with neither, all layers from ``max_window_layers`` on
+    but every ``sliding_window_pattern``-th. If ``window`` is None no layer has one. Raises ``ConfigInvalid``,
+    ``UnsupportedArchitecture``."""
     types = fields.get("layer_types")
     if types is None and rotated is not None:
         return [window is not None and not turns for turns in rotated]
@@ -418,10 +423,10 @@ _BOUNDS = {  # name: (least, most, whether the least itself is allowed)
 
 
 def read_defaults(folder: Path) -> SamplingDefaults:
-    """The sampling parameters in a model's ``generation_config.json``; greedy without the file.
+    """The default sampling parameters in a model's ``generation_config.json``; greedy without the file.
 
-    As in transformers' ``generate``: without ``do_sample`` sampling is greedy, but the repetition penalty still
-    applies. A field that is absent has no effect.
+    As in transformers' ``generate``: without ``do_sample`` sampling is greedy, but the repetition penalty
+    still applies. A field that is absent has no effect.
 
     Raises:
         ConfigInvalid: the file is not JSON, or a field out of bounds; the message names both.

@@ -22,11 +22,12 @@ from .weights import DecoderWeights, LayerWeights
 
 @dataclass(frozen=True, slots=True)
 class _LayerPlan:
-    """What a layer needs beside its weights.
+    """What the decoder needs to compute a layer, beside the layer's weights.
 
-    ``kind``: its index in `ModelConfig.kinds`, which is also its KV group. ``number``: its index in that group.
-    ``next_norm``: the weight of the norm that is applied to its output: the first norm of the next layer, or
-    the final norm; None: no norm.
+    ``kind``: the layer's index in `ModelConfig.kinds`, which is also its KV group. ``number``: its index in
+    that group. ``attention``, ``head_norm``: the settings of its attention and of the norm of queries and
+    keys (None: no norm). ``next_norm``: the weight of the norm that is applied to its output: the first norm
+    of the next layer, or the final norm; None: no norm.
     """
 
     kind: int
@@ -38,16 +39,15 @@ class _LayerPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Turns:
-    """The rotary inputs of a step for one kind of layer: ``angles``, cos and sin for each token, and the factor
-    on queries (None: 1).
-    """
+    """The rotary inputs (RoPE) of a step for one kind of layer: ``angles``, cos and sin for each token;
+    ``query_scale``, the factor on each token's queries, None: 1."""
 
     angles: tuple[Tensor, Tensor]
     query_scale: Tensor | None
 
 
 class Decoder:
-    """Computes hidden states and logits; stores K and V in the given arenas."""
+    """Computes hidden states and logits of a step's tokens; stores their K and V in the given arenas."""
 
     def __init__(
         self,
@@ -56,7 +56,9 @@ class Decoder:
         kernels: Kernels = backend,
         key_scale: float = 1.0,
     ) -> None:
-        """``key_scale``: the factor that attention multiplies scores by, as in `KVFormat`."""
+        """``weights``: as `weights.assemble` makes them. ``kernels``: the backend that computes.
+        ``key_scale``: the factor that stored keys have to be multiplied by; attention multiplies its scores
+        by it instead."""
         self.config = config
         self.key_scale = key_scale
         self.weights = weights
@@ -77,14 +79,14 @@ class Decoder:
         return self.weights.embedding.dtype
 
     def computing_by(self, kernels: Kernels) -> Decoder:
-        """The same decoder on another backend."""
+        """The same decoder, computing with another backend."""
         return Decoder(self.config, self.weights, kernels, self.key_scale)
 
     def hidden(self, ids: Tensor, batch: PagedBatch, arenas: Sequence[Tensor]) -> Tensor:
         """Normed hidden states ``[tokens, hidden]`` of ``ids`` int64 ``[tokens]``; stores their K and V.
 
-        ``batch``: which tokens belong to which sequence, and its block table. ``arenas``: one per kind of
-        layer, ``[block, layer, k|v, head, slot, dim]`` in the decoder's dtype or a narrower one.
+        ``batch``: which tokens belong to which sequence, and each sequence's block table. ``arenas``: one per
+        kind of layer, ``[block, layer, k|v, head, slot, dim]`` in the decoder's dtype or a narrower one.
         """
         residual = F.embedding(ids, self.weights.embedding)
         if self._embedding_scale != 1.0:
@@ -105,7 +107,7 @@ class Decoder:
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """fp32 ``[rows, vocab]`` of normed hidden states ``[rows, hidden]``."""
+        """The logits of normed hidden states ``[rows, hidden]``: fp32 ``[rows, vocab]``."""
         logits, scales = self.kernels.linear(hidden, self.weights.head).float(), self.config.scales
         if scales.logits != 1.0:
             logits = logits / scales.logits
@@ -136,8 +138,8 @@ class Decoder:
     ) -> tuple[Tensor, Tensor]:
         """Add a sublayer's output ``x`` to ``residual``; returns the sum and the next sublayer's input.
 
-        ``after``: the weight of the norm of ``x`` before it is added. ``before``: that of the norm of the next
-        sublayer's input. None: no norm.
+        ``after``: the weight of the norm of ``x`` before it is added. ``before``: the weight of the norm of
+        the next sublayer's input. None: no norm.
         """
         if after is not None:
             x = self.kernels.rms_norm(x, after, self.config.norm_eps)

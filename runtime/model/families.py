@@ -14,8 +14,8 @@ from typing import Any, Literal
 class Norms:
     """The names of a layer's norms in the checkpoint; None for a norm that the layer does not have.
 
-    ``before_*``: norms of a sublayer's input. ``after_*``: norms of a sublayer's output, before it is added to
-    the residual.
+    ``before_*``: the norm of a sublayer's input. ``after_*``: the norm of a sublayer's output, before it is
+    added to the residual.
     """
 
     before_attention: str | None = "input_layernorm"

@@ -19,7 +19,7 @@ LARGEST_FLOAT = sys.float_info.max  # JSON may have larger integers
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``.
+    """The JSON object in the file ``path``.
 
     Raises:
         ConfigInvalid: missing, not readable, not JSON, or not an object.
@@ -71,7 +71,7 @@ class Fields:
     inside: str = ""
 
     def get(self, name: str) -> Any:
-        """The raw value of a field; its default if it is absent or null; None without a default."""
+        """The raw value of the field ``name``; its default if it is absent or null; None without a default."""
         value = self.values.get(name)
         return self.defaults.get(name) if value is None else value
 
@@ -125,7 +125,8 @@ class Fields:
         return value
 
     def object(self, name: str) -> Fields | None:
-        """The object in field ``name``; None if absent or null. Raises ConfigInvalid for any other type."""
+        """The object in the field ``name``, without defaults; None if the field is absent or null. Raises
+        ConfigInvalid for any other type."""
         value = self.get(name)
         if value is None:
             return None
@@ -134,7 +135,7 @@ class Fields:
         return Fields(self.path, value, {}, f"{self.inside}{name}.")
 
     def wrong(self, name: str, cause: str) -> ConfigInvalid:
-        """The error for the field ``name``, to be raised by the caller."""
+        """Make the error that says what is wrong with the field ``name``: ``cause``. The caller raises it."""
         return ConfigInvalid(f"{self.path}: {self.inside}{name}: {cause}")
 
     def _given(self, name: str) -> bool:

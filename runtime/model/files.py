@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class ModelFiles(Protocol):
-    """The describing files of one model. ``path``: the model's folder or GGUF file."""
+    """The files that describe one model, such as ``config.json``, by name. ``path``: the model's folder or
+    GGUF file."""
 
     path: Path
 
@@ -33,7 +34,7 @@ class ModelFiles(Protocol):
 
 
 class FolderFiles:
-    """A Hugging Face folder."""
+    """The describing files of a model in a Hugging Face folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,7 +52,7 @@ class FolderFiles:
 
 
 class GGUFFiles:
-    """A GGUF file. The files of a folder are made from its metadata."""
+    """The describing files of a model in a GGUF file, each made from the file's metadata."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,5 +88,5 @@ class GGUFFiles:
 
 
 def files_of(path: Path) -> ModelFiles:
-    """The files of the model in a folder, or in a GGUF file."""
+    """The describing files of the model at ``path``: a folder, or a GGUF file."""
     return GGUFFiles(path) if path.is_file() else FolderFiles(path)

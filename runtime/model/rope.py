@@ -31,11 +31,12 @@ _DEFAULTS = {"beta_fast": 32, "beta_slow": 1, "truncate": True}
 class RopeConfig:
     """Rotary settings of one kind of layer.
 
-    ``kind``: a key of `ROPE_KINDS`. ``dim``: how many numbers of a head are rotated. ``gain``: the factor on
-    cos and sin. ``factor``: how many times longer the context is than the ``original`` trained positions.
-    ``beta_fast``, ``beta_slow``, ``truncate``: the ends of yarn's ramp in rotations, and whether they are
-    rounded. ``low_freq_factor``, ``high_freq_factor``: llama3's bounds in rotations. ``divisors``: longrope's
-    divisors, one per frequency. ``query_growth``: ``growth`` in `Rope.query_scale`.
+    ``kind``: a key of `ROPE_KINDS`, or ``none`` (no rotation). ``theta``: the base of the frequencies.
+    ``dim``: how many numbers of a head are rotated. ``gain``: the factor on cos and sin. ``factor``: how many
+    times longer the context is than the ``original`` trained positions. ``beta_fast``, ``beta_slow``,
+    ``truncate``: the ends of yarn's ramp in rotations, and whether they are rounded. ``low_freq_factor``,
+    ``high_freq_factor``: llama3's bounds in rotations. ``divisors``: longrope's divisors, one per frequency.
+    ``query_growth``: how strongly queries grow with their position (`Rope.query_scale`); 0: not.
     """
 
     kind: str
@@ -59,8 +60,8 @@ UNROTATED = RopeConfig("none", 1.0, 2)
 
 @dataclass(frozen=True, slots=True)
 class Ropes:
-    """The rotary settings of a model's layers without and with a window, and the ``context``: the most
-    positions that the settings of layers without a window allow.
+    """The rotary settings of a model: ``full``, of layers without a window, and ``sliding``, of layers with
+    one. ``context``: the most positions that those of layers without a window allow.
 
     ``notes``: lines for the operator that say where the output differs from that of transformers.
     """
@@ -72,14 +73,15 @@ class Ropes:
 
 
 def read_ropes(fields: Fields, family: Family, head_dim: int, max_context: int | None) -> Ropes:
-    """Read the rotary settings in ``fields``. ``max_context``: the most tokens of a sequence to serve; None: as
-    many as the model allows.
+    """Read the rotary settings in ``fields``, for heads of ``head_dim`` numbers. ``max_context``: the most
+    tokens of a sequence to serve; None: as many as the model allows.
 
-    Settings are spelled in one of three ways: ``rope_theta`` with ``rope_scaling``; ``rope_parameters``, as in
-    transformers 5; or ``rope_parameters`` with one object for each layer type.
+    Settings are spelled in one of three ways: ``rope_theta`` with ``rope_scaling``; ``rope_parameters``, as
+    in transformers 5; or ``rope_parameters`` with one object for each layer type.
 
     Raises:
-        ConfigInvalid, UnsupportedArchitecture
+        ConfigInvalid: a field is missing, out of bounds, or contradicts another.
+        UnsupportedArchitecture: the decoder does not compute these settings.
     """
     new, scaling = fields.object("rope_parameters"), fields.object("rope_scaling")
     nested = new is not None and any(new.get(kind) is not None for kind in LAYER_TYPES)
@@ -114,9 +116,10 @@ def read_ropes(fields: Fields, family: Family, head_dim: int, max_context: int |
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """One object of rotary settings. ``given``: the object inside ``fields``; None: there is none.
+    """One object of rotary settings in ``config.json``. ``given``: the object inside ``fields``; None: there
+    is none.
 
-    ``theta``: the name of the field for theta.
+    ``fields``: the fields around it. ``theta``: the name of the field for theta.
     """
 
     fields: Fields
@@ -148,20 +151,21 @@ class _Source:
 
     @property
     def inner(self) -> Fields:
-        """The object of rotary settings, with defaults for absent fields."""
+        """The object of rotary settings, with defaults for fields that are absent in it."""
         given = self.given or Fields(self.fields.path, {}, {})
         beside = {"rope_theta": self.fields.get(self.theta), "rope_type": given.get("type") or "default"}
         return Fields(given.path, given.values, {**_DEFAULTS, **beside}, given.inside)
 
     def context(self, rope: RopeConfig) -> int:
-        """The most positions that the model allows: those stated; with dynamic and yarn often more."""
+        """How many positions the model allows: those stated; with dynamic and yarn, the trained ones times
+        the factor if these are more."""
         if rope.kind in ("dynamic", "yarn"):
             return max(self.stated, int(min(rope.original * rope.factor, LARGEST)))
         return self.stated
 
     def notes(self, rope: RopeConfig, served: int) -> tuple[str, ...]:
-        """One line for each way in which the output within ``served`` tokens differs from that of transformers,
-        with what to set to get the same output."""
+        """Lines for the operator: one for each way in which the output within ``served`` tokens differs from
+        that of transformers, with what to set to get the same output."""
         notes = []
         if rope.kind == "longrope" and served > rope.original:
             notes.append(
@@ -179,7 +183,7 @@ class _Source:
 
     @property
     def stated(self) -> int:
-        """The number of positions that the file states."""
+        """The number of positions that the file states (``max_position_embeddings``)."""
         return self.fields.integer("max_position_embeddings")
 
     @property
@@ -254,10 +258,11 @@ def _mscale(factor: float, weight: float) -> float:
 
 
 def _read_longrope(source: _Source, dim: int) -> Mapping[str, Any]:
-    """One set of divisors for all sequences: the long one if more than the trained context will be served.
+    """The fields of a longrope `RopeConfig`, with one set of divisors for all sequences: the long one if more
+    than the trained context will be served, else the short one.
 
-    transformers changes from the short to the long set when a sequence passes the trained length. Cached
-    keys cannot change, so this keeps one set, as vLLM does.
+    transformers changes from the short to the long set when a sequence passes the trained length. Cached keys
+    cannot change, so this keeps one set, as vLLM does.
     """
     inner, stated, original = source.inner, source.stated, source.original
     long, short = (inner.numbers(name, dim // 2) for name in ("long_factor", "short_factor"))
@@ -279,7 +284,8 @@ ROPE_KINDS: Mapping[str, Callable[[_Source, int], Mapping[str, Any]]] = {
     "yarn": _read_yarn,
     "longrope": _read_longrope,
 }
-"""The served kinds; each function reads the fields of `RopeConfig` that its kind has beside theta and dim."""
+"""The served kinds of rotary settings. Each function reads the fields of `RopeConfig` that its kind has
+beside theta and dim."""
 
 
 # --- angles -------------------------------------------------------------------------------------------------
@@ -287,10 +293,11 @@ ROPE_KINDS: Mapping[str, Callable[[_Source, int], Mapping[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Computes angles. ``frequencies``: radians per position, fp32 ``[dim / 2]``.
+    """Computes the rotary angles of positions. ``frequencies``: radians per position, fp32 ``[dim / 2]``.
 
-    ``exponents``: the period of a pair is theta to the power of its exponent; fp32 ``[dim / 2]``. Both tensors
-    are on the computing device: angles are made in every step, and a copy from the host would wait for it.
+    ``exponents``: the period of a pair of numbers is theta to the power of its exponent; fp32 ``[dim / 2]``.
+    Both tensors are on the computing device: angles are made in every step, and a copy from the host would
+    wait for it.
     """
 
     config: RopeConfig
@@ -298,7 +305,8 @@ class Rope:
     exponents: Tensor
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cos and sin of int64 ``positions`` ``[tokens]``, each ``[tokens, dim]``; both halves are equal."""
+        """Cos and sin of the angles at int64 ``positions`` ``[tokens]``, each ``[tokens, dim]`` in ``dtype``;
+        the two halves of the last axis are equal."""
         stretched = self.config.kind == "dynamic"
         frequencies = self._by_length(positions) if stretched else self.frequencies
         angles = positions[:, None].float() * frequencies
@@ -306,9 +314,11 @@ class Rope:
         return (angles.cos() * self.config.gain).to(dtype), (angles.sin() * self.config.gain).to(dtype)
 
     def query_scale(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """The factor on rotated queries at ``positions``, ``[tokens, 1, 1]``; None if all factors are 1.
+        """The factor on rotated queries at ``positions``, ``[tokens, 1, 1]`` in ``dtype``; None if all
+        factors are 1.
 
-        ``1 + growth * log(1 + floor(position / original))``, as in Llama 4.
+        ``1 + query_growth * log(1 + floor(position / original))`` with the numbers of the config, as in Llama
+        4.
         """
         if not self.config.query_growth:
             return None
@@ -316,8 +326,8 @@ class Rope:
         return (1 + self.config.query_growth * torch.log(1 + stretches)).to(dtype)[:, None, None]
 
     def _by_length(self, positions: Tensor) -> Tensor:
-        """Dynamic NTK: for each token the frequencies of a sequence that ends with it, ``[tokens, dim /
-        2]``.
+        """The frequencies of dynamic NTK: for each token those of a sequence that ends with it, ``[tokens,
+        dim / 2]``.
 
         They depend on the position only, so that cached keys stay valid. transformers does the same for a
         token that it generates with a cache; for a prompt longer than the trained context it uses the
@@ -331,7 +341,7 @@ class Rope:
 
 
 def make_rope(config: RopeConfig, device: torch.device) -> Rope:
-    """Compute the frequencies of ``config`` on ``device``."""
+    """Make the `Rope` of ``config``, with its frequencies on ``device``."""
     exponents = torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim
     frequencies = _FREQUENCIES[config.kind](config, config.theta**exponents)
     return Rope(config, frequencies.to(device), exponents.to(device))
@@ -380,7 +390,7 @@ _FREQUENCIES: Mapping[str, Callable[[RopeConfig, Tensor], Tensor]] = {
 
 
 def _ramp(config: RopeConfig) -> Tensor:
-    """How far each frequency is stretched, from 0 for high ones to 1 for low ones, ``[dim / 2]``."""
+    """How far yarn stretches each frequency, fp32 ``[dim / 2]``: from 0 for high ones to 1 for low ones."""
 
     def pair_that_turns(rotations: float) -> float:
         turns = config.original / (rotations * 2 * math.pi)

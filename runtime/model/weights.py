@@ -20,8 +20,8 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The tensor ``name`` of a checkpoint. Its values become rows ``[row, row + shape[0])`` of the decoder's
-    tensor ``into``.
+    """A tensor of a checkpoint and its place in the decoder: the values of the tensor ``name`` become the
+    rows ``[row, row + shape[0])`` of the decoder's tensor ``into``.
 
     ``fields``: the configuration fields that decide the shape, for errors. ``offset``: added to the stored
     values.
@@ -37,10 +37,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Matrices are ``[out, in]``; biases and norms that the model does not have are None.
+    """The weights of one layer. Matrices are ``[out, in]``; biases and norms that the model does not have are
+    None.
 
-    ``before_*``: norms of a sublayer's input; ``after_*``: of its output. ``head_norm``: of queries and keys
-    together, ``[q_heads + kv_heads, head_dim]``.
+    ``before_*``: the norm of a sublayer's input; ``after_*``: of its output. ``head_norm``: of queries and
+    keys together, ``[q_heads + kv_heads, head_dim]``.
     """
 
     before_attention: Tensor | None
@@ -60,7 +61,8 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """The whole decoder. ``embedding``, ``head``: ``[vocab, hidden]``, the same tensor if they are tied."""
+    """The weights of the whole decoder. ``embedding``, ``head``: ``[vocab, hidden]``, the same tensor if they
+    are tied. ``norm``: the final norm."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -69,7 +71,7 @@ class DecoderWeights:
 
 
 def pieces_of(config: ModelConfig) -> tuple[Piece, ...]:
-    """All tensors that a checkpoint of this shape must hold."""
+    """The tensors that a checkpoint of this shape must hold, all of them, and what becomes of each."""
     hidden = config.hidden_size
     table = (config.vocab_size, hidden)
     pieces = [Piece(EMBEDDING, table, "embedding", fields="vocab_size, hidden_size")]
@@ -83,15 +85,16 @@ def pieces_of(config: ModelConfig) -> tuple[Piece, ...]:
 
 
 def may_be_ignored(name: str, config: ModelConfig) -> bool:
-    """Whether the stored tensor ``name`` may be left unread: it is the copy of a tied head, stored rotary
-    frequencies, or of another part of a multimodal checkpoint."""
+    """Whether the stored tensor ``name`` may be left unread: the head if it is tied to the embedding, stored
+    rotary frequencies, or a tensor of another part of a multimodal checkpoint."""
     if config.inside is not None and name.startswith(config.inside.skipped):
         return True
     return name.endswith(".rotary_emb.inv_freq") or (config.tied_head and name == HEAD)
 
 
 def text_name(name: str, config: ModelConfig) -> str:
-    """The name that a stored tensor would have in a checkpoint of the decoder alone."""
+    """The name that the stored tensor ``name`` would have in a checkpoint of the decoder alone: another one
+    only in a multimodal checkpoint."""
     names = {} if config.inside is None else config.inside.text_names
     for stored, alone in names.items():
         if name.startswith(stored):
@@ -100,7 +103,7 @@ def text_name(name: str, config: ModelConfig) -> str:
 
 
 def allocate(pieces: tuple[Piece, ...], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Uninitialised tensors that the pieces will fill, by ``Piece.into``."""
+    """Uninitialised tensors that the pieces will fill, by their names in the decoder (``Piece.into``)."""
     rows: dict[str, int] = {}
     for piece in pieces:
         rows[piece.into] = max(rows.get(piece.into, 0), piece.row + piece.shape[0])
@@ -112,7 +115,7 @@ def allocate(pieces: tuple[Piece, ...], device: torch.device, dtype: torch.dtype
 
 
 def assemble(config: ModelConfig, tensors: Mapping[str, Tensor]) -> DecoderWeights:
-    """The decoder's weights, from the tensors of `allocate` after they were filled."""
+    """The decoder's weights, from the filled tensors of `allocate`."""
     embedding = tensors["embedding"]
     return DecoderWeights(
         embedding=embedding,

@@ -33,14 +33,16 @@ LAST = 7
 """How many steps of a kind are remembered. Their median counts: now and then one takes three times as long."""
 
 LIGHT = 0.01
-"""The least share of a step's time that riding tokens are taken to cost: less cannot be measured."""
+"""The least share of a step's time that is charged to prefill of idle sequences in it: less cannot be
+measured."""
 
 FEW = 32  # prompt tokens in a step: fewer than these ride
 EVERY, SHARE = 13, 2 / 3
 PATIENCE = 7
 PROBE_EVERY = 32
 LEAST = 8
-"""The fewest tokens that are worth riding; so many ride before anything is measured."""
+"""The fewest tokens of idle sequences that are worth adding to a step of decodes; so many are added before
+anything is measured."""
 
 SOON, SOON_ENOUGH = 0.05, 0.2
 """How many seconds a step without turns may take: ``SOON``; ``SOON_ENOUGH`` if no other sequence could begin
@@ -121,7 +123,7 @@ class _Recent:
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=LAST)
         self.usual = 0.0
-        """Their median; 0 before the first."""
+        """The median of the measurements, in seconds; 0 before the first."""
 
     def took(self, seconds: float) -> None:
         """Add a measurement; the oldest one goes."""

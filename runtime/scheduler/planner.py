@@ -144,7 +144,7 @@ class Planner:
         return most >= min(room, len(keys)) or not self._block_manager.transfers.waiting
 
     def _at_once(self, blocks: int) -> int:
-        """How many blocks may be restored in this step, if ``blocks`` can be; perhaps more than that.
+        """The most blocks that this step may restore for a sequence that has ``blocks`` blocks to restore.
 
         Restored blocks evict other blocks from the device, and these need slots in the host tier. When it is
         full, only a part is restored per step, so that evicted blocks get the slots that earlier restores

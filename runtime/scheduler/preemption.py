@@ -218,8 +218,8 @@ class Preemption:
         yield from self._ends(blocks, (held for held, _ in leased))
 
     def _before(self, blocks: int, sequence: Sequence, now: float) -> Iterator[_Victim]:
-        """The idle sequences that give up blocks before ``sequence`` does, an idle one itself, as victims
-        (`_idle`). It ends at the first victim that has a row in the step being planned."""
+        """Yield, as victims, the idle sequences that give up blocks before ``sequence``, an idle one itself,
+        does. It ends at the first victim that has a row in the step being planned."""
         step = self._counters.steps + 1
         before = takewhile(lambda victim: victim[0] is not sequence, self._idle(blocks, now))
         return takewhile(lambda victim: step not in victim[0].in_flight, before)

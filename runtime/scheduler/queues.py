@@ -155,7 +155,8 @@ class Queues:
 
     @property
     def leaderless(self) -> bool:
-        """Whether the first place is free: the turn that had it is over."""
+        """Whether the first place, in which a turn is never preempted, is free: the turn that had it is
+        over."""
         leader = self._leader
         return leader is None or self.running.get(leader.id) is not leader or leader.turn is not self._leads
 
