@@ -88,8 +88,9 @@ class Policy(ABC):
     def idle_victim(self, idle: Iterable[Sequence], longest: Sequence, now: float) -> Sequence:
         """The one of ``idle`` that loses its KV next. By default ``longest``.
 
-        ``idle``: sequences that hold blocks, without a turn and without a lease, in no order. ``longest``: the one
-        expected to stay idle longest. ``now``: seconds, by the clock of ``Sequence.used`` and ``Sequence.returns``.
+        ``idle``: sequences that hold blocks, without a turn and without a lease, in no order. ``longest``: the
+        one expected to stay idle longest. ``now``: seconds, by the clock of ``Sequence.used`` and
+        ``Sequence.returns``.
         """
         return longest
 
