@@ -261,9 +261,9 @@ class Chat:
         return TextInput(self._connection, call_id=call.call_id)
 
     async def cancel(self) -> None:
-        """Cancel the running turn; its text so far stays in the conversation, and it begins no further round.
-        Returns when the cancel is sent, before the reply has ended. Responses out of band go on. Does nothing
-        if nothing runs."""
+        """Cancel the running turn; its text so far stays in the conversation, and it asks for no further
+        response. Returns when the cancel is sent, before the reply has ended. Responses out of band go on. Does
+        nothing if no turn runs."""
         current = self._reader()
         if isinstance(current, Turn | Run):
             current.stop()
@@ -273,7 +273,7 @@ class Chat:
     async def interrupt(self, heard: int | str | None = None) -> str:
         """Cut the last reply, whether it runs or is over, after what the user has heard or seen of it. Returns
         the text that stays: the model remembers no more of that reply. A running reply is cancelled, and its
-        turn begins no further round.
+        turn asks for no further response.
 
         `heard`: how many characters of the reply's text (Unicode code points), or the beginning of the text
         itself; None: as much as was read here. It may be called from the loop that reads the turn, from another
@@ -547,14 +547,16 @@ class Chat:
         return leased
 
     async def stage(self) -> server.SessionStaged:
-        """Restore the session's KV to the device now, because the next turn comes soon. Returns when that is
-        done, with how much came from where. Raises `ServerError`, `ChatBusy`."""
+        """Restore the session's KV to the device now, because the next turn comes soon. Returns, when that is
+        done, how many tokens are there, from where they came (disk, host, or recomputed), and how long it took.
+        Raises `ServerError`, `ChatBusy`."""
         await self._idle()
         return await self._connection.request(client.SessionStage(), server.SessionStaged)
 
     async def settle(self, tier: Literal["host", "disk"] = "disk") -> server.SessionSettled:
         """Offload the session's KV to `tier` now, and free it on the device, because the next turn is far.
-        Returns when that is done, with how much is kept. Raises `ServerError`, `ChatBusy`."""
+        Returns, when that is done, how many tokens have KV in all tiers together, the lowest tier that holds
+        some, and how long it took. Raises `ServerError`, `ChatBusy`."""
         await self._idle()
         return await self._connection.request(client.SessionSettle(tier=tier), server.SessionSettled)
 

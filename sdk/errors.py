@@ -62,7 +62,7 @@ class FrameError(SDKError):
 
 
 class FrameMalformed(FrameError):
-    """Not JSON, not UTF-8, not an object, or nested too deep."""
+    """The frame is not JSON, not UTF-8, not an object, or nested too deep."""
 
     code = "invalid_json"
 
@@ -74,31 +74,32 @@ class FrameTooLarge(FrameError):
 
 
 class FieldUnknown(FrameError):
-    """A field that is not in the standard and not ours."""
+    """A frame has a field that is neither in OpenAI's standard nor one of ours."""
 
     code = "unknown_parameter"
 
 
 class FieldUnsupported(FrameError):
-    """A field, value or event of the standard that is not served; listed in `frames.unserved`."""
+    """A frame has a field, value or event of OpenAI's standard that this server does not serve; listed in
+    `frames.unserved`."""
 
     code = "unsupported_field"
 
 
 class FieldMissing(FrameError):
-    """A required field is missing."""
+    """A frame lacks a required field."""
 
     code = "missing_required_parameter"
 
 
 class FieldMistyped(FrameError):
-    """A field of the wrong JSON type."""
+    """A field of a frame has the wrong JSON type."""
 
     code = "invalid_type"
 
 
 class FieldInvalid(FrameError):
-    """A field of the right type with a value that is not allowed."""
+    """A field of a frame has the right type and a value that is not allowed."""
 
     code = "invalid_value"
 

@@ -72,7 +72,7 @@ class Reply:
         self._first_ids = set(self._sent.events)
         self._create_id: str | None = None
         self.given_up = False
-        """Whether reading was cancelled, and not taken up again."""
+        """Whether the task that read the response was cancelled, and reading was not taken up again."""
         self._began = 0.0
         self._first_output: float | None = None
         self._logprobs: list[TokenLogprob] = []

@@ -153,7 +153,8 @@ class SyncChat:
 
     def interrupt(self, heard: int | str | None = None) -> str:
         """`Chat.interrupt`: cut the last reply after what the user has heard of it; returns the text that
-        stays."""
+        stays. `heard`: a number of characters, or the beginning of the text itself; None: as much as was read
+        here."""
         return self._portal.call(self.chat.interrupt, heard)
 
     def rewind(self, to: AnyItem | str | int) -> server.SessionRewound:
@@ -162,8 +163,8 @@ class SyncChat:
         return self._portal.call(self.chat.rewind, to)
 
     def fork(self, children: int = 1, at: AnyItem | str | None = None) -> list[SyncChat]:
-        """`Chat.fork`: new sessions that go on from here, or from the item `at`. They are closed with this
-        chat."""
+        """`Chat.fork`: make `children` new sessions that go on from here, or from behind the item `at` (or the
+        item with that id). They are closed with this chat."""
         return [SyncChat(self._portal, child) for child in self._portal.call(self.chat.fork, children, at)]
 
     def compact(self, turns: int = 2, **overrides: Unpack[ResponseOptions]) -> SyncChat:
@@ -172,7 +173,8 @@ class SyncChat:
         return SyncChat(self._portal, self._portal.call(lambda: self.chat.compact(turns, **overrides)))
 
     def add(self, item: AnyItem, previous_item_id: str | None = None) -> AnyItem:
-        """`Chat.add`: add an item to the conversation; returns it as the server has it."""
+        """`Chat.add`: add `item` to the conversation, at the end or after the item `previous_item_id`
+        (`"root"`: at the beginning); returns it as the server has it."""
         return self._portal.call(self.chat.add, item, previous_item_id)
 
     def answer(self, call: FunctionCallItem, output: str) -> AnyItem:
@@ -182,7 +184,8 @@ class SyncChat:
     def update(
         self, *, tools: Iterable[ToolLike] | None = None, **fields: Unpack[UpdateOptions]
     ) -> SessionResource:
-        """`Chat.update`: change fields and tools of the session; returns the whole configuration."""
+        """`Chat.update`: change the given fields of the session's configuration, and its tools (None: they
+        stay), for later turns; returns the whole configuration."""
         updated: SessionResource = self._portal.call(lambda: self.chat.update(tools=tools, **fields))
         return updated
 
@@ -195,11 +198,13 @@ class SyncChat:
         return self._portal.call(self.chat.lease, priority, ttl, returns_in)
 
     def stage(self) -> server.SessionStaged:
-        """`Chat.stage`: restore the session's KV to the device, and wait for it."""
+        """`Chat.stage`: restore the session's KV to the device, and wait for it. Returns how many tokens are
+        there, and from where they came (disk, host, or recomputed)."""
         return self._portal.call(self.chat.stage)
 
     def settle(self, tier: Literal["host", "disk"] = "disk") -> server.SessionSettled:
-        """`Chat.settle`: offload the session's KV to `tier`, and wait for it."""
+        """`Chat.settle`: offload the session's KV to `tier`, and wait for it. Returns how many tokens have KV
+        in all tiers together, and the lowest tier that holds some."""
         return self._portal.call(self.chat.settle, tier)
 
     def blocks(self) -> server.SessionBlocksListed:

@@ -58,14 +58,14 @@ class Turn:
         self._stopped = False
         self._over = False
         self.given_up = False
-        """Whether reading was cancelled, and not taken up again."""
+        """Whether the task that read the turn was cancelled, and reading was not taken up again."""
         self.rounds = Rounds()
         self.reply = Reply(connection, in_brief(steer) if steer else self._create, first, rounds=self.rounds)
-        """The response that was asked for last, or is to be."""
+        """The response of the turn that was asked for last, or that is asked for first."""
 
     @property
     def running(self) -> bool:
-        """Whether it has begun and is not over."""
+        """Whether the turn has begun and is not over."""
         return self._begun and not self._over
 
     def stop(self) -> None:

@@ -150,13 +150,13 @@ class Run:
         self.outputs = CallOutputs(connection, self.calls)
         self.rounds = Rounds()
         self.reply = Reply(connection, self._create, first, rounds=self.rounds)
-        """The response that was asked for last, or is to be."""
+        """The response of the run that was asked for last, or that is asked for first."""
 
     # --- as the chat sees a turn ---
 
     @property
     def running(self) -> bool:
-        """Whether it has begun and is not over."""
+        """Whether the run has begun and is not over."""
         return self._begun and not self._over
 
     def stop(self) -> None:
