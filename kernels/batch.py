@@ -185,9 +185,10 @@ def gathers_of(
 
 @dataclass(frozen=True, slots=True)
 class _HostGather:
-    """A `Gather` before its upload, without the mask. ``tiles``, ``blank``: as there. ``starts``: ``[rows]``,
-    the position of the first slot that is read for each row; empty if all are 0. ``span``: how many slots are
-    read per row."""
+    """A `Gather` before its upload, without the mask, as numpy arrays. ``tiles``: the indices of the KV tiles
+    (K or V of one head in one block) to read; ``blank``: the flat indices of the slots in them that hold no
+    token of the row. ``starts``: ``[rows]``, the position of the first slot that is read for each row; empty
+    if all are 0. ``span``: how many slots are read per row."""
 
     tiles: Ints
     blank: Ints

@@ -48,8 +48,9 @@ def by_largest(held: Mapping[int, int], queues: Mapping[int, Iterator[T]]) -> It
 
 
 class FairOrder:
-    """The eviction order of a tier's slots, shared by tenants: one `EvictionOrder` for each tenant, and among
-    them the rule above. ``slots``: how many slots the tier has."""
+    """The eviction order of a tier's slots, shared by tenants: the tenant that holds most gives up the next
+    slot; within each tenant the order is that of an `EvictionOrder`. ``slots``: how many slots the tier
+    has."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots

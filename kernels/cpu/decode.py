@@ -84,9 +84,13 @@ def _attend_span(query: Pointer, arena: Pointer, span: Any, following: Any, shap
 
 @inlined
 def _fetch_keys(arena: Pointer, span: Any, at: int, shape: Any) -> None:
-    """Prefetch into the processor's cache the keys of a span's block: block number ``at``, counted from the
-    span's first. Does nothing if the span has no such block. ``span``, ``shape``: as in `_attend_span`, where
-    a span is (first position, position behind the last, block table, offset in a block)."""
+    """Prefetch into the processor's cache the keys of one block of a span: block number ``at``, counted from
+    the span's first. Does nothing if the span has no such block.
+
+    ``span``: (first position, position behind the last, pointer to the row's block table, offset of layer and
+    head in a block). ``shape``: (query heads per KV head, kv_heads, head_dim, block_tokens, numbers of a
+    block).
+    """
     _, _, dim, slots, block_size = shape
     low, high, table, head_at = span
     block = low // slots + at

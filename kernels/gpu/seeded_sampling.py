@@ -74,8 +74,9 @@ def count_from(
     values_at: tl.tensor, ids_at: tl.tensor, width: tl.tensor, direct: tl.tensor, bound: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """How many of a row's keys (uint32 that sort as its logits, see `key_of`) are at least ``bound``.
-    ``values_at``, ``ids_at``, ``width``, ``direct``: the row, as in `tile_of`."""
+    """How many entries of a row have a key of at least ``bound``. A key is a uint32 that sorts as the logit
+    does (`key_of`). The row has ``width`` entries: the logits if ``direct``, else candidates that were
+    selected before, with the values ``values_at`` and the token ids ``ids_at``."""
     many = tl.zeros([TILE], tl.int32)
     for at in tl.range(0, width, TILE):
         keys, _ = tile_of(values_at, ids_at, at, width, direct, TILE)
@@ -97,9 +98,10 @@ def mass_above(
     values_at: tl.tensor, ids_at: tl.tensor, width: tl.tensor, direct: tl.tensor, bound: tl.tensor,
     best: tl.tensor, cold: tl.tensor, floor: tl.tensor, TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """The unnormalised probability (sum of `share_of`) of the tokens of a row with keys greater than
-    ``bound``. ``values_at``, ``ids_at``, ``width``, ``direct``: the row, as in `tile_of`; ``best``, ``cold``,
-    ``floor``: as in `share_of`."""
+    """The unnormalised probability (`share_of`) of all tokens of a row with keys greater than ``bound``. A
+    key is a uint32 that sorts as the logit does. The row has ``width`` entries: the logits if ``direct``,
+    else candidates with the values ``values_at`` and the token ids ``ids_at``. ``best``: the row's greatest
+    score (logit divided by the temperature ``cold``); scores below ``floor`` count 0."""
     mass = tl.zeros([TILE], tl.float64)
     for at in tl.range(0, width, TILE):
         keys, _ = tile_of(values_at, ids_at, at, width, direct, TILE)
@@ -212,9 +214,14 @@ def pick(
     room: tl.tensor, best: tl.tensor, cold: tl.tensor, floor: tl.tensor, target: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """The token to sample from one row: the first kept id with a cumulated mass above ``target``; the last
-    kept one if rounding leaves none. Kept are the tokens with a key above ``edge``, and of those at it the
-    first ``room``. The row and ``best``, ``cold``, ``floor``: as in `mass_above`."""
+    """The token to sample from one row: the first kept id with a cumulated probability (not normalised) above
+    ``target``; the last kept one if rounding leaves none. Kept are the tokens with a key above ``edge``, and
+    of those with that key the first ``room``; a key is a uint32 that sorts as the logit does.
+
+    The row has ``width`` entries: the logits if ``direct``, else candidates with the values ``values_at`` and
+    the token ids ``ids_at``. ``best``: its greatest score (logit divided by the temperature ``cold``); scores
+    below ``floor`` count 0.
+    """
     passed, before = target * 0, room * 0
     found, last = room * 0 + NONE, room * 0
     for at in tl.range(0, width, TILE):

@@ -23,9 +23,9 @@ class Located:
     """Where the blocks behind a sequence's computed tokens lie, up to the first that lies nowhere.
 
     ``first``: the number of the first of these blocks in the sequence. ``keys``, ``places``: of each, in
-    order; a place is one of the flags of this file. ``full``: how many of them are full; the one behind, if
-    there is one, is a partial last block. The sequence's last token is in none of them: its logits are
-    wanted, so that it is always computed.
+    order; a place is made of the flags DEVICE, HOST, DISK and SAVING. ``full``: how many of them are full;
+    the one behind, if there is one, is a partial last block. The sequence's last token is in none of them:
+    its logits are wanted, so that it is always computed.
     """
 
     first: int

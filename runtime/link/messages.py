@@ -156,8 +156,9 @@ class Truncate(Verb, frozen=True, tag="truncate"):
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
-    """How a sequence begins: without ``parent`` empty, under ``salt``, perhaps ``isolated``, all as in
-    `Open`; else as a fork that shares the first ``at`` tokens of ``parent``."""
+    """How a new sequence begins. Without ``parent``: empty; ``salt`` separates the tenants' cached blocks,
+    and with ``isolated`` it shares no step until it has sampled a token. Else: as a fork that shares the
+    first ``at`` tokens of the sequence ``parent``."""
 
     salt: bytes = b""
     isolated: bool = False

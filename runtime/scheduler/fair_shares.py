@@ -36,8 +36,9 @@ they alternate."""
 
 
 class FairShares(Policy):
-    """The policy described above. It keeps, for each tenant, how many tokens it was given, and its place in
-    the rotation."""
+    """The default policy: tenants share places, blocks and prompt tokens equally; inside a tenant the oldest
+    turn goes first. It keeps, for each tenant, how many tokens it was given, and its place in the rotation of
+    the first place."""
 
     steady = True
     by_tenant = True

@@ -19,8 +19,10 @@ to 123 in the traces we know."""
 
 
 class IdleEviction:
-    """The order in which idle sequences lose their KV: see the top of this file. All times are seconds by the
-    clock of ``Sequence.used`` and ``Sequence.returns``."""
+    """The order in which idle sequences lose their KV: the one that is likely to stay away longest goes
+    first. One that has said when it returns is away until then, or, t seconds late, for another t; any other
+    for `USUAL_ABSENCE`, and as long again as it has been away. All times are seconds by the clock of
+    ``Sequence.used`` and ``Sequence.returns``."""
 
     def __init__(self) -> None:
         # By id: the sequence, whether its return is known, and the time it is ordered by.

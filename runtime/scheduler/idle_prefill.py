@@ -50,8 +50,9 @@ a turn."""
 
 
 class IdlePrefill:
-    """Decides for each step how many tokens idle sequences may prefill in it. ``stretch``: how many times as
-    long they may make a step (see the top of this file); 1 or less: no limit."""
+    """Decides for each step how many tokens idle sequences may prefill in it, by the measured times of steps.
+    ``stretch``: how many times as long they may make a step that decodes, but for one in some that catches
+    up; 1 or less: no limit."""
 
     def __init__(self, stretch: float) -> None:
         self._stretch = stretch
