@@ -45,8 +45,8 @@ class Completer:
     language: Language
     places: asyncio.Semaphore
     most: int
-    """The number of places in ``places``: completions that may be with the engine at once, those that wait
-    there included."""
+    """The number of places in ``places``: completions that may be with the engine at once, running or in its
+    queue."""
     recovery_seconds: float = 0.0
 
 

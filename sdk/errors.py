@@ -68,7 +68,8 @@ class FrameMalformed(FrameError):
 
 
 class FrameTooLarge(FrameError):
-    """A frame has more bytes than allowed."""
+    """A frame has more bytes than the server takes: one that the client was about to send, or one that the
+    server received."""
 
     code = "frame_too_large"
 

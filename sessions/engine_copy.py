@@ -97,7 +97,8 @@ class _GrantedLease:
 
 
 _Parameters: TypeAlias = tuple[Sampling, TokenLimits, int]
-"""How to sample, the limits, and how many of the prompt's last tokens already belong to the reply."""
+"""How to sample, the limits, and how many of the prompt's last tokens this reply had sampled before its turn
+was begun again."""
 
 
 class EngineCopy:

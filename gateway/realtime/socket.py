@@ -90,7 +90,7 @@ class AttachedSession:
         self._gone = gone
 
     def moved(self) -> None:
-        """The session is not on this socket any more: call ``gone``."""
+        """Called when the session has left this socket for another one; passes it to the callback ``gone``."""
         self._gone(self)
 
 

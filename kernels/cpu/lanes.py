@@ -159,8 +159,9 @@ def product(columns: int, *, run: int, apart: int, fresh: bool) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def hide(typing: Any, scores: Any, first: Any, oldest: Any, newest: Any) -> Any:
-    """Intrinsic: mask the scores of one column (`LANES` queries) with the tile of keys that begins at
-    position ``first``: set those to `UNSEEN` that are of a position which the query does not see. ``oldest``,
+    """Intrinsic, returns nothing: mask the scores of one column (`LANES` queries) in place. ``scores``: pointer
+    to the scores with the tile of keys that begins at position ``first``. The scores of positions that the
+    query does not see are set to `UNSEEN`. ``oldest``,
     ``newest``: pointers to the first and last position that each lane's query sees, as int32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

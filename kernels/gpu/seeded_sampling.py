@@ -327,8 +327,8 @@ def log_probabilities(logits: Tensor, ids: Tensor, most: int) -> tuple[Tensor, T
 
 def _likeliest(logits: Tensor, most: int, chunk: dict[str, int], stretches: int) -> tuple[Tensor, Tensor]:
     """The ``most`` greatest logits of each row, the greatest first, and their token ids, both ``[rows,
-    most]``. ``chunk``: the launch arguments of the kernel that selects them; ``stretches``: into how many
-    stretches it cuts the vocabulary."""
+    most]``, for the log probabilities of a reply. ``chunk``: the launch arguments of the kernel that selects
+    them; ``stretches``: into how many stretches it cuts the vocabulary."""
     rows, vocab = logits.shape
     if not most or most > MOST_THINNED or not rows:
         best = logits.topk(most, dim=-1)

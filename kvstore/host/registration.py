@@ -26,8 +26,9 @@ AHEAD = 16
 
 
 class Registration:
-    """Registers the slots of ``memory`` with ``device``, a piece at a time. ``address``: where the memory
-    begins in this process. ``close`` unregisters all."""
+    """Registers (pins) the slots of ``memory`` with ``device`` in pieces: the first ones when it is made, the
+    others in a thread, ahead of the slots in use. ``address``: where the memory begins in this process.
+    ``close`` unregisters all."""
 
     def __init__(self, device: Device, memory: SlotMemory, address: int) -> None:
         whole_pages = memory.stride % PAGE == 0  # else two pieces would share a page

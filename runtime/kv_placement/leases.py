@@ -120,7 +120,8 @@ class Leases:
         return None if next_one == math.inf else max(0.0, next_one - now)
 
     def statistics(self) -> dict[str, float]:
-        """How many leases there are, and how many blocks and records they cover."""
+        """How many leases there are, how many blocks of the device they cover, and how many records of blocks
+        in the host tier."""
         leases = [held.lease for held in self._held.values() if held.lease is not None]
         blocks, records = sum(lease.blocks for lease in leases), sum(lease.records for lease in leases)
         return {"leases": len(leases), "leased_blocks": blocks, "leased_records": records}

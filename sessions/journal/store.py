@@ -335,7 +335,7 @@ class JournalStore:
         return removed
 
     def _compact_whole(self, victims: list[Log]) -> None:
-        """Compact these logs at once. Raises ``StorageUnavailable``."""
+        """Compact these logs to the end, without pauses for other work. Raises ``StorageUnavailable``."""
         self._abandon_compaction()
         try:
             self._compaction = Compaction(self.logs, self.sessions, victims)

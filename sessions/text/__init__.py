@@ -1,1 +1,2 @@
-"""Text and tokens: tokenizer, chat template, renderer, detokenizer, and what is known before text ends."""
+"""Text and tokens: tokenizer, chat template, renderer, detokenizer, and the tokens of text that is still
+being written."""
