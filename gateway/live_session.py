@@ -55,21 +55,24 @@ class SessionFace(Protocol):
         wait."""
 
     def ended(self, response: TurnResponse, error: Exception | None) -> None:
-        """The turn ``response`` is over. ``error``: what was raised while its events were read and sent; its
-        last event may not have come then. None if all events came."""
+        """Called when the turn ``response`` is over, to tell the client. ``error``: what was raised while its
+        events were read and sent; its last event may not have come then. None if all events came."""
 
     def detach(self) -> None:
-        """The client's connection is gone, or another one has taken the session: send nothing more to it."""
+        """Called when the client's connection is gone, or another one has taken the session: from now on
+        nothing is sent to it."""
 
     def alarm(self, fault: StorageUnavailable) -> None:
-        """The journal cannot write, because of ``fault``: tell the client if it waits for an acknowledgement.
-        Acknowledgements wait until the journal can write."""
+        """Called when the journal cannot write, because of ``fault``: tells the client if it waits for an
+        acknowledgement. Acknowledgements wait until the journal can write."""
 
     def recovered(self, lost_seconds: float) -> None:
-        """Tell the client that another engine has taken over, after ``lost_seconds`` without one."""
+        """Called when another engine has taken over, after ``lost_seconds`` without one: tells the client
+        that."""
 
     def going_away(self, seconds: float) -> None:
-        """Tell the client that the server takes no new turns, and closes the connection within ``seconds``."""
+        """Called before the server ends: tells the client that the server takes no new turns, and closes the
+        connection within ``seconds``."""
 
     async def flushed(self) -> None:
         """Wait until the client's connection has taken everything that was sent to it."""
@@ -176,7 +179,8 @@ class LiveSession:
             await self._running[response_id].cancel(reason)
 
     async def wait_ended(self, response_id: str | None) -> None:
-        """Wait until the turn with this id is over. Returns at once if it does not run, or the id is None."""
+        """Wait until the turn with this id is over. Returns without waiting if that turn does not run, or the
+        id is None."""
         if (reader := self._readers.get(response_id or "")) is not None:
             await asyncio.wait([reader])
 

@@ -69,7 +69,8 @@ class SessionConnection(Protocol):
         """The client for which the session's turns run."""
 
     def moved(self) -> None:
-        """The session is not on this connection any more: another connection has it now, or it was pruned."""
+        """Called when the session is not on this connection any more: another connection has it now, or it was
+        pruned."""
 
 
 class LiveSessions:
@@ -360,9 +361,9 @@ class LiveSessions:
     # --- leaving --------------------------------------------------------------------------------------------
 
     def left(self, live: LiveSession, connection: SessionConnection) -> None:
-        """The connection of the session ``live`` is gone. If a client may come back, the session stays in
-        memory until its lease ends; otherwise it is closed in memory at once. Does nothing if the session is on
-        another connection by now."""
+        """Called when the connection of the session ``live`` is gone. If a client may come back, the session
+        stays in memory until its lease ends; otherwise it is closed in memory now. Does nothing if the session
+        is on another connection by now."""
         if self._connections.get(live.id) is not connection:
             return  # the session has another connection
         del self._connections[live.id]
@@ -382,20 +383,21 @@ class LiveSessions:
             await self.registry.discard(live.id)
 
     def alarm(self, fault: StorageUnavailable) -> None:
-        """The journal cannot write, because of ``fault``: call every session's `SessionFace.alarm`."""
+        """Called when the journal cannot write, because of ``fault``: calls every session's
+        `SessionFace.alarm`."""
         for live in self.live():
             live.face.alarm(fault)
 
     def recovered(self, lost_seconds: float) -> None:
-        """Another engine has taken over after ``lost_seconds`` without one: call every session's
+        """Called when another engine has taken over after ``lost_seconds`` without one: calls every session's
         `SessionFace.recovered`."""
         for live in self.live():
             live.face.recovered(lost_seconds)
 
     def stop(self) -> None:
-        """The server ends. From now on, a session is closed in memory as soon as it has no connection, and its
-        running turns count as interrupted: the journal records no end for them, so the next server continues
-        them."""
+        """Called when the server begins to end. From now on, a session is closed in memory as soon as it has no
+        connection, and its running turns count as interrupted: the journal records no end for them, so the next
+        server continues them."""
         self._closing = True
 
     async def aclose(self) -> None:
@@ -408,8 +410,8 @@ class LiveSessions:
         await asyncio.gather(*self._leaving)
 
     def _begin_lease(self, live: LiveSession) -> None:
-        """The session has no connection: close it in memory after ``resume_seconds``, unless `_end_lease` is
-        called before."""
+        """Called when the session has no connection: closes it in memory after ``resume_seconds``, unless
+        `_end_lease` is called before."""
         loop = asyncio.get_running_loop()
         salt = self.registry.record_of(live.id).salt
         timer = loop.call_later(self._limits.resume_seconds, self._put_away, live)

@@ -31,7 +31,8 @@ class LoadingBar:
         self._compiled = 0.0  # seconds between such heartbeats, until they are told
 
     def heard(self, beat: Heartbeat) -> None:
-        """Show the progress that a heartbeat of the engine reports; remove the bar when loading is over."""
+        """Called with each heartbeat of the engine: shows the progress that it reports, and removes the bar
+        when loading is over."""
         self._count(beat)
         if beat.phase not in (Phase.LOADING, Phase.COMPILING):
             self.close()
@@ -83,7 +84,7 @@ class PromptBar:
             self._bar.close()
 
     def ended(self, task: PromptTask) -> None:
-        """Count a prompt, all completions of which have ended, and its tokens."""
+        """Called when all completions of a prompt have ended: counts the prompt and its tokens."""
         if self._bar is None:
             return
         self._read += len(task.prompt.ids)

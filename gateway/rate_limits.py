@@ -117,8 +117,8 @@ class RateLimiter:
             )
 
     def spent(self, key: bytes, salt: bytes, tokens: int) -> None:
-        """A turn of the key has ended and has cost so many ``tokens``: take them, on credit if there are too
-        few."""
+        """Called when a turn of the key has ended and has cost so many ``tokens``: takes them from the key's
+        allowance, on credit if there are too few."""
         bucket = self._of(key, salt).get("tokens")
         if bucket is not None:
             bucket.spend(tokens)

@@ -307,8 +307,8 @@ class Service:
                 task.cancel()
 
     def _recovered(self, lost_seconds: float) -> None:
-        """Another engine has taken over after ``lost_seconds`` without one: log it and tell all sessions, also
-        those without a running turn."""
+        """Called when another engine has taken over after ``lost_seconds`` without one: logs it and tells all
+        sessions, also those without a running turn."""
         log.warning("another engine serves, after %.1f s without one", lost_seconds)
         if self._live is not None:
             self._live.recovered(lost_seconds)

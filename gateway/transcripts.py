@@ -112,7 +112,7 @@ class Transcripts:
 
     @property
     def opens_plainly(self) -> bool:
-        """Whether a reply begins with its visible text at once: the template opens no reasoning and no channel
+        """Whether the first text of a reply is its visible text: the template opens no reasoning and no channel
         before it."""
         forms = self._sessions.registry.language.forms
         opened = forms.opened or forms.reasoning is ReasoningForm.OPENED
@@ -213,7 +213,8 @@ class _Connection:
         self.caller = caller
 
     def moved(self) -> None:
-        """Does nothing: no other client can take the session while the request uses it."""
+        """Called when another connection has the session; does nothing, as no other client can take the session
+        while the request uses it."""
 
 
 class _TranscriptSession:
@@ -241,19 +242,21 @@ class _TranscriptSession:
         self._readers.pop(response.id).end(error)
 
     def detach(self) -> None:
-        """Does nothing: the request ends its own turns."""
+        """Called when the request is over or another one has the session; does nothing, as the request ends its
+        own turns."""
 
     def alarm(self, fault: StorageUnavailable) -> None:
-        """Does nothing: a turn that runs goes on although the journal cannot write."""
+        """Called when the journal cannot write; does nothing, as a turn that runs goes on all the same."""
 
     def recovered(self, lost_seconds: float) -> None:
-        """Does nothing: the client only sees a pause."""
+        """Called when another engine has taken over; does nothing, as the client only sees a pause."""
 
     def going_away(self, seconds: float) -> None:
-        """Does nothing: the turn ends by itself, or is cancelled."""
+        """Called before the server ends; does nothing, as the turn ends by itself, or is cancelled."""
 
     async def flushed(self) -> None:
-        """Returns at once: no frame of an ended turn waits here."""
+        """Called when the server drains, to wait until all is sent; returns without waiting, as no frame of an
+        ended turn is queued in this object."""
 
     def child_config(self) -> bytes:
         return self._face.config()
@@ -293,8 +296,8 @@ class EventQueue:
         return True
 
     def end(self, error: Exception | None) -> None:
-        """No event follows. ``error``: what `take` raises once all events are taken; None: it returns an empty
-        list then."""
+        """Called when no event follows. ``error``: what `take` raises once all events are taken; None: it
+        returns an empty list then."""
         self._ended, self._error = True, error
         self._news.set()
 
@@ -319,7 +322,7 @@ class EventQueue:
         return taken
 
     def close(self) -> None:
-        """The reader has left: drop the events in the queue and all that come."""
+        """Called when the reader has left: drops the events in the queue and all that come later."""
         self._open = False
         self._events.clear()
         self._room.set()
@@ -434,7 +437,7 @@ class AskedTurn:
                 each(number, event)
 
     async def durable(self) -> None:
-        """Wait until the journal has written the turn to disk. Returns at once without a journal."""
+        """Wait until the journal has written the turn to disk. Without a journal it does not wait."""
         ticket = self.live.session.log.sync()
         if ticket is not None:
             await asyncio.shield(ticket)  # others wait for the same one

@@ -120,8 +120,8 @@ class TurnTimes:
         return self._clock() - self.began
 
     def output(self) -> None:
-        """Output of the turn came now: count the time to the first output, or the gap since the output
-        before."""
+        """Called when output of the turn comes: counts the time to the first output, or the gap since the
+        output before."""
         now = self._clock()
         if self.first is None:
             self.first = now

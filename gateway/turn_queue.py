@@ -70,15 +70,16 @@ class TurnQueue:
             raise QueueTooLong(f"The engine has too much to do. Try again in {duration(wait)}", wait)
 
     def enter(self, salt: bytes) -> None:
-        """A turn of the tenant with this ``salt`` begins to wait. `start` or `leave` ends its wait."""
+        """Called when a turn of the tenant with this ``salt`` begins to wait: counts it. `start` or `leave`
+        ends its wait."""
         self._waiting[salt] += 1
         self._length += 1
         if self._length == BACKLOG:
             self._since = self._clock()
 
     def start(self, salt: bytes) -> None:
-        """A waiting turn of this tenant has its first output: measure the time since the start before, and
-        count it out."""
+        """Called when a waiting turn of this tenant has its first output: measures the time since the start
+        before, and counts the turn as waiting no longer."""
         if self._length >= BACKLOG:
             now = self._clock()
             self._seconds.append(now - self._since)
@@ -86,8 +87,8 @@ class TurnQueue:
         self.leave(salt)
 
     def leave(self, salt: bytes) -> None:
-        """A waiting turn of this tenant has ended without output: count it out. Nothing is measured, because
-        its end says nothing of the engine."""
+        """Called when a waiting turn of this tenant has ended without output: counts it as waiting no longer.
+        Nothing is measured, because its end says nothing of the engine."""
         self._length -= 1
         self._waiting[salt] -= 1
         if not self._waiting[salt]:

@@ -98,7 +98,7 @@ class CpuDevice:
         return nullcontext()
 
     def current(self) -> Stream:
-        """The one stream there is: it works at once, on the calling thread."""
+        """The one stream there is: it does each operation during the call, on the calling thread."""
         return _CALLER
 
     def stream(self) -> Stream:

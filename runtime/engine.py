@@ -135,8 +135,8 @@ class Engine:
         return PREPARE_SECONDS if self._prepares else self.scheduler.due(self._clock())
 
     def leave(self) -> None:
-        """The link has ended: send what the host tier holds to disk, for ``LEAVE_SECONDS`` at most, and close
-        the disk tier."""
+        """Called when the link has ended: sends what the host tier holds to disk, for ``LEAVE_SECONDS`` at
+        most, and closes the disk tier."""
         offload = self.scheduler.offload
         offload.flush()
         end = self._clock() + LEAVE_SECONDS

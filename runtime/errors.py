@@ -80,47 +80,81 @@ class PoolTooSmall(SettingsInvalid):
 
 
 class VerbRefused(RuntimeFault):
-    """A verb was refused and changed nothing."""
+    """A verb was refused and changed nothing.
+
+    Raised in the engine, which refuses it, and in the gateway by the call that sent it.
+    """
 
 
 class SequenceUnknown(VerbRefused):
-    """No sequence has this id."""
+    """No sequence has this id.
+
+    The engine refuses a verb that names one; also raised in the gateway for a sequence of an engine that is
+    dead.
+    """
 
 
 class SequenceExists(VerbRefused):
-    """A sequence with this id is already open."""
+    """A sequence with this id is already open.
+
+    The engine refuses to open another.
+    """
 
 
 class SequenceBusy(VerbRefused):
-    """The sequence is generating: stop it first."""
+    """The sequence is generating: stop it first.
+
+    The engine refuses to extend, generate, stage or settle meanwhile.
+    """
 
 
 class EpochStale(VerbRefused):
-    """The caller's epoch, or length, is not the sequence's: what it knows of it is out of date."""
+    """The caller's epoch, or length, is not the sequence's: what it knows of it is out of date.
+
+    The caller is the gateway; the engine refuses its verb.
+    """
 
 
 class LengthInvalid(VerbRefused):
-    """A length, a token count or a token id is out of range."""
+    """A length, a token count or a token id is out of range.
+
+    The engine refuses the verb; also raised in the gateway for a verb that is too large to be sent.
+    """
 
 
 class ContextExceeded(VerbRefused):
-    """The sequence would hold more tokens than the model's context."""
+    """The sequence would hold more tokens than the model's context.
+
+    The engine refuses the verb that would bring them.
+    """
 
 
 class SamplingInvalid(VerbRefused):
-    """Sampling values or limits are out of bounds."""
+    """Sampling values or limits are out of bounds.
+
+    The engine refuses to generate.
+    """
 
 
 class GrammarUnavailable(VerbRefused):
-    """The engine was installed without what grammars need; the message names the extra."""
+    """The engine was installed without what grammars need; the message names the extra.
+
+    It refuses to generate with a grammar.
+    """
 
 
 class EngineOverloaded(VerbRefused):
-    """The engine holds as many sequences as it may."""
+    """The engine holds as many sequences as it may.
+
+    It refuses to open another one; later it may have room.
+    """
 
 
 class GrammarFault(RuntimeFault):
-    """A reply cannot follow its grammar: the turn ends, the sequence stays."""
+    """A reply cannot follow its grammar: the turn ends, the sequence stays.
+
+    The engine finds that after it has taken the verb, so this is the end of a generation and no refusal.
+    """
 
 
 class GrammarInvalid(GrammarFault):
@@ -132,11 +166,18 @@ class GrammarStuck(GrammarFault):
 
 
 class EngineGone(RuntimeFault):
-    """The engine cannot answer any more."""
+    """The engine cannot answer any more.
+
+    Raised in the gateway for pending and later verbs.
+    """
 
 
 class EngineDied(EngineGone):
-    """The engine process ended or raised; its sequences are lost with it."""
+    """The engine process ended or raised; its sequences are lost with it.
+
+    Raised in the gateway for verbs that wait, or come before the next engine is loaded; in the engine, when the
+    device is lost.
+    """
 
 
 class EngineStarved(EngineGone):
@@ -144,11 +185,18 @@ class EngineStarved(EngineGone):
 
 
 class FrameInvalid(EngineGone):
-    """What came over the link is no message of it: too large, cut or malformed. The link is given up."""
+    """What came over the link is no message of it: too large, cut or malformed. The link is given up.
+
+    Raised by the end that received it, engine or gateway.
+    """
 
 
 class LinkClosed(EngineGone):
-    """This end closed the link."""
+    """The link has ended.
+
+    In the gateway: this end closed it, so pending and later verbs fail. In the engine: the gateway is gone, so
+    nothing can be taken or sent.
+    """
 
 
 def _tree(root: type[RuntimeFault]) -> Iterator[type[RuntimeFault]]:

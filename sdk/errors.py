@@ -36,7 +36,8 @@ from typing import ClassVar
 
 
 class SDKError(Exception):
-    """Base of the SDK's errors. `code`: a stable word for programs; `message`: one line for people."""
+    """Base of the SDK's errors, which its client raises; a `FrameError` is raised by the server, too. `code`: a
+    stable word for programs; `message`: one line for people."""
 
     code: ClassVar[str] = "sdk_error"
 
@@ -62,54 +63,74 @@ class FrameError(SDKError):
 
 
 class FrameMalformed(FrameError):
-    """The frame is not JSON, not UTF-8, not an object, or nested too deep."""
+    """A frame is not JSON, not UTF-8, not an object, or nested too deep.
+
+    Raised by the client before it sends the frame, or by the server for a frame that it received.
+    """
 
     code = "invalid_json"
 
 
 class FrameTooLarge(FrameError):
-    """A frame has more bytes than the server takes: one that the client was about to send, or one that the
-    server received."""
+    """A frame has more bytes than the server takes.
+
+    Raised by the client before it sends the frame, or by the server for a frame that it received.
+    """
 
     code = "frame_too_large"
 
 
 class FieldUnknown(FrameError):
-    """A frame has a field that is neither in OpenAI's standard nor one of ours."""
+    """A frame has a field that is neither in OpenAI's standard nor one of ours.
+
+    Raised by the client before it sends the frame, or by the server for a frame that it received.
+    """
 
     code = "unknown_parameter"
 
 
 class FieldUnsupported(FrameError):
     """A frame has a field, value or event of OpenAI's standard that this server does not serve; listed in
-    `frames.unserved`."""
+    `frames.unserved`.
+
+    Raised by the client before it sends the frame, or by the server for a frame that it received.
+    """
 
     code = "unsupported_field"
 
 
 class FieldMissing(FrameError):
-    """A frame lacks a required field."""
+    """A frame lacks a required field.
+
+    Raised by the client before it sends the frame, or by the server for a frame that it received.
+    """
 
     code = "missing_required_parameter"
 
 
 class FieldMistyped(FrameError):
-    """A field of a frame has the wrong JSON type."""
+    """A field of a frame has the wrong JSON type.
+
+    Raised by the client before it sends the frame, or by the server for a frame that it received.
+    """
 
     code = "invalid_type"
 
 
 class FieldInvalid(FrameError):
-    """A field of a frame has the right type and a value that is not allowed."""
+    """A field of a frame has the right type and a value that is not allowed.
+
+    Raised by the client before it sends the frame, or by the server for a frame that it received.
+    """
 
     code = "invalid_value"
 
 
 class ServerError(SDKError):
-    """The server refused a client event. `code`: the server's, or `kind` if it gave none; `kind`: the error's
-    `type` on the wire; `param`: the path of the field at fault; `event_id`: the id of the event at fault;
-    `retry_after`: seconds after which the same event may be served. The last three are None if the server named
-    none."""
+    """The server refused a client event; the client raises this when it reads the refusal. `code`: the
+    server's, or `kind` if it gave none; `kind`: the error's `type` on the wire; `param`: the path of the field
+    at fault; `event_id`: the id of the event at fault; `retry_after`: seconds after which the same event may be
+    served. The last three are None if the server named none."""
 
     def __init__(
         self,
@@ -130,8 +151,8 @@ class ServerError(SDKError):
 
 
 class ResponseFailed(ServerError):
-    """A response ended with the status `failed`, and `code` is the server's reason; or a turn has no response,
-    because the chat's next turn began before it was read to its end."""
+    """Raised by the client that reads a response: it ended with the status `failed`, and `code` is the server's
+    reason; or a turn has no response, because the chat's next turn began before it was read to its end."""
 
 
 class ConnectionFailed(SDKError):

@@ -120,8 +120,8 @@ class Resumption:
             self.handle = handle
 
     def arrived(self, event_id: str) -> None:
-        """The server has this client event and all that were sent before it: forget them, as they need not be
-        sent again. An id that is not kept changes nothing."""
+        """Called when the server is known to have this client event and all that were sent before it: forgets
+        them, as they need not be sent again. An id that is not kept changes nothing."""
         if event_id in self._unsure:
             self._forgotten = None
             for known in list(self._unsure):

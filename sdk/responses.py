@@ -184,8 +184,8 @@ class RunningResponses:
         return self._created.pop(event.response.id, None) if isinstance(event, ResponseDone) else None
 
     def _begin(self) -> None:
-        """A response has begun: take its `response.create` from `asked`. The server does not name it, but it is
-        the first."""
+        """Called when a response has begun: takes its `response.create` from `asked`. The server does not name
+        it, but it is the first."""
         if self.asked:
             self._begun.append(self.asked.pop(0))
 

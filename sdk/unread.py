@@ -28,7 +28,7 @@ class Unread:
         self._seen: dict[Any, Any] = frame.f_globals.setdefault("__warningregistry__", {})
 
     def read(self) -> None:
-        """The turn is being read: do not warn."""
+        """Called when reading of the turn begins: no warning is given any more."""
         self._what = None
 
     def __del__(self) -> None:

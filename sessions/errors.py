@@ -148,7 +148,10 @@ class TurnLimit(SessionError):
 
 
 class SessionClosed(SessionError):
-    """The session was closed."""
+    """The session was closed.
+
+    Raised for a call on the session that comes after its end.
+    """
 
 
 class HandleUnknown(SessionError):

@@ -72,20 +72,21 @@ class ForkTree:
         self._loaded: float | None = None
 
     def enter(self, number: int, record: SessionRecord) -> None:
-        """A session is open now. ``number``: in the journal."""
+        """Called when a session of the tree is open now. ``number``: its number in the journal."""
         self.add(number, record)
         self.open.add(record.id)
 
     def forked(self, session_id: str) -> None:
-        """An open session is a fork that no client has opened yet."""
+        """Called when the open session ``session_id`` was made as a fork: no client has opened it yet."""
         self.unopened.add(session_id)
 
     def client_opened(self, session_id: str) -> None:
-        """A client has opened this session."""
+        """Called when a client has opened the session ``session_id``: if it is a fork, it is no longer an
+        unopened one."""
         self.unopened.discard(session_id)
 
     def leave(self, session_id: str) -> None:
-        """A session is closed. It stays in the tree until `drop`."""
+        """Called when a session is closed: it is no longer in memory, but stays in the tree until `drop`."""
         self.unopened.discard(session_id)
         self.open.discard(session_id)
 
@@ -115,7 +116,8 @@ class ForkTree:
         return self._loaded is None or now - self._loaded > FRESH_SECONDS
 
     def begin_load(self) -> None:
-        """The journal is being read. Changes from now on win over what it answers."""
+        """Called when the journal begins to be read for `load`: changes of the tree from now on win over what
+        the journal answers."""
         self._changed = set()
 
     def load(
@@ -208,11 +210,11 @@ class ForkTrees:
         return self._trees[root_of(record)]
 
     def enter(self, number: int, record: SessionRecord) -> None:
-        """A session is open now. ``number``: in the journal."""
+        """Called when a session is open now: it enters its tree. ``number``: its number in the journal."""
         self._trees.setdefault(root_of(record), ForkTree()).enter(number, record)
 
     def leave(self, record: SessionRecord, *, kept: bool) -> None:
-        """A session is closed. ``kept``: the journal has it, so it stays in its tree."""
+        """Called when a session is closed. ``kept``: the journal has it, so it stays in its tree."""
         tree = self.of(record)
         tree.leave(record.id)
         if not kept:
@@ -226,5 +228,5 @@ class ForkTrees:
         tree.drop(target)
 
     def end_pruning(self, target: str) -> None:
-        """The session ``target`` is forgotten."""
+        """Called when the journal has forgotten the session ``target``: it is no longer in `pruned`."""
         self._pruned.discard(target)

@@ -55,9 +55,9 @@ class SessionHandles:
         return any(hmac.compare_digest(owner, self.owner) for owner in owners) and known
 
     def use(self, digest: bytes) -> str:
-        """A client used the valid handle with this digest: issue the next handle and return its text. If the
-        used one had not been used before, all other handles that were issued before this call become
-        invalid."""
+        """Called when a client has used the valid handle with this digest: issues the next handle and returns
+        its text. If the used one had not been used before, all other handles that were issued before this call
+        become invalid."""
         ring = self._keyring
         if digest in ring.fresh:
             ring = Keyring(fresh=(), used=digest, conversations=ring.conversations)
@@ -65,8 +65,9 @@ class SessionHandles:
         return self.current
 
     def reached(self, conversation: bytes) -> None:
-        """The history has become the conversation with this digest (`continuation`): store the digest with the
-        handles in the journal, which then finds the session by it when a request carries that conversation."""
+        """Called after a turn, when the history has become the conversation with this digest (`continuation`):
+        stores the digest with the handles in the journal, which then finds the session by it when a request
+        carries that conversation."""
         known = self._keyring.conversations
         if conversation in known[-1:]:
             return

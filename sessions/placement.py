@@ -137,8 +137,8 @@ class ReturnHints:
         self._timer: asyncio.TimerHandle | None = None
 
     def response_ended(self) -> None:
-        """A response has ended. If it ended in tool calls, send a hint to the engine after `PATIENCE`, unless
-        `cancel` is called before."""
+        """Called when a response has ended. If it ended in tool calls, sends a hint to the engine after
+        `PATIENCE`, unless `cancel` is called before."""
         self.cancel()
         head = self._history.head
         calls = head is not None and any(isinstance(item, FunctionCall) for item in head.reply.items)
@@ -146,7 +146,7 @@ class ReturnHints:
             self._timer = asyncio.get_running_loop().call_later(PATIENCE, self._begin)
 
     def cancel(self) -> None:
-        """Cancel the hint: the session goes on, was leased, or is closed."""
+        """Cancel the hint that waits to be sent. Called when the session goes on, was leased, or is closed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -179,12 +179,13 @@ class Waits:
         self._expected = self._real = 0.0
 
     def leaves(self, session: str, expected: float) -> None:
-        """The session is expected back in ``expected`` seconds; a later call replaces an earlier one."""
+        """Called when a session is expected back in ``expected`` seconds: its pause begins now. A later call
+        replaces an earlier one."""
         self._away[session] = (self._clock(), expected)
 
     def returns(self, session: str) -> None:
-        """The session's next turn begins: add the length of the pause to the counts. Does nothing if `leaves`
-        was not called for it."""
+        """Called when the session's next turn begins: adds the length of the pause to the counts. Does nothing
+        if `leaves` was not called for it."""
         if session in self._away:
             since, expected = self._away.pop(session)
             real = self._clock() - since
@@ -192,7 +193,7 @@ class Waits:
             self._expected, self._real = self._expected + expected, self._real + real
 
     def ends(self, session: str) -> None:
-        """The session is closed: drop its expectation."""
+        """Called when the session is closed: drops its expectation, so that its pause is not counted."""
         self._away.pop(session, None)
 
     def statistics(self) -> dict[str, float]:

@@ -304,7 +304,9 @@ class SessionRegistry:
         return {"sessions": float(tenant.sessions), "turns": float(tenant.turns), **kept}
 
     def statistics(self) -> dict[str, float]:
-        """Counters of the registry, and sums over the open sessions."""
+        """How many sessions are open, how many were opened and reopened since the start, the figures of the
+        pauses between turns (`Waits.statistics`), and sums over the open sessions (``session_``…, from
+        `Session.statistics`)."""
         totals = {
             "sessions": float(len(self._sessions)),
             "sessions_opened": float(self._opened),

@@ -12,7 +12,8 @@ UNLIMITED = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """What one tenant may have at once: open ``sessions`` and running ``turns``. None: no limit of its own.
+    """The most that one tenant may have at the same time: open ``sessions`` and running ``turns``. None: no
+    limit of its own.
 
     The limit of sessions also reserves that many places for the tenant.
     """

@@ -159,7 +159,7 @@ class StoredObjects:
             self._journal.sync().add_done_callback(lambda _: self._dropping.discard(stored.number))
 
     async def durable(self) -> None:
-        """Wait until everything stored so far is on disk. Returns at once without a journal."""
+        """Wait until everything stored so far is on disk. Without a journal it does not wait."""
         if self._journal is not None:
             await asyncio.shield(self._journal.sync())
 

@@ -44,7 +44,7 @@ class Loading:
         self._progress.stop()
 
     def heard(self, beat: Heartbeat) -> None:
-        """Show the progress that a heartbeat of the engine reports."""
+        """Called with each heartbeat of the engine: shows the progress of loading that it reports."""
         if self._loaded or beat.phase not in (Phase.LOADING, Phase.COMPILING):
             return
         detail = beat.detail or "loading"
@@ -57,6 +57,6 @@ class Loading:
             log.info("%s", f"{detail} ({share:.0%})" if share else detail)
 
     def loaded(self) -> None:
-        """The engine is loaded: remove the bar and show nothing more."""
+        """Called when the engine is loaded: removes the bar and shows nothing more."""
         self._loaded = True
         self._progress.stop()

@@ -142,8 +142,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
     # --- reading --------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Parse the bytes that have come. While reading is on hold (`Hold`), keep them for later; the transport
-        is paused then, so that is at most one read."""
+        """Called by asyncio with bytes from the peer: parses them. While reading is on hold (`Hold`), keeps
+        them for later; the transport is paused then, so that is at most one read."""
         self._unparsed += data
         self._parse()
 
@@ -166,8 +166,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
                 self._rate_pause = self.loop.call_later(seconds, self._release, Hold.RATE)
 
     def handle_events(self) -> None:
-        """Handle the frames that were parsed. The first one that breaks a limit closes the socket. Otherwise
-        answer the latest ping."""
+        """Called after bytes were parsed: handles their frames. The first one that breaks a limit closes the
+        socket. Otherwise it answers the latest ping."""
         for event in self.conn.events_received():
             if isinstance(event, Request):
                 self.handle_connect(event)
@@ -261,9 +261,9 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def keepalive_timeout(self) -> None:
-        """No pong has come in time. Without a reason not to read (`Hold`), close the socket. With one, the pong
-        may lie unread: wait as long again. A peer that is gone does not acknowledge the ping's bytes either,
-        which ends the connection (TCP_USER_TIMEOUT, see `listen`)."""
+        """Called by uvicorn when no pong has come in time. Without a reason not to read (`Hold`), closes the
+        socket. With one, the pong may lie unread: waits as long again. A peer that is gone does not acknowledge
+        the ping's bytes either, which ends the connection (TCP_USER_TIMEOUT, see `listen`)."""
         if self._holds and self.ping_timeout is not None:
             self.pong_timer = self.loop.call_later(self.ping_timeout, self.keepalive_timeout)
             return
@@ -272,12 +272,14 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
     # --- writing --------------------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """The buffer is full, because the peer does not read: do not read from the peer either."""
+        """Called by asyncio when the write buffer is full, because the peer does not read: stops reading from
+        the peer, too."""
         super().pause_writing()
         self._hold(Hold.WRITES)
 
     def resume_writing(self) -> None:
-        """The buffer has room again: answer the latest ping, and read from the peer again."""
+        """Called by asyncio when the write buffer has room again: answers the latest ping, and reads from the
+        peer again."""
         super().resume_writing()
         self._answer_ping()
         self._release(Hold.WRITES)
@@ -312,8 +314,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self.transport.write_eof()
 
     def shutdown(self) -> None:
-        """The server ends: close the socket. One that was closed already for breaking a limit is aborted,
-        because TLS would wait for its peer."""
+        """Called by uvicorn when the server ends: closes the socket. One that was closed already for breaking a
+        limit is aborted, because TLS would wait for its peer."""
         if Hold.BROKEN_OFF in self._holds:
             self.transport.abort()
         else:
@@ -355,8 +357,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self._release(Hold.APPLICATION)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone. Give the application the messages that had come before, then the
-        disconnect."""
+        """Called by asyncio when the connection is gone: gives the application the messages that had come
+        before, then the disconnect."""
         if self._rate_pause is not None:
             self._rate_pause.cancel()
         if not self.close_sent:

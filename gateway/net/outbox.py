@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..settings import ClientLimits
 
 BURST_BYTES = 16 << 10
-"""The most bytes that the writing task writes at once, unless one frame alone has more."""
+"""The most bytes that the writing task gives to the socket in one write, unless one frame alone has more."""
 PATIENCE = 0.25
 """The most seconds for which frames that were posted with ``patient`` wait for later ones, to be written with
 them."""
@@ -54,7 +54,7 @@ class Outbox:
 
     def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
         """Queue frames in order, without waiting. ``patient``: they may wait up to `PATIENCE` seconds for later
-        frames, so that all are written at once."""
+        frames, so that all go in one write."""
         for frame in frames:
             self._frames.append(frame)
             self._bytes += len(frame)
@@ -66,9 +66,9 @@ class Outbox:
             self._mark()
 
     def post_now(self, frame: bytes) -> None:
-        """Write a frame at once if none is queued and the socket takes it without a wait; otherwise queue it.
-        Use it for a frame that no other follows at once: frames that come together are written together by
-        `post`."""
+        """Write a frame within the call if none is queued and the socket takes it without a wait; otherwise
+        queue it. Use it for a frame that no other follows directly: frames that come together are written
+        together by `post`."""
         if not self._frames and self._send_now(frame):
             self._sent += 1
         else:
@@ -138,15 +138,15 @@ class SessionOutbox:
 
     def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
         """Queue the session's frames in order, without waiting. ``patient``: they may wait up to `PATIENCE`
-        seconds for later frames, so that all are written at once."""
+        seconds for later frames, so that all go in one write."""
         if self._shared():
             name = b'{"session_id":"%s",' % self.session_id.encode()
             frames = [name + frame[1:] for frame in frames]
         self._outbox.post(frames, patient=patient)
 
     def post_now(self, frame: bytes) -> None:
-        """Write one frame of the session at once if no frame is queued and the socket takes it; otherwise queue
-        it."""
+        """Write one frame of the session within the call if no frame is queued and the socket takes it;
+        otherwise queue it."""
         if self._shared():
             frame = b'{"session_id":"%s",' % self.session_id.encode() + frame[1:]
         self._outbox.post_now(frame)
@@ -173,5 +173,6 @@ class SessionOutbox:
         await self._outbox.emptied()
 
     def abandon(self) -> None:
-        """The session has left the socket: calls of `room` that wait return, and later ones return at once."""
+        """Called when the session has left the socket: calls of `room` that wait return, and later ones do not
+        wait."""
         self._left.set()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How often something may happen: ``per_second`` times a second in the long run, and ``burst`` times at
-    once."""
+    """How often something may happen: ``per_second`` times a second in the long run, and ``burst`` times in a
+    row without a pause."""
 
     per_second: float
     burst: int

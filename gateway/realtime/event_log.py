@@ -58,8 +58,8 @@ WRITER = "writer"
 _EVENT_ID = re.compile(r"event_([0-9a-f]{8})-([0-9]{1,18})-([0-9]{1,18})-([0-9]{1,18})(-[0-9a-f]{4})?")
 _NO_REPLY = (0, 0)
 _ALONE = (TextDelta, ArgumentsDelta, ReasoningDelta, OutputItemDone, ResponseDone)
-"""Types of events that mostly come one at a time, so they are written at once and not gathered: the deltas, and
-the last events of a reply in brief."""
+"""Types of events that mostly come one at a time, so they are written without a wait for others to be written
+with them: the deltas, and the last events of a reply in brief."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +184,8 @@ class EventLog:
         return (self._reply, self._told) < self._read
 
     def begin_reply(self) -> None:
-        """The next reply begins: events that are posted to the lane `WRITER` from now on belong to it. Kept
-        events that were sent before the first event of the previous reply are dropped."""
+        """Called when the next reply begins: events that are posted to the lane `WRITER` from now on belong to
+        it. Kept events that were sent before the first event of the previous reply are dropped."""
         self._reply, self._told = self._reply + 1, 0
         self._forget_before(self._reply - 1)
 
@@ -201,7 +201,8 @@ class EventLog:
         return place
 
     def give_up(self, place: AnswerPlace) -> None:
-        """No answer will come for a place that was kept. Answers that waited behind it may be sent."""
+        """Called when no answer will come for a place that was kept. Answers that waited behind it may be
+        sent."""
         place.left = True
         self._release(ANSWERS)
 
@@ -235,9 +236,9 @@ class EventLog:
         self._release(lane)
 
     def post_text(self, frames: DeltaFrames, text: str, lane: str) -> bool:
-        """Send more text of a reply's message to the socket at once: the event that `post` would send, in one
-        step. Returns False, and does nothing, if events wait before it in the queue ``lane``, if the client has
-        read it already, or if the socket is gone or can take no more. ``frames``: encodes the events of that
+        """Send more text of a reply's message to the socket within the call: the event that `post` would send.
+        Returns False, and does nothing, if events wait before it in the queue ``lane``, if the client has read
+        it already, or if the socket is gone or can take no more. ``frames``: encodes the events of that
         message."""
         outbox = self._outbox
         if outbox is None or not outbox.free or lane in self._lanes:
@@ -292,7 +293,8 @@ class EventLog:
         self._changed.set()
 
     def detach(self) -> None:
-        """The socket is gone: send nothing more to it. Later events are kept for the next one."""
+        """Called when the socket is gone: nothing more is sent to it. Later events are kept for the next
+        socket."""
         if self._outbox is not None:
             self._outbox.abandon()
             self._outbox = None

@@ -462,8 +462,8 @@ class RealtimeSession:
             await self.event_log.room()
 
     def tell_now(self, response: TurnResponse, event: ReplyTextDelta) -> bool:
-        """Send more text of an open message at once. Returns False, and sends nothing, if the client cannot
-        take it now or other events wait before it."""
+        """Send more text of an open message within the call, before it returns. Returns False, and sends
+        nothing, if the client cannot take it now or other events wait before it."""
         live = self.conversation.running.get(response.id)
         opened = None if live is None or self._waiting_cancels else live.open_text(event.item_id)
         if opened is None or not self.event_log.post_text(opened[0], event.text, _lane(response)):
@@ -472,8 +472,8 @@ class RealtimeSession:
         return True
 
     def ended(self, response: TurnResponse, error: Exception | None) -> None:
-        """A turn is over. ``error``: what ended it; if it is set and the client has not received the end, post
-        the end. Then post the answers of truncations that waited for the turn."""
+        """Called when a turn is over. ``error``: what ended it; if it is set and the client has not received
+        the end, posts the end. Then posts the answers of truncations that waited for the turn."""
         self._waiting_cancels.pop(response.id, None)
         if error is not None and response.id in self.conversation.running:
             self._post_reply(self.conversation.failed(response.id, error), response)
@@ -498,24 +498,25 @@ class RealtimeSession:
             self.event_log.post([event], _lane(response), ticket, patient=patient, place=place)
 
     def detach(self) -> None:
-        """The session is on no socket any more. Its events are kept for the next one."""
+        """Called when the session is on no socket any more: its events are kept for the next one."""
         self.event_log.detach()
 
     def alarm(self, fault: StorageUnavailable) -> None:
-        """The journal cannot write, because of ``fault``: post it as an `error` event if answers are held back
-        until the journal can write."""
+        """Called when the journal cannot write, because of ``fault``: posts that as an `error` event if answers
+        are held back until the journal can write."""
         if self.event_log.holding:
             self.event_log.post([self.conversation.refusal(fault)], NEWS)
 
     def recovered(self, lost_seconds: float) -> None:
-        """Post `session.recovered`: another engine has taken over, after ``lost_seconds`` without one."""
+        """Called when another engine has taken over, after ``lost_seconds`` without one: posts
+        `session.recovered`."""
         lost_ms = round(lost_seconds * 1000, 1)
         told = server.SessionRecovered(event_id=self.conversation.event_id(), lost_ms=lost_ms)
         self.event_log.post([told], NEWS)
 
     def going_away(self, seconds: float) -> None:
-        """Post `server.going_away`: the server closes the connection within ``seconds``. The event shows the
-        handle with which the client can come back."""
+        """Called before the server ends: posts `server.going_away`, as the server closes the connection within
+        ``seconds``. The event shows the handle with which the client can come back."""
         handle = self.session.handles.current or None
         event_id = self.conversation.event_id()
         told = server.ServerGoingAway(event_id=event_id, seconds=seconds, handle=handle)

@@ -133,10 +133,10 @@ class RealtimeSocket:
         self._part_with(wire_error(why or Draining()))
 
     def moved(self) -> None:
-        """The socket's own session is not here any more: it has moved to another socket, or was pruned. If
-        other sessions are attached, the client is sent `session.detached`; otherwise the socket closes with
-        `session_moved`. While a `session.attach` is served neither happens, because it may be attaching that
-        same session."""
+        """Called when the socket's own session is not on this socket any more: it has moved to another socket,
+        or was pruned. If other sessions are attached, the client is sent `session.detached`; otherwise the
+        socket closes with `session_moved`. While a `session.attach` is served neither happens, because it may
+        be attaching that same session."""
         own, self._own = self._own, None
         if self._attaching:
             return
@@ -263,7 +263,7 @@ class RealtimeSocket:
 
     def _addressed(self, event: ClientEvent) -> RealtimeSession | None:
         """The session on this socket that an event names; the socket's own if it names none. None if that
-        session is not here."""
+        session is not on this socket."""
         session_id = event.session_id
         if session_id is None or (self._own is not None and session_id == self._own.live.id):
             return self._own
@@ -338,7 +338,7 @@ class RealtimeSocket:
             self._face.sessions.left(session.live, attached)
 
     def _lost(self, attached: AttachedSession) -> None:
-        """An attached session has moved to another connection, or was pruned: tell the client
+        """Called when an attached session has moved to another connection, or was pruned: sends the client
         `session.detached`."""
         session = attached.session
         if session is not None and self._attached.pop(session.live.id, None) is not None:

@@ -85,8 +85,8 @@ class IncomingText:
         return [self.told(count.item, arrival), *(send.event for send in count.added)]
 
     def told(self, item: Item, arrival: PrefilledInput) -> server.ServerEvent:
-        """Make `input_text_buffer.committed`: the id of the item that the text became, and how many of its
-        tokens are prefilled and how many are left."""
+        """Make the event `input_text_buffer.committed`: the id of the item that the text became, and how many
+        of its tokens are prefilled and how many are left."""
         return server.TextCommitted(
             event_id=self._event_id(),
             item_id=item.id,

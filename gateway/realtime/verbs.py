@@ -126,7 +126,7 @@ class SessionVerbs:
                 await self.serve(event)
 
     def ended(self, response_id: str) -> None:
-        """A response is over: post the answers of the truncations that waited for its end."""
+        """Called when a response is over: posts the answers of the truncations that waited for its end."""
         for event, place in self._waiting_cuts.pop(response_id, []):
             ticket = self._session.log.sync()
             self._event_log.post([self._truncated(event)], place.lane, ticket, place=place)

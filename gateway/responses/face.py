@@ -163,7 +163,7 @@ class ResponsesFace:
         self._busy.add(key)
 
     def release(self, client: Requester, conversation_id: str | None) -> None:
-        """The response of this conversation has ended: others may begin. Does nothing for None."""
+        """Called when the response of this conversation has ended: others may begin. Does nothing for None."""
         self._busy.discard((client.salt, conversation_id or ""))
 
     async def _past(
@@ -228,7 +228,7 @@ class ResponsesFace:
         return found
 
     def ended(self, client: Requester, response_id: str) -> None:
-        """The response with this id does not run any more: `running` finds it no longer."""
+        """Called when the response with this id does not run any more: `running` finds it no longer."""
         self._running.pop((client.salt, response_id), None)
 
     # --- stored responses -----------------------------------------------------------------------------------

@@ -200,7 +200,7 @@ class _Responses:
 
     async def create(self, request: Request) -> Response:
         """Serve ``POST /v1/responses``: begin the response, and answer with it when it has ended, with its
-        stream, or, in the background, at once."""
+        stream, or, if it runs in the background, before it has ended."""
         face = self._face
         body = await _body(face, request, frames.CreateBody)
         streamed = bool(body.stream)
@@ -245,8 +245,8 @@ class _Responses:
         await face.service.serve(ResponsesSocket(channel, face, client, identity), channel)
 
     def _left(self, running: RunningResponse, *, background: bool) -> None:
-        """The client that asked for the response reads no more. Cancel the response, unless it has ended or
-        runs in the ``background``."""
+        """Called when the client that asked for the response reads no more: cancels the response, unless it has
+        ended or runs in the ``background``."""
         running.forsake()
         if not running.over and not background:
             self._face.service.spawn(running.cancel())

@@ -101,8 +101,9 @@ class RunningResponse:
             raise
 
     async def _close(self, done: ReplyDone | None) -> None:
-        """The turn is over: wait until the journal has it, release its session, store the response by
-        ``finish``, then make the last event. ``done``: the turn's last event; None if it broke off."""
+        """Called when the turn is over: waits until the journal has it, releases its session, stores the
+        response by ``finish``, then makes the last event. ``done``: the turn's last event; None if it broke
+        off."""
         try:
             if self.response.store:
                 await self.turn.durable()
@@ -185,6 +186,7 @@ class RunningResponse:
         await self.ended()
 
     def forsake(self) -> None:
-        """The client that asked for the response reads no more: the turn does not wait for it from now on."""
+        """Called when the client that asked for the response reads no more: the turn does not wait for it from
+        now on."""
         self._waits = False
         self._room.set()

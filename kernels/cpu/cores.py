@@ -104,7 +104,8 @@ def places_for(
 
 
 def _listed(text: str) -> Iterable[int]:
-    """The numbers in ``text``, a list as the kernel writes it, such as ``0-3,8``."""
+    """The numbers of logical processors in ``text``, a list as Linux writes it in ``/sys``, such as
+    ``0-3,8``."""
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)

@@ -32,8 +32,8 @@ _BF16_NAN = 0x7FC0
 
 @intrinsic  # type: ignore[untyped-decorator]
 def pointer(typing: Any, address: Any, tag: Any) -> Any:
-    """Intrinsic: ``address`` (int64) as a pointer to elements of ``tag``'s type. ``tag``: any number of that
-    type."""
+    """Intrinsic, returns a pointer: ``address`` (a value, int64) as a pointer to elements of ``tag``'s type.
+    ``tag``: any number of that type; its value does not count."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
@@ -43,7 +43,8 @@ def pointer(typing: Any, address: Any, tag: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def offset(typing: Any, base: Any, numbers: Any) -> Any:
-    """Intrinsic: the pointer ``numbers`` elements behind the pointer ``base``."""
+    """Intrinsic, returns a pointer: the one that is ``numbers`` (a value, int64) elements behind the pointer
+    ``base``."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.gep(args[0], [args[1]])
@@ -53,7 +54,7 @@ def offset(typing: Any, base: Any, numbers: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def memory(typing: Any, array: Any) -> Any:
-    """Intrinsic: the pointer to the first element of a contiguous numpy array."""
+    """Intrinsic, returns a pointer: to the first element of ``array``, a contiguous numpy array."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return context.make_array(array)(context, builder, args[0]).data
@@ -63,7 +64,7 @@ def memory(typing: Any, array: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def address_of(typing: Any, place: Any) -> Any:
-    """Intrinsic, the inverse of `pointer`: the address of the pointer ``place``, int64."""
+    """Intrinsic, the inverse of `pointer`: returns the address of the pointer ``place`` as a value, int64."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ptrtoint(args[0], ir.IntType(64))
@@ -76,7 +77,8 @@ _CACHE_LINE = 64  # bytes
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _per_line(typing: Any, place: Any) -> Any:
-    """Intrinsic: how many elements of the type that the pointer ``place`` points to fit in a cache line."""
+    """Intrinsic, returns a value, int64: how many elements of the type that the pointer ``place`` points to fit
+    in a cache line. Reads no memory."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         size = context.get_abi_sizeof(context.get_value_type(place.dtype))
@@ -99,14 +101,16 @@ def _fetch_line(typing: Any, place: Any) -> Any:
 
 @njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def fetch(place: Any, count: Any) -> None:
-    """Prefetch ``count`` elements from the pointer ``place`` on into the processor's cache."""
+    """Prefetch ``count`` (a value) elements from the pointer ``place`` on into the processor's cache; returns
+    nothing."""
     for i in range(0, count, _per_line(place)):
         _fetch_line(offset(place, i))
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def widen(typing: Any, bits: Any) -> Any:
-    """Intrinsic: convert an element, in its stored type, to fp32."""
+    """Intrinsic, returns a value: one element ``bits``, which is a value in its stored type, converted to
+    fp32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if bits == types.float32:
@@ -121,8 +125,8 @@ def widen(typing: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def narrow(typing: Any, number: Any, tag: Any) -> Any:
-    """Intrinsic: convert an fp32 number to an element of ``tag``'s type, rounded to nearest even; NaN stays
-    NaN."""
+    """Intrinsic, returns a value: the fp32 value ``number`` converted to an element of ``tag``'s type, rounded
+    to nearest even; NaN stays NaN. ``tag``: any number of that type; its value does not count."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if tag == types.float32:
@@ -141,7 +145,7 @@ def narrow(typing: Any, number: Any, tag: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def bits_of(typing: Any, number: Any) -> Any:
-    """Intrinsic: the bits of an fp32 number, as int32."""
+    """Intrinsic, returns a value: the bits of the fp32 value ``number``, as int32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.IntType(32))
@@ -151,7 +155,7 @@ def bits_of(typing: Any, number: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def float_of(typing: Any, bits: Any) -> Any:
-    """Intrinsic: the fp32 number with these bits (int32)."""
+    """Intrinsic, returns a value: the fp32 number with the bits of the int32 value ``bits``."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.FloatType())

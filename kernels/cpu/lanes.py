@@ -72,7 +72,8 @@ def in_pairs(kind: Any) -> bool:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def per_word(typing: Any, tag: Any) -> Any:
-    """Intrinsic: how many elements of ``tag``'s type a word of 32 bits holds: 1 or 2."""
+    """Intrinsic, returns a value, int64: how many elements of ``tag``'s type a word of 32 bits holds, 1 or 2.
+    ``tag``: any number of that type."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return I64(2 if in_pairs(tag) else 1)
@@ -82,8 +83,8 @@ def per_word(typing: Any, tag: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def pack_line(typing: Any, elements: Any, into: Any) -> Any:
-    """Intrinsic: store ``LANES`` words at the pointer ``into``, made of neighbouring elements at the pointer
-    ``elements``: of one each, converted to fp32, or of two bfloat16 each (see `in_pairs`)."""
+    """Intrinsic, returns nothing: store ``LANES`` words at the pointer ``into``, made of neighbouring elements
+    at the pointer ``elements``: of one each, converted to fp32, or of two bfloat16 each (see `in_pairs`)."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = elements.dtype
@@ -96,8 +97,9 @@ def pack_line(typing: Any, elements: Any, into: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def pack_lines(typing: Any, first: Any, second: Any, into: Any) -> Any:
-    """Intrinsic: store ``LANES`` words at the pointer ``into``. Word i is element i at the pointer ``first``,
-    in fp32; if words hold two bfloat16 (see `in_pairs`), also element i at ``second`` as its upper half."""
+    """Intrinsic, returns nothing: store ``LANES`` words at the pointer ``into``. Word i is element i at the
+    pointer ``first``, in fp32; if words hold two bfloat16 (see `in_pairs`), also element i at the pointer
+    ``second`` as its upper half."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind, words = first.dtype, load(builder, first.dtype, args[0])
@@ -119,8 +121,9 @@ def product(columns: int, *, run: int, apart: int, fresh: bool) -> Any:
 
     In ``left`` the word of a row at a step is ``step // run * left_line + step % run + row * apart``. Columns
     of ``right`` and ``into`` have `LANES` words for each step or row, and begin ``right_column`` and
-    ``into_column`` words apart. Arguments of the intrinsic: a number of the element type, ``left``,
-    ``left_line``, ``right``, ``right_column``, ``steps``, ``into``, ``into_column``.
+    ``into_column`` words apart. The intrinsic returns nothing. Its arguments: a number of the element type,
+    ``left``, ``left_line``, ``right``, ``right_column``, ``steps``, ``into``, ``into_column``; ``left``,
+    ``right`` and ``into`` are pointers, the others values.
     """
     rows = HEIGHTS[columns]
 
@@ -160,9 +163,9 @@ def product(columns: int, *, run: int, apart: int, fresh: bool) -> Any:
 @intrinsic  # type: ignore[untyped-decorator]
 def hide(typing: Any, scores: Any, first: Any, oldest: Any, newest: Any) -> Any:
     """Intrinsic, returns nothing: mask the scores of one column (`LANES` queries) in place. ``scores``: pointer
-    to the scores with the tile of keys that begins at position ``first``. The scores of positions that the
-    query does not see are set to `UNSEEN`. ``oldest``,
-    ``newest``: pointers to the first and last position that each lane's query sees, as int32."""
+    to the scores with the tile of keys that begins at position ``first``, a value. The scores of positions that
+    the query does not see are set to `UNSEEN`. ``oldest``, ``newest``: pointers to the first and last position
+    that each lane's query sees, as int32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         scores, first, *limits = args
@@ -187,13 +190,14 @@ def hide(typing: Any, scores: Any, first: Any, oldest: Any, newest: Any) -> Any:
 def soften(
     typing: Any, tag: Any, scores: Any, factor: Any, state: Any, shares: Any, sums: Any, dims: Any
 ) -> Any:
-    """Intrinsic: the running softmax of one column (`LANES` queries) over one tile of keys. Turns its
-    ``scores`` into ``2^(score * factor - greatest so far)``, written to ``shares``. ``factor`` (fp32,
-    positive) is the scale times log2 e.
+    """Intrinsic, returns nothing: the running softmax of one column (`LANES` queries) over one tile of keys.
+    Reads the scores at the pointer ``scores``, and writes ``2^(score * factor - greatest so far)`` to the
+    pointer ``shares``. ``factor``: a value, fp32 and positive, the scale times log2 e. ``tag``: a number of the
+    element type.
 
-    ``state`` (each query's greatest score so far, times ``factor``, and sum of shares) is updated, and
-    ``sums`` (its ``dims`` weighted values so far) is rescaled to a new greatest score. For functions compiled
-    `in_order`.
+    ``state``: pointer to each query's greatest score so far (times ``factor``) and sum of shares; both are
+    updated in place. ``sums``: pointer to the column's ``dims`` (a value) weighted values so far, which are
+    rescaled in place to a new greatest score. For functions compiled `in_order`.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -222,8 +226,8 @@ def soften(
 
 
 def _greatest(builder: Any, scores: Any) -> Any:
-    """IR for a vector with the greatest score of each lane in one column (`LANES` queries) of a tile's
-    scores."""
+    """Write IR that finds the greatest score of each lane in one column (`LANES` queries) of a tile; returns
+    the vector of these. ``scores``: pointer to the column's scores."""
     together = 4
 
     def body(step: Any, found: list[Any]) -> list[Any]:
@@ -239,9 +243,10 @@ def _greatest(builder: Any, scores: Any) -> Any:
 
 
 def _shares(builder: Any, paired: bool, scores: Any, times: Any, lowered: Any, shares: Any) -> list[Any]:
-    """IR that writes ``2^(score * times + lowered)`` for one column's scores (`LANES` queries) of a tile to
-    ``shares``; in bfloat16 if ``paired`` (words hold two numbers). Returns vectors with each lane's sums: of
-    even and odd positions if ``paired``, else one of all."""
+    """Write IR that stores ``2^(score * times + lowered)`` for one column's scores (`LANES` queries) of a tile
+    at the pointer ``shares``; in bfloat16 if ``paired`` (words hold two numbers). ``scores``: a pointer;
+    ``times``, ``lowered``: vectors. Returns vectors with each lane's sums: of even and odd positions if
+    ``paired``, else one of all."""
     together = 2 if paired else 1
 
     def body(step: Any, sums: list[Any]) -> list[Any]:
@@ -259,8 +264,8 @@ def _shares(builder: Any, paired: bool, scores: Any, times: Any, lowered: Any, s
 
 @intrinsic  # type: ignore[untyped-decorator]
 def aligned(typing: Any, numbers: Any) -> Any:
-    """Intrinsic: the first address at or behind the pointer ``numbers`` (to fp32) at which a cache line
-    begins, as such a pointer; at most 15 numbers on."""
+    """Intrinsic, returns a pointer: to the first fp32 number at or behind the pointer ``numbers`` at which a
+    cache line begins; at most 15 numbers on."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = builder.add(builder.ptrtoint(args[0], I64), I64(63))

@@ -52,9 +52,10 @@ def dot_tile(rows: int) -> Any:
     """Make an intrinsic that computes a tile of dot products: ``sums[r, c] = x[r] . w[c]`` for ``rows`` (1 to
     4) lines of x and ``columns_for(rows)`` lines of w.
 
-    Its arguments: ``x``, ``x_line`` (numbers from line to line), ``w``, ``w_line``, ``depth`` (numbers of a
-    line, a positive multiple of `DEPTH`), ``sums`` (fp32), ``sums_line``. bfloat16 is multiplied directly if
-    the processor can (``vdpbf16ps``: exact products, fp32 sums), everything else in fp32.
+    The intrinsic returns nothing. ``x``, ``w`` and ``sums`` are pointers, its other arguments values: ``x``,
+    ``x_line`` (numbers from line to line), ``w``, ``w_line``, ``depth`` (numbers of a line, a positive multiple
+    of `DEPTH`), ``sums`` (fp32), ``sums_line``. bfloat16 is multiplied directly if the processor can
+    (``vdpbf16ps``: exact products, fp32 sums), everything else in fp32.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -87,11 +88,12 @@ def dot_tile(rows: int) -> Any:
 
 
 def weigh_tile(rows: int, vectors: int) -> Any:
-    """Make an intrinsic that adds weighted sums of lines: ``into[r, :] += shares[r] @ values`` for ``rows``
-    (1 to 4) rows and ``vectors * LANES`` columns.
+    """Make an intrinsic that adds weighted sums of lines: ``into[r, :] += shares[r] @ values`` for ``rows`` (1
+    to 4) rows and ``vectors * LANES`` columns.
 
-    Its arguments: ``shares`` (the weights, fp32), ``shares_line`` (numbers from line to line), ``values``,
-    ``values_line``, ``count`` (lines of values, at least one), ``into`` (fp32), ``into_line``.
+    The intrinsic returns nothing. ``shares``, ``values`` and ``into`` are pointers, its other arguments values:
+    ``shares`` (the weights, fp32), ``shares_line`` (numbers from line to line), ``values``, ``values_line``,
+    ``count`` (lines of values, at least one), ``into`` (fp32), ``into_line``.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -128,8 +130,8 @@ def weigh_tile(rows: int, vectors: int) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def greatest(typing: Any, numbers: Any, vectors: Any) -> Any:
-    """Intrinsic: the greatest of the ``vectors * LANES`` fp32 numbers at the pointer ``numbers``; NaN does
-    not count. ``vectors``: at least one."""
+    """Intrinsic, returns a value: the greatest of the ``vectors * LANES`` fp32 numbers at the pointer
+    ``numbers``; NaN does not count. ``vectors``: a value, at least one."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place, count = args
@@ -150,9 +152,9 @@ def greatest(typing: Any, numbers: Any, vectors: Any) -> Any:
 
 
 def _widened(builder: Any, kind: Any, a: list[Any], b: list[Any], sums: list[Any]) -> list[Any]:
-    """IR that adds `DEPTH` more products to each of the ``sums``, in fp32. ``a``, ``b``: pointers to the
-    lines, of elements of ``kind``. Returns the new sums, one for each pair of a line of ``a`` and one of
-    ``b``."""
+    """Write IR that adds `DEPTH` more products to each of the ``sums``, in fp32. ``a``, ``b``: pointers to the
+    lines, of elements of ``kind``. Returns the new sums, as vectors, one for each pair of a line of ``a`` and
+    one of ``b``."""
     for half in range(DEPTH // LANES):
         left = [load(builder, kind, builder.gep(one, [I64(half * LANES)])) for one in a]
         right = [load(builder, kind, builder.gep(one, [I64(half * LANES)])) for one in b]
@@ -162,9 +164,9 @@ def _widened(builder: Any, kind: Any, a: list[Any], b: list[Any], sums: list[Any
 
 
 def _pairs(builder: Any, kind: Any, a: list[Any], b: list[Any], sums: list[Any]) -> list[Any]:
-    """IR that adds `DEPTH` more products of bfloat16 to each of the ``sums``, neighbouring ones in pairs
-    (``vdpbf16ps``). ``a``, ``b``: pointers to the lines. Returns the new sums, one for each pair of a line of
-    ``a`` and one of ``b``."""
+    """Write IR that adds `DEPTH` more products of bfloat16 to each of the ``sums``, neighbouring ones in pairs
+    (``vdpbf16ps``). ``a``, ``b``: pointers to the lines. Returns the new sums, as vectors, one for each pair of
+    a line of ``a`` and one of ``b``."""
     left, right = [raw(builder, HALVES, one) for one in a], [raw(builder, HALVES, one) for one in b]
     pairs = [(one, other) for one in left for other in right]
     return [fused_pairs(builder, one, other, old) for (one, other), old in zip(pairs, sums, strict=True)]

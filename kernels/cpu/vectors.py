@@ -57,18 +57,20 @@ def constant(number: float, kind: ir.VectorType = WIDE) -> Any:
 
 
 def lines(builder: Any, base: Any, line: Any, count: int) -> list[Any]:
-    """IR for pointers to the first ``count`` lines at ``base``, which are ``line`` elements apart."""
+    """Write IR that computes pointers to the first ``count`` lines at the pointer ``base``; returns these
+    pointers. ``line``: how many elements apart the lines begin, a value of the compiled code."""
     return [builder.gep(base, [builder.mul(I64(at), line)]) for at in range(count)]
 
 
 def raw(builder: Any, kind: ir.Type, place: Any) -> Any:
-    """IR that loads a value of the type ``kind`` at the pointer ``place``."""
+    """Write IR that loads one value of the LLVM type ``kind``, a number or a vector, from the pointer
+    ``place``; returns the value, not converted."""
     return builder.load(builder.bitcast(place, kind.as_pointer()), align=2)
 
 
 def load(builder: Any, kind: Any, place: Any) -> Any:
-    """IR that loads ``LANES`` elements of the numba type ``kind`` at the pointer ``place`` and converts them
-    to a vector of fp32 (uint16 is bfloat16, int16 is float16)."""
+    """Write IR that loads ``LANES`` elements of the numba type ``kind`` from the pointer ``place`` and converts
+    them to fp32 (uint16 is bfloat16, int16 is float16); returns the vector."""
     if kind == types.float32:
         return builder.load(builder.bitcast(place, WIDE.as_pointer()), align=4)
     words = raw(builder, ir.VectorType(I16, LANES), place)
@@ -78,37 +80,38 @@ def load(builder: Any, kind: Any, place: Any) -> Any:
 
 
 def store(builder: Any, vector: Any, place: Any) -> None:
-    """IR that stores ``vector`` at the pointer ``place``."""
+    """Write IR that stores ``vector``, a value, at the pointer ``place``; returns nothing."""
     builder.store(vector, builder.bitcast(place, vector.type.as_pointer()), align=4)
 
 
 def spread(builder: Any, number: Any) -> Any:
-    """IR for a vector with ``number``, of fp32 or a word, in every lane."""
+    """Write IR that puts ``number``, a single value (fp32 or a word), into every lane; returns the vector."""
     nothing = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
     first = builder.insert_element(nothing, number, I32(0))
     return builder.shuffle_vector(first, nothing, ir.Constant(WORDS, [0] * LANES))
 
 
 def picked(builder: Any, vector: Any, lanes: range) -> Any:
-    """IR for a shorter vector of those ``lanes`` of ``vector``."""
+    """Write IR that takes those ``lanes`` of ``vector``, a value, in order; returns the shorter vector."""
     return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
 
 
 def fused(builder: Any, one: Any, other: Any, old: Any) -> Any:
-    """IR for ``one * other + old`` of vectors, rounded once if the processor can."""
+    """Write IR that computes ``one * other + old`` of three vectors, rounded once if the processor can; returns
+    the vector."""
     return _call(builder, "llvm.fmuladd.v16f32", WIDE, one, other, old)
 
 
 def fused_pairs(builder: Any, one: Any, other: Any, old: Any) -> Any:
-    """IR for ``old`` plus, in each lane, the exact products of the two bfloat16 numbers in the words of
-    ``one`` and ``other``, summed in fp32."""
+    """Write IR that adds to ``old``, in each lane, the exact products of the two bfloat16 numbers in the words
+    of the vectors ``one`` and ``other``, summed in fp32; returns the vector of sums."""
     halves = [builder.bitcast(each, HALVES) for each in (one, other)]
     return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", WIDE, old, *halves)
 
 
 def rounded_pairs(builder: Any, low: Any, high: Any) -> Any:
-    """IR for words of two bfloat16 numbers each: those of ``low`` and ``high`` (fp32), rounded to nearest
-    even, in the lower and upper half of a word."""
+    """Write IR that makes words of two bfloat16 numbers each: those of the vectors ``low`` and ``high`` (fp32),
+    rounded to nearest even, in the lower and upper half of a word; returns the vector of words."""
     behind = _call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", HALVES, high, low)
     order = [half * LANES + lane for lane in range(LANES) for half in (0, 1)]
     mixed = ir.Constant(ir.VectorType(I32, 2 * LANES), order)
@@ -116,12 +119,14 @@ def rounded_pairs(builder: Any, low: Any, high: Any) -> Any:
 
 
 def greater(builder: Any, new: Any, old: Any) -> Any:
-    """IR for the greater number in each lane of two vectors; that of ``old`` if ``new`` is NaN."""
+    """Write IR that takes the greater number in each lane of two vectors, that of ``old`` if ``new`` is NaN;
+    returns the vector."""
     return builder.select(builder.fcmp_ordered(">", new, old), new, old)
 
 
 def any_lane(builder: Any, lanes: Any) -> Any:
-    """IR for whether one of ``LANES`` booleans is true."""
+    """Write IR that tells whether one of ``LANES`` booleans (``lanes``, a vector) is true; returns a single
+    boolean of the compiled code."""
     return builder.icmp_unsigned("!=", builder.bitcast(lanes, I16), I16(0))
 
 
@@ -139,8 +144,8 @@ _SERIES = (
 
 
 def exp2(builder: Any, x: Any) -> Any:
-    """IR for ``2^x`` in each lane, for ``x`` below 127, within two units in the last place; 0 below -126, 1
-    for 0, NaN for NaN.
+    """Write IR that computes ``2^x`` in each lane of the vector ``x``, for numbers below 127, within two units
+    in the last place; 0 below -126, 1 for 0, NaN for NaN. Returns the vector.
 
     Its sums must keep their order: call it from functions compiled with `compiling.in_order`. Source: Cephes'
     ``exp2f``.
@@ -156,8 +161,8 @@ def exp2(builder: Any, x: Any) -> Any:
 
 
 def summed(builder: Any, vectors: Vectors) -> Any:
-    """IR for one vector that sums several across their lanes: lane i has the sum over all lanes of vector i
-    of ``vectors``, which are 8 to 16."""
+    """Write IR that sums several vectors across their lanes; returns one vector: lane i has the sum over all
+    lanes of vector i of ``vectors``, which are 8 to 16."""
     shuffle, step = builder.shuffle_vector, 1
     if len(vectors) > LANES // 2:
         vectors = vectors + [ir.Constant(WIDE, None)] * (LANES - len(vectors))
@@ -180,8 +185,8 @@ def summed(builder: Any, vectors: Vectors) -> Any:
 
 
 def loop(builder: Any, count: Any, begin: Vectors, body: Callable[[Any, Vectors], Vectors]) -> Vectors:
-    """IR for a loop of ``count`` steps, at least one. ``body(step, vectors)`` writes the IR of a step, and
-    returns the vectors for the next step; the first step gets ``begin``. Returns the vectors of the last
+    """Write IR for a loop of ``count`` steps, at least one. ``body(step, vectors)`` writes the IR of a step,
+    and returns the vectors for the next step; the first step gets ``begin``. Returns the vectors of the last
     step."""
     before, block = builder.block, builder.append_basic_block("step")
     after = builder.append_basic_block("done")

@@ -31,8 +31,8 @@ def first_token(
     length: tl.tensor, begins: tl.tensor, row: tl.tensor, WINDOW: tl.constexpr, BEGINS: tl.constexpr
 ) -> tl.tensor:
     """The first position that one program's row attends to: 0, or with ``BEGINS`` ``begins[row]`` (behind a
-    prefix that is computed elsewhere); not before its window, if ``WINDOW`` is not 0. ``length``: the row's
-    context."""
+    prefix that is computed elsewhere); not before its window, if ``WINDOW`` is not 0. ``begins``: a pointer,
+    read only with ``BEGINS``; ``length``, the row's context, and ``row`` are values. Returns a value."""
     first = 0
     if BEGINS:
         first = tl.load(begins + row).to(tl.int32)
@@ -55,7 +55,8 @@ def decode_stretch(
 ) -> None:  # fmt: skip
     """Kernel: attend for one row's token, with the query heads of one KV head, to one stretch of its context
     (``each`` tokens). Writes the partial result, number ``skipped + stretch``, to ``out[row, head, parts,
-    dim]``, and its log-sum-exp to ``lse``. Programs are (row, KV head, stretch).
+    dim]``, and its log-sum-exp to ``lse``. Programs are (row, KV head, stretch). Pointers are ``query`` to
+    ``lse``; the other tensors are single values.
 
     With ``WHOLE`` there is one stretch, and ``out`` is the result.
     """
@@ -105,8 +106,8 @@ def reduce_parts(
     MOST: tl.constexpr, BEGINS: tl.constexpr, SINKS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Kernel: merge a row's partial results, weighted by their log-sum-exps ``lse``, into ``out``. The first
-    ``shared`` of them are of a common prefix, the others of the row's own stretches (``each`` tokens).
-    Programs are (row, query head)."""
+    ``shared`` of them are of a common prefix, the others of the row's own stretches (``each`` tokens). Programs
+    are (row, query head). Pointers are ``partial`` to ``out``; the other tensors are single values."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     length = tl.load(lengths + row).to(tl.int32)
     first = first_token(length, begins, row, WINDOW, BEGINS)

@@ -21,7 +21,7 @@ from .support import expect, group_of, readable
 @triton.jit
 def row_of(starts: tl.tensor, tile: tl.tensor, rows: tl.tensor, EACH: tl.constexpr) -> tl.tensor:
     """The row that query tile ``tile`` belongs to: the last row that has its first tile at or before it.
-    ``starts``: ``[rows + 1]``, the first token of each row.
+    Returns a value. ``starts``: pointer to ``[rows + 1]``, the first token of each row.
 
     A tile has ``EACH`` tokens. Row r's tiles are numbered from ``starts[r] // EACH + r`` on, so every row has
     enough of them; some stay empty. (As in vLLM's unified attention kernel.)
@@ -44,11 +44,12 @@ def fold_tiles(
     TILE: tl.constexpr, MASKED: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Add the keys at the positions ``[start, end)`` and their values to a running softmax; returns it:
-    ``best`` (each query's greatest score so far), ``total`` (the sum of its weights) and ``acc`` (the
-    weighted sum of values).
+    ``best`` (each query's greatest score so far), ``total`` (the sum of its weights) and ``acc`` (the weighted
+    sum of values).
 
-    ``asked``: the queries, at ``positions`` of the sequence. ``table``: the row's block table. Without
-    ``MASKED`` every query must see all of these keys, and they must be whole tiles.
+    ``asked``: the queries, at ``positions`` of the sequence. ``table``: pointer to the row's block table.
+    ``keys_at``, ``values_at``: pointers to the keys and values of the KV head in block 0. All else are values.
+    Without ``MASKED`` every query must see all of these keys, and they must be whole tiles.
 
     With a window no query sees a key before ``seen_from``. Its block may be freed and hold NaN, so it is not
     read: a weight of 0 does not help, since 0 x NaN is NaN.
@@ -95,9 +96,9 @@ def extend_tile(
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, SINKS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: causal attention of one tile of a row's queries, with the query heads of one KV head, to all
-    that they see; writes the result to ``out``. Programs are (query tile, KV head). The last tiles, which see
-    most, start first."""
+    """Kernel: causal attention of one tile of a row's queries, with the query heads of one KV head, to all that
+    they see; writes the result to ``out``. Programs are (query tile, KV head). The last tiles, which see most,
+    start first. Pointers are ``query`` to ``out``; the other tensors are single values."""
     EACH: tl.constexpr = QUERIES // GROUP
     tile, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     row = row_of(starts, tile, rows, EACH)

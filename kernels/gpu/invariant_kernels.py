@@ -42,9 +42,9 @@ def extend_stretch(
     DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Kernel: attend for one tile of a row's queries to one stretch of the context, ``EACH_PART`` tokens.
-    Writes partial result number ``stretch`` of every token in the tile to ``out[token, head, parts, dim]``,
-    and its log-sum-exp to ``lse``; nothing for a stretch behind the tile's last query. Programs are (query
-    tile, KV head, stretch).
+    Writes partial result number ``stretch`` of every token in the tile to ``out[token, head, parts, dim]``, and
+    its log-sum-exp to ``lse``; nothing for a stretch behind the tile's last query. Programs are (query tile, KV
+    head, stretch). Pointers are ``query`` to ``lse``; the other tensors are single values.
 
     Every tile of keys is masked even if it need not be, so that there is one order of sums.
     """
@@ -130,8 +130,9 @@ def product_tile(
     IN: tl.constexpr, OUT: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: one tile of ``x @ weight.T + bias``, ``ROWS`` tokens by ``COLUMNS`` outputs, written to
-    ``out``. Programs are numbered down the rows, then over the columns."""
+    """Kernel: one tile of ``x @ weight.T + bias``, ``ROWS`` tokens by ``COLUMNS`` outputs, written to ``out``.
+    Programs are numbered down the rows, then over the columns. Pointers are ``x`` to ``out``; the other tensors
+    are single values."""
     down = tl.cdiv(tokens, ROWS)
     rows = tl.program_id(0) % down * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) // down * COLUMNS + tl.arange(0, COLUMNS)

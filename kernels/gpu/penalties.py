@@ -25,8 +25,9 @@ def tally_said(
     entries: tl.tensor, width: tl.tensor, ENTRIES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Kernel: count the earlier tokens into a zeroed ``tally`` ``[n, width]``, n rows by vocabulary: a cell
-    gets 1 if its token occurs at all in the row, and 2 more each time it is in the output. ``owners``: the
-    row of each token; ``output``: 1 for a token of the output. Programs take ``ENTRIES`` tokens each."""
+    gets 1 if its token occurs at all in the row, and 2 more each time it is in the output. ``owners``: the row
+    of each token; ``output``: 1 for a token of the output. Programs take ``ENTRIES`` tokens each. Pointers are
+    ``tally`` to ``output``."""
     at = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
     there = at < entries
     cells = tl.load(owners + at, there, other=0) * width + tl.load(tokens + at, there, other=0)
@@ -40,9 +41,9 @@ def penalize_said(
     repetition: tl.tensor, frequency: tl.tensor, presence: tl.tensor,
     entries: tl.tensor, width: tl.tensor, stride_row: tl.tensor, ENTRIES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: apply the penalties to the logits of the counted tokens, each once: a token may be listed
-    several times, and only the program that swaps its count in ``tally`` for 0 edits its logit. Programs take
-    ``ENTRIES`` of the listed tokens each."""
+    """Kernel: apply the penalties to the logits of the counted tokens, each once: a token may be listed several
+    times, and only the program that swaps its count in ``tally`` for 0 edits its logit. Programs take
+    ``ENTRIES`` of the listed tokens each. Pointers are ``logits`` to ``presence``."""
     at = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
     there = at < entries
     owner, token = tl.load(owners + at, there, other=0), tl.load(tokens + at, there, other=0)
@@ -90,9 +91,9 @@ def allow_bits(
     logits: tl.tensor, rows: tl.tensor, masks: tl.tensor, vocab: tl.tensor, words: tl.tensor,
     stride_row: tl.tensor, CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: write -inf to each logit that has a bit of 0 in its row's mask; reads no logit. ``rows``: the
-    row of each mask; ``masks``: ``words`` int64 words for each. Programs are (mask, stretch of ``CHUNK``
-    tokens of the vocabulary)."""
+    """Kernel: write -inf to each logit that has a bit of 0 in its row's mask; reads no logit. ``rows``: the row
+    of each mask; ``masks``: ``words`` int64 words for each. Programs are (mask, stretch of ``CHUNK`` tokens of
+    the vocabulary). Pointers are ``logits`` to ``masks``."""
     one, places = tl.program_id(0).to(tl.int64), tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     word = tl.load(masks + one * words + places // 64, places < vocab, other=-1)
     closed = ((word >> (places % 64).to(tl.int64)) & 1) == 0

@@ -34,7 +34,8 @@ def prefix_stretch(
 ) -> None:  # fmt: skip
     """Kernel: attend for a tile of a family's rows to one stretch of the family's common prefix, ``each``
     tokens. Writes partial result number ``stretch`` of each of these rows to ``out[row, head, parts, dim]``,
-    and its log-sum-exp to ``lse``. Programs are (tile of a family's rows, KV head, stretch).
+    and its log-sum-exp to ``lse``. Programs are (tile of a family's rows, KV head, stretch). Pointers are
+    ``query`` to ``lse``; the other tensors are single values.
 
     For a family with a prefix too short for such a stretch it writes zeros with a log-sum-exp of -inf.
     """

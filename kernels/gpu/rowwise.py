@@ -23,7 +23,7 @@ def norm_rows(
     WIDTH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr,
 ) -> None:  # fmt: skip
     """Kernel: RMSNorm of ``ROWS`` rows of ``WIDTH`` numbers of ``x``, written to ``out``. With ``ADD`` it is
-    the norm of ``x + residual``, and this sum is written to ``total``."""
+    the norm of ``x + residual``, and this sum is written to ``total``. Pointers are ``x`` to ``out``."""
     some, columns = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDE)
     inside = (some < rows)[:, None] & (columns < WIDTH)[None, :]
     places = some[:, None] * WIDTH + columns[None, :]
@@ -44,8 +44,9 @@ def gate_rows(
     gate_up: tl.tensor, out: tl.tensor,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, GELU: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: ``activation(gate) * up`` for ``COLUMNS`` columns of one row of ``[rows, 2 * WIDTH]``, written
-    to ``out``; GELU (tanh) with ``GELU``, else SiLU. Programs are (row, stretch of columns)."""
+    """Kernel: ``activation(gate) * up`` for ``COLUMNS`` columns of one row of ``[rows, 2 * WIDTH]``, written to
+    ``out``; GELU (tanh) with ``GELU``, else SiLU. Programs are (row, stretch of columns). Both tensors are
+    pointers."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < WIDTH

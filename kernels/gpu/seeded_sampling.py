@@ -57,9 +57,10 @@ def tile_of(
     values_at: tl.tensor, ids_at: tl.tensor, at: tl.tensor, width: tl.tensor, direct: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """``TILE`` entries of a row from the index ``at`` on, of its ``width``: their keys (uint32 that sort as
-    the logits, see `key_of`; 0 behind the end), and their token ids. The row is the logits if ``direct``,
-    else the candidates that `send_up` selected, with the token ids ``ids_at``."""
+    """Returns two blocks of values: of ``TILE`` entries of a row from the index ``at`` on, of its ``width``:
+    their keys (uint32 that sort as the logits, see `key_of`; 0 behind the end), and their token ids. The row is
+    the logits if ``direct``, else the candidates that `send_up` selected, with the token ids ``ids_at``.
+    ``values_at``, ``ids_at``: pointers to the row."""
     places = at + tl.arange(0, TILE)
     ids = places
     if not direct:
@@ -75,8 +76,9 @@ def count_from(
     TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """How many entries of a row have a key of at least ``bound``. A key is a uint32 that sorts as the logit
-    does (`key_of`). The row has ``width`` entries: the logits if ``direct``, else candidates that were
-    selected before, with the values ``values_at`` and the token ids ``ids_at``."""
+    does (`key_of`). The row has ``width`` entries: the logits if ``direct``, else candidates that were selected
+    before, with the values ``values_at`` and the token ids ``ids_at`` (pointers; ``bound`` and the result are
+    values)."""
     many = tl.zeros([TILE], tl.int32)
     for at in tl.range(0, width, TILE):
         keys, _ = tile_of(values_at, ids_at, at, width, direct, TILE)
@@ -98,10 +100,11 @@ def mass_above(
     values_at: tl.tensor, ids_at: tl.tensor, width: tl.tensor, direct: tl.tensor, bound: tl.tensor,
     best: tl.tensor, cold: tl.tensor, floor: tl.tensor, TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """The unnormalised probability (`share_of`) of all tokens of a row with keys greater than ``bound``. A
-    key is a uint32 that sorts as the logit does. The row has ``width`` entries: the logits if ``direct``,
-    else candidates with the values ``values_at`` and the token ids ``ids_at``. ``best``: the row's greatest
-    score (logit divided by the temperature ``cold``); scores below ``floor`` count 0."""
+    """The unnormalised probability (`share_of`) of all tokens of a row with keys greater than ``bound``. A key
+    is a uint32 that sorts as the logit does. The row has ``width`` entries: the logits if ``direct``, else
+    candidates with the values ``values_at`` and the token ids ``ids_at`` (pointers; all else are values).
+    ``best``: the row's greatest score (logit divided by the temperature ``cold``); scores below ``floor`` count
+    0."""
     mass = tl.zeros([TILE], tl.float64)
     for at in tl.range(0, width, TILE):
         keys, _ = tile_of(values_at, ids_at, at, width, direct, TILE)
@@ -114,9 +117,9 @@ def send_up(
     logits: tl.tensor, temperature: tl.tensor, top_k: tl.tensor, values: tl.tensor, ids: tl.tensor,
     vocab: tl.tensor, stride_row: tl.tensor, CHUNK: tl.constexpr, MOST: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: select the ``top_k`` greatest logits (1 if greedy) of one stretch of a row's vocabulary, in the
-    order of ids. Writes them and their ids to ``values`` and ``ids``, ``[rows, stretches, MOST]``; unused ids
-    are -1.
+    """Kernel, for sampling and for the log probabilities of a reply: select the ``top_k`` greatest logits (1 if
+    greedy) of one stretch of a row's vocabulary, in the order of ids. Writes them and their ids to ``values``
+    and ``ids``, ``[rows, stretches, MOST]``; unused ids are -1. Pointers are ``logits`` to ``ids``.
 
     Programs are (row, stretch of ``CHUNK`` tokens). The stretch stays in registers during the bisection.
     """
@@ -148,7 +151,8 @@ def sample_rows(
     MIN_P: tl.constexpr,
 ) -> None:  # fmt: skip
     """Kernel: sample one token for each row into ``out``. It finds the limits (top-k, top-p, min-p) by
-    bisection, then the first id with a cumulated mass above the random one. One program per row.
+    bisection, then the first id with a cumulated mass above the random one. One program per row. Pointers are
+    ``logits`` to ``out``.
 
     With ``THIN`` limited rows read their ``thinned`` candidates in ``values`` and ``ids``, which `send_up`
     selected.
@@ -215,12 +219,12 @@ def pick(
     TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """The token to sample from one row: the first kept id with a cumulated probability (not normalised) above
-    ``target``; the last kept one if rounding leaves none. Kept are the tokens with a key above ``edge``, and
-    of those with that key the first ``room``; a key is a uint32 that sorts as the logit does.
+    ``target``; the last kept one if rounding leaves none. Kept are the tokens with a key above ``edge``, and of
+    those with that key the first ``room``; a key is a uint32 that sorts as the logit does.
 
     The row has ``width`` entries: the logits if ``direct``, else candidates with the values ``values_at`` and
-    the token ids ``ids_at``. ``best``: its greatest score (logit divided by the temperature ``cold``); scores
-    below ``floor`` count 0.
+    the token ids ``ids_at`` (pointers; all else are values). ``best``: its greatest score (logit divided by the
+    temperature ``cold``); scores below ``floor`` count 0.
     """
     passed, before = target * 0, room * 0
     found, last = room * 0 + NONE, room * 0
@@ -291,9 +295,10 @@ def mass_of(
     logits: tl.tensor, best: tl.tensor, mass: tl.tensor, vocab: tl.tensor, stride_row: tl.tensor,
     CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: for each stretch of a row's vocabulary write the greatest logit to ``best``, and the sum of
-    exp(logit - greatest) to ``mass``, both fp64 ``[rows, stretches]``. Programs are (row, stretch of
-    ``CHUNK`` tokens)."""
+    """Kernel for `log_probabilities` alone, not for sampling: for each stretch of a row's vocabulary write the
+    greatest logit to ``best``, and the sum of exp(logit - greatest) to ``mass``, both fp64 ``[rows,
+    stretches]``. Programs are (row, stretch of ``CHUNK`` tokens). Pointers are ``logits``, ``best`` and
+    ``mass``."""
     row, stretch = tl.program_id(0).to(tl.int64), tl.program_id(1)
     places = stretch * CHUNK + tl.arange(0, CHUNK)
     wide = tl.load(logits + row * stride_row + places, places < vocab, other=float("-inf")).to(tl.float64)
@@ -326,8 +331,8 @@ def log_probabilities(logits: Tensor, ids: Tensor, most: int) -> tuple[Tensor, T
 
 
 def _likeliest(logits: Tensor, most: int, chunk: dict[str, int], stretches: int) -> tuple[Tensor, Tensor]:
-    """The ``most`` greatest logits of each row, the greatest first, and their token ids, both ``[rows,
-    most]``, for the log probabilities of a reply. ``chunk``: the launch arguments of the kernel that selects
+    """The ``most`` greatest logits of each row, the greatest first, and their token ids, both ``[rows, most]``,
+    for `log_probabilities` alone, not for sampling. ``chunk``: the launch arguments of the kernel that selects
     them; ``stretches``: into how many stretches it cuts the vocabulary."""
     rows, vocab = logits.shape
     if not most or most > MOST_THINNED or not rows:

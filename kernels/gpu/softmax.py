@@ -18,8 +18,8 @@ def lines_of(
     BLOCK: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """For each of ``tokens`` (positions) the offset, in elements, of its K or V within its head and layer of
-    the arena, found through the block table; int64, as arenas exceed 4 GiB. Tokens that are not ``seen`` are
-    looked up in block 0."""
+    the arena, found through ``table``, a pointer to the row's block table; a block of values, int64, as arenas
+    exceed 4 GiB. Tokens that are not ``seen`` are looked up in block 0."""
     blocks = tl.load(table + tokens // BLOCK, mask=seen, other=0).to(tl.int64)
     return blocks * stride_block + (tokens % BLOCK).to(tl.int64) * stride_slot
 

@@ -25,8 +25,8 @@ def inverse_rms(
     heads_at: tl.tensor, eps: tl.tensor, COUNT: tl.constexpr, MOST: tl.constexpr, DIM: tl.constexpr,
     WIDE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """One over the root of (the mean square plus ``eps``) of all numbers of ``COUNT`` heads of one token,
-    which lie one behind the other at ``heads_at``."""
+    """One over the root of (the mean square plus ``eps``) of all numbers of ``COUNT`` heads of one token, which
+    lie one behind the other at the pointer ``heads_at``. Returns a single value."""
     heads, dims = tl.arange(0, MOST), tl.arange(0, WIDE)
     inside = (heads < COUNT)[:, None] & (dims < DIM)[None, :]
     wide = tl.load(heads_at + heads[:, None] * DIM + dims[None, :], inside, other=0.0).to(tl.float32)
@@ -59,8 +59,8 @@ def rotate_heads(
     MOST_Q: tl.constexpr, MOST_KV: tl.constexpr,
 ) -> None:  # fmt: skip
     """Kernel: norm (with ``NORM``) and rotate ``HEADS`` of the heads of one token's queries and keys; values
-    stay as they are. Queries are written to ``out``, keys and values to the token's slot in the arena.
-    Programs are (token, group of heads)."""
+    stay as they are. Queries are written to ``out``, keys and values to the token's slot in the arena. Programs
+    are (token, group of heads). Pointers are ``qkv`` to ``out``; the other tensors are single values."""
     token, dims = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     # A number is rotated with its partner, half the rotary part away; the second read is a cache hit.
@@ -147,7 +147,8 @@ def copy_runs(
     arena: tl.tensor, sources: tl.tensor, targets: tl.tensor, size: tl.tensor, PIECE: tl.constexpr
 ) -> None:
     """Kernel: copy ``PIECE`` numbers of a block of ``size`` numbers to another block. Programs are (pair of
-    source and target, piece). No block may be both a source and a target."""
+    source and target, piece). No block may be both a source and a target. Pointers are ``arena``, ``sources``
+    and ``targets``."""
     pair, places = tl.program_id(0), tl.program_id(1) * PIECE + tl.arange(0, PIECE)
     source, target = tl.load(sources + pair).to(tl.int64), tl.load(targets + pair).to(tl.int64)
     inside = places < size
@@ -167,9 +168,9 @@ def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -
 
 
 def waves(pairs: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Cut block copies, (source, target), into lists of copies that can run at once, in order. A new list
-    begins before a copy that reads a target of an earlier one of its list, or writes a source or target of
-    one."""
+    """Cut block copies, (source, target), into lists of copies that can run in one launch, as none depends on
+    another; the lists in order. A new list begins before a copy that reads a target of an earlier one of its
+    list, or writes a source or target of one."""
     wave: list[tuple[int, int]] = []
     read, written = set[int](), set[int]()
     for source, target in pairs:

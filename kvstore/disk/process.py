@@ -134,8 +134,9 @@ class DiskProcess:
             socket.send_fds(self._ours, [b"disk"], [engine.fileno()])
 
     def _end(self, grace: float) -> None:
-        """Wait ``grace`` seconds until the disk process ends, then kill it (0: at once); it is dead and
-        reaped when this returns. If it died of one of `CRASHES`, the next one throws the records away."""
+        """Wait ``grace`` seconds until the disk process ends, then kill it (0: kill it without waiting); it is
+        dead and reaped when this returns. If it died of one of `CRASHES`, the next one throws the records
+        away."""
         process, self._process = self._process, None
         if process is None:
             return

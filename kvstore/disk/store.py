@@ -65,7 +65,8 @@ class StoreFailed(KVStoreError):
 
 
 class StoreFull(StoreFailed):
-    """The disk has no space for KV beyond what stays free there."""
+    """The disk has no space for a record: less would stay free than ``floor``, even after records that may be
+    evicted are gone."""
 
 
 class StoreLocked(KVStoreError):

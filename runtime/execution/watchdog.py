@@ -65,7 +65,7 @@ class WatchedRunner:
         return _WatchedHandle(handle, self, plan.tokens, began, sequences)
 
     def landed(self, sequences: frozenset[int]) -> None:
-        """Note that a step of these sequences is over: it is not in flight any more."""
+        """Called when a step is over: its ``sequences`` are not in flight any more."""
         self._flying.remove(sequences)
 
     def expect(self, tokens: int) -> None:
@@ -80,13 +80,14 @@ class WatchedRunner:
         self._step_times.observe(tokens, self._worked() - began)
 
     def compiling(self, kernel: str) -> None:
-        """Tell the liveness that a step waits until ``kernel`` is compiled, and how long that may take."""
+        """Called with a kernel's name before the kernel is compiled, in the middle of a step: tells the
+        liveness that the step waits for that, and how long it may take."""
         self._compiling = self._clock()
         self._liveness.enter(Phase.COMPILING, FIRST_STEP, f"{COMPILING}{kernel}")
 
     def compiled(self) -> None:
-        """Tell the liveness that the kernel is compiled, so that the step goes on with the time that it had.
-        The time spent compiling does not count as the step's."""
+        """Called when the kernel named to `compiling` is compiled: tells the liveness that the step goes on,
+        with the time that it had. The time spent compiling does not count as the step's."""
         self._compiled += self._clock() - self._compiling
         self._liveness.enter(*self._expected)
 

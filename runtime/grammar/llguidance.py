@@ -49,8 +49,8 @@ NICENESS = 10
 """Niceness of the compiling threads, so that steps go first; used where each thread has its own niceness."""
 
 AT_ONCE = 64
-"""A matcher of a cached grammar that has to take at most this many tokens of the reply is made at once; one
-with more, on another thread."""
+"""A matcher of a cached grammar that has to take at most this many tokens of the reply is made within the call,
+on the caller's thread; one with more, on another thread."""
 
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 200_000,
@@ -95,7 +95,7 @@ class Compiler:
 
     @property
     def threads(self) -> int:
-        """How many grammars are compiled at once; more calls of `compile` wait."""
+        """How many grammars are compiled at the same time; more calls of `compile` wait."""
         return WORKERS
 
     def knows(self, grammar: Grammar) -> bool:
@@ -105,13 +105,13 @@ class Compiler:
     def compile(
         self, grammar: Grammar, stop_ids: tuple[int, ...], said: NDArray[np.int32]
     ) -> Future[Matcher]:
-        """The future of a matcher for ``grammar`` that has taken ``said``: the reply's tokens so far, int32
-        ``[tokens]``.
+        """The future of a matcher for ``grammar`` that has taken ``said``: the tokens that the reply has when
+        this is called, int32 ``[tokens]``.
 
-        It is done at once if the grammar is cached and ``said`` has at most ``AT_ONCE`` tokens. ``stop_ids``:
-        tokens that end the reply. End-of-sequence and other special tokens among them are allowed exactly
-        where the grammar accepts; tokens of plain text are allowed where the grammar allows that text. The
-        future raises `GrammarInvalid`.
+        The future is done when this returns if the grammar is cached and ``said`` has at most ``AT_ONCE``
+        tokens. ``stop_ids``: tokens that end the reply. End-of-sequence and other special tokens among them are
+        allowed exactly where the grammar accepts; tokens of plain text are allowed where the grammar allows
+        that text. The future raises `GrammarInvalid`.
         """
         with self._books:
             known = self._kept.get(grammar)
@@ -128,7 +128,8 @@ class Compiler:
         return done
 
     def statistics(self) -> dict[str, float]:
-        """Counts of grammars cached, compiled, found in the cache, and refused; seconds spent compiling."""
+        """Of grammars: how many are cached now, and since the start how many were compiled, found in the cache
+        and refused, and the seconds spent compiling."""
         return {
             "grammars_kept": len(self._kept),
             "grammars_compiled": self._compiled,

@@ -80,8 +80,8 @@ class BlockManager:
         the tokens restored.
 
         ``keys``: of the records behind the computed tokens, see `Located.in_host`. That many blocks must be
-        available. The blocks are found by their keys at once, since they are read in the same step or a later
-        one.
+        available. The prefix cache finds the blocks by their keys already when this returns, since they are
+        read in the same step or a later one.
         """
         tier = self.transfers.tier
         if tier is None:

@@ -129,8 +129,8 @@ class Leases:
     def _expect(self, sequence: Sequence, returns: float | None, now: float) -> None:
         """Note that the sequence is expected back at ``returns``; None: that is not known.
 
-        Shortly before that time `tick` restores it. Without a lease, one that is expected at once is not
-        restored ahead: its turn asks for the KV itself.
+        Shortly before that time `tick` restores it. Without a lease, a sequence that is expected right now is
+        not restored by `tick`: its turn asks for the KV itself.
         """
         sequence.expect_return(returns)
         if returns is not None and (sequence.lease is not None or returns > now + LEAD_SECONDS):
@@ -153,8 +153,8 @@ class Leases:
     def _bring_back(self, sequence: Sequence, now: float) -> None:
         """Restore a sequence that is expected back soon.
 
-        KV that lies in no tier is computed ahead only with a lease: without one the sequence may be late, and
-        lose it again.
+        KV that lies in no tier is computed before the turn only with a lease: without one the sequence may be
+        late, and lose it again.
         """
         if sequence.turn is None and (sequence.lease is not None or self._restore.finds(sequence)):
             sequence.look_up()

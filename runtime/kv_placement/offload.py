@@ -116,7 +116,8 @@ class Offload:
         return self.disk is not None and self.disk.ready and (self.disk.waiting or bool(self._queue))
 
     def statistics(self) -> dict[str, float]:
-        """The disk's gauges and counters, and the lengths of queues; empty without a disk."""
+        """The statistics of the disk tier (`DiskTier.statistics`), and how many records wait to be sent to it;
+        empty without a disk."""
         if self.disk is None:
             return {}
         disk = {f"disk_{name}": value for name, value in self.disk.statistics().items()}

@@ -113,11 +113,10 @@ class Residency:
         return Located(first, keys, places, full)
 
     def places(self, sequence: Sequence) -> list[int]:
-        """Where each block of the sequence's tokens lies: DEVICE, else HOST, else DISK; 0: nowhere.
-        O(blocks).
+        """Where each block of the sequence's tokens lies: DEVICE, else HOST, else DISK; 0: nowhere. O(blocks).
 
         Unlike `locate` it answers at any time, and also tells of blocks behind one that lies nowhere. A copy
-        that is under way to the host tier counts as there.
+        that is under way to the host tier counts as HOST.
         """
         size, length = self._hasher.block_tokens, len(sequence.tokens)
         held, blocks = -(-sequence.computed // size), -(-length // size)

@@ -32,13 +32,15 @@ class _PendingRestore:
 
     ::
 
-    [0, moved) on the device [moved, arrived) in the host tier, or in the page cache [arrived, asked) on their
-    way there [asked, end) on disk
+        [0, moved)        on the device
+        [moved, arrived)  in the host tier, or in the page cache
+        [arrived, asked)  on their way to the host tier or the page cache
+        [asked, end)      on disk
 
-    ``keys``: of the records. ``tokens``: the sequence's number of tokens when its records were located.
-    ``since``: when it began; ``last_arrival``: when the last piece came. ``compute_until``: the position up
-    to which tokens are computed meanwhile, 0 for none. ``direct``: through the page cache, past the host
-    tier. ``broken``: a record will not come.
+    ``keys``: of the records, in the order of the drawing. ``tokens``: the sequence's number of tokens when its
+    records were located. ``since``: when it began; ``last_arrival``: when the last piece came.
+    ``compute_until``: the position up to which tokens are computed meanwhile, 0 for none. ``direct``: through
+    the page cache, past the host tier. ``broken``: a record will not come.
     """
 
     sequence: Sequence
@@ -164,7 +166,7 @@ class Restore:
         return FETCH_POLL_SECONDS if waits else None
 
     def statistics(self) -> dict[str, float]:
-        """How many sequences are being restored from disk; empty without a disk."""
+        """How many sequences are being restored from disk now; empty without a disk."""
         return {} if self._disk is None else {"fetching": len(self)}
 
     def tick(self, now: float) -> None:

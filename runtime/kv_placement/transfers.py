@@ -204,8 +204,8 @@ class Transfers:
         return tuple(saves), loads
 
     def _in_time(self, rows: Sequence[PlanRow]) -> Iterator[tuple[bytes, int]]:
-        """Yield the keys and blocks that stay on the device and are saved with the plan of ``rows``, the
-        longest waiting first; how many depends on what they would delay.
+        """Yield pairs (key, block): the blocks that stay on the device and are saved with the plan of ``rows``,
+        the longest waiting first; how many depends on what they would delay.
 
         A block that holds something else by now is left out.
         """
@@ -243,8 +243,8 @@ class Transfers:
         self.tier.release(*(load.slot for load in plan.loads))
 
     def statistics(self) -> dict[str, float]:
-        """The host tier's gauges and counters, and how many blocks were saved and loaded; empty without a
-        tier."""
+        """The statistics of the host tier (`HostTier.statistics`), and how many blocks were saved to it and
+        loaded from it since the start; empty without a tier."""
         if self.tier is None:
             return {}
         tier = {f"host_{name}": value for name, value in self.tier.statistics().items()}

@@ -153,11 +153,12 @@ class GatewayEnd(asyncio.Protocol):
     # --- up (called by the event loop) ----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport to write to."""
+        """Called by asyncio when the socket is open: keeps the transport to write to."""
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Handle the reports that ``data`` completes; an invalid frame ends the link."""
+        """Called by asyncio with bytes from the engine: handles the reports that ``data`` completes. An invalid
+        frame ends the link."""
         try:
             for report in self._reader.feed(data):
                 self._receive(report)
@@ -165,7 +166,8 @@ class GatewayEnd(asyncio.Protocol):
             self._end(fault)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Fail what is pending, and set ``lost``: the socket was closed, by either end."""
+        """Called by asyncio when the socket was closed, by either end: fails what is pending, and sets
+        ``lost``."""
         reason = (
             self._fatal.message if self._fatal else f"the engine closed its link{f': {error}' * bool(error)}"
         )

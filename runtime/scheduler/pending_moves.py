@@ -60,8 +60,8 @@ class PendingMoves:
         return bool(self._running)
 
     def of_stage(self, request: int, sequence: Sequence, now: float) -> PendingMove:
-        """Make the pending move for a stage verb. Call it before the sequence is staged, since some KV may
-        come at once: it notes what the sequence has now."""
+        """Make the pending move for a stage verb. Call it before the sequence is staged: it notes what the
+        sequence has now, and staging may bring some KV before it returns."""
         move = PendingMove(request, sequence, now, settling=False)
         move.computed = sequence.work.total
         move.host, move.disk = sequence.from_tiers.host, sequence.from_tiers.disk

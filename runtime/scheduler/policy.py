@@ -95,7 +95,8 @@ class Policy(ABC):
         return longest
 
     def charge(self, sequence: Sequence, tokens: int) -> None:
-        """A step has computed ``tokens`` tokens of ``sequence``, for the first time or again."""
+        """Called when a step has computed ``tokens`` tokens of ``sequence``, for the first time or again, so
+        that the policy can count them for its shares. By default it does nothing."""
         return
 
     def bound(self, older: int, own: int, others: int = 0) -> int | None:

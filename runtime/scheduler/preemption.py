@@ -85,8 +85,8 @@ class Preemption:
         return False
 
     def _lead(self) -> None:
-        """Give the first place, which is never preempted, to the turn that the policy names; it runs at once,
-        even if another turn is displaced for it."""
+        """Give the first place, which is never preempted, to the turn that the policy names; it becomes a
+        running turn now, even if another turn is displaced for it."""
         queues = self._queues
         running = list(queues.running.values())
         lead = self._policy.lead(queues.waiting.heads, running)

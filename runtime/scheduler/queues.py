@@ -2,8 +2,11 @@
 
 ::
 
-generate admit idle ───────────────▶ waiting ───────────▶ running ▲ ▲ preempt │ │ └────────────────────┤
-└────────────────────────────────────────────┘ end, stop, truncate
+              generate                 admit
+     idle ───────────────▶ waiting ───────────▶ running
+      ▲                       ▲   preempt          │
+      │                       └────────────────────┤
+      └────────────────────────────────────────────┘ end, stop, truncate
 
 The order of turns is `running` followed by `waiting`, each in the policy's order; waiting turns stand in one
 or more lines (queues), as the policy says. A running turn that is *displaced* waits again and keeps its KV;

@@ -171,7 +171,7 @@ class Scheduler:
         return self._pending_moves.answers()
 
     def _open(self, verb: Open, now: float) -> SequenceState:
-        """Begin a sequence. Tokens with KV in the prefix cache count as computed at once."""
+        """Begin a sequence. Tokens with KV in the prefix cache count as computed from the beginning."""
         self._check_new([verb.seq])
         tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
         self._check_context(len(tokens))

@@ -259,9 +259,9 @@ class Run:
             await self._replied()
 
     def _called(self, item: FunctionCallItem) -> None:
-        """A call is complete: start its tool at once, while the response goes on. If it may not run, it gets
-        an error as its output. One that the caller answers, or with arguments that are no JSON, is kept for
-        later."""
+        """Called when a tool call of the response is complete: starts its tool, while the response goes on. If
+        it may not run, it gets an error as its output. One that the caller answers, or with arguments that are
+        no JSON, is kept for later."""
         tool = self._tools.get(item.name)
         if (item.call_id or "") in self.calls:
             return
@@ -280,8 +280,8 @@ class Run:
             self.calls.start(item)
 
     async def _replied(self) -> None:
-        """The response is over: run the calls that are left, tell the server how long the tools take, and begin
-        to wait for them."""
+        """Called when the response is over: runs the calls that are left, tells the server how long the tools
+        take, and begins to wait for them."""
         finished = self.reply.finished
         if finished is None:  # the chat's next turn has begun
             self._stop = self._stop or "cancelled"
@@ -336,8 +336,9 @@ class Run:
             self.calls.cancel()
 
     async def _waited(self, since: float, expected: float | None) -> None:
-        """All tools of the step are done: ask for the next response, or end the run. ``since``: when the wait
-        began, by `time.perf_counter`; ``expected``: the seconds that the server was told, or None."""
+        """Called when all tools of the step are done: asks for the next response, or ends the run. ``since``:
+        when the wait began, by `time.perf_counter`; ``expected``: the seconds that the server was told, or
+        None."""
         calls, outputs, sent = await self.outputs.take()
         self._waiting = None
         if calls:

@@ -291,9 +291,9 @@ class Journal:
                     return
 
     def _next(self) -> tuple[list[Fresh], int, list[Any]]:
-        """In the journal's thread: wait for work. Returns the queued group, the number of all changes that
-        were ever queued, and the jobs. Group and jobs may be empty: the journal closes, or there is time for a slice of
-        compaction."""
+        """In the journal's thread: wait for work. Returns the queued group, the number of all changes that were
+        ever queued, and the jobs. Group and jobs may be empty: the journal closes, or there is time for a slice
+        of compaction."""
         compacting = self._store.wants_compaction
         with self._changed:
             while not (self._urgent or self._jobs or self._closing):

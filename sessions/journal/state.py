@@ -451,8 +451,8 @@ class TenantShares:
         (self._over.add if held.bytes > held.share.bytes else self._over.discard)(state.salt)
 
     def look_again(self, salt: bytes) -> None:
-        """A session of this tenant was closed, so it may be forgotten now: let the next `surplus` look at the
-        tenant."""
+        """Called when a session of this tenant was closed, so that it may be forgotten now: lets the next
+        `surplus` look at the tenant."""
         if salt in self._held:
             self._changed.add(salt)
 

@@ -209,8 +209,8 @@ class JournalStore:
         return self.logs.size(state.record) + state.base + state.grown
 
     def _died(self, place: int) -> None:
-        """No session needs the record at ``place`` any more: subtract its bytes from the live bytes of its
-        log."""
+        """Called by the index when no session needs the record at ``place`` any more: subtracts its bytes from
+        the live bytes of its log."""
         one = self.logs.logs.get(slot_of(place))
         if one is not None:
             one.live -= self.logs.size(place)

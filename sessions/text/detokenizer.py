@@ -20,7 +20,8 @@ class TokenTexts:
         self.independent = isinstance(backend.decoder, ByteLevel)
         """Whether the text of a token does not depend on the tokens around it: the vocabulary is byte-level."""
         self.known: dict[int, str | None] = {}
-        """What `of` has returned so far, by token id."""
+        """A cache of the results of `of`, by token id: the token's text, or None if that depends on other
+        tokens."""
 
     def of(self, token: int) -> str | None:
         """The token's text; "" for a special token. None if it depends on other tokens: the token may end or
@@ -58,7 +59,7 @@ class Detokenizer:
         return self.steps([token])
 
     def steps(self, tokens: list[int]) -> str:
-        """Decode several more ids at once. Returns the text that is certain now. If the last character is
+        """Decode several more ids in one call. Returns the text that is certain now. If the last character is
         incomplete, it may be empty, and the text before that character comes with a later call."""
         if not tokens:
             return ""

@@ -46,7 +46,8 @@ class StopMatcher:
 
 
 def overlap(text: str, tags: Collection[str]) -> int:
-    """Length of the longest end of ``text`` that is a beginning of one of ``tags``, and not all of it."""
+    """The length of the longest end of ``text`` that is a beginning of one of ``tags``, and not all of it.
+    Callers hold that end back, because later text may complete a stop string, a tag or a control token."""
     firsts = {tag[:1] for tag in tags}
     for length in range(min(len(text), max(map(len, tags), default=1) - 1), 0, -1):
         end = text[-length:]

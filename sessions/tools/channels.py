@@ -84,8 +84,8 @@ class ChannelParser:
         return False
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """The reply is over: yields the rest of its text, reasoning and calls. ``cut``: it was ended from
-        outside. A header without an end is dropped."""
+        """Called once, when the reply is over: yields the rest of its text, reasoning and calls. ``cut``: it
+        was ended from outside. A header without an end is dropped."""
         held, self._held = self._held, ""
         if self._content is not _Content.HEADER:
             yield from self._more(held)

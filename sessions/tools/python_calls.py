@@ -134,8 +134,8 @@ class PythonCallParser:
         return False
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """The reply is over: yields the rest of its text and calls. ``cut``: it was ended from
-        outside; then an incomplete call is dropped."""
+        """Called once, when the reply is over: yields the rest of its text and calls. ``cut``: it was ended
+        from outside; then an incomplete call is dropped."""
         unknown = self._state is _ListState.CALLS and not self._called and not cut
         if unknown or self._state is _ListState.BEGINNING:
             yield from self._text()

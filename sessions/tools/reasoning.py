@@ -63,7 +63,8 @@ class ReasoningSplitter:
         return not any(tag[0] in text for tag in self._tags.around)
 
     def finish(self) -> tuple[str, str]:
-        """The reply is over: returns the rest of the reasoning, and the rest of the answer."""
+        """Called once, when the reply is over: returns the rest of the reasoning, and the rest of the
+        answer."""
         held, self._held = self._held, ""
         if self._state is _SplitState.REASONING:
             return self._trimmed(held.rstrip()), ""

@@ -84,8 +84,8 @@ class CallParser(Protocol):
         """Whether `feed` would yield all of ``text`` as plain text now, and change nothing."""
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """The reply is over: yields the rest of its text, reasoning and calls. ``cut``: it was ended from
-        outside; then a call without a complete name is dropped."""
+        """Called once, when the reply is over: yields the rest of its text, reasoning and calls. ``cut``: it
+        was ended from outside; then a call without a complete name is dropped."""
 
 
 # --- calls ------------------------------------------------------------------------------------------------
@@ -191,8 +191,8 @@ class CallScanner:
         return not text[-1].isspace() and self._firsts.isdisjoint(text)
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """The reply is over: yields the rest of its text and calls. ``cut``: it was ended from
-        outside; then a call without a complete name is dropped."""
+        """Called once, when the reply is over: yields the rest of its text and calls. ``cut``: it was ended
+        from outside; then a call without a complete name is dropped."""
         held, self._held = self._held, ""
         if self._state is _ScanState.ARGUMENTS:
             yield CallClosed(complete=False)

@@ -98,8 +98,8 @@ class XmlCallParser:
         return False
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """The reply is over: yields the rest of its text and calls. ``cut``: it was ended from
-        outside; then a call without a complete name is dropped."""
+        """Called once, when the reply is over: yields the rest of its text and calls. ``cut``: it was ended
+        from outside; then a call without a complete name is dropped."""
         held, self._held = self._held, ""
         if self._part in (_Part.BETWEEN, _Part.VALUE):
             yield CallClosed(complete=False)
@@ -211,7 +211,7 @@ class _Value:
         return self._quoted(text) if text else ""
 
     def finish(self) -> str:
-        """The value is over. Returns the rest of its JSON; "" if it is dropped."""
+        """Called once, when the value is over: returns the rest of its JSON; "" if it is dropped."""
         text = self._held.removesuffix("\n")
         if self._repeated:
             return ""

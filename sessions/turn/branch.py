@@ -46,7 +46,7 @@ class Branch:
 
     async def render(self, script: Script, work: Callable[[Stopped], _T]) -> _T:
         """Call ``work``, which renders the prompt ``script``, and return its result: on a worker thread if the
-        prompt is long, else at once. ``work`` gets a function that returns true once the caller was
+        prompt is long, else on the event loop. ``work`` gets a function that returns true once the caller was
         cancelled."""
         if script.characters() < self.settings.aside_characters:
             return work(bool)

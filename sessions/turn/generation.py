@@ -37,8 +37,8 @@ from .events import EndReason, ReplyEvent, ReplyStatus, ReplyTextDelta
 from .reply_reader import ReplyReader
 
 TellNow: TypeAlias = Callable[[ReplyTextDelta], bool]
-"""A function that hands more text of a reply to its reader at once, if that needs no wait. Returns whether it
-did."""
+"""A function that hands more text of a reply to its reader within the call, if that needs no wait. Returns
+whether it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +159,9 @@ class ReplyRun:
         self._resident = self._sequence.cached
 
     async def _outlive(self, fault: runtime.RuntimeFault) -> list[ReplyEvent]:
-        """The engine is gone: wait for the next one, until the time to wait is over or the reply is
-        cancelled. Returns no events, so that the next `advance` goes on; or those that end the reply, if it
-        failed."""
+        """Called when the engine is gone, which raised ``fault``: waits for the next one, until the time to
+        wait is over or the reply is cancelled. Returns no events, so that the next `advance` goes on; or those
+        that end the reply, if it failed."""
         self._generation = None
         self._lost = self._work()
         waiting = asyncio.ensure_future(self._sequence.recover(self._held_by))

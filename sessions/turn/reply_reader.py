@@ -182,8 +182,8 @@ class ReplyReader:
         return text + self._detokenizer.steps(ids[begin:end])
 
     def finish(self, *, cut: bool) -> list[ReplyEvent]:
-        """The reply is over: take out what was held back, and close the open item. Returns the remaining
-        events. ``cut``: the reply was ended from outside, so the open message is not complete."""
+        """Called once, when the reply is over: takes out what was held back, and closes the open item. Returns
+        the remaining events. ``cut``: the reply was ended from outside, so the open message is not complete."""
         events = [] if self.matched else self._deliver(self._stops.feed(self._detokenizer.flush()))
         events += self._deliver(self._stops.flush())
         if self._reasoning is not None:
