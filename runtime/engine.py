@@ -28,8 +28,8 @@ LEAVE_SECONDS = 1.5
 """How long the engine waits for KV on its way to disk when it ends."""
 
 PREPARE_SECONDS = 0.0001
-"""How long an idle engine waits between two pieces of preparation. The thread that receives verbs gets the
-interpreter's lock meanwhile."""
+"""Seconds that an idle engine waits between two pieces of preparation (`Scheduler.prepare`: it touches the
+memory of a free host slot). The thread that receives verbs gets the interpreter's lock meanwhile."""
 
 AUDIT_EVERY = 64
 """An idle engine audits at one in this many of its idle steps; in debug at each."""

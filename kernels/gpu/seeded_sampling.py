@@ -295,8 +295,8 @@ def mass_of(
     logits: tl.tensor, best: tl.tensor, mass: tl.tensor, vocab: tl.tensor, stride_row: tl.tensor,
     CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel for `log_probabilities` alone, not for sampling: for each stretch of a row's vocabulary write the
-    greatest logit to ``best``, and the sum of exp(logit - greatest) to ``mass``, both fp64 ``[rows,
+    """Kernel for `log_probabilities` alone, not for sampling: for each stretch of a row's vocabulary write its
+    greatest logit to ``best``, and its sum of exp(logit - greatest) to ``mass``, both fp64 ``[rows,
     stretches]``. Programs are (row, stretch of ``CHUNK`` tokens). Pointers are ``logits``, ``best`` and
     ``mass``."""
     row, stretch = tl.program_id(0).to(tl.int64), tl.program_id(1)

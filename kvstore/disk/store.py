@@ -79,8 +79,8 @@ class StoreTorn(KVStoreError):
 
 @dataclass(frozen=True, slots=True)
 class NewRecord:
-    """A record to be stored. ``tokens``: in its block. ``digest``: xxh3 of ``payload``, which is only read
-    during the call. ``tenant``: the number of its tenant."""
+    """A record to be stored. ``tokens``: how many its block holds. ``payload``: its bytes, read only during the
+    call. ``digest``: xxh3 of the payload. ``tenant``: the number of its tenant."""
 
     key: bytes
     tokens: int

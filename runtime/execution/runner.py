@@ -38,7 +38,8 @@ class TorchRunner:
     them.
 
     ``mover``: copies blocks to the host tier and back; without one no plan may ask for it. ``device``: what
-    the decoder computes on; by default torch's. ``grammars``: makes the masks of the grammars that plans name
+    the decoder computes on; by default the device on which its
+    weights are. ``grammars``: makes the masks of the grammars that plans name
     by number.
     """
 

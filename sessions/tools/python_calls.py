@@ -113,8 +113,7 @@ class PythonCallParser:
         self._scanner = _ParenthesisScanner()
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """Take more text of the reply. Yields what is certain now, in order: text, reasoning, parts of
-        calls."""
+        """Take more text of the reply. Yields what is certain now, in order: text and parts of calls."""
         self._held += text
         if self._state is _ListState.BEGINNING:
             self._begin()

@@ -162,8 +162,7 @@ class CallScanner:
         self._firsts = frozenset(opening[0] for opening in form.openings)
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """Take more text of the reply. Yields what is certain now, in order: text, reasoning, parts of
-        calls."""
+        """Take more text of the reply. Yields what is certain now, in order: text and parts of calls."""
         self._held += text
         before: tuple[_ScanState, int] | None = None
         while self._held and before != (self._state, len(self._held)):

@@ -75,8 +75,7 @@ class XmlCallParser:
         self._value = _Value([], repeated=False)
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """Take more text of the reply. Yields what is certain now, in order: text, reasoning, parts of
-        calls."""
+        """Take more text of the reply. Yields what is certain now, in order: text and parts of calls."""
         self._held += text
         before: tuple[_Part, int] | None = None
         while self._held and before != (self._part, len(self._held)):

@@ -45,8 +45,8 @@ class CycleFinder:
         return self._period > 0 and self._repeated >= self._most
 
     def _look(self, ids: Sequence[int]) -> None:
-        """Find the smallest period of the last window of tokens, and count how many tokens repeat with it so
-        far. Does nothing if there is no period."""
+        """Find the smallest period of the last window of ``ids``, all tokens so far, and count how many tokens
+        at their end repeat with it, also before the window. Does nothing if there is no period."""
         count, window = len(ids), self._window
         last = ids[-window:]
         for period in range(1, min(self._longest, count - window) + 1):
