@@ -37,6 +37,7 @@ from ..sessions.turn.response import TurnResponse
 from .auth import TurnCaller, caller_of, owners_of
 from .live_session import LiveSession
 from .live_sessions import LiveSessions, Transcript
+from .turn_queue import Place
 
 QUEUED = 256
 """The most events of a turn that wait for a client. Then the turn waits."""
@@ -45,23 +46,25 @@ QUEUED = 256
 @dataclass(frozen=True, slots=True)
 class Requester:
     """The client of a request. ``owner``: the digest of its key. ``salt``: its tenant's. ``key``: the
-    BLAKE2b of its API key; empty if the server has no keys. ``trace``: the span that its turns are part of."""
+    BLAKE2b of its API key; empty if the server has no keys. ``trace``: the span that its turns are part of.
+    ``place``: in the queue, if the request has one."""
 
     owner: bytes = b""
     salt: bytes = b""
     key: bytes = b""
     trace: Mapping[str, str] = field(default_factory=dict)
+    place: Place | None = None
 
     @property
     def caller(self) -> TurnCaller:
         """The client for which its turns run."""
-        return TurnCaller(self.key, self.salt, self.trace)
+        return TurnCaller(self.key, self.salt, self.trace, self.place)
 
 
 def requester_of(request: HTTPConnection) -> Requester:
     """The client of an HTTP request or a WebSocket that the guard has let in."""
     caller = caller_of(request.scope)
-    return Requester(owners_of(request.headers)[0], caller.salt, caller.key, caller.trace)
+    return Requester(owners_of(request.headers)[0], caller.salt, caller.key, caller.trace, caller.place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """How long a new turn would wait for the engine, and whether that is too long. Pure, except for the clock.
 
-A turn waits from its begin to its first output. The queue learns how often turns start while at least two wait,
-so that a long prompt alone does not count, and multiplies: so many wait, one starts in so many seconds. Where
-the engine's policy shares it between tenants, only a tenant's own turns are before it, and each tenant that
-waits takes an equal part of the starts.
+A turn waits from its begin to its first output; one that came as a whole HTTP request, from when that came
+(`Place`), so that the gateway's own work counts. The queue learns how often turns start while at least two
+wait, so that a long prompt alone does not count, and multiplies: so many wait, one starts in so many seconds.
+Where the engine's policy shares it between tenants, only a tenant's own turns are before it, and each tenant
+that waits takes an equal part of the starts.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ LEAST_SAMPLES = 8
 """With fewer starts nothing is predicted: they come in batches, as many in one step as there are places."""
 BACKLOG = 2
 """With fewer turns that wait, the time of a start says nothing of the queue."""
+PLACE = "holdfast.place"
+"""Where a request's scope has the `Place` that it got when it came."""
 
 
 class TurnQueue:
@@ -85,3 +88,43 @@ class TurnQueue:
         self._waiting[salt] -= 1
         if not self._waiting[salt]:
             del self._waiting[salt]
+
+
+class Place:
+    """The place of one turn among those that wait, from now until it starts or leaves. A request may have it
+    before its turn begins; the turn then takes it."""
+
+    __slots__ = ("_queue", "_salt", "_taken", "_waits")
+
+    def __init__(self, queue: TurnQueue, salt: bytes) -> None:
+        self._queue = queue
+        self._salt = salt
+        self._taken = False
+        self._waits = True
+        queue.enter(salt)
+
+    @property
+    def free(self) -> bool:
+        """Whether no turn has taken it, and it is still in the queue."""
+        return self._waits and not self._taken
+
+    def take(self) -> None:
+        """A turn has it from now on."""
+        self._taken = True
+
+    def start(self) -> None:
+        """The turn has its first output. Later ones change nothing."""
+        if self._waits:
+            self._waits = False
+            self._queue.start(self._salt)
+
+    def leave(self) -> None:
+        """The turn is over. After `start` this changes nothing."""
+        if self._waits:
+            self._waits = False
+            self._queue.leave(self._salt)
+
+    def abandon(self) -> None:
+        """The request is over: leave, unless a turn has taken the place."""
+        if not self._taken:
+            self.leave()

@@ -13,7 +13,7 @@ from .auth import TurnCaller
 from .errors import GatewayError, wire_error
 from .rate_limits import RateLimiter, RateLimits
 from .turn_metrics import TurnMetrics
-from .turn_queue import TurnQueue
+from .turn_queue import Place, TurnQueue
 
 if TYPE_CHECKING:  # it needs an extra
     from .tracing import TurnSpan, TurnTracer
@@ -41,15 +41,25 @@ class Turns:
         Raises ``RateLimited`` or ``QueueTooLong``, which say when to try again.
         """
         try:
-            self.queue.check(caller.salt)
+            if caller.place is None or not caller.place.free:
+                self.queue.check(caller.salt)
             return self.rates.admit(caller.key, caller.salt)
+        except GatewayError as error:
+            self.metrics.refuse(wire_error(error).code)
+            raise
+
+    def foresee(self, caller: TurnCaller) -> None:
+        """Raises what `admit` would raise, for a request that has only come; takes nothing."""
+        try:
+            self.check(caller)
         except GatewayError as error:
             self.metrics.refuse(wire_error(error).code)
             raise
 
     def check(self, caller: TurnCaller) -> None:
         """Raises what `admit` would raise; nothing is counted."""
-        self.queue.check(caller.salt)
+        if caller.place is None or not caller.place.free:
+            self.queue.check(caller.salt)
         self.rates.check(caller.key, caller.salt)
 
     def begin(self, caller: TurnCaller, session_id: str, response: TurnResponse) -> CountedTurn:
@@ -61,21 +71,20 @@ class Turns:
 class CountedTurn:
     """One turn, from its begin to `close`."""
 
-    __slots__ = ("_caller", "_span", "_turns", "_waits", "times")
+    __slots__ = ("_caller", "_place", "_span", "_turns", "times")
 
     def __init__(self, turns: Turns, caller: TurnCaller, span: TurnSpan | None) -> None:
         self.times = turns.metrics.begin()
         self._turns = turns
         self._caller = caller
         self._span = span
-        self._waits = True
-        turns.queue.enter(caller.salt)
+        place = caller.place
+        self._place = place if place is not None and place.free else Place(turns.queue, caller.salt)
+        self._place.take()
 
     def output(self) -> None:
         """Output came."""
-        if self._waits:
-            self._waits = False
-            self._turns.queue.start(self._caller.salt)
+        self._place.start()
         self.times.output()
 
     def end(self, done: ReplyDone) -> None:
@@ -95,8 +104,6 @@ class CountedTurn:
 
     def close(self) -> None:
         """It is over, whatever its end."""
-        if self._waits:
-            self._waits = False
-            self._turns.queue.leave(self._caller.salt)
+        self._place.leave()
         if self._span is not None:
             self._span.close()

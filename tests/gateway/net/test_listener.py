@@ -15,7 +15,7 @@ from holdfast.gateway.settings import ClientLimits
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    with listen("127.0.0.1", 0, ClientLimits()) as sock:
+    with Listener.of(listen("127.0.0.1", 0, ClientLimits())) as sock:
         sock.setblocking(False)
         yield sock
 
