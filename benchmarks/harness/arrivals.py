@@ -34,11 +34,13 @@ BODY = json.dumps(
 @dataclass(slots=True)
 class Answers:
     """``ttft``, ``taken``: seconds to the first token and to the end of each complete reply. ``refused``: to
-    each refusal (429 or 503). ``silent``: refusals without ``Retry-After``. ``failed``: other answers."""
+    each refusal (429 or 503). ``silent``: refusals without ``Retry-After``. ``failed``: other answers.
+    ``late``: seconds by which each request was sent after it was due; all times count from when it was due."""
 
     ttft: list[float] = field(default_factory=list)
     taken: list[float] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
     silent: int = 0
     failed: list[str] = field(default_factory=list)
 
@@ -115,6 +117,7 @@ class Users:
         sock.connect_ex(self._address)
         self._asking[sock.fileno()] = request
         self._poll.register(sock, select.EPOLLOUT)
+        self.answers.late.append(time.perf_counter() - began)
 
     def _read(self, seconds: float) -> float:
         """Wait at most so long for something to come, and read it. Returns the time."""
