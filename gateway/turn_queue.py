@@ -4,7 +4,8 @@ A turn waits from its begin to its first output; one that came as a whole HTTP r
 (`Place`), so that the gateway's own work counts. The queue learns how often turns start while at least two
 wait, so that a long prompt alone does not count, and multiplies: so many wait, one starts in so many seconds.
 Where the engine's policy shares it between tenants, only a tenant's own turns are before it, and each tenant
-that waits takes an equal part of the starts.
+that waits takes an equal part of the starts. Where turns have begun to start more slowly, the latest starts
+count alone, with the time since the last one.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from itertools import islice
 
 from .errors import QueueTooLong
 from .rate_limits import duration
 
 SAMPLES = 256
 """Starts from which the next ones are predicted, at most."""
+RECENT = 64
+"""The latest of them, which tell of an engine that has become slower."""
 LEAST_SAMPLES = 8
 """With fewer starts nothing is predicted: they come in batches, as many in one step as there are places."""
 BACKLOG = 2
@@ -52,7 +56,11 @@ class TurnQueue:
     def seconds_per_start(self) -> float:
         """Seconds in which one of the waiting turns starts; 0.0 before that is known."""
         known = len(self._seconds)
-        return sum(self._seconds) / known if known >= LEAST_SAMPLES else 0.0
+        if known < LEAST_SAMPLES:
+            return 0.0
+        since = self._clock() - self._since if self._length >= BACKLOG else 0.0
+        latest = sum(islice(reversed(self._seconds), RECENT)) + since
+        return max(sum(self._seconds) / known, latest / (min(known, RECENT) + 1))
 
     def predicted(self, salt: bytes) -> float:
         """Seconds that a new turn of the tenant ``salt`` would wait for those before it."""

@@ -33,12 +33,14 @@ BODY = json.dumps(
 
 @dataclass(slots=True)
 class Answers:
-    """``ttft``, ``taken``: seconds to the first token and to the end of each complete reply. ``refused``: to
-    each refusal (429 or 503). ``silent``: refusals without ``Retry-After``. ``failed``: other answers.
+    """``ttft``, ``taken``: seconds to the first token and to the end of each complete reply. ``at``: from the
+    begin of the load to that token. ``refused``: to each refusal (429 or 503). ``silent``: refusals without
+    ``Retry-After``. ``failed``: other answers.
     ``late``: seconds by which each request was sent after it was due; all times count from when it was due."""
 
     ttft: list[float] = field(default_factory=list)
     taken: list[float] = field(default_factory=list)
+    at: list[float] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
     silent: int = 0
@@ -75,11 +77,12 @@ class Users:
         self._number = 0
         self._asking: dict[int, _Request] = {}  # by descriptor
         self._poll = select.epoll()
+        self._began = 0.0
         self.answers = Answers()
 
     def arrive(self, rate: float, seconds: float) -> None:
         """Send ``rate`` requests per second for a time, and wait for their answers."""
-        began = now = time.perf_counter()
+        began = now = self._began = time.perf_counter()
         due = began + self._rng.expovariate(rate)
         while due < began + seconds:
             while due <= now and due < began + seconds:
@@ -90,7 +93,7 @@ class Users:
 
     def crowd(self, clients: int, seconds: float) -> None:
         """Keep ``clients`` requests open for a time."""
-        now = time.perf_counter()
+        now = self._began = time.perf_counter()
         end = now + seconds
         while now < end:
             for _ in range(clients - len(self._asking)):
@@ -160,6 +163,7 @@ class Users:
         elif status == b"200" and request.first and b"[DONE]" in request.last:
             answers.ttft.append(request.first - request.began)
             answers.taken.append(now - request.began)
+            answers.at.append(request.first - self._began)
         else:
             answers.failed.append(f"{status!r}: {request.last!r}")
         self._close(request)
