@@ -43,7 +43,8 @@ class Admission:
         ``close``: the connection ends with a refusal, even if the client would keep it.
 
         Returns a place in the queue, or the answer that refuses. Returns None, and does nothing, for anything
-        but one whole request that would begin a turn of a valid key.
+        but one whole request that would begin a turn of a valid key, and as long as the queue does not know how
+        fast turns start: what waits for an engine that loads says nothing of it.
         """
         if not data.startswith(POST):
             return None
@@ -67,7 +68,7 @@ class Admission:
             scope = {"path": path, "root_path": self._root_path, "headers": raw, "client": peer}
             limits = limit_headers(self._turns.rates, caller, path.removeprefix(self._root_path))
             return Refused(_answer(refusal(error, scope), limits, close=close), close)
-        return Place(self._turns.queue, caller.salt)
+        return Place(self._turns.queue, caller.salt) if self._turns.queue.seconds_per_start else None
 
     def _caller(self, headers: Headers) -> TurnCaller | None:
         """The client of a request; None if its key is not valid."""

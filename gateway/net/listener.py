@@ -118,7 +118,7 @@ def http_protocol(limits: ClientLimits, door: Door | None = None) -> type[asynci
 
         def _refuse(self, refused: Refused) -> None:
             self.transport.write(refused.answer)
-            if refused.close:
+            if refused.close or self.transport.get_write_buffer_size():  # or the client reads no answers
                 self.transport.close()
 
         def _abandon(self) -> None:

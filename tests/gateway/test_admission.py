@@ -51,8 +51,13 @@ def request(
 
 def full(queue: TurnQueue, tenant: str = "free") -> None:
     """Let so many turns of the tenant wait that it gets no more."""
-    queue._seconds.extend([7.0] * LEAST_SAMPLES)
+    known(queue)
     queue.enter(salt_of(tenant))
+
+
+def known(queue: TurnQueue) -> None:
+    """Have the queue know how fast turns start."""
+    queue._seconds.extend([7.0] * LEAST_SAMPLES)
 
 
 @pytest.fixture
@@ -93,8 +98,11 @@ def test_a_refusal_is_the_faces_own(path: str, service: Service, admission: Admi
 
 
 def test_a_key_beyond_its_rate_is_told_what_is_left(service: Service, admission: Admission) -> None:
+    known(service.turns.queue)
     for _ in range(3):
-        assert isinstance(admission.decide(request(key="alpha"), PEER, close=True), Place)
+        place = admission.decide(request(key="alpha"), PEER, close=True)
+        assert isinstance(place, Place)
+        place.abandon()
         keys = service.tenants.keys
         assert keys is not None
         service.turns.rates.admit(keys.digests_of("alpha")[0], salt_of("acme"))
@@ -135,6 +143,11 @@ def test_nothing_else_is_decided_on(sent: bytes, service: Service, admission: Ad
     full(service.turns.queue)
     assert admission.decide(sent, PEER, close=True) is None
     assert len(service.turns.queue) == 1
+
+
+def test_what_waits_for_an_engine_that_loads_has_no_place(service: Service, admission: Admission) -> None:
+    assert admission.decide(request(), PEER, close=True) is None
+    assert len(service.turns.queue) == 0
 
 
 def test_the_prefix_of_a_proxy_does_not_matter(service: Service) -> None:
@@ -191,7 +204,7 @@ async def test_probes_and_running_replies_go_on_while_turns_are_refused(tmp_path
         on.served.link.flowing = False
         running = asyncio.ensure_future(on.ask(request(body=json.dumps(ASKED).encode())))
         await on.until(lambda: on.served.begun > 0)
-        on.queue._seconds.extend([7.0] * LEAST_SAMPLES)
+        known(on.queue)
         begun, sessions = on.served.begun, len(on.served.service.sessions())
         for _ in range(3):
             status, headers, body = await on.ask(request(body=json.dumps(ASKED).encode()))
@@ -244,6 +257,7 @@ async def test_a_request_waits_from_when_it_comes_and_a_turn_has_one_place(tmp_p
 
     async with dialled(tmp_path) as on:
         on.queue = on.served.service.turns.queue = Watched(1.0)
+        known(on.queue)
         status, _, _ = await on.ask(request(body=json.dumps(ASKED).encode()))
         assert status == 200 and lengths == [1] and len(on.queue) == 0
         for sent in (b"rubbish", b'{"model": "another", "messages": []}'):
@@ -262,6 +276,7 @@ async def test_a_request_waits_from_when_it_comes_and_a_turn_has_one_place(tmp_p
 
 async def test_a_reply_in_the_background_waits_on_after_its_answer(tmp_path: Path) -> None:
     async with dialled(tmp_path) as on:
+        known(on.queue)
         on.served.link.flowing = False
         body = {"model": "scripted", "input": "begin", "background": True}
         status, _, _ = await on.ask(request("/v1/responses", body=json.dumps(body).encode()))
