@@ -3,7 +3,6 @@ checks keys, hosts and origins."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -19,11 +18,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from .. import __version__
+from .admission import TURN_ROUTES, limit_headers
 from .app_routes import REALTIME, REALTIME_SOCKET, ROUTES, Model, ModelList, PackageVersion
 from .auth import (
     KEY,
     KEY_PROTOCOL,
-    MESSAGES,
     OPERATOR,
     PAGE_FILES,
     TENANT,
@@ -36,7 +35,7 @@ from .auth import (
 )
 from .chat.routes import ROWS as CHAT_ROWS
 from .chat.routes import chat_routes
-from .errors import MethodRefused, RouteUnknown, UpgradeNeeded
+from .errors import GatewayError, MethodRefused, RouteUnknown, UpgradeNeeded
 from .messages.models import model_info, models_page
 from .messages.routes import ROWS as MESSAGES_ROWS
 from .messages.routes import messages_routes
@@ -56,10 +55,6 @@ SOCKETS = (REALTIME_SOCKET, RESPONSES_SOCKET)
 """All WebSockets, for the AsyncAPI document."""
 ELSEWHERE = "/{path:path}"
 """The path pattern that catches every WebSocket that is not served."""
-TURN_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
-"""The routes that begin a turn when they are posted to. Their answers have headers that tell what the client's
-key has left of its limits."""
-
 NEAREST = 3
 """How many routes the answer to an unknown path names."""
 MOST_COMPARED = 256
@@ -91,7 +86,7 @@ def build_app(service: Service) -> ASGIApp:
     )
     settings, keys = service.settings, service.tenants.keys
     hosts, origins = Hosts.of(settings, keys=keys is not None), settings.network.allowed_origins
-    limited = _RateLimitHeaders(app, service)
+    limited = _TurnRoutes(app, service)
     guard = Guard(limited, lambda: service.tenants.keys, hosts, origins)
     readers = ("*",) if keys is not None else tuple(origin.lower() for origin in origins)
     return BehindProxy(_readable(guard, readers), settings.network)
@@ -107,9 +102,9 @@ def _readable(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
     return CORSMiddleware(app, origins, ("GET", "HEAD", "POST", "DELETE"), ("*",), allow_private_network=True)
 
 
-class _RateLimitHeaders:
-    """ASGI middleware behind the guard: it adds the ``x-ratelimit`` headers to answers of `TURN_ROUTES` if the
-    client's key has limits; answers of Anthropic's Messages get the ``anthropic-ratelimit`` headers, too."""
+class _TurnRoutes:
+    """ASGI middleware behind the guard, for `TURN_ROUTES`: what may not begin a turn now is refused before its
+    body is read, and answers tell what is left to the client's key."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -120,17 +115,19 @@ class _RateLimitHeaders:
             await self._app(scope, receive, send)
             return
 
+        caller, turns = caller_of(scope), self._service.turns
+
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                caller = caller_of(scope)
-                left = self._service.turns.rates.left(caller.key, caller.salt)
-                headers = MutableHeaders(scope=message)
-                headers.update(left.headers())
-                if _path(scope) == MESSAGES:
-                    headers.update(left.messages_headers(time.time()))
+                MutableHeaders(scope=message).update(limit_headers(turns.rates, caller, _path(scope)))
             await send(message)
 
-        await self._app(scope, receive, with_headers)
+        try:
+            turns.foresee(caller)
+        except GatewayError as error:
+            await refusal(error, scope)(scope, receive, with_headers)
+        else:
+            await self._app(scope, receive, with_headers)
 
 
 def _path(scope: Scope) -> str:

@@ -41,6 +41,7 @@ from .errors import (
     wire_error,
 )
 from .settings import GatewaySettings
+from .turn_queue import PLACE, Place
 
 log = logging.getLogger(__name__)
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -84,19 +85,21 @@ HOST = re.compile(r"(\[(?P<address>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(:\d*)?", re.
 
 @dataclass(frozen=True, slots=True)
 class TurnCaller:
-    """The client for which turns run. ``key``: the BLAKE2b of its API key. ``salt``: the salt of its tenant
-    (`salt_of`). Both are empty without keys. ``trace``: the `TRACE_HEADERS` that it sent, by name."""
+    """The client for which turns run. ``key``: the BLAKE2b of its API key, ``salt``: that of its tenant; both
+    are empty without keys. ``trace``: its `TRACE_HEADERS`. ``place``: in the queue, for the turn of its
+    request; None if the turn gets one when it begins."""
 
     key: bytes = b""
     salt: bytes = b""
     trace: Mapping[str, str] = field(default_factory=dict)
+    place: Place | None = None
 
 
 def caller_of(scope: Scope) -> TurnCaller:
     """The client of the request with this ASGI ``scope``, which the guard has let in."""
     headers = Headers(scope=scope)
     trace = {name: headers[name] for name in TRACE_HEADERS if name in headers}
-    return TurnCaller(scope.get(KEY, (b"",))[0], scope.get(TENANT, b""), trace)
+    return TurnCaller(scope.get(KEY, (b"",))[0], scope.get(TENANT, b""), trace, scope.get(PLACE))
 
 
 def owners_of(headers: Headers) -> tuple[bytes, ...]:

@@ -25,10 +25,11 @@ from ..runtime.kv_placement.tier_setup import clipped
 from ..runtime.link.messages import Heartbeat
 from ..runtime.link.process import ChildEngine
 from ..runtime.settings import EngineSettings
+from .admission import Admission
 from .app import build_app
 from .compose import model_name, opened
 from .errors import AddressUnusable, PortTaken, TracingUnavailable
-from .net.listener import http_protocol, listen, websocket_protocol
+from .net.listener import Door, Listener, http_protocol, listen, websocket_protocol
 from .net.tls import renew, server_context
 from .service import Service
 from .settings import GatewaySettings
@@ -191,23 +192,27 @@ async def _listening(
 ) -> AsyncIterator[str]:
     """Accept connections on ``sock`` during the block; at its end close them with 1012. Yields the server's
     URL. ``secured``: the TLS context; None without TLS."""
-    server = _Server(_config(service, secured))
-    running = asyncio.create_task(server.serve(sockets=[sock]), name="holdfast-gateway")
+    keys, root_path = (lambda: service.tenants.keys), service.settings.network.root_path
+    door = Door(Admission(service.turns, keys, root_path).decide)
+    server = _Server(_config(service, secured, door))
+    url = _url(sock, secured)
+    listener = Listener.of(sock, door if secured is None else None)  # the server closes it
+    running = asyncio.create_task(server.serve(sockets=[listener]), name="holdfast-gateway")
     listening = asyncio.create_task(server.listening.wait())
     try:
         await asyncio.wait({running, listening}, return_when=asyncio.FIRST_COMPLETED)
-        yield _url(sock, secured)
+        yield url
     finally:
         listening.cancel()
         server.leave()
         await running
 
 
-def _config(service: Service, secured: ssl.SSLContext | None) -> uvicorn.Config:
+def _config(service: Service, secured: ssl.SSLContext | None, door: Door) -> uvicorn.Config:
     limits = service.settings.limits
     return uvicorn.Config(
         build_app(service),
-        http=http_protocol(limits),
+        http=http_protocol(limits, door),
         ws=websocket_protocol(limits),
         ws_max_size=limits.socket_bytes,
         ws_per_message_deflate=False,

@@ -38,6 +38,7 @@ from ..sessions.turn.response import TurnResponse
 from .auth import TurnCaller, caller_of, owners_of
 from .live_session import LiveSession
 from .live_sessions import LiveSessions, Transcript
+from .turn_queue import Place
 
 QUEUED = 256
 """The most events of a turn that wait to be taken for its client. With so many, the turn itself waits."""
@@ -45,25 +46,26 @@ QUEUED = 256
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """The client of a request. ``owner``: the digest of its key that sessions are owned by (`owners_of`).
-    ``salt``: the salt of its tenant, which keeps cached KV apart. ``key``: the BLAKE2b of its API key; empty if
-    the server has no keys. ``trace``: its trace headers, by name."""
+    """The client of a request. ``owner``: the digest of its key. ``salt``: its tenant's. ``key``: the
+    BLAKE2b of its API key; empty if the server has no keys. ``trace``: the span that its turns are part of.
+    ``place``: in the queue, if the request has one."""
 
     owner: bytes = b""
     salt: bytes = b""
     key: bytes = b""
     trace: Mapping[str, str] = field(default_factory=dict)
+    place: Place | None = None
 
     @property
     def caller(self) -> TurnCaller:
         """The same client, as rate limits, metrics and traces know it."""
-        return TurnCaller(self.key, self.salt, self.trace)
+        return TurnCaller(self.key, self.salt, self.trace, self.place)
 
 
 def requester_of(request: HTTPConnection) -> Requester:
     """The client of an HTTP request or a WebSocket that the guard has let in."""
     caller = caller_of(request.scope)
-    return Requester(owners_of(request.headers)[0], caller.salt, caller.key, caller.trace)
+    return Requester(owners_of(request.headers)[0], caller.salt, caller.key, caller.trace, caller.place)
 
 
 @dataclass(frozen=True, slots=True)

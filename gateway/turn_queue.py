@@ -1,9 +1,11 @@
 """How long a new turn would wait for the engine, and whether that is too long. Pure, except for the clock.
 
-A turn waits from its begin to its first output. The queue measures the time between two first outputs
-("starts") while at least two turns wait, so that a long prompt alone does not count. The predicted wait is this
-time multiplied by the number of turns before the new one. Where the engine's policy shares it between tenants,
-only a tenant's own turns are before it, and each tenant that waits takes an equal part of the starts.
+A turn waits from its begin to its first output; one that came as a whole HTTP request, from when that came
+(`Place`), so that the gateway's own work counts. The queue learns how often turns start while at least two
+wait, so that a long prompt alone does not count, and multiplies: so many wait, one starts in so many seconds.
+Where the engine's policy shares it between tenants, only a tenant's own turns are before it, and each tenant
+that waits takes an equal part of the starts. Where turns have begun to start more slowly, the latest starts
+count alone, with the time since the last one.
 """
 
 from __future__ import annotations
@@ -11,18 +13,23 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from itertools import islice
 
 from .errors import QueueTooLong
 from .rate_limits import duration
 
 SAMPLES = 256
 """The most recent starts, at most, over which the time per start is averaged."""
+RECENT = 64
+"""The latest of them, which tell of an engine that has become slower."""
 LEAST_SAMPLES = 8
 """With fewer measured starts nothing is predicted: starts come in batches, as many in one step as the engine
 runs sequences."""
 BACKLOG = 2
 """Starts are measured only while at least so many turns wait: with fewer, their time says nothing of the
 queue."""
+PLACE = "holdfast.place"
+"""Where a request's scope has the `Place` that it got when it came."""
 
 
 class TurnQueue:
@@ -52,7 +59,11 @@ class TurnQueue:
     def seconds_per_start(self) -> float:
         """The mean seconds between two starts of waiting turns; 0.0 until enough were measured."""
         known = len(self._seconds)
-        return sum(self._seconds) / known if known >= LEAST_SAMPLES else 0.0
+        if known < LEAST_SAMPLES:
+            return 0.0
+        since = self._clock() - self._since if self._length >= BACKLOG else 0.0
+        latest = sum(islice(reversed(self._seconds), RECENT)) + since
+        return max(sum(self._seconds) / known, latest / (min(known, RECENT) + 1))
 
     def predicted(self, salt: bytes) -> float:
         """Seconds that a new turn of the tenant with this ``salt`` would wait; 0.0 if nothing is before it or
@@ -93,3 +104,43 @@ class TurnQueue:
         self._waiting[salt] -= 1
         if not self._waiting[salt]:
             del self._waiting[salt]
+
+
+class Place:
+    """The place of one turn among those that wait, from now until it starts or leaves. A request may have it
+    before its turn begins; the turn then takes it."""
+
+    __slots__ = ("_queue", "_salt", "_taken", "_waits")
+
+    def __init__(self, queue: TurnQueue, salt: bytes) -> None:
+        self._queue = queue
+        self._salt = salt
+        self._taken = False
+        self._waits = True
+        queue.enter(salt)
+
+    @property
+    def free(self) -> bool:
+        """Whether no turn has taken it, and it is still in the queue."""
+        return self._waits and not self._taken
+
+    def take(self) -> None:
+        """A turn has it from now on."""
+        self._taken = True
+
+    def start(self) -> None:
+        """The turn has its first output. Later ones change nothing."""
+        if self._waits:
+            self._waits = False
+            self._queue.start(self._salt)
+
+    def leave(self) -> None:
+        """The turn is over. After `start` this changes nothing."""
+        if self._waits:
+            self._waits = False
+            self._queue.leave(self._salt)
+
+    def abandon(self) -> None:
+        """The request is over: leave, unless a turn has taken the place."""
+        if not self._taken:
+            self.leave()

@@ -14,7 +14,7 @@ from .auth import TurnCaller
 from .errors import GatewayError, wire_error
 from .rate_limits import RateLimiter, RateLimits
 from .turn_metrics import TurnMetrics
-from .turn_queue import TurnQueue
+from .turn_queue import Place, TurnQueue
 
 if TYPE_CHECKING:  # it needs an extra
     from .tracing import TurnSpan, TurnTracer
@@ -43,15 +43,25 @@ class Turns:
         Raises ``RateLimited`` or ``QueueTooLong``, which say when to try again and are counted as refusals.
         """
         try:
-            self.queue.check(caller.salt)
+            if caller.place is None or not caller.place.free:
+                self.queue.check(caller.salt)
             return self.rates.admit(caller.key, caller.salt)
+        except GatewayError as error:
+            self.metrics.refuse(wire_error(error).code)
+            raise
+
+    def foresee(self, caller: TurnCaller) -> None:
+        """Raises what `admit` would raise, for a request that has only come; takes nothing."""
+        try:
+            self.check(caller)
         except GatewayError as error:
             self.metrics.refuse(wire_error(error).code)
             raise
 
     def check(self, caller: TurnCaller) -> None:
         """Raise ``RateLimited`` or ``QueueTooLong`` if `admit` would. Takes and counts nothing."""
-        self.queue.check(caller.salt)
+        if caller.place is None or not caller.place.free:
+            self.queue.check(caller.salt)
         self.rates.check(caller.key, caller.salt)
 
     def begin(self, caller: TurnCaller, session_id: str, response: TurnResponse) -> CountedTurn:
@@ -65,21 +75,20 @@ class CountedTurn:
     """One turn, from its begin to `close`: passes what happens to it on to the queue, the rate limits, the
     metrics and, if ``span`` is there, its trace span."""
 
-    __slots__ = ("_caller", "_span", "_turns", "_waits", "times")
+    __slots__ = ("_caller", "_place", "_span", "_turns", "times")
 
     def __init__(self, turns: Turns, caller: TurnCaller, span: TurnSpan | None) -> None:
         self.times = turns.metrics.begin()
         self._turns = turns
         self._caller = caller
         self._span = span
-        self._waits = True
-        turns.queue.enter(caller.salt)
+        place = caller.place
+        self._place = place if place is not None and place.free else Place(turns.queue, caller.salt)
+        self._place.take()
 
     def output(self) -> None:
         """Report that output of the turn came now. The first output ends its wait in the queue."""
-        if self._waits:
-            self._waits = False
-            self._turns.queue.start(self._caller.salt)
+        self._place.start()
         self.times.output()
 
     def end(self, done: ReplyDone) -> None:
@@ -101,8 +110,6 @@ class CountedTurn:
     def close(self) -> None:
         """Release what the turn still holds, its place in the queue and its span, however it ended. Call it
         last."""
-        if self._waits:
-            self._waits = False
-            self._turns.queue.leave(self._caller.salt)
+        self._place.leave()
         if self._span is not None:
             self._span.close()

@@ -110,9 +110,10 @@ INSIDE = {
     "gateway": [
         ["errors", "net.rates", "documents"],
         ["settings", "turn_metrics", "vllm_metrics"],
-        ["net", "quotas", "auth", "metrics", "rate_limits", "file_watch"],
-        ["turn_queue", "tracing"],
+        ["net", "quotas", "auth", "metrics", "rate_limits", "turn_queue", "file_watch"],
+        ["tracing"],
         ["tenants", "turns"],
+        ["admission"],
         ["live_session"],
         ["live_sessions", "usage"],
         ["realtime", "transcripts"],

@@ -37,6 +37,7 @@ class BadClients:
         self.counts: Counter[str] = Counter()
         self._count = count
         self._connected = 0
+        self._asked: set[int] = set()
         self._gate = asyncio.Semaphore(AT_ONCE)
         self.ready = asyncio.Event()
 
@@ -53,7 +54,8 @@ class BadClients:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def slow_reader(self, at: int) -> None:
-        """Ask for a reply, and read it at some bytes per second, for ever. ``at``: the client's number."""
+        """Ask for a reply, and read it at some bytes per second. One that is dropped comes back and asks for
+        nothing, so that the engine has rest on a slow machine, too."""
         connection = RawSocket(self.url, self.key, RECEIVE_BYTES)
         try:
             async with self._gate:
@@ -67,7 +69,9 @@ class BadClients:
             }
             lengths = {"min_output_tokens": READER_TOKENS, "max_output_tokens": READER_TOKENS}
             request = {"conversation": "none", "input": [item], **lengths}
-            await connection.send(event("response.create", response=request))
+            if at not in self._asked:
+                self._asked.add(at)
+                await connection.send(event("response.create", response=request))
             while True:
                 self.counts["bytes"] += len(await connection.receive(READ_BYTES))
                 await asyncio.sleep(READ_SECONDS)

@@ -1,5 +1,5 @@
 """Uvicorn's protocols with limits: deadlines of requests, rates of frames, and a way to drop a client that does
-not read.
+not read. Requests can be refused before any of these protocols is made.
 
 Uvicorn itself keeps silent connections and partial heads for ever, and sends a close frame only behind a full
 buffer. It queues a pong for each ping though the peer reads none, and takes any number of empty fragments.
@@ -15,8 +15,9 @@ import socket
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import h11
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
@@ -31,6 +32,7 @@ from websockets.protocol import State
 from ...runtime.kv_placement.sizing import refusal
 from ..errors import GatewayError, TooManyControlFrames, TooManyFragments, wire_error
 from ..settings import ClientLimits
+from ..turn_queue import PLACE, Place
 from .rates import TokenBucket
 
 log = logging.getLogger(__name__)
@@ -40,25 +42,90 @@ DROP = "holdfast.drop"
 sent."""
 
 
-def http_protocol(limits: ClientLimits) -> type[asyncio.Protocol]:
-    """Make the protocol class of HTTP connections for uvicorn. It aborts a connection if a request's head is
-    not complete within ``limits.header_seconds``, or if the client still sends a request's body that long after
-    the request was answered."""
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The whole answer to a request that is refused when it comes. ``close``: the connection ends with it."""
+
+    answer: bytes
+    close: bool
+
+
+class Decide(Protocol):
+    """Decides about the first bytes of a request, of ``peer``: a place in the queue, a refusal, or None, which
+    decides nothing. ``close``: a refusal ends the connection in any case."""
+
+    def __call__(
+        self, data: bytes, peer: tuple[str, int] | None, *, close: bool
+    ) -> Place | Refused | None: ...
+
+
+class Door:
+    """What the listening socket and the connections that it accepts share. ``decide``: about each request."""
+
+    def __init__(self, decide: Decide = lambda data, peer, *, close: None) -> None:
+        self.decide = decide
+        self._places: dict[int, Place] = {}
+
+    def hold(self, fd: int, place: Place) -> None:
+        """A request has come on the accepted socket ``fd``, and has this place in the queue."""
+        if (left := self._places.pop(fd, None)) is not None:
+            left.abandon()  # that socket was closed before its connection was made
+        self._places[fd] = place
+
+    def pick_up(self, fd: int) -> Place | None:
+        """The place of the request on a new connection; None if none has come yet."""
+        return self._places.pop(fd, None)
+
+
+def http_protocol(limits: ClientLimits, door: Door | None = None) -> type[asyncio.Protocol]:
+    """Make the protocol class of HTTP connections for uvicorn. It drops a connection if its request head is not
+    complete after ``header_seconds``, or if it still sends a body so long after its request was answered.
+    ``door``: decides about requests before they are parsed, and gives them their places in the queue."""
+    entry = door or Door()
 
     class LimitedHTTP(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
+        _place: Place | None = None
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(cast(asyncio.Transport, transport))
+            self._place = entry.pick_up(transport.get_extra_info("socket").fileno())
             self._follow()
 
         def data_received(self, data: bytes) -> None:
+            if self._place is None and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+                found = entry.decide(data, self.client, close=False)
+                if isinstance(found, Refused):
+                    self._refuse(found)
+                    return
+                self._place = found
+            before = self.scope
             super().data_received(data)
+            if self._place is not None:
+                if self.scope is before:  # it was no valid request
+                    self._abandon()
+                else:
+                    cast("dict[str, object]", self.scope)[PLACE] = self._place
             self._follow()
 
+        def on_response_complete(self) -> None:
+            self._abandon()
+            super().on_response_complete()
+
         def connection_lost(self, exc: Exception | None) -> None:
+            self._abandon()
             self._disarm()
             super().connection_lost(exc)
+
+        def _refuse(self, refused: Refused) -> None:
+            self.transport.write(refused.answer)
+            if refused.close or self.transport.get_write_buffer_size():  # or the client reads no answers
+                self.transport.close()
+
+        def _abandon(self) -> None:
+            place, self._place = self._place, None
+            if place is not None:
+                place.abandon()
 
         def _follow(self) -> None:
             waits = self.conn.their_state is h11.IDLE or (
@@ -81,6 +148,10 @@ REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 )
 """The answer to a connection for which no descriptor is left."""
+FIRST_BYTES = 1 << 16
+"""The most bytes of a request about which the listening socket decides; a longer one is decided on later."""
+PASS = 64
+"""Connections that are refused in one pass of the event loop."""
 
 BURST = "holdfast.burst"
 """The ASGI extension by which the application sends text frames without a task switch for each."""
@@ -381,29 +452,33 @@ def websocket_protocol(limits: ClientLimits) -> type[LimitedWebSocket]:
 
 
 class Listener(socket.socket):
-    """A listening socket that answers with 503 when the process has no file descriptor left.
+    """A listening socket that answers what is refused before a connection is made of it: requests that its
+    `Door` refuses, and all when the process has no file descriptor left.
 
-    Otherwise such a connection would stay in the kernel's queue and wake the event loop again and again. One
-    descriptor is kept spare: it is closed so that the connection can be accepted, answered and closed. A line
-    in the log says when that begins and when it ends.
+    Without a descriptor such a connection would stay in the kernel's queue and wake the event loop again and
+    again. One descriptor is kept spare: it is closed so that the connection can be accepted, answered and
+    closed. A line in the log says when that begins and when it ends.
     """
 
     _spare: int | None = None
     _refusing = False
+    _door: Door | None = None
 
     @classmethod
-    def of(cls, sock: socket.socket) -> Listener:
-        """Make a listener of a listening socket. ``sock`` gives up its descriptor and cannot be used any
-        more."""
+    def of(cls, sock: socket.socket, door: Door | None = None) -> Listener:
+        """Make a listener of a listening socket. ``sock`` gives up its descriptor and cannot be used any more.
+        ``door``: decides about requests that are there when their connection is accepted; None if their bytes
+        cannot be read, as with TLS."""
         listener = cls(fileno=sock.detach())
+        listener._door = door
         listener._save()
         return listener
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept the next connection and return it with the peer's address. While there is no descriptor left,
-        answer the waiting connections with 503. Raises ``OSError`` like any socket, ``BlockingIOError`` if no
-        connection waits."""
-        while True:
+        """Accept the next connection that is not refused, and return it with the peer's address. Raises
+        ``OSError`` like any socket, ``BlockingIOError`` if no connection waits, or after `PASS` refusals, so
+        that the event loop does other things between them."""
+        for _ in range(PASS):
             try:
                 accepted = super().accept()
             except OSError as error:
@@ -413,12 +488,38 @@ class Listener(socket.socket):
             if self._refusing:
                 self._refusing = False
                 log.warning("connections are accepted again")
-            return accepted
+            if self._door is None or not self._turn_away(self._door, *accepted):
+                return accepted
+        raise BlockingIOError
+
+    def detach(self) -> int:
+        """Give up the descriptor of the listening socket, and close the spare one."""
+        self._spend()
+        return super().detach()
 
     def close(self) -> None:
         """Close the socket and the spare descriptor."""
         self._spend()
         super().close()
+
+    def _turn_away(self, door: Door, sock: socket.socket, peer: Any) -> bool:
+        """Have the door decide about what has come on an accepted socket. A refused one is answered and closed.
+        Returns whether it was refused."""
+        try:
+            data = sock.recv(FIRST_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:  # nothing has come yet, or the peer has gone
+            return False
+        found = door.decide(data, peer[:2], close=True)
+        if isinstance(found, Refused):
+            with sock, suppress(OSError):
+                sock.recv(
+                    FIRST_BYTES, socket.MSG_DONTWAIT
+                )  # with unread data the kernel would discard the answer
+                sock.send(found.answer, socket.MSG_DONTWAIT)
+            return True
+        if found is not None:
+            door.hold(sock.fileno(), found)
+        return False
 
     def _refuse(self, error: OSError) -> bool:
         """Answer one waiting connection with 503 and close it, by means of the spare descriptor. Returns False
@@ -453,9 +554,9 @@ class Listener(socket.socket):
             os.close(spare)
 
 
-def listen(host: str, port: int, limits: ClientLimits) -> Listener:
-    """Make a listening socket. Its connections have bounded send buffers, and end when their peer acknowledges
-    nothing for ``stall_seconds``.
+def listen(host: str, port: int, limits: ClientLimits) -> socket.socket:
+    """Make a listening socket, for a `Listener`. Its connections have bounded send buffers, and end when their
+    peer acknowledges nothing for ``stall_seconds``.
 
     They inherit TCP_NODELAY, which asyncio sets only on sockets that name their protocol. Without it a reply's
     first delta waits 40 ms for the peer's delayed acknowledgement of the event before it.
@@ -463,7 +564,7 @@ def listen(host: str, port: int, limits: ClientLimits) -> Listener:
     Raises ``OSError`` (``EADDRINUSE`` if the port is taken).
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = Listener.of(socket.create_server((host, port), family=family, backlog=512))
+    sock = socket.create_server((host, port), family=family, backlog=512)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes)
     if hasattr(socket, "TCP_USER_TIMEOUT"):

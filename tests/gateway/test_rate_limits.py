@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from holdfast.gateway.app import TURN_ROUTES, build_app
+from holdfast.gateway.admission import TURN_ROUTES
+from holdfast.gateway.app import build_app
 from holdfast.gateway.auth import MESSAGES, salt_of
 from holdfast.gateway.errors import RateLimited, error_details, http_answer
 from holdfast.gateway.rate_limits import KeyRates, RateLimiter, duration

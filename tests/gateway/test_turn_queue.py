@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.gateway.errors import QueueTooLong, http_answer
-from holdfast.gateway.turn_queue import LEAST_SAMPLES, SAMPLES, TurnQueue
+from holdfast.gateway.turn_queue import LEAST_SAMPLES, RECENT, SAMPLES, TurnQueue
 from holdfast.tests.gateway.keyed_service import keyed, said
 
 pytestmark = pytest.mark.anyio
@@ -76,6 +76,22 @@ def test_a_long_prompt_alone_does_not_count() -> None:
         clock.now += 100.0
         queue.start(ACME)
     assert queue.seconds_per_start == 0.0 and queue.predicted(ACME) == 0.0
+
+
+def test_an_engine_that_becomes_slower_or_stops_is_noticed_before_all_samples_are_its_own() -> None:
+    clock = Clock()
+    queue = queued(clock, 200)
+    for _ in range(RECENT):
+        clock.now += 10.0
+        queue.start(ACME)
+    assert 9.0 < queue.seconds_per_start < 10.0
+    clock.now += 1000.0
+    assert queue.seconds_per_start > 20.0
+    for _ in range(SAMPLES - RECENT):
+        queue.enter(ACME)
+        clock.now += 1.0
+        queue.start(ACME)
+    assert queue.seconds_per_start < 10.0, "faster again"
 
 
 def test_an_end_without_output_says_nothing_of_the_engine() -> None:

@@ -1,4 +1,5 @@
-"""A server without a free descriptor answers connections with 503 and does not spin; later it accepts again."""
+"""What the listening socket answers itself: requests that are refused when they come, and all connections when
+the process has no descriptor left; then it does not spin, and later it accepts again."""
 
 from __future__ import annotations
 
@@ -9,15 +10,112 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.gateway.net.listener import Listener, listen
+from holdfast.gateway.net.listener import PASS, Door, Listener, Refused, listen
 from holdfast.gateway.settings import ClientLimits
+from holdfast.gateway.turn_queue import Place, TurnQueue
 
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    with listen("127.0.0.1", 0, ClientLimits()) as sock:
+    with Listener.of(listen("127.0.0.1", 0, ClientLimits())) as sock:
         sock.setblocking(False)
         yield sock
+
+
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n"
+
+
+class Choosing:
+    """Decides by a request's first word, as a `Decide`."""
+
+    def __init__(self) -> None:
+        self.queue = TurnQueue()
+        self.seen: list[bytes] = []
+
+    def __call__(self, data: bytes, peer: tuple[str, int] | None, *, close: bool) -> Place | Refused | None:
+        self.seen.append(data)
+        match data.partition(b" ")[0]:
+            case b"REFUSE":
+                return Refused(BUSY, close)
+            case b"ADMIT":
+                return Place(self.queue, b"")
+        return None
+
+
+@pytest.fixture
+def choosing() -> Choosing:
+    return Choosing()
+
+
+@pytest.fixture
+def door(choosing: Choosing) -> Door:
+    return Door(choosing)
+
+
+@pytest.fixture
+def guarded(door: Door) -> Iterator[Listener]:
+    """A listener with a door."""
+    with Listener.of(listen("127.0.0.1", 0, ClientLimits()), door) as sock:
+        sock.setblocking(False)
+        yield sock
+
+
+def sent(listener: Listener, data: bytes) -> socket.socket:
+    """A connection on which this was sent."""
+    client = socket.create_connection(listener.getsockname(), timeout=60)
+    client.sendall(data)
+    return client
+
+
+def test_what_is_refused_when_it_comes_is_answered_and_closed_and_the_next_one_accepted(
+    guarded: Listener, choosing: Choosing
+) -> None:
+    refused, other, silent = (sent(guarded, data) for data in (b"REFUSE it", b"GET it", b""))
+    with refused, other, silent:
+        for client in (other, silent):
+            accepted, peer = guarded.accept()
+            with accepted:
+                assert peer == client.getsockname()
+                accepted.setblocking(False)
+                if client is other:
+                    assert accepted.recv(100) == b"GET it", "it was only looked at"
+        assert refused.recv(1000) == BUSY and refused.recv(1000) == b""
+        assert choosing.seen == [b"REFUSE it", b"GET it"]
+        with pytest.raises(BlockingIOError):
+            guarded.accept()
+
+
+def test_other_work_has_its_turn_between_many_refusals(guarded: Listener, choosing: Choosing) -> None:
+    clients = [sent(guarded, b"REFUSE it") for _ in range(PASS + 1)]
+    with pytest.raises(BlockingIOError):
+        guarded.accept()
+    assert len(choosing.seen) == PASS
+    with pytest.raises(BlockingIOError):
+        guarded.accept()
+    assert len(choosing.seen) == PASS + 1
+    for client in clients:
+        with client:
+            assert client.recv(1000) == BUSY
+
+
+def test_an_accepted_request_keeps_its_place_until_its_connection_is_made(
+    guarded: Listener, choosing: Choosing, door: Door
+) -> None:
+    with sent(guarded, b"ADMIT it"), guarded.accept()[0] as accepted:
+        assert len(choosing.queue) == 1
+        fd = accepted.fileno()
+        place = door.pick_up(fd)
+        assert place is not None and door.pick_up(fd) is None
+        place.abandon()
+        assert len(choosing.queue) == 0
+
+
+def test_the_place_of_a_connection_that_was_never_made_is_given_up(
+    guarded: Listener, choosing: Choosing
+) -> None:
+    for _ in range(3):
+        with sent(guarded, b"ADMIT it"), guarded.accept()[0]:  # they have the same descriptor in turn
+            assert len(choosing.queue) == 1
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import uvicorn
 import websockets
 from websockets.asyncio.client import ClientConnection
 
-from holdfast.gateway.net.listener import LimitedWebSocket, http_protocol, listen
+from holdfast.gateway.net.listener import Door, LimitedWebSocket, Refused, http_protocol, listen
 from holdfast.gateway.settings import ClientLimits
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +29,9 @@ async def greet(scope: dict, receive: object, send) -> None:
 
 
 @asynccontextmanager
-async def connected(limits: ClientLimits) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connected(
+    limits: ClientLimits, door: Door | None = None
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A raw connection to a server with this protocol."""
     config = uvicorn.Config(greet, http=http_protocol(limits), ws="none", lifespan="off", log_config=None)
     config.load()
@@ -37,7 +39,7 @@ async def connected(limits: ClientLimits) -> AsyncIterator[tuple[asyncio.StreamR
     loop = asyncio.get_running_loop()
 
     def protocol() -> asyncio.Protocol:
-        return http_protocol(limits)(config, server.server_state, {})
+        return http_protocol(limits, door)(config, server.server_state, {})
 
     with listen("127.0.0.1", 0, limits) as sock:
         listening = await loop.create_server(protocol, sock=sock)
@@ -64,6 +66,22 @@ async def test_a_head_that_comes_in_pieces_is_served() -> None:
             writer.write(piece)
             await writer.drain()
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_refused_request_leaves_its_connection_open_unless_its_answer_is_not_read() -> None:
+    answers = [b"short", b"long" * (1 << 22)]
+
+    def decide(data: bytes, peer: object, *, close: bool) -> Refused | None:
+        return Refused(answers[data[0] == ord("L")], close) if data[:1] in b"SL" else None
+
+    async with connected(PATIENT, Door(decide)) as (reader, writer):
+        for sent, told in ((b"S", b"short"), (REQUEST + b"\r\n", b"HTTP/1.1 200 OK\r\n"), (b"S", b"short")):
+            writer.write(sent)
+            assert await reader.readexactly(len(told)) == told
+            if told.startswith(b"HTTP"):
+                await reader.readuntil(b"hi")
+        writer.write(b"L")
+        assert len(await reader.read()) == len(answers[1]), "closed behind it"
 
 
 async def test_the_deadline_holds_for_a_second_request_too() -> None:
