@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Protocol, TypeVar
 
 from ..kvstore.log_lines import about
-from ..sessions.continuation import Digest, digests_of
+from ..sessions.continuation import GivenConversation
 from ..sessions.errors import RecordDamaged, SessionLimit, StorageUnavailable
 from ..sessions.items import Item, Preamble
 from ..sessions.journal.records import Configured
@@ -51,10 +51,22 @@ class Face(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A conversation that a client sends whole: its preamble and all its items."""
+    """A conversation that a client sends whole: its preamble and all its items.
+
+    Names lead to its session, too. ``after``: that of the response that it continues; ``name``: that of the one
+    that it asks for; "": it has none. ``keys``: names that stay the same from turn to turn.
+    """
 
     preamble: Preamble
     items: tuple[Item, ...]
+    after: str = ""
+    name: str = ""
+    keys: tuple[str, ...] = ()
+
+
+def cache_key(given: str | None) -> tuple[str, ...]:
+    """The ``prompt_cache_key`` of a body, as keys of its `Transcript`."""
+    return () if given is None else (f"key {given}",)
 
 
 class SessionConnection(Protocol):
@@ -169,8 +181,7 @@ class LiveSessions:
 
         Raises ``SessionLimit``, ``StorageUnavailable``, and what `History.insert` raises for an item.
         """
-        digests = digests_of(salt, transcript.preamble, transcript.items)
-        live, shared = await self._known_beginning(face, digests, salt, kept=kept)
+        live, shared = await self._known_beginning(face, transcript, salt, kept=kept)
         if live is None:
             live = self.open(face, connection, owner, salt, kept=kept)
             live.session.history.preamble = transcript.preamble
@@ -180,6 +191,8 @@ class LiveSessions:
         try:
             for item in transcript.items[shared:]:
                 live.session.history.insert(item)
+            live.session.known_by(filter(None, [transcript.name]), lasting=False)
+            live.session.known_by(transcript.keys, lasting=True)
         except BaseException:
             if live.session.history.head is None:  # a new session: no client comes back to it
                 await self.drop(live, connection)
@@ -189,25 +202,32 @@ class LiveSessions:
         return live
 
     async def _known_beginning(
-        self, face: Face, digests: Sequence[Digest], salt: bytes, *, kept: bool
+        self, face: Face, transcript: Transcript, salt: bytes, *, kept: bool
     ) -> tuple[LiveSession | None, int]:
         """A live session with the longest known beginning of a conversation, and the number of its items."""
-        found = self.registry.find(digests)
-        if found is not None and found[1] >= self.registry.stored_beginning(digests)[1]:
+        conversation = GivenConversation(salt, transcript.preamble, transcript.items)
+        names = [*filter(None, [transcript.after]), *transcript.keys]
+        tried: set[int] = set()
+        while found := self.registry.known(conversation, names, kept=kept, unless=tried):
+            if isinstance(found, int):
+                tried.add(found)
+                self.make_room(salt)
+                with suppress(RecordDamaged):  # it is logged; another beginning may be known
+                    config = face.config()
+                    stored = await self.registry.branch_off_stored(found, conversation, config, kept=kept)
+                    if stored is not None:
+                        return self._begun(face, stored[0]), stored[1]
+                continue
             session, shared = found
-            same = self.registry.keeps(session, kept=kept)
             live = self._live.get(session.id)
+            same = self.registry.keeps(session, kept=kept)
             if live is not None and same and self._continues_in(face, live, shared):
                 return live, shared
             self.make_room(salt)
-            if (same or not kept) and self.registry.is_open(session):  # it was not put away to make room
+            if self.registry.is_open(session):  # it was not put away to make room
                 child = await self.registry.branch_off(session, shared, face.config(), kept=kept)
                 return self._begun(face, child), shared
         self.make_room(salt)
-        with suppress(RecordDamaged):  # it is logged; the conversation begins anew
-            stored = await self.registry.branch_off_stored(digests, salt, face.config(), kept=kept)
-            if stored is not None:
-                return self._begun(face, stored[0]), stored[1]
         return None, 0
 
     def _continues_in(self, face: Face, live: LiveSession, shared: int) -> bool:

@@ -19,6 +19,8 @@ HANDLE_BYTES = 24  # 192 random bits
 MAX_FRESH = 4  # issued and not used: their answers may have been lost
 MAX_CONVERSATIONS = 8
 """So many conversation digests are kept: the first, because a client may go back to it, and the latest."""
+MAX_NAMES = 4
+"""So many digests of names are kept: the latest."""
 
 
 def digest_of(handle: str) -> bytes:
@@ -53,7 +55,7 @@ class SessionHandles:
         used one is newer than the last used one, all others that were issued before this call end."""
         ring = self._keyring
         if digest in ring.fresh:
-            ring = Keyring(fresh=(), used=digest, conversations=ring.conversations)
+            ring = msgspec.structs.replace(ring, fresh=(), used=digest)
         self._issue(ring)
         return self.current
 
@@ -68,6 +70,13 @@ class SessionHandles:
             kept = (kept[0], *kept[2:])
         self._keyring = msgspec.structs.replace(self._keyring, conversations=kept)
         self._log.keep_handles(self._keyring)
+
+    def named(self, name: bytes) -> None:
+        """A client knows the session by the name with this digest (`continuation`): keep it likewise."""
+        known = self._keyring.names
+        if name not in known:
+            self._keyring = msgspec.structs.replace(self._keyring, names=(*known, name)[-MAX_NAMES:])
+            self._log.keep_handles(self._keyring)
 
     def _issue(self, ring: Keyring) -> None:
         self.current = f"hold_{secrets.token_urlsafe(HANDLE_BYTES)}"

@@ -10,17 +10,18 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence, Set
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Iterator, Sequence, Set
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from ..runtime.link.client import EngineLink
-from .continuation import Digest, OpenConversations, digests_of, shared_length
+from .continuation import Digest, GivenConversation, OpenConversations, name_digest
 from .edits import rewind
 from .engine_copy import EngineCopy
 from .errors import HandleUnknown, SessionLimit, SessionUnknown, StorageUnavailable
@@ -174,16 +175,57 @@ class SessionRegistry:
         """Whether the session is open."""
         return self._sessions.get(session.id) is session
 
-    def find(self, digests: Sequence[Digest]) -> tuple[Session, int] | None:
-        """The open session that shares the longest beginning with a conversation, and how many items they
-        share, at least one. ``digests``: of the conversation (`continuation.digests_of`). None: there is
-        none."""
-        session_id = self._conversations.find(digests)
-        session = None if session_id is None else self._sessions.get(session_id)
-        if session is None:
+    def known(
+        self,
+        conversation: GivenConversation,
+        names: Iterable[str] = (),
+        *,
+        kept: bool = True,
+        unless: Container[int] = (),
+    ) -> tuple[Session, int] | int | None:
+        """What a conversation can go on from: the open session that shares the longest beginning, and how many
+        items they share, at least one; or the number in the journal of a closed one that may share more. None:
+        nothing is known.
+
+        ``names``: those that the client gives it. Items that it shares with an open session of such a name are
+        compared, and only those behind them are hashed. A closed session of such a name comes before the
+        beginnings that do not hold all that the model has written. ``kept``: a session that is created with
+        ``kept`` may come from the answer. ``unless``: numbers in the journal that are no answer.
+        """
+        digests = [name_digest(conversation.salt, name) for name in names]
+        ids = {session_id for digest in digests for session_id in self._conversations.find(digest)}
+        best = max(self._sharing(conversation, ids, kept), key=itemgetter(1), default=None)
+        stored = [number for digest in digests if (number := self._stored(digest, unless)) is not None]
+        for length in range(len(conversation.items), 0 if best is None else best[1], -1):
+            digest = conversation.digest(length)
+            for found in self._sharing(conversation, self._conversations.find(digest), kept):
+                if found[1] >= length:
+                    return found
+            if (number := self._stored(digest, unless)) is not None:
+                return number
+            if stored and length == conversation.said:
+                return stored[0]
+        return best or (stored[0] if stored else None)
+
+    def _sharing(
+        self, conversation: GivenConversation, ids: Iterable[str], kept: bool
+    ) -> Iterator[tuple[Session, int]]:
+        """Those of the sessions that are open, may be gone on from, and share turns with a conversation."""
+        for session_id in ids:
+            session = self._sessions.get(session_id)
+            if session is None or self._records[session_id].salt != conversation.salt:
+                continue
+            if kept and not self.keeps(session, kept=True):
+                continue
+            shared = conversation.shared(session.history.preamble, session.history.before_reply())
+            if shared and session.history.is_worth(shared):
+                yield session, shared
+
+    def _stored(self, digest: Digest, unless: Container[int]) -> int | None:
+        number = None if self.journal is None else self.journal.found(digest)
+        if self.journal is None or number is None or number in self.journal.live or number in unless:
             return None
-        shared = shared_length(digests, session.conversation())
-        return (session, shared) if shared > 0 else None
+        return number
 
     def keeps(self, session: Session, *, kept: bool) -> bool:
         """Whether the journal keeps this open session just as it does one that is created with ``kept``."""
@@ -209,25 +251,16 @@ class SessionRegistry:
             raise
         return child
 
-    def stored_beginning(self, digests: Sequence[Digest]) -> tuple[int | None, int]:
-        """The number in the journal of the closed session that shares the longest beginning with a
-        conversation, and how many items it is known to share. None and 0: there is none."""
-        known = None if self.journal is None else self.journal.conversation(digests)
-        if self.journal is None or known is None or known[0] in self.journal.live:
-            return None, 0
-        return known
-
     async def branch_off_stored(
-        self, digests: Sequence[Digest], salt: bytes, config: bytes, *, kept: bool = True
+        self, number: int, conversation: GivenConversation, config: bytes, *, kept: bool = True
     ) -> tuple[Session, int] | None:
-        """The same for a session that only the journal has: a new session that begins with the longest
-        beginning of a conversation that the journal knows, and the number of its items. None: it knows none.
+        """The same for a session that only the journal has, with this ``number`` there: a new session that
+        begins with what it shares with a conversation, and the number of these items. None: it shares no turn.
 
         Raises ``SessionLimit``, ``StorageUnavailable``, ``RecordDamaged``.
         """
-        journal, number = self.journal, self.stored_beginning(digests)[0]
-        if journal is None or number is None:
-            return None
+        journal, salt = self.journal, conversation.salt
+        assert journal is not None, "it has a number there"
         journal.live.add(number)  # retention skips it meanwhile
         try:
             stored = await journal.read(lambda store: store.session(number))
@@ -242,8 +275,8 @@ class SessionRegistry:
                 history.abort_turn(last.placed.turn)  # its client did not get it whole
                 operations.append(refused(last.id, None))
             items = history.items()
-            shared = shared_length(digests, digests_of(salt, history.preamble, items))
-            if shared < 1:
+            shared = conversation.shared(history.preamble, items)
+            if not shared or not history.is_worth(shared):
                 return None
             if shared < len(items):
                 history = history.branch(operations.append)

@@ -229,9 +229,9 @@ class SamplingBody(_Body, kw_only=True, frozen=True):
 class ChatRequest(SamplingBody, kw_only=True, frozen=True):
     """The body of ``POST /v1/chat/completions``.
 
-    Without effect: ``metadata``, ``user``, ``store``, ``service_tier``, ``safety_identifier``,
-    ``prompt_cache_key`` and ``prompt_cache_retention`` (the session is found without), ``reasoning_effort``,
-    ``verbosity``.
+    ``prompt_cache_key`` leads to the session that had it last, if the conversation continues that one. Without
+    effect: ``metadata``, ``user``, ``store``, ``service_tier``, ``safety_identifier``,
+    ``prompt_cache_retention``, ``reasoning_effort``, ``verbosity``.
     """
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=20_000)]

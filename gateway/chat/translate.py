@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...runtime.link.messages import Grammar, GrammarKind
@@ -13,7 +14,7 @@ from ...sessions.errors import GrammarInvalid
 from ...sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Role, Tool, new_id
 from ...sessions.tools.grammar import checked_grammar, json_format
 from ...sessions.turn.request import RequestBounds, TurnRequest
-from ..live_sessions import Transcript
+from ..live_sessions import Transcript, cache_key
 from ..transcripts import Ask
 from . import frames
 
@@ -29,7 +30,7 @@ def ask_of(
     Raises ``FieldInvalid``, and what `TurnRequest.checked` raises.
     """
     tools = tools_of(body.tools or ())
-    transcript = transcript_of(body.messages, tools)
+    transcript = replace(transcript_of(body.messages, tools), keys=cache_key(body.prompt_cache_key))
     choice = body.tool_choice
     if choice is not None and not tools and choice != "none":
         raise FieldInvalid("`tool_choice` is only allowed with `tools`", "tool_choice")

@@ -18,7 +18,7 @@ from ...sdk.frames.sampling import SamplingFields
 from ...sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Role, Tool, new_id
 from ...sessions.tools.grammar import json_format
 from ...sessions.turn.request import RequestBounds, Truncation, TurnRequest
-from ..live_sessions import Transcript
+from ..live_sessions import Transcript, cache_key
 from ..transcripts import Ask
 from . import frames
 from .events import ConversationRef, ReplyTextSettings, ResponseObject
@@ -157,6 +157,14 @@ def transcript_of(
             case KeptReasoning():
                 continue
     return Transcript(Preamble(instructions=instructions or "", tools=tools), tuple(told))
+
+
+def named_by(body: frames.CreateBody, transcript: Transcript, response_id: str) -> Transcript:
+    """The transcript of a body with the names that lead to its session. ``response_id``: of its response."""
+    key, conversation = body.prompt_cache_key, body.conversation_id
+    keys = () if conversation is None else (f"conversation {conversation}",)
+    after = "" if body.previous_response_id is None else f"response {body.previous_response_id}"
+    return replace(transcript, after=after, name=f"response {response_id}", keys=(*keys, *cache_key(key)))
 
 
 def open_calls(items: Sequence[KeptItem]) -> list[KeptCall]:
