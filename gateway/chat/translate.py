@@ -34,7 +34,12 @@ def ask_of(
     choice = body.tool_choice
     if choice is not None and not tools and choice != "none":
         raise FieldInvalid("`tool_choice` is only allowed with `tools`", "tool_choice")
-    named = choice.function.name if isinstance(choice, frames.ChosenFunction) else None
+    required, named, allowed = choice if isinstance(choice, str) else "auto", None, list[str]()
+    if isinstance(choice, frames.ChosenFunction):
+        required, named = "required", choice.function.name
+    elif isinstance(choice, frames.ChatAllowedTools):
+        required = choice.allowed_tools.mode
+        allowed = [tool.function.name for tool in choice.allowed_tools.tools]
     logprobs = None
     if body.top_logprobs is not None and not body.logprobs:
         raise FieldInvalid("`top_logprobs` needs `logprobs: true`", "top_logprobs")
@@ -44,8 +49,9 @@ def ask_of(
     request = TurnRequest.checked(
         bounds=bounds,
         offered=tools,
-        tool_choice=choice if isinstance(choice, str) else "auto" if choice is None else "required",
+        tool_choice=required,
         tool=named,
+        allowed=allowed,
         format=format_of(body),
         max_output_tokens=most,
         top_logprobs=logprobs,

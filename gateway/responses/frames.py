@@ -67,7 +67,8 @@ UNSERVED_VALUES = {
     "input[].output[].type": UNSERVED_PARTS,
     "items[].output[].type": UNSERVED_PARTS,
     "tools[].type": UNSERVED_TOOLS,
-    "tool_choice.type": UNSERVED_TOOLS | {"allowed_tools"},
+    "tool_choice.type": UNSERVED_TOOLS,
+    "tool_choice.tools[].type": UNSERVED_TOOLS,
 }
 
 Include: TypeAlias = Literal[

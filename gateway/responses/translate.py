@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from ...runtime.link.messages import Grammar
 from ...sdk.errors import FieldInvalid, FieldMissing
-from ...sdk.frames.formats import AnyText, JsonObject, JsonSchema, NamedFunction
+from ...sdk.frames.formats import AllowedTools, AnyText, JsonObject, JsonSchema, NamedFunction
 from ...sdk.frames.sampling import SamplingFields
 from ...sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Role, Tool, new_id
 from ...sessions.tools.grammar import json_format
@@ -232,8 +232,9 @@ def ask_of(
         **{**defaults, **sampling},
         bounds=bounds,
         offered=tools,
-        tool_choice=choice if isinstance(choice, str) else "required",
+        tool_choice=choice if isinstance(choice, str) else getattr(choice, "mode", "required"),
         tool=choice.name if isinstance(choice, NamedFunction) else None,
+        allowed=choice.names if isinstance(choice, AllowedTools) else (),
         format=grammar_of(body.text),
         truncation=Truncation() if body.truncation == "auto" else None,
         ignore_eos=bool(body.ignore_eos),

@@ -52,6 +52,7 @@ async def test_the_openai_package_makes_its_calls(
         tools["call"] == ["get_weather", {"city": "Rome"}]
         and tools["unknown"] == "previous_response_not_found"
     )
+    assert tools["allowed"] == ["get_time"]
     assert all("21" in said and "sunny" in said for said in tools["said"])
     assert all(kv["prefilled"] <= kv["new"] for kv in tools["kv"])
     assert "response.function_call_arguments.done" in tools["streamed"]
