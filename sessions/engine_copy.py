@@ -131,6 +131,9 @@ class EngineCopy:
         self._retracted = False
         self.cached = 0
         """Tokens of the last turn's prompt that had KV before `prefill` or the turn computed the others."""
+        self.prefilled = NONE
+        """The prompt that the last turn computed, if that wrote nothing: no turn of the tree has it, and it is
+        not new to the next one."""
         self._lease: _GrantedLease | None = None
         self._lease_verbs = 0  # in flight
         self._turns = 0
@@ -187,7 +190,9 @@ class EngineCopy:
     def child(self) -> EngineCopy:
         """A new, empty copy with this one as its origin: its first verb forks this one's sequence, if they
         share a block."""
-        return EngineCopy(self._link, self._salt, self)
+        child = EngineCopy(self._link, self._salt, self)
+        child.prefilled = self.prefilled
+        return child
 
     async def fork(self, children: Sequence[EngineCopy], ids: Ids) -> None:
         """Fork the part of ``ids`` that this copy holds to all children, with one verb.
