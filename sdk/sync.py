@@ -253,13 +253,14 @@ def connect(
     *,
     ssl: SSLContext | None = None,
     patience: Patience | None = None,
+    msgpack: bool = False,
 ) -> Iterator[SyncClient]:
     """A client of the server at `url`; the arguments are those of `sdk.client.connect`. The event loop runs in
     a thread, which ends with the block."""
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(
-            connect_async(url, model, api_key, ssl=ssl, patience=patience)
+            connect_async(url, model, api_key, ssl=ssl, patience=patience, msgpack=msgpack)
         ) as client,
     ):
         yield SyncClient(portal, client)
