@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from .. import __version__
+from ..sdk.frames.packed import PACKED
 from .admission import TURN_ROUTES, limit_headers
 from .app_routes import REALTIME, REALTIME_SOCKET, ROUTES, Model, ModelList, PackageVersion
 from .auth import (
@@ -40,7 +41,7 @@ from .messages.models import model_info, models_page
 from .messages.routes import ROWS as MESSAGES_ROWS
 from .messages.routes import messages_routes
 from .metrics import CONTENT_TYPE, exposition
-from .net.channel import SocketChannel
+from .net.channel import PackedChannel, SocketChannel
 from .net.proxy import BehindProxy
 from .pages import document_routes, page_routes
 from .realtime.socket import ClientIdentity
@@ -153,8 +154,11 @@ class _Routes:
         except Exception as error:
             await socket.send_denial_response(refusal(error, socket.scope))
             return
-        await socket.accept(_subprotocol(socket.scope.get("subprotocols", ())))
-        await self._service.converse(SocketChannel(socket), _identity(socket))
+        chosen = _subprotocol(socket.scope.get("subprotocols", ()))
+        await socket.accept(chosen)
+        most = self._service.settings.limits.frame_bytes
+        channel = PackedChannel(socket, most) if chosen == PACKED else SocketChannel(socket)
+        await self._service.converse(channel, _identity(socket))
 
     async def elsewhere(self, socket: WebSocket) -> None:
         """Answer the handshake of a WebSocket on a path that has none with 404."""
@@ -240,11 +244,12 @@ def _not_served(request: Request, error: Exception) -> Response:
 
 
 def _subprotocol(offered: Sequence[str]) -> str | None:
-    """The WebSocket subprotocol to accept, out of those that the client ``offered``: ``realtime``, or else the
-    one that carries the client's key. (A browser closes a connection that accepts none of its offers.) None if
-    it offered neither."""
+    """The WebSocket subprotocol to accept, out of those that the client ``offered``: that of MessagePack, or
+    else ``realtime``, or else the one that carries the client's key. (A browser closes a connection that
+    accepts none of its offers.) None if it offered none of them."""
     keys = (one for one in offered if one.startswith(KEY_PROTOCOL))
-    return "realtime" if "realtime" in offered else next(keys, None)
+    named = (one for one in (PACKED, "realtime") if one in offered)
+    return next(named, None) or next(keys, None)
 
 
 def _identity(socket: WebSocket) -> ClientIdentity:

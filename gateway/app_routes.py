@@ -118,7 +118,8 @@ REALTIME_SOCKET = SocketRow(
     ServerEvent,
     RealtimeParameters,
     OwnFrame,
-    "One JSON object with a `type` in each text frame, both ways. With keys: `Authorization: Bearer KEY`, or, "
+    "One JSON object with a `type` in each text frame, both ways; with the subprotocol `holdfast.msgpack` the "
+    "same object as MessagePack in each binary frame. With keys: `Authorization: Bearer KEY`, or, "
     "from a browser, the subprotocols `realtime` and `openai-insecure-api-key.KEY`. The order of events and "
     "the errors are in `gateway/PROTOCOL.md`.",
 )

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Protocol, TypeVar
 
 from ..kvstore.log_lines import about
-from ..sessions.continuation import Digest, digests_of
+from ..sessions.continuation import GivenConversation
 from ..sessions.errors import RecordDamaged, SessionLimit, StorageUnavailable
 from ..sessions.forks import Forks
 from ..sessions.items import Item, Preamble
@@ -55,10 +55,22 @@ class Face(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A conversation that a client sends whole: its preamble (instructions and tools) and all its items."""
+    """A conversation that a client sends whole: its preamble (instructions and tools) and all its items.
+
+    Names lead to its session, too. ``after``: that of the response that it continues; ``name``: that of the one
+    that it asks for; "": it has none. ``keys``: names that stay the same from turn to turn.
+    """
 
     preamble: Preamble
     items: tuple[Item, ...]
+    after: str = ""
+    name: str = ""
+    keys: tuple[str, ...] = ()
+
+
+def cache_key(given: str | None) -> tuple[str, ...]:
+    """The ``prompt_cache_key`` of a body, as keys of its `Transcript`."""
+    return () if given is None else (f"key {given}",)
 
 
 class SessionConnection(Protocol):
@@ -179,8 +191,7 @@ class LiveSessions:
         other way round. Raises ``SessionLimit``, ``StorageUnavailable``, and for an item ``ItemInvalid`` or
         ``ItemExists``.
         """
-        digests = digests_of(salt, transcript.preamble, transcript.items)
-        live, shared = await self._known_beginning(face, digests, salt, kept=kept)
+        live, shared = await self._known_beginning(face, transcript, salt, kept=kept)
         if live is None:
             live = self.open(face, connection, owner, salt, kept=kept)
             live.session.history.preamble = transcript.preamble
@@ -190,6 +201,8 @@ class LiveSessions:
         try:
             for item in transcript.items[shared:]:
                 live.session.history.insert(item)
+            live.session.known_by(filter(None, [transcript.name]), lasting=False)
+            live.session.known_by(transcript.keys, lasting=True)
         except BaseException:
             if live.session.history.head is None:  # a new session: no client comes back to it
                 await self.drop(live, connection)
@@ -199,27 +212,34 @@ class LiveSessions:
         return live
 
     async def _known_beginning(
-        self, face: Face, digests: Sequence[Digest], salt: bytes, *, kept: bool
+        self, face: Face, transcript: Transcript, salt: bytes, *, kept: bool
     ) -> tuple[LiveSession | None, int]:
-        """Find the longest known beginning of a conversation. ``digests``: of each of its beginnings, in order.
-        Returns a live session that has this beginning alone as its history, and the number of its items; (None,
-        0) if no beginning is known. ``kept``: whether the journal is to keep the session."""
-        found = self.registry.find(digests)
-        if found is not None and found[1] >= self.forks.stored_beginning(digests)[1]:
+        """Find the longest known beginning of a conversation. Returns a live session that has this beginning
+        alone as its history, and the number of its items; (None, 0) if no beginning is known. ``kept``: whether
+        the journal is to keep the session."""
+        conversation = GivenConversation(salt, transcript.preamble, transcript.items)
+        names = [*filter(None, [transcript.after]), *transcript.keys]
+        tried: set[int] = set()
+        while found := self.registry.known(conversation, names, kept=kept, unless=tried):
+            if isinstance(found, int):
+                tried.add(found)
+                self.make_room(salt)
+                with suppress(RecordDamaged):  # it is logged; another beginning may be known
+                    config = face.config()
+                    stored = await self.forks.branch_off_stored(found, conversation, config, kept=kept)
+                    if stored is not None:
+                        return self._begun(face, stored[0]), stored[1]
+                continue
             session, shared = found
-            same = self.registry.keeps(session, kept=kept)
             live = self._live.get(session.id)
+            same = self.registry.keeps(session, kept=kept)
             if live is not None and same and self._continues_in(face, live, shared):
                 return live, shared
             self.make_room(salt)
-            if (same or not kept) and self.registry.is_open(session):  # it was not put away to make room
+            if self.registry.is_open(session):  # it was not put away to make room
                 child = await self.forks.branch_off(session, shared, face.config(), kept=kept)
                 return self._begun(face, child), shared
         self.make_room(salt)
-        with suppress(RecordDamaged):  # it is logged; the conversation begins anew
-            stored = await self.forks.branch_off_stored(digests, salt, face.config(), kept=kept)
-            if stored is not None:
-                return self._begun(face, stored[0]), stored[1]
         return None, 0
 
     def _continues_in(self, face: Face, live: LiveSession, shared: int) -> bool:

@@ -3,8 +3,8 @@
 `RateLimiter.admit` takes one request before a turn begins, or raises; `RateLimiter.spent` takes the tokens when
 the turn has ended. Both refill continuously: a key with 60 requests per minute gets one back each second. A
 turn costs the tokens that were new in its prompt and those of its reply. What the session had before costs
-nothing, wherever its KV was. Tokens are taken on credit: a turn begins as long as one token is left, and a key
-in debt waits.
+nothing, wherever its KV was; a prompt that was prefilled alone counts once. Tokens are taken on credit: a turn
+begins as long as one token is left, and a key in debt waits.
 """
 
 from __future__ import annotations

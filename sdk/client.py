@@ -116,6 +116,7 @@ async def connect(
     *,
     ssl: SSLContext | None = None,
     patience: Patience | None = None,
+    msgpack: bool = False,
 ) -> AsyncIterator[Client]:
     """A client of the server at `url`. Nothing is sent yet: each session opens a connection of its own.
 
@@ -127,16 +128,17 @@ async def connect(
     `ssl`: `ssl.create_default_context(cafile="ca.pem")` for an authority of your own.
 
     A lost connection is made again, and the session goes on where it was; `patience` sets for how long that is
-    tried. Raises `ConnectionFailed` at once if `url` is no address.
+    tried. `msgpack`: send and receive MessagePack in place of JSON, if the server has it. Raises
+    `ConnectionFailed` at once if `url` is no address.
     """
     address = url or os.environ.get("HOLDFAST_URL") or DEFAULT_URL
     key = os.environ.get("HOLDFAST_API_KEY") if api_key is None else api_key
     realtime_url(address, model)
 
     async def open_transport(wanted: str | None) -> Transport:
-        return await dial(address, wanted, key, ssl=ssl, resumable="true")
+        return await dial(address, wanted, key, ssl=ssl, msgpack=msgpack, resumable="true")
 
     async def return_transport(wanted: str | None) -> Transport:
-        return await dial(address, wanted, key, ssl=ssl, resumable="true", resume="true")
+        return await dial(address, wanted, key, ssl=ssl, msgpack=msgpack, resumable="true", resume="true")
 
     yield Client(open_transport, model, return_transport, patience, realtime_url(address, model))

@@ -2,7 +2,7 @@
 
 SDKError
 ├── FrameError                a frame that is not a valid event; it was not sent, or the server ignored it
-│   ├── FrameMalformed        not JSON, not UTF-8, not an object, or nested too deep
+│   ├── FrameMalformed        not JSON (or MessagePack), not UTF-8, not an object, or too deep
 │   ├── FrameTooLarge
 │   ├── FieldUnknown          a field that is not in the standard and not ours
 │   ├── FieldUnsupported      a field, value or event of the standard that is not served

@@ -265,6 +265,7 @@ def connect(
     *,
     ssl: SSLContext | None = None,
     patience: Patience | None = None,
+    msgpack: bool = False,
 ) -> Iterator[SyncClient]:
     """A client of the server at `url` for code without `async`. Its event loop runs in a thread, which ends
     with the block.
@@ -277,7 +278,7 @@ def connect(
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(
-            connect_async(url, model, api_key, ssl=ssl, patience=patience)
+            connect_async(url, model, api_key, ssl=ssl, patience=patience, msgpack=msgpack)
         ) as client,
     ):
         yield SyncClient(portal, client)

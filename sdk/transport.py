@@ -1,5 +1,4 @@
-"""Transports: each carries whole frames both ways and does not read them. A frame is the JSON text of one
-event.
+"""Transports: each carries whole frames both ways. A frame is the JSON text of one event.
 
 `WebSocketTransport` is for servers; `gateway.embedded` has one in memory.
 """
@@ -15,8 +14,10 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as websocket_connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.http11 import Response
+from websockets.typing import Subprotocol
 
 from .errors import ConnectionFailed, ConnectionLost, KeyRejected, ModelUnknown, ServerUnavailable
+from .frames.packed import PACKED, packed, unpacked
 
 MAX_FRAME_BYTES = 16 << 20
 OPEN_SECONDS = 10.0
@@ -50,22 +51,29 @@ class Transport(Protocol):
 
 
 class WebSocketTransport:
-    """A `Transport` over a WebSocket: each frame is a text message."""
+    """A `Transport` over a WebSocket: each frame is a text message, or, if the two sides have agreed on
+    `PACKED`, a binary one with the same object as MessagePack."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
+        self._packed = connection.subprotocol == PACKED
 
     async def send(self, frame: bytes) -> None:
         try:
-            await self._connection.send(frame, text=True)
+            if self._packed:
+                await self._connection.send(packed(frame), text=False)
+            else:
+                await self._connection.send(frame, text=True)
         except ConnectionClosed as error:
             raise _lost(error) from error
 
     async def receive(self) -> bytes:
+        """Raises `ConnectionLost`; for MessagePack that is none, `FrameMalformed`."""
         try:
-            return await self._connection.recv(decode=False)
+            frame = await self._connection.recv(decode=False)
         except ConnectionClosed as error:
             raise _lost(error) from error
+        return unpacked(frame, MAX_FRAME_BYTES) if self._packed else frame
 
     async def aclose(self) -> None:
         """Close with the code 1000, and wait for the server's close."""
@@ -78,13 +86,15 @@ async def dial(
     api_key: str | None = None,
     *,
     ssl: SSLContext | None = None,
+    msgpack: bool = False,
     **parameters: str,
 ) -> WebSocketTransport:
     """Connect a WebSocket to the server at `url`: `ws[s]://`, `http[s]://` or without a scheme. `api_key` is
     sent as a bearer token; `model` and `parameters` are put into the query.
 
     `ssl`: checks the server's certificate if the address asks for TLS; None: by the system's authorities.
-    Raises `ConnectionFailed`, or the subclass that fits, with the server's words.
+    `msgpack`: ask for frames in MessagePack; a server that has only JSON answers in JSON. Raises
+    `ConnectionFailed`, or the subclass that fits, with the server's words.
     """
     address = realtime_url(url, model, **parameters)
     secured: dict[str, Any] = {"ssl": ssl} if ssl is not None and address.startswith("wss:") else {}
@@ -93,6 +103,7 @@ async def dial(
         connection = await websocket_connect(
             address,
             additional_headers=headers,
+            subprotocols=[Subprotocol(PACKED)] if msgpack else None,
             compression=None,
             max_size=MAX_FRAME_BYTES,
             open_timeout=OPEN_SECONDS,

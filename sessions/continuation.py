@@ -1,8 +1,11 @@
-"""Conversation digests: how a request that carries a whole conversation finds the session that it continues.
+"""How a request that carries a whole conversation finds the session that it continues.
 
-A conversation has one digest for each of its beginnings: the preamble alone, the preamble and one item, and so
-on. Each is a hash of the one before and of the next item's content, so two conversations share exactly the
-digests of their common beginning. Ids of items do not count: clients that send messages have none. Pure.
+A `GivenConversation` has a digest for each of its beginnings, computed when it is asked for. It covers the
+number of items, the size of the preamble, the start of the first item and the last two items, so its cost does
+not depend on what lies between. Two different beginnings may have one digest: all items of a session that is
+found by it are compared (`GivenConversation.shared`). Names lead to sessions, too: ids of responses and
+conversations, and keys that clients choose; what they find is compared in the same way. Ids of items do not
+count: clients that send messages have none. Pure.
 """
 
 from __future__ import annotations
@@ -11,10 +14,12 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import TypeAlias
 
 import msgspec
 
+from .history import History
 from .items import FunctionCall, FunctionCallOutput, Item, Message, Preamble
 
 Digest: TypeAlias = bytes
@@ -25,101 +30,149 @@ handles."""
 
 MOST_KNOWN = 1 << 16
 """The most digests of open sessions in memory. Beyond that, those that were added first are forgotten."""
+ALIKE = 8
+"""The most sessions that are remembered for one digest: the latest."""
+FIRST_CHARACTERS = 1024
+"""So many characters of the first item are hashed."""
 
 _ENCODER = msgspec.msgpack.Encoder(order="sorted")
 
 
-def digests_of(salt: bytes, preamble: Preamble, items: Iterable[Item]) -> list[Digest]:
-    """The digests of a conversation's beginnings: entry ``n`` covers the preamble and the first ``n`` items, so
-    there is one more than items. ``salt``: of the tenant, so that two tenants share no digest."""
-    digests = [_hashed(b"", _ENCODER.encode(preamble), key=salt)]
-    for item in items:
-        digests.append(_hashed(digests[-1], _ENCODER.encode(_content(item))))
-    return digests
+class GivenConversation:
+    """A conversation of the tenant with this ``salt``: its preamble and its items. Two tenants share no
+    digest."""
+
+    def __init__(self, salt: bytes, preamble: Preamble, items: Sequence[Item]) -> None:
+        self.salt = salt
+        self.preamble = preamble
+        self.items = items
+        self._hashed: dict[int, bytes] = {}  # hashes of items, by their places
+
+    @property
+    def said(self) -> int:
+        """How many first items there are up to the last one that the model wrote."""
+        lengths = range(len(self.items), 0, -1)
+        return next((length for length in lengths if _is_of_model(self.items[length - 1])), 0)
+
+    def digest(self, length: int) -> Digest:
+        """The digest of the beginning with ``length`` items, at least one. Each item is hashed once at most."""
+        last = [self._hash(at) for at in range(max(0, length - 2), length)]
+        return _digest(self.salt, self.preamble, length, self.items[0], last)
+
+    def _hash(self, at: int) -> bytes:
+        if at not in self._hashed:
+            self._hashed[at] = _item_hash(self.items[at])
+        return self._hashed[at]
+
+    def shared(self, preamble: Preamble, items: Sequence[Item]) -> int:
+        """How many first items it shares with another conversation of its tenant; 0 if their preambles differ.
+        It compares texts, and hashes nothing."""
+        if not _same_preamble(self.preamble, preamble):
+            return 0
+        pairs = enumerate(zip(self.items, items, strict=False))
+        differs = (at for at, (one, other) in pairs if one is not other and not _same(one, other))
+        return next(differs, min(len(self.items), len(items)))
 
 
-def shared_length(one: Sequence[Digest], other: Sequence[Digest]) -> int:
-    """How many first items two conversations share, by their digests from `digests_of`; -1 if their preambles
-    or tenants differ."""
-    low, high = -1, min(len(one), len(other)) - 1
-    while low < high:  # if two digests are equal, so are all before them
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[middle] == other[middle] else (low, middle - 1)
-    return low
+def digest_of(salt: bytes, history: History) -> Digest:
+    """The digest of a whole history with at least one item, as `GivenConversation.digest` has it."""
+    last = [_item_hash(item) for item in islice(history.backwards(), 2)]
+    first = next(history.forwards())
+    return _digest(salt, history.preamble, len(history), first, last[::-1])
 
 
-class HistoryDigests:
-    """Computes the digests of one session's history. Those of items that did not change since the last call are
-    not computed again."""
-
-    def __init__(self, salt: bytes) -> None:
-        self._salt = salt
-        self._preamble: Preamble | None = None
-        self._items: tuple[Item, ...] = ()
-        self._digests: list[Digest] = []
-
-    def of(self, preamble: Preamble, items: tuple[Item, ...]) -> list[Digest]:
-        """The digests of the history's beginnings: entry ``n`` covers the preamble and the first ``n`` items.
-        The caller must not change the list."""
-        if self._preamble is not preamble:
-            self._preamble, self._items = preamble, ()
-            self._digests = digests_of(self._salt, preamble, ())
-        pairs = enumerate(zip(self._items, items, strict=False))
-        kept = next((at for at, (old, new) in pairs if old is not new), min(len(self._items), len(items)))
-        self._digests = self._digests[: kept + 1]
-        for item in items[kept:]:
-            self._digests.append(_hashed(self._digests[-1], _ENCODER.encode(_content(item))))
-        self._items = items
-        return self._digests
+def name_digest(salt: bytes, name: str) -> Digest:
+    """The digest of a name that leads a tenant to a session."""
+    return _blake2b(b"name" + name.encode(errors="surrogatepass"), key=salt)
 
 
 class OpenConversations:
-    """Finds the open session with a history that has reached a conversation, by the conversation's digest. At
-    most ``most`` digests are remembered, the latest."""
+    """Which open sessions have a conversation with this digest, or are known by this name. At most
+    ``most`` digests are remembered."""
 
     def __init__(self, most: int = MOST_KNOWN) -> None:
         self._most = most
-        self._sessions: OrderedDict[Digest, str] = OrderedDict()
+        self._sessions: OrderedDict[Digest, tuple[str, ...]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
 
     def add(self, digest: Digest, session_id: str) -> None:
-        """Remember that this session's history has reached the conversation ``digest``."""
-        self._sessions[digest] = session_id
+        """Remember that this session's history has reached the conversation ``digest``, or has this name."""
+        others = (other for other in self._sessions.get(digest, ()) if other != session_id)
+        self._sessions[digest] = (session_id, *islice(others, ALIKE - 1))
         self._sessions.move_to_end(digest)
         if len(self._sessions) > self._most:
             self._sessions.popitem(last=False)
 
-    def find(self, digests: Sequence[Digest]) -> str | None:
-        """The id of the session that shares the longest beginning with a conversation; None if no digest is
-        known. ``digests``: of the conversation's beginnings, the shortest first. The session may be closed by
-        now."""
-        return next((found for one in reversed(digests) if (found := self._sessions.get(one))), None)
+    def find(self, digest: Digest) -> tuple[str, ...]:
+        """The ids of the sessions with this digest, the latest first. They may be closed by now."""
+        return self._sessions.get(digest, ())
 
     def forget(self, digests: Iterable[Digest], session_id: str) -> None:
         """Forget the ``digests`` that were added for this session, which is not open any more."""
         for digest in digests:
-            if self._sessions.get(digest) == session_id:
-                del self._sessions[digest]
+            left = tuple(other for other in self._sessions.get(digest, ()) if other != session_id)
+            if left:
+                self._sessions[digest] = left
+            else:
+                self._sessions.pop(digest, None)
 
 
-def _hashed(before: bytes, content: bytes, key: bytes = b"") -> Digest:
-    return hashlib.blake2b(before + content, digest_size=DIGEST_BYTES, key=key, person=PERSON).digest()
+def _blake2b(content: bytes, key: bytes = b"") -> bytes:
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES, key=key, person=PERSON).digest()
 
 
-def _content(item: Item) -> tuple[str, ...]:
-    """The parts of an item that its digest covers: its kind or role, and its content without its id.
+def _item_hash(item: Item) -> bytes:
+    return _blake2b(_ENCODER.encode(_content(item)))
 
-    White space around a model's message does not count: many clients strip it. Nor does the spelling of a
-    call's arguments: some clients parse and write them again.
-    """
+
+def _digest(salt: bytes, preamble: Preamble, length: int, first: Item, last: Sequence[bytes]) -> Digest:
+    begins = _content(first, FIRST_CHARACTERS)
+    sizes = (length, len(preamble.instructions), len(preamble.tools))
+    return _blake2b(_ENCODER.encode((sizes, begins, last)), key=salt)
+
+
+def _is_of_model(item: Item) -> bool:
+    return isinstance(item, FunctionCall) or (isinstance(item, Message) and item.role == "assistant")
+
+
+def _same_preamble(one: Preamble, other: Preamble) -> bool:
+    """Whether two preambles are equal, as they are encoded: 1 is not 1.0, and the order of keys does not
+    count."""
+    if one.instructions != other.instructions or len(one.tools) != len(other.tools):
+        return False
+    return one.tools is other.tools or _ENCODER.encode(one.tools) == _ENCODER.encode(other.tools)
+
+
+def _same(one: Item, other: Item) -> bool:
+    """Whether two items have the same content (`_content`)."""
+    match one, other:
+        case Message(role=role, text=text), Message():
+            stripped = role == "assistant"
+            same = text == other.text or (stripped and text.strip() == other.text.strip())
+            return role == other.role and same
+        case FunctionCall(arguments=text), FunctionCall():
+            named = one.call_id == other.call_id and one.name == other.name
+            return named and (text == other.arguments or _canonical(text) == _canonical(other.arguments))
+        case FunctionCallOutput(), FunctionCallOutput():
+            return one.call_id == other.call_id and one.output == other.output
+    return False
+
+
+def _content(item: Item, most: int | None = None) -> tuple[str, ...]:
+    """The parts of an item that make it what it is. White space around a model's message does not count: many
+    clients strip it. Nor does the spelling of a call's arguments: some clients parse and write them again.
+    ``most``: only so many first characters of its text."""
     match item:
         case Message(role="assistant", text=text):
-            return ("assistant", text.strip())
+            return ("assistant", text.strip()[:most])
         case Message(role=role, text=text):
-            return (role, text)
+            return (role, text[:most])
         case FunctionCall(call_id=call_id, name=name, arguments=arguments):
-            return ("call", call_id, name, _canonical(arguments))
+            return ("call", call_id, name, _canonical(arguments)[:most])
         case FunctionCallOutput(call_id=call_id, output=output):
-            return ("output", call_id, output)
+            return ("output", call_id, output[:most])
 
 
 def _canonical(arguments: str) -> str:

@@ -138,6 +138,9 @@ class EngineCopy:
         self.cached = 0
         """How many tokens of the last turn's prompt had KV already, before `prefill` and the turn computed the
         others."""
+        self.prefilled = NONE
+        """The prompt that the last turn computed, if that wrote nothing: no turn of the tree has it, and it is
+        not new to the next one."""
         self._lease: _GrantedLease | None = None
         self._lease_verbs = 0  # in flight
         self._turns = 0
@@ -194,7 +197,9 @@ class EngineCopy:
     def child(self) -> EngineCopy:
         """A new, empty copy with this one as its origin: its first verb forks this one's sequence, if they
         share a block."""
-        return EngineCopy(self._link, self._salt, self, clock=self._clock)
+        child = EngineCopy(self._link, self._salt, self, clock=self._clock)
+        child.prefilled = self.prefilled
+        return child
 
     async def fork(self, children: Sequence[EngineCopy], ids: Ids) -> None:
         """Fork this copy's sequence into those of all ``children`` (made by `child`), with one verb. They then

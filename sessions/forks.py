@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .continuation import Digest, digests_of, shared_length
+from .continuation import GivenConversation
 from .edits import rewind
 from .errors import SessionLimit
 from .fork_trees import ForkTree, Member, Page, root_of
@@ -110,27 +110,18 @@ class Forks:
             raise
         return child
 
-    def stored_beginning(self, digests: Sequence[Digest]) -> tuple[int | None, int]:
-        """The number in the journal of the closed session that shares the longest beginning with a
-        conversation, and how many items it is known to share. None and 0: there is none."""
-        journal = self._registry.journal
-        known = None if journal is None else journal.conversation(digests)
-        if journal is None or known is None or known[0] in journal.live:
-            return None, 0
-        return known
-
     async def branch_off_stored(
-        self, digests: Sequence[Digest], salt: bytes, config: bytes, *, kept: bool = True
+        self, number: int, conversation: GivenConversation, config: bytes, *, kept: bool = True
     ) -> tuple[Session, int] | None:
-        """The same for a session that only the journal has: a new session that begins with the longest
-        beginning of a conversation that the journal knows, and the number of its items. None: it knows none.
+        """Branch off a closed session, with this ``number`` in the journal: a new session that begins with what
+        it shares with a conversation, and the number of these items. None: it shares no turn. ``config`` and
+        ``kept``: as in `SessionRegistry.create`.
 
         Raises ``SessionLimit``, ``StorageUnavailable``, ``RecordDamaged``.
         """
-        registry, number = self._registry, self.stored_beginning(digests)[0]
+        registry, salt = self._registry, conversation.salt
         journal = registry.journal
-        if journal is None or number is None:
-            return None
+        assert journal is not None, "it has a number there"
         journal.live.add(number)  # retention skips it meanwhile
         try:
             stored = await journal.read(lambda store: store.session(number))
@@ -145,8 +136,8 @@ class Forks:
                 history.abort_turn(last.placed.turn)  # its client did not get it whole
                 operations.append(refused(last.id, None))
             items = history.items()
-            shared = shared_length(digests, digests_of(salt, history.preamble, items))
-            if shared < 1:
+            shared = conversation.shared(history.preamble, items)
+            if not shared or not history.is_worth(shared):
                 return None
             if shared < len(items):
                 history = history.branch(operations.append)

@@ -20,6 +20,8 @@ MAX_FRESH = 4  # issued and not used: their answers may have been lost
 MAX_CONVERSATIONS = 8
 """How many digests of a session's conversation (`continuation`) are kept, one for each turn's end: the first,
 because a client may go back to it, and the latest."""
+MAX_NAMES = 4
+"""So many digests of names are kept: the latest."""
 
 
 def digest_of(handle: str) -> bytes:
@@ -60,7 +62,7 @@ class SessionHandles:
         become invalid."""
         ring = self._keyring
         if digest in ring.fresh:
-            ring = Keyring(fresh=(), used=digest, conversations=ring.conversations)
+            ring = msgspec.structs.replace(ring, fresh=(), used=digest)
         self._issue(ring)
         return self.current
 
@@ -76,6 +78,13 @@ class SessionHandles:
             kept = (kept[0], *kept[2:])
         self._keyring = msgspec.structs.replace(self._keyring, conversations=kept)
         self._log.keep_handles(self._keyring)
+
+    def named(self, name: bytes) -> None:
+        """A client knows the session by the name with this digest (`continuation`): keep it likewise."""
+        known = self._keyring.names
+        if name not in known:
+            self._keyring = msgspec.structs.replace(self._keyring, names=(*known, name)[-MAX_NAMES:])
+            self._log.keep_handles(self._keyring)
 
     def _issue(self, ring: Keyring) -> None:
         self.current = f"hold_{secrets.token_urlsafe(HANDLE_BYTES)}"

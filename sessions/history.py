@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TypeAlias, cast
 
 from .errors import ConversationBusy, ItemExists, ItemInvalid, ItemUnknown
@@ -171,7 +172,28 @@ class History:
 
     def items(self) -> tuple[Item, ...]:
         """All items in order, those of the replies included."""
-        return tuple(item for entry in self._entries for item in _items_of(entry))
+        return tuple(self.forwards())
+
+    def forwards(self) -> Iterator[Item]:
+        """All items from the first to the last."""
+        return (item for entry in self._entries for item in _items_of(entry))
+
+    def before_reply(self) -> tuple[Item, ...]:
+        """The items before the reply that runs; all items if none runs."""
+        before = takewhile(lambda entry: entry is not self._slot, self._entries)
+        return tuple(item for entry in before for item in _items_of(entry))
+
+    def is_worth(self, items: int) -> bool:
+        """Whether its first ``items`` items, at least one, have tokens to go on from. They do if they hold a
+        whole turn, or all items before the reply that runs."""
+        left = items
+        for entry in self._entries:
+            left -= len(_items_of(entry))
+            if isinstance(entry, ReplySlot) or left < 0:
+                return left >= 0
+            if isinstance(entry, TurnReply):
+                return True
+        return left == 0
 
     def backwards(self) -> Iterator[Item]:
         """All items from the last to the first."""

@@ -10,17 +10,18 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Iterator, Sequence, Set
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from ..runtime.link.client import EngineLink
-from .continuation import Digest, OpenConversations, shared_length
+from .continuation import Digest, GivenConversation, OpenConversations, name_digest
 from .engine_copy import EngineCopy
 from .errors import HandleUnknown, SessionUnknown, StorageUnavailable
 from .fork_trees import ForkTrees
@@ -193,16 +194,57 @@ class SessionRegistry:
         """Whether the session is open."""
         return self._sessions.get(session.id) is session
 
-    def find(self, digests: Sequence[Digest]) -> tuple[Session, int] | None:
-        """The open session that shares the longest beginning with a conversation, and how many items they
-        share, at least one. ``digests``: of the conversation (`continuation.digests_of`). None: there is
-        none."""
-        session_id = self._conversations.find(digests)
-        session = None if session_id is None else self._sessions.get(session_id)
-        if session is None:
+    def known(
+        self,
+        conversation: GivenConversation,
+        names: Iterable[str] = (),
+        *,
+        kept: bool = True,
+        unless: Container[int] = (),
+    ) -> tuple[Session, int] | int | None:
+        """What a conversation can go on from: the open session that shares the longest beginning, and how many
+        items they share, at least one; or the number in the journal of a closed one that may share more. None:
+        nothing is known.
+
+        ``names``: those that the client gives it. Items that it shares with an open session of such a name are
+        compared, and only those behind them are hashed. A closed session of such a name comes before the
+        beginnings that do not hold all that the model has written. ``kept``: a session that is created with
+        ``kept`` may come from the answer. ``unless``: numbers in the journal that are no answer.
+        """
+        digests = [name_digest(conversation.salt, name) for name in names]
+        ids = {session_id for digest in digests for session_id in self._conversations.find(digest)}
+        best = max(self._sharing(conversation, ids, kept), key=itemgetter(1), default=None)
+        stored = [number for digest in digests if (number := self._stored(digest, unless)) is not None]
+        for length in range(len(conversation.items), 0 if best is None else best[1], -1):
+            digest = conversation.digest(length)
+            for found in self._sharing(conversation, self._conversations.find(digest), kept):
+                if found[1] >= length:
+                    return found
+            if (number := self._stored(digest, unless)) is not None:
+                return number
+            if stored and length == conversation.said:
+                return stored[0]
+        return best or (stored[0] if stored else None)
+
+    def _sharing(
+        self, conversation: GivenConversation, ids: Iterable[str], kept: bool
+    ) -> Iterator[tuple[Session, int]]:
+        """Those of the sessions that are open, may be gone on from, and share turns with a conversation."""
+        for session_id in ids:
+            session = self._sessions.get(session_id)
+            if session is None or self._records[session_id].salt != conversation.salt:
+                continue
+            if kept and not self.keeps(session, kept=True):
+                continue
+            shared = conversation.shared(session.history.preamble, session.history.before_reply())
+            if shared and session.history.is_worth(shared):
+                yield session, shared
+
+    def _stored(self, digest: Digest, unless: Container[int]) -> int | None:
+        number = None if self.journal is None else self.journal.found(digest)
+        if self.journal is None or number is None or number in self.journal.live or number in unless:
             return None
-        shared = shared_length(digests, session.conversation())
-        return (session, shared) if shared > 0 else None
+        return number
 
     def keeps(self, session: Session, *, kept: bool) -> bool:
         """Whether the journal keeps this open session just as it does one that is created with ``kept``."""

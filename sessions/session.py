@@ -5,13 +5,13 @@ It creates responses, and owns the engine's sequence of the main branch. Knows n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 
 from ..runtime.link.client import EngineLink
-from .continuation import Digest, HistoryDigests, OpenConversations
+from .continuation import Digest, OpenConversations, digest_of, name_digest
 from .edits import rewind, shorten
 from .engine_copy import EngineCopy
 from .errors import SessionClosed
@@ -89,8 +89,8 @@ class Session:
         )
         self._eager_prefill = EagerPrefill(self._branch)
         self._waits = waits or Waits()
-        self._conversations = conversations or OpenConversations()
-        self._digests = HistoryDigests(salt)
+        self._conversations = OpenConversations() if conversations is None else conversations
+        self._salt = salt
         self._reached: list[Digest] = []
         self._return_hints = ReturnHints(self.history, self._sequence)
         seconds = settings.recovery_seconds
@@ -226,9 +226,14 @@ class Session:
         self._check_open()
         rewind(self.history, to, self._branch.language.tokenizer)
 
-    def conversation(self) -> list[Digest]:
-        """The digests of the history's beginnings (`continuation`): entry ``n`` covers ``n`` items."""
-        return self._digests.of(self.history.preamble, self.history.items())
+    def known_by(self, names: Iterable[str], *, lasting: bool) -> None:
+        """Let requests that name one of ``names`` find the session. ``lasting``: also in the next server, if
+        the journal keeps the session."""
+        for name in names:
+            digest = name_digest(self._salt, name)
+            self._find_by(digest)
+            if lasting:
+                self.handles.named(digest)
 
     @property
     def bounds(self) -> RequestBounds:
@@ -290,10 +295,13 @@ class Session:
         """After a turn: let requests that carry this conversation find the session."""
         if self.history.busy or not len(self.history):
             return
-        digest = self.conversation()[-1]
+        digest = digest_of(self._salt, self.history)
+        self._find_by(digest)
+        self.handles.reached(digest)
+
+    def _find_by(self, digest: Digest) -> None:
         self._reached.append(digest)
         self._conversations.add(digest, self.id)
-        self.handles.reached(digest)
 
     def _check_open(self) -> None:
         if self._closed:

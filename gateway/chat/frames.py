@@ -41,7 +41,8 @@ REFUSED_VALUES = {
     "messages[].role": frozenset({"function"}),
     "messages[].tool_calls[].type": frozenset({"custom"}),
     "tools[].type": frozenset({"custom"}),
-    "tool_choice.type": frozenset({"custom", "allowed_tools"}),
+    "tool_choice.type": frozenset({"custom"}),
+    "tool_choice.allowed_tools.tools[].type": frozenset({"custom"}),
     "modalities[]": frozenset({"audio"}),
 }
 
@@ -171,7 +172,20 @@ class ChosenFunction(_Body, tag_field="type", tag="function", kw_only=True, froz
     function: FunctionName
 
 
-ChatToolChoice: TypeAlias = Literal["auto", "none", "required"] | ChosenFunction
+class AllowedFunctions(_Body, kw_only=True, frozen=True):
+    """The functions that may be called, or of which one must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ChosenFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class ChatAllowedTools(_Body, tag_field="type", tag="allowed_tools", kw_only=True, frozen=True):
+    """Only some of the tools may be called; the prompt still has all of them."""
+
+    allowed_tools: AllowedFunctions
+
+
+ChatToolChoice: TypeAlias = Literal["auto", "none", "required"] | ChosenFunction | ChatAllowedTools
 
 
 class StreamOptions(_Body, kw_only=True, frozen=True):
@@ -234,9 +248,9 @@ class SamplingBody(_Body, kw_only=True, frozen=True):
 class ChatRequest(SamplingBody, kw_only=True, frozen=True):
     """The body of ``POST /v1/chat/completions``.
 
-    Without effect: ``metadata``, ``user``, ``store``, ``service_tier``, ``safety_identifier``,
-    ``prompt_cache_key``, ``prompt_cache_retention`` and ``prompt_cache_options`` (the session is found
-    without), ``reasoning_effort``, ``verbosity``, ``moderation``.
+    ``prompt_cache_key`` leads to the session that had it last, if the conversation continues that one. Without
+    effect: ``metadata``, ``user``, ``store``, ``service_tier``, ``safety_identifier``,
+    ``prompt_cache_retention``, ``reasoning_effort``, ``verbosity``.
     """
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=20_000)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...runtime.link.messages import Grammar, GrammarKind
@@ -13,7 +14,7 @@ from ...sessions.errors import GrammarInvalid
 from ...sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Role, Tool, new_id
 from ...sessions.tools.grammar import checked_grammar, json_format
 from ...sessions.turn.request import RequestBounds, TurnRequest
-from ..live_sessions import Transcript
+from ..live_sessions import Transcript, cache_key
 from ..transcripts import Ask
 from . import frames
 
@@ -30,11 +31,16 @@ def ask_of(
     Raises ``FieldInvalid``, ``FieldMissing``, and what `TurnRequest.checked` raises.
     """
     tools = tools_of(body.tools or ())
-    transcript = transcript_of(body.messages, tools)
+    transcript = replace(transcript_of(body.messages, tools), keys=cache_key(body.prompt_cache_key))
     choice = body.tool_choice
     if choice is not None and not tools and choice != "none":
         raise FieldInvalid("`tool_choice` is only allowed with `tools`", "tool_choice")
-    named = choice.function.name if isinstance(choice, frames.ChosenFunction) else None
+    required, named, allowed = choice if isinstance(choice, str) else "auto", None, list[str]()
+    if isinstance(choice, frames.ChosenFunction):
+        required, named = "required", choice.function.name
+    elif isinstance(choice, frames.ChatAllowedTools):
+        required = choice.allowed_tools.mode
+        allowed = [tool.function.name for tool in choice.allowed_tools.tools]
     logprobs = None
     if body.top_logprobs is not None and not body.logprobs:
         raise FieldInvalid("`top_logprobs` needs `logprobs: true`", "top_logprobs")
@@ -44,8 +50,9 @@ def ask_of(
     request = TurnRequest.checked(
         bounds=bounds,
         offered=tools,
-        tool_choice=choice if isinstance(choice, str) else "auto" if choice is None else "required",
+        tool_choice=required,
         tool=named,
+        allowed=allowed,
         format=format_of(body),
         max_output_tokens=most,
         top_logprobs=logprobs,

@@ -42,6 +42,10 @@ Parameters of the URL:
 - `resume=true` (ours): the client comes back. The socket gets no new session, and its first event is
   `session.resume`.
 
+With the WebSocket subprotocol `holdfast.msgpack` (ours) each frame, both ways, is binary and holds the same
+object as MessagePack: maps with string keys, arrays, strings, numbers, booleans and nil. Binary data,
+extensions and numbers that are not finite are refused. A frame's limit of bytes holds for both of its forms.
+
 An event is acknowledged by its answer, and the answer leaves when the journal has what it acknowledges. An
 event that is refused changes nothing and is answered by `error`, which repeats its `event_id`.
 

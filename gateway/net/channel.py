@@ -15,6 +15,7 @@ from anyio import (
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from ...sdk.frames.packed import packed, unpacked
 from .listener import BURST, DROP
 
 
@@ -31,7 +32,8 @@ class Channel(Protocol):
     """The server's end of a connection that carries frames. One task receives, another sends."""
 
     async def receive(self) -> bytes | str:
-        """The next frame; waits for it. Raises ``ChannelClosed``."""
+        """The next frame; waits for it. Raises ``ChannelClosed``, or a `FrameError` for one that is not in the
+        channel's form."""
 
     async def send(self, frame: bytes) -> None:
         """Send one frame; wait while the other side does not read. Raises ``ChannelClosed``."""
@@ -103,6 +105,30 @@ class SocketChannel:
         drop = self._socket.scope.get("extensions", {}).get(DROP, {}).get("drop")
         if drop is not None:
             drop()
+
+
+class PackedChannel(SocketChannel):
+    """An accepted WebSocket with the subprotocol `sdk.frames.packed.PACKED`: frames are JSON here, and binary
+    ones of MessagePack on the socket. ``frame_bytes``: the most bytes of a frame that is received."""
+
+    def __init__(self, socket: WebSocket, frame_bytes: int) -> None:
+        super().__init__(socket)
+        self._frame_bytes = frame_bytes
+        self._burst = {}  # it writes text frames
+        self.send_now = lambda frame: False
+
+    async def receive(self) -> bytes | str:
+        """The next frame as JSON; one that came as text is passed on. Raises ``ChannelClosed``, and what
+        `unpacked` raises."""
+        frame = await super().receive()
+        return frame if isinstance(frame, str) else unpacked(frame, self._frame_bytes)
+
+    async def send(self, frame: bytes) -> None:
+        """Send one binary frame. Raises ``ChannelClosed``."""
+        try:
+            await self._socket.send({"type": "websocket.send", "bytes": packed(frame)})
+        except (WebSocketDisconnect, RuntimeError, OSError) as error:
+            raise ChannelClosed(1006, str(error)) from error
 
 
 class MemoryChannel:

@@ -226,9 +226,8 @@ class RealtimeSocket:
         """Read frames and serve them in order, until the connection ends. A frame that is no event is answered
         by an `error`; too many of these end the socket."""
         while True:
-            frame = await self._channel.receive()
             try:
-                event = codec.decode_client(frame, self._limits.frame_bytes)
+                event = codec.decode_client(await self._channel.receive(), self._limits.frame_bytes)
             except FrameError as error:
                 if not self._invalid.spend():
                     with suppress(TimeoutError):

@@ -15,7 +15,7 @@ from ...runtime.link.messages import Grammar, GrammarKind
 from ...sdk.errors import FieldInvalid
 from ...sdk.frames import formats
 from ...sdk.frames import items as frames
-from ...sdk.frames.formats import FunctionTool, NamedFunction, TextConfig
+from ...sdk.frames.formats import AllowedTools, FunctionTool, NamedFunction, TextConfig
 from ...sdk.frames.response import (
     CachedTokensDetails,
     InputTokenDetails,
@@ -182,8 +182,9 @@ def request_of(
         input=[resolve(item) for item in params.input] if isinstance(params.input, list) else None,
         instructions=_given(params.instructions),
         tools=tools_of(params.tools) if isinstance(params.tools, list) else None,
-        tool_choice=choice if isinstance(choice, str) else "required",
+        tool_choice=choice if isinstance(choice, str) else getattr(choice, "mode", "required"),
         tool=named,
+        allowed=choice.names if isinstance(choice, AllowedTools) else (),
         parallel_calls=chosen("parallel_tool_calls") is not False,
         format=format_of(params),
         offered=tools_of(session.tools),

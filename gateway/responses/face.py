@@ -30,6 +30,7 @@ from .translate import (
     check_create,
     compaction_of,
     kept_items,
+    named_by,
     prefill_of,
     response_of,
     summary_ask,
@@ -117,6 +118,7 @@ class ResponsesFace:
         transcript = transcript_of(
             body.instructions, tools_of(body.tools), [*past.items, *given], len(past.items) + len(steers)
         )
+        transcript = named_by(body, transcript, response_id)
         ask = ask_of(
             body,
             transcript,

@@ -67,7 +67,8 @@ UNSERVED_VALUES = {
     "input[].output[].type": UNSERVED_PARTS,
     "items[].output[].type": UNSERVED_PARTS,
     "tools[].type": UNSERVED_TOOLS,
-    "tool_choice.type": UNSERVED_TOOLS | {"allowed_tools"},
+    "tool_choice.type": UNSERVED_TOOLS,
+    "tool_choice.tools[].type": UNSERVED_TOOLS,
 }
 
 Include: TypeAlias = Literal[
@@ -145,10 +146,10 @@ class PromptCaching(_RequestPart, kw_only=True, frozen=True):
 class CreateBody(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """The body of ``POST /v1/responses``.
 
-    Without effect: ``user``, ``service_tier``, ``safety_identifier``, ``prompt_cache_key`` and
-    ``prompt_cache_retention`` (the session is found without), ``reasoning``, ``max_tool_calls`` (it bounds
-    built-in tools). Ours, beside the sampling fields: ``ignore_eos``, with which the reply has as many tokens
-    as its limit, or as fit into the context.
+    ``prompt_cache_key`` leads to the session that had it last, if the conversation continues that one. Without
+    effect: ``user``, ``service_tier``, ``safety_identifier``, ``prompt_cache_retention``, ``reasoning``,
+    ``max_tool_calls`` (it bounds built-in tools). Ours, beside the sampling fields: ``ignore_eos``, as Chat
+    Completions have it.
     """
 
     model: str | None = None

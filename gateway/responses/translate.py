@@ -13,12 +13,12 @@ from msgspec import UNSET
 
 from ...runtime.link.messages import Grammar
 from ...sdk.errors import FieldInvalid, FieldMissing
-from ...sdk.frames.formats import AnyText, JsonObject, JsonSchema, NamedFunction
+from ...sdk.frames.formats import AllowedTools, AnyText, JsonObject, JsonSchema, NamedFunction
 from ...sdk.frames.sampling import SamplingFields
 from ...sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Role, Tool, new_id
 from ...sessions.tools.grammar import json_format
 from ...sessions.turn.request import RequestBounds, Truncation, TurnRequest
-from ..live_sessions import Transcript
+from ..live_sessions import Transcript, cache_key
 from ..transcripts import Ask
 from . import frames
 from .events import ConversationRef, ReplyTextSettings, ResponseObject
@@ -162,6 +162,14 @@ def transcript_of(
     return Transcript(Preamble(instructions=instructions or "", tools=tools), tuple(told))
 
 
+def named_by(body: frames.CreateBody, transcript: Transcript, response_id: str) -> Transcript:
+    """The transcript of a body with the names that lead to its session. ``response_id``: of its response."""
+    key, conversation = body.prompt_cache_key, body.conversation_id
+    keys = () if conversation is None else (f"conversation {conversation}",)
+    after = "" if body.previous_response_id is None else f"response {body.previous_response_id}"
+    return replace(transcript, after=after, name=f"response {response_id}", keys=(*keys, *cache_key(key)))
+
+
 def open_calls(items: Sequence[KeptItem]) -> list[KeptCall]:
     """The tool calls among these items for which there is no output among them."""
     answered = {item.call_id for item in items if isinstance(item, KeptOutput)}
@@ -228,8 +236,9 @@ def ask_of(
         **{**defaults, **sampling},
         bounds=bounds,
         offered=tools,
-        tool_choice=choice if isinstance(choice, str) else "required",
+        tool_choice=choice if isinstance(choice, str) else getattr(choice, "mode", "required"),
         tool=choice.name if isinstance(choice, NamedFunction) else None,
+        allowed=choice.names if isinstance(choice, AllowedTools) else (),
         format=grammar_of(body.text),
         truncation=Truncation() if body.truncation == "auto" else None,
         ignore_eos=bool(body.ignore_eos),

@@ -1,5 +1,7 @@
 """Bytes to events and back. Frames are JSON text in UTF-8. For an invalid one, `decode_client`, `decode_server`
-and `framed` raise a `FrameError` and nothing else."""
+and `framed` raise a `FrameError` and nothing else.
+`packed.py` has their other form.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,27 @@ class NamedFunction(
     name: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
-ToolChoice: TypeAlias = Literal["auto", "none", "required"] | NamedFunction
+class AllowedTools(
+    msgspec.Struct,
+    kw_only=True,
+    frozen=True,
+    forbid_unknown_fields=True,
+    tag_field="type",
+    tag="allowed_tools",
+):
+    """As a `tool_choice`: the model may call only these of the tools (`mode` auto), or must call one or more of
+    them (required). The prompt still has all tools, so that its KV is used again."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the tools."""
+        return [tool.name for tool in self.tools]
+
+
+ToolChoice: TypeAlias = Literal["auto", "none", "required"] | NamedFunction | AllowedTools
 Modalities: TypeAlias = Annotated[list[Literal["text", "audio"]], Meta(min_length=1, max_length=1)]
 
 

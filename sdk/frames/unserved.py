@@ -48,9 +48,11 @@ refused."""
 REFUSED_VALUES = {
     "session.type": frozenset({"transcription"}),
     "session.tools[].type": frozenset({"mcp"}),
-    "session.tool_choice.type": frozenset({"mcp", "allowed_tools", "custom"}),
+    "session.tool_choice.type": frozenset({"mcp", "custom"}),
+    "session.tool_choice.tools[].type": frozenset({"mcp", "custom"}),
     "response.tools[].type": frozenset({"mcp"}),
-    "response.tool_choice.type": frozenset({"mcp", "allowed_tools", "custom"}),
+    "response.tool_choice.type": frozenset({"mcp", "custom"}),
+    "response.tool_choice.tools[].type": frozenset({"mcp", "custom"}),
     "item.type": frozenset(
         {"mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools", "mcp_tool_call"}
     ),

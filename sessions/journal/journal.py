@@ -180,18 +180,10 @@ class Journal:
             self._changed.notify()
         return await answer
 
-    def conversation(self, digests: Sequence[bytes]) -> tuple[int, int] | None:
-        """Find the session that shares the longest beginning with a conversation, as far as is known. Returns
-        its number and how many items that beginning has; None if there is no such session.
-
-        ``digests``: of the conversation's beginnings, the shortest first (`continuation.digests_of`). It only
-        looks into a dictionary and does not wait for the thread, so it may miss what was put just now.
-        """
-        known = self._store.sessions.handles
-        for items in range(len(digests) - 1, 0, -1):
-            if (number := known.get(digests[items])) is not None:
-                return number, items
-        return None
+    def found(self, digest: bytes) -> int | None:
+        """The number of the session that was the last to be known by a digest (`sessions.continuation`); None
+        for none. It only looks into a dictionary, and may miss what was put just now."""
+        return self._store.sessions.handles.get(digest)
 
     def keeps(self, number: int) -> bool:
         """Whether this session was written and is not forgotten. It does not wait for the thread, so it may

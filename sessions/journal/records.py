@@ -300,12 +300,14 @@ class Keyring(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The digests by which a session is found.
 
     ``fresh``: of handles that were issued and not used yet; ``used``: of the handle used last; None: of none.
-    ``conversations``: of its history at the ends of some turns (`sessions.continuation`); they open nothing.
+    ``conversations``: of its history at the ends of some turns (`sessions.continuation`); ``names``: of the
+    names that clients have for it. These open nothing.
     """
 
     fresh: tuple[bytes, ...]
     used: bytes | None = None
     conversations: tuple[bytes, ...] = ()
+    names: tuple[bytes, ...] = ()
 
     def digests(self) -> tuple[bytes, ...]:
         """The digests of all valid handles."""
@@ -314,7 +316,7 @@ class Keyring(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def listed(self) -> bytes:
         """All digests, of handles and conversations, joined: the bytes that the log's index has of a
         keyring."""
-        return b"".join((*self.digests(), *self.conversations))
+        return b"".join((*self.digests(), *self.conversations, *self.names))
 
 
 def merged(operations: Iterable[AnyOperation]) -> list[AnyOperation]:
@@ -336,7 +338,7 @@ def merged(operations: Iterable[AnyOperation]) -> list[AnyOperation]:
 
 def extra_of(kind: int, payload: bytes) -> bytes:
     """The part of a record that is also stored in the log's index: a session's tenant and origin, or a
-    keyring's digests of both kinds. Empty for other kinds."""
+    keyring's digests of all kinds. Empty for other kinds."""
     try:
         if kind == Kind.SESSION:
             return session_extra(msgspec.msgpack.decode(payload, type=SessionRecord))

@@ -88,7 +88,8 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``parallel_calls``: if false, the reply ends behind its first call.
     ``format``: the grammar of the reply's text.
     ``tool_choice``: auto, none or required; with required the reply is only calls, of ``tool`` if that is set.
-    ``cycle_tokens``: so many repeated tokens end the reply; 0: none do.
+    ``allowed``: names of the only tools that may be called; none: all may.
+    ``cycle_tokens``: so many repeated tokens end the reply, as in `cycles`; 0: none do.
     """
 
     sampling: Sampling = Sampling()
@@ -107,6 +108,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     format: Grammar | None = None
     tool_choice: str = "auto"
     tool: str | None = None
+    allowed: tuple[str, ...] = ()
     cycle_tokens: int = 0
     more: tuple[Item, ...] = ()
     truncation: Truncation | None = None
@@ -130,6 +132,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
         tools: Sequence[Tool] | None = None,
         tool_choice: str = "auto",
         tool: str | None = None,
+        allowed: Sequence[str] = (),
         format: Grammar | None = None,  # noqa: A002 - the standard's word
         offered: Sequence[Tool] = (),
         more: Sequence[Item] = (),
@@ -162,7 +165,8 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
         callable_tools = tuple(offered) if tools is None else preamble.tools
         if callable_tools and not bounds.tools:
             raise ToolInvalid(NO_TOOLS, param="tools")
-        _check_choice(tool_choice, tool, format, callable_tools)
+        allowed = _allowed(allowed, callable_tools)
+        _check_choice(tool_choice, tool, allowed, format, callable_tools)
         texts, words = _words(bad_words)
         ids = None if prompt is None else token_ids("prompt", prompt, bounds.vocab_size)
         if ids is not None and not (ids and out_of_band):
@@ -185,6 +189,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
             format=format,
             tool_choice=tool_choice,
             tool=tool,
+            allowed=allowed,
             cycle_tokens=bounds.cycle_tokens,
             more=tuple(checked_item(item) for item in more),
             truncation=truncation,
@@ -214,9 +219,19 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
         return Preamble(instructions=instructions, tools=default.tools if self.tools is None else self.tools)
 
 
+def _allowed(names: Sequence[str], tools: Sequence[Tool]) -> tuple[str, ...]:
+    """The names of the tools that may be called; none if all may."""
+    unknown = set(names) - {tool.name for tool in tools}
+    if unknown:
+        raise SamplingInvalid(f"There is no tool {min(unknown)!r} to be allowed", param="tool_choice")
+    found = tuple(tool.name for tool in tools if tool.name in set(names))
+    return () if len(found) == len(tools) else found
+
+
 def _check_choice(
     choice: str,
     tool: str | None,
+    allowed: Sequence[str],
     format: Grammar | None,  # noqa: A002 - the standard's word
     tools: Sequence[Tool],
 ) -> None:
@@ -229,7 +244,9 @@ def _check_choice(
     if tool is not None and (choice != "required" or all(known.name != tool for known in tools)):
         raise SamplingInvalid(f"There is no tool {tool!r} to be called", param="tool_choice")
     for known in tools:
-        if choice == "required" or (choice == "auto" and (known.strict or format is not None)):
+        if allowed and known.name not in allowed:
+            continue
+        if choice == "required" or (choice == "auto" and (known.strict or format is not None or allowed)):
             check_tool(known, "tools")
 
 

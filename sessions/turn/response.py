@@ -19,7 +19,7 @@ from ..history import History, Placed, RunningTurn
 from ..items import new_id
 from ..journal.records import ContextCut, Emitted, Ended, Interrupted, Span
 from ..journal.replay import ended, reader_of, refused, spans_of
-from ..token_ids import NONE, Ids, bytes_of, ids_of
+from ..token_ids import NONE, Ids, bytes_of, common_prefix, ids_of
 from ..tree import Draft, TurnReply
 from ..workers import Stopped
 from .branch import Branch
@@ -308,6 +308,9 @@ class TurnResponse:
         self._new_tokens = len(said.prompt) + self._pending(said)
         if said.parent is None:  # nothing is used again, but the instructions are not new
             self._new_tokens -= fit.instructions
+        if not self._aside:  # the last token is fed again
+            prefilled = min(common_prefix(prompt, branch.sequence.prefilled), len(prompt) - 1)
+            self._new_tokens = min(self._new_tokens, len(prompt) - prefilled)
         self._restarted = branch.sequence.lost
         end_ids = self._end_ids = branch.language.end_ids(hello.eos_ids)
         whole = self._whole_calls
@@ -430,6 +433,8 @@ class TurnResponse:
             history.commit_turn(turn, draft, reply, node.id)
         elif turn is not None:
             history.abort_turn(turn)
+        if draft is not None and not self._aside and ending.status is not ReplyStatus.FAILED:
+            self._branch.sequence.prefilled = draft.tokens() if self._request.prefill_only else NONE
         return done, node is not None
 
     def _record_said(self, run: ReplyRun) -> None:

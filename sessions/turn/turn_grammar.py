@@ -30,7 +30,7 @@ class TurnGrammar:
         """The request with the token ids of its bad words and the grammar of its reply. ``tools``: the tools of
         the turn. Raises ``GrammarInvalid``."""
         request = self.spell(request)
-        asked = (request.tool_choice, request.tool, request.format, request.parse_calls)
+        asked = (request.tool_choice, request.tool, request.allowed, request.format, request.parse_calls)
         if asked != self._asked or tools is not self._tools:  # `is`: equal tools may differ, as 1 == True
             self._grammar = self.grammar(request, tools)
             self._asked, self._tools = asked, tools
@@ -55,6 +55,8 @@ class TurnGrammar:
     def grammar(self, request: TurnRequest, tools: Sequence[Tool]) -> Grammar | None:
         """The grammar of the reply; None if the reply is free. ``tools``: the tools of the turn. Raises
         ``GrammarInvalid``."""
+        allowed = request.allowed
+        tools = [tool for tool in tools if not allowed or tool.name in allowed]
         if request.tool_choice == "required":
             named = [tool for tool in tools if request.tool in (None, tool.name)]
             return self._calls.forced(named, one=request.tool is not None)
@@ -63,7 +65,7 @@ class TurnGrammar:
             channels = self._language.forms.calls is CallForm.HARMONY
             wrapped = joined or (channels and request.format.kind is GrammarKind.JSON)
             return self._calls.answered(request.format, joined) if wrapped else request.format
-        if request.tool_choice == "auto" and any(tool.strict for tool in tools):
+        if request.tool_choice == "auto" and (allowed or any(tool.strict for tool in tools)):
             return self._calls.strict(tools)
         return None
 

@@ -2,7 +2,8 @@
 
     python openai_agents_responses.py http://127.0.0.1:8040 pocket
 
-Prints what each said, what its tool was asked, and the cached tokens of each step.
+Prints what each said, what its tool was asked, and the cached tokens of each step; and which agent answered
+after a handoff, at once, streamed and chained.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import json
 import sys
 from typing import Any
 
-from agents import Agent, ModelSettings, Runner, function_tool, set_tracing_disabled
+from agents import Agent, ModelSettings, Runner, function_tool, handoff, set_tracing_disabled
+from agents.extensions.handoff_filters import remove_all_tools
 from agents.models.openai_responses import OpenAIResponsesModel, OpenAIResponsesWSModel
 from openai import AsyncOpenAI
 
@@ -48,6 +50,38 @@ async def run(model: Any, streamed: bool) -> dict[str, Any]:
     }
 
 
+async def hand_over(model: Any, *, streamed: bool, chained: bool = False) -> dict[str, Any]:
+    """One agent may only hand over, the other answers with its tool. It is shown no call of the first, unless
+    each step continues the response before (``chained``)."""
+    RAN.clear()
+    settings = ModelSettings(temperature=0)
+    weather = Agent(name="Weather", model=model, tools=[get_weather], model_settings=settings)
+    desk = Agent(
+        name="Desk",
+        model=model,
+        handoffs=[weather if chained else handoff(weather, input_filter=remove_all_tools)],
+        model_settings=ModelSettings(temperature=0, tool_choice="required"),
+    )
+    asked = "What is the weather in Rome?"
+    if streamed:
+        result: Any = Runner.run_streamed(desk, asked, auto_previous_response_id=chained)
+        names = [event.new_agent.name async for event in result.stream_events() if is_handoff(event)]
+    else:
+        result = await Runner.run(desk, asked, auto_previous_response_id=chained)
+        names = []
+    return {
+        "last": result.last_agent.name,
+        "agents": names,
+        "said": result.final_output,
+        "ran": list(RAN),
+        "handed over": any(item.type == "handoff_output_item" for item in result.new_items),
+    }
+
+
+def is_handoff(event: Any) -> bool:
+    return event.type == "agent_updated_stream_event"
+
+
 async def main(url: str, model: str) -> dict[str, Any]:
     set_tracing_disabled(True)
     async with AsyncOpenAI(api_key="none needed", base_url=f"{url}/v1", max_retries=0) as client:
@@ -58,8 +92,15 @@ async def main(url: str, model: str) -> dict[str, Any]:
             "streamed": await run(http, streamed=True),
             "socket": await run(socket, streamed=True),
         }
+        handoffs = {
+            "http": await hand_over(http, streamed=False),
+            "streamed": await hand_over(http, streamed=True),
+            "socket": await hand_over(socket, streamed=True),
+            "chained": await hand_over(http, streamed=False, chained=True),
+            "chained socket": await hand_over(socket, streamed=True, chained=True),
+        }
         await socket.close()
-    return told
+    return {"runs": told, "handoffs": handoffs}
 
 
 if __name__ == "__main__":

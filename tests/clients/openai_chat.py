@@ -163,6 +163,11 @@ def tools(client: OpenAI, model: str) -> dict[str, Any]:
         .message.tool_calls[0]
         .function.name
     )
+    other = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "get_time"}}]}
+    chosen = {"type": "allowed_tools", "allowed_tools": allowed}
+    listed = create(model=model, messages=asked, tools=[WEATHER, other], tool_choice=chosen)
+    said["allowed"] = sorted({call.function.name for call in listed.choices[0].message.tool_calls})
     required = create(model=model, messages=asked, tools=[WEATHER], tool_choice="required")
     said["required"] = bool(required.choices[0].message.tool_calls)
     said["none"] = (

@@ -102,12 +102,20 @@ async def tools(model: Model) -> dict[str, Any]:
     stateless += [item.to_dict() for item in asked.output]
     again = await model.create([*stateless, output], tools=[TOOL], store=False)
     streamed = await model.stream("What is the weather in Oslo?", tools=[TOOL], tool_choice="required")
+    chosen = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "get_time"}],
+    }
+    other = {**TOOL, "name": "get_time"}
+    listed = await model.create("What is the weather in Oslo?", tools=[TOOL, other], tool_choice=chosen)
     try:
         await model.create("x", previous_response_id="resp_0")
     except BadRequestError as error:
         unknown = error.code
     return {
         "call": [call.name, json.loads(call.arguments)],
+        "allowed": sorted({item.name for item in listed.output}),
         "said": [told.output_text, again.output_text],
         "kv": [one.to_dict()["kv"] for one in (told, again)],
         "streamed": [event.type for event in streamed],

@@ -43,6 +43,7 @@ async def test_each_call_of_the_openai_package(client_script: Callable[..., Any]
     assert tools["call"] == ["get_weather", {"city": "Oslo"}] and tools["finish"] == "tool_calls"
     assert tools["answer"] == "It is 7 degrees and cloudy in Oslo." and tools["new"] < 40
     assert tools["streamed call"] == [["get_weather"], {"0": {"city": "Oslo"}}]
+    assert tools["allowed"] == ["get_time"]
     assert tools["forced"] == "get_weather" and tools["required"] and tools["none"] and tools["one call"] == 1
     assert told["formats"] == {
         "json_schema": ["city"],

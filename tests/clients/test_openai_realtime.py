@@ -89,3 +89,18 @@ async def test_a_realtime_agent_with_a_tool_runs_as_it_comes(
     assert told["session"]["output_modalities"] == ["text"] and "audio" not in told["session"]
     named = {"audio", "tracing"} | ({"output_modalities"} if modality == "audio" else set())
     assert set(told["unserved"]) == named
+
+
+@pytest.mark.anyio
+@pytest.mark.client("openai-agents")
+async def test_a_realtime_agent_hands_over_to_another_one(
+    client_script: Callable[..., Any], agents: None
+) -> None:
+    """The session gets the other agent's tools, and the conversation goes on."""
+    async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
+        url = server.url.replace("http", "ws", 1) + "/v1/realtime"
+        told = await asyncio.to_thread(client_script, "openai_agents_realtime.py", url, "pocket", "handoff")
+    assert told["errors"] == [] and told["handoffs"] == [["Desk", "Pocket"]]
+    assert told["ran"] == ["Rome"] and "21" in told["said"] and "sunny" in told["said"]
+    (tool,) = told["session"]["tools"]
+    assert tool["parameters"]["required"] == ["city"], "the agent's own tool, and not the handoff"

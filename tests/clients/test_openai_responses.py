@@ -52,6 +52,7 @@ async def test_the_openai_package_makes_its_calls(
         tools["call"] == ["get_weather", {"city": "Rome"}]
         and tools["unknown"] == "previous_response_not_found"
     )
+    assert tools["allowed"] == ["get_time"]
     assert all("21" in said and "sunny" in said for said in tools["said"])
     assert all(kv["prefilled"] <= kv["new"] for kv in tools["kv"])
     assert "response.function_call_arguments.done" in tools["streamed"]
@@ -84,9 +85,16 @@ async def test_agents_with_a_tool_run_over_http_and_over_the_socket(
 ) -> None:
     async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
         told = await asyncio.to_thread(client_script, "openai_agents_responses.py", server.url, "pocket")
-    for name, one in told.items():
+    for name, one in told["runs"].items():
         first, second, third = one["said"]
         assert "Marisol" in first and "Marisol" in third, name
         assert "21" in second and "sunny" in second, name
         assert one["ran"] == ["Rome"], name
         assert all(cached > 0 for cached in one["cached"][1:]), name
+    for name, one in told["handoffs"].items():
+        assert one["last"] == "Weather" and one["said"], name
+        assert one["agents"] in ([], ["Desk", "Weather"], ["Weather"]), name
+        if "chained" in name:  # the model reads the handoff as the answer of a tool
+            assert one["handed over"], name
+        else:
+            assert one["ran"] == ["Rome"] and "21" in one["said"] and "sunny" in one["said"], name

@@ -98,6 +98,26 @@ async def test_a_call_is_forced_in_the_models_own_form(client: Client) -> None:
             jsonschema.validate(json.loads(call.arguments), CITY)
 
 
+async def test_only_allowed_tools_are_called_and_the_prompt_stays(client: Client) -> None:
+    bias = {1530: 100.0}  # <tool_call>: the model opens one at once
+    allowed = {"mode": "auto", "type": "allowed_tools", "tools": [{"type": "function", "name": "add"}]}
+    async with client.session(tools=[WEATHER, ADD]) as chat:
+        await chat.say("Hello there!").text()
+        for choice in ({**allowed, "mode": "required"}, allowed):
+            for seed in range(2):
+                async for _ in chat.say(
+                    "Weather in Oslo?",
+                    tool_choice=choice,
+                    logit_bias=bias,
+                    temperature=2,
+                    seed=seed,
+                    max_output_tokens=60,
+                ):
+                    pass
+                assert {call.name for call in chat.last.calls} == {"add"}
+                assert chat.last.kv is not None and chat.last.kv.miss_reason is None
+
+
 async def test_a_session_forces_calls_and_a_response_lets_go(client: Client) -> None:
     async with client.session(tools=[ADD], tool_choice="required") as chat:
         async for _ in chat.respond(tool_choice="none"):

@@ -9,15 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.gateway.live_session import LiveSession
 from holdfast.gateway.live_sessions import LiveSessions, Transcript
 from holdfast.gateway.settings import ClientLimits
 from holdfast.gateway.transcripts import Ask, AskedTurn, Requester, Transcripts
+from holdfast.sessions import continuation
+from holdfast.sessions.continuation import ALIKE
 from holdfast.sessions.errors import PromptTooLong, SessionLimit
 from holdfast.sessions.items import Item, Message, Preamble, new_id
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import JournalSettings, SessionSettings
 from holdfast.sessions.text.language import Language
+from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.turn.events import ReplyDone, ReplyStatus, ReplyTextDelta
 from holdfast.sessions.turn.request import TurnRequest
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
@@ -35,7 +39,10 @@ def message(role: str, text: str) -> Message:
 
 def asked(*items: Item, instructions: str = "", **more: object) -> Ask:
     request = TurnRequest.checked(max_output_tokens=8, temperature=0)
-    return Ask(Transcript(Preamble(instructions=instructions), items), request, **more)  # type: ignore[arg-type]
+    keys, after, name = more.pop("keys", ()), more.pop("after", ""), more.pop("name", "")
+    names = {"keys": keys, "after": after, "name": name}
+    transcript = Transcript(Preamble(instructions=instructions), items, **names)  # type: ignore[arg-type]
+    return Ask(transcript, request, **more)  # type: ignore[arg-type]
 
 
 def again(items: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -142,6 +149,172 @@ async def test_a_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:
             _, done, _ = await told(transcripts, asked(*again(items)), BOB)
             assert done.usage.new_tokens == done.usage.input_tokens, "another tenant's"
             assert len(sessions) == 2
+
+
+class Counted:
+    """What is hashed of conversations, and what is tokenized, in characters or bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hashes = self.hashed = self.tokenized = 0
+        blake2b, encoded = continuation._blake2b, ChatTokenizer._encoded
+
+        def counted(data: bytes, key: bytes = b"") -> bytes:
+            self.hashes += 1
+            self.hashed += len(data)
+            return blake2b(data, key)
+
+        def tokenized(chat: ChatTokenizer, text: str) -> object:
+            self.tokenized += len(text)
+            return encoded(chat, text)
+
+        monkeypatch.setattr(continuation, "_blake2b", counted)
+        monkeypatch.setattr(ChatTokenizer, "_encoded", tokenized)
+
+    def taken(self) -> tuple[int, int, int]:
+        """The counts since the last call."""
+        taken = self.hashes, self.hashed, self.tokenized
+        self.hashes = self.hashed = self.tokenized = 0
+        return taken
+
+
+@pytest.mark.parametrize("names", [{}, {"keys": ("key k",)}], ids=["messages", "key"])
+async def test_finding_a_conversation_costs_the_same_however_long_it_is(
+    monkeypatch: pytest.MonkeyPatch, names: dict[str, object]
+) -> None:
+    async with stage() as (transcripts, sessions):
+        counted, costs = Counted(monkeypatch), []
+        items: tuple[Item, ...] = (message("user", "Hello! " * 20),)
+        for _ in range(12):
+            counted.taken()
+            said = (await told(transcripts, asked(*again(items), **names)))[0]
+            costs.append(counted.taken())
+            items = (*again(items), message("assistant", said), message("user", "And then? " * 15))
+        assert len(sessions) == 1
+        hashes, hashed, tokenized = zip(*costs, strict=True)
+        assert max(hashes) <= 12
+        assert hashed[-1] <= hashed[2] + 100 and tokenized[-1] <= tokenized[2] + 100
+
+
+async def test_a_head_that_differs_in_the_middle_is_not_gone_on_from() -> None:
+    """Its digest is the same: the number of items, the first one and the last two are equal."""
+    async with stage() as (transcripts, sessions):
+        begun = (message("user", "Hello!"), message("assistant", "What?"))
+        for word in ("lamp", "door"):
+            middle = (message("user", f"It is the {word}."), message("assistant", "Well."))
+            head = (*again(begun), *middle, message("user", "Go on"))
+            said, done, session = await told(transcripts, asked(*head))
+            assert done.usage.new_tokens == done.usage.input_tokens or word == "door"
+            on = (*again(head), message("assistant", said), message("user", "More"))
+            _, _, same = await told(transcripts, asked(*again(on)))
+            assert same == session, "each goes on in its own"
+        assert len(sessions) == 2
+        live = {one.id: one.session.history.items() for one in sessions.live()}
+        words = {items[2].text for items in live.values() if isinstance(items[2], Message)}
+        assert words == {"It is the lamp.", "It is the door."}
+
+
+async def test_a_key_finds_its_conversation_among_many_that_look_alike() -> None:
+    """They have one digest, and more of them were seen since than are remembered for it."""
+
+    def head(word: int) -> tuple[Item, ...]:
+        asked_first = (message("user", "Hello!"), message("assistant", "What?"))
+        return (*asked_first, message("user", f"Word {word}"), message("assistant", "Well."))
+
+    async with stage() as (transcripts, _):
+        found: dict[int, tuple[str, str]] = {}
+        for word in range(ALIKE + 1):
+            items = (*head(word), message("user", "Go on"))
+            said, _, session = await told(transcripts, asked(*items, keys=(f"key {word}",)))
+            found[word] = (said, session)
+        assert len({said for said, _ in found.values()}) == 1, "they look alike"
+        on = (*head(0), message("user", "Go on"), message("assistant", found[0][0]), message("user", "More"))
+        for client, keys, knows in (
+            (ALICE, (), False),
+            (ALICE, ("key other",), False),
+            (BOB, ("key 0",), False),
+            (ALICE, ("key 0",), True),
+        ):
+            _, done, session = await told(transcripts, asked(*again(on), keys=keys), client)
+            assert (session == found[0][1]) is knows, keys
+            assert (done.usage.new_tokens < 40) is knows
+
+
+async def test_a_key_with_another_head_begins_anew_and_leaves_what_it_led_to() -> None:
+    async with stage() as (transcripts, _):
+        said, _, session = await told(transcripts, asked(message("user", "Hello!"), keys=("key k",)))
+        _, done, other = await told(transcripts, asked(message("user", "Good morning"), keys=("key k",)))
+        assert other != session and done.usage.new_tokens == done.usage.input_tokens
+        items = (message("user", "Hello!"), message("assistant", said), message("user", "More"))
+        assert (await told(transcripts, asked(*items, keys=("key k",))))[2] == session
+        ask = asked(*again(items), instructions="Be brief.", keys=("key k",))
+        assert (await told(transcripts, ask))[2] not in {session, other}
+
+
+async def test_of_two_conversations_with_one_head_the_key_finds_its_own() -> None:
+    async with stage() as (transcripts, sessions):
+        begun = (message("user", "Hello!"),)
+        found = {}
+        for key in ("one", "two"):
+            async with transcripts.turn(ALICE, asked(*again(begun), keys=(f"key {key}",))) as turn:
+                found[key] = turn.live.id
+                if key == "one":  # both run at once, so each has a session of its own
+                    said = await told(transcripts, asked(*again(begun), keys=("key two",)))
+                    found["two"] = said[2]
+                await text_of(turn)
+            if key == "one":
+                break
+        assert found["one"] != found["two"] and len(sessions) == 2
+        on = (*begun, message("assistant", said[0]), message("user", "More"))
+        for key, session in found.items():
+            assert (await told(transcripts, asked(*again(on), keys=(f"key {key}",))))[2] == session
+
+
+async def test_a_key_leads_to_any_place_of_its_conversation_after_a_restart(tmp_path: Path) -> None:
+    items: tuple[Item, ...] = (message("user", "Hello!"),)
+    async with stage(tmp_path) as (transcripts, _):
+        for number in range(14):
+            said = (await told(transcripts, asked(*again(items), keys=("key k",))))[0]
+            items = (*again(items), message("assistant", said), message("user", f"Number {number}"))
+        await told(transcripts, asked(message("user", "Hello!")))  # another one with the same first turn
+    back = (*items[:8], message("user", "Something else"))  # of this place the journal has no digest
+    news = {}
+    for client, key in ((BOB, "k"), (ALICE, "other"), (ALICE, "k")):
+        async with stage(tmp_path) as (transcripts, _):
+            _, done, _ = await told(transcripts, asked(*again(back), keys=(f"key {key}",)), client)
+            news[client.owner, key] = done.usage.new_tokens
+    assert news[b"alice", "k"] < 40 < news[b"alice", "other"] < news[b"bob", "k"]
+
+
+async def test_after_a_restart_a_conversation_is_found_by_its_last_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items: tuple[Item, ...] = (message("user", "Hello! " * 20),)
+    async with stage(tmp_path) as (transcripts, _):
+        for _ in range(10):
+            said = (await told(transcripts, asked(*again(items))))[0]
+            items = (*again(items), message("assistant", said), message("user", "And then? " * 15))
+    async with stage(tmp_path) as (transcripts, _):
+        counted = Counted(monkeypatch)
+        _, done, _ = await told(transcripts, asked(*again(items)))
+        hashes, hashed, tokenized = counted.taken()
+        assert done.usage.new_tokens < 400 < 1000 < done.usage.input_tokens, done.usage
+        assert hashes <= 12 and hashed < 5000 and tokenized < 1500
+
+
+async def test_what_a_running_reply_comes_before_is_not_shared() -> None:
+    """Items that were added while it runs stand behind it, so the next request does not continue them."""
+    first = asked(message("user", "Hello!"), keys=("key k",))
+    async with stage() as (transcripts, sessions), transcripts.turn(ALICE, first) as turn:
+        turn.live.session.history.insert(message("user", "More"))
+        both = (message("user", "Hello!"), message("user", "More"))
+        _, _, other = await told(transcripts, asked(*both, keys=("key k",)))
+        texts = [item.text for live in sessions.live() if live.id == other for item in items_in(live)]
+        assert texts[:2] == ["Hello!", "More"], "without the other one's reply"
+        await text_of(turn)
+
+
+def items_in(live: LiveSession) -> list[Message]:
+    return [item for item in live.session.history.items() if isinstance(item, Message)]
 
 
 async def test_an_older_place_of_a_stored_conversation_is_found(tmp_path: Path) -> None:

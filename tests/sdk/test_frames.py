@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import msgspec
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.sdk import errors
-from holdfast.sdk.frames import client, codec, items, server, unserved
+from holdfast.sdk.frames import client, codec, items, packed, server, unserved
 from holdfast.sdk.frames.formats import FunctionTool
 from holdfast.sdk.frames.response import KVReceipt, Response, ResponseParams
 from holdfast.sdk.frames.sampling import TokenLogprob, TopLogprob
@@ -470,3 +472,28 @@ def test_any_damage_is_an_event_or_a_frame_error(event: client.ClientEvent, data
         if not frame:
             break
     only_frame_errors(bytes(frame))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(st.dictionaries(st.text(), JSON, max_size=4))
+def test_messagepack_and_json_hold_the_same_object(value: dict[str, Any]) -> None:
+    finite = not any(isinstance(one, float) and math.isinf(one) for one in leaves(value))
+    if finite:
+        frame = msgspec.json.encode(value)
+        assert packed.unpacked(packed.packed(frame), 1 << 20) == frame
+    else:
+        with pytest.raises(errors.FrameMalformed):
+            packed.unpacked(msgspec.msgpack.encode(value), 1 << 20)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from leaves(inner)
+    else:
+        yield value

@@ -1,4 +1,4 @@
-"""Conversation digests: what two conversations share, and how a session's history keeps its own."""
+"""Digests of conversations and names: what two conversations share, and what is hashed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
+from holdfast.sessions import continuation
 from holdfast.sessions.continuation import (
-    HistoryDigests,
+    ALIKE,
+    FIRST_CHARACTERS,
+    GivenConversation,
     OpenConversations,
-    digests_of,
-    shared_length,
+    digest_of,
+    name_digest,
 )
+from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool, new_id
 
 PREAMBLE = Preamble(instructions="Be brief.")
@@ -43,6 +47,13 @@ def content(item: Item) -> object:
     return plain
 
 
+def history_of(items: list[Item], preamble: Preamble = PREAMBLE) -> History:
+    history = History(preamble)
+    for item in items:
+        history.insert(item)
+    return history
+
+
 @given(ITEMS, ITEMS, st.integers(0, 6))
 def test_two_conversations_share_their_common_beginning(one: list[Item], other: list[Item], cut: int) -> None:
     other = [*(replace(item, id=new_id("item")) for item in one[:cut]), *other]
@@ -51,56 +62,97 @@ def test_two_conversations_share_their_common_beginning(one: list[Item], other: 
         if content(left) != content(right):
             break
         wanted += 1
-    assert shared_length(digests_of(b"", PREAMBLE, one), digests_of(b"", PREAMBLE, other)) == wanted
+    whole = GivenConversation(b"", PREAMBLE, one)
+    assert whole.shared(PREAMBLE, other) == wanted
+    for length in range(1, wanted + 1):
+        assert whole.digest(length) == digest_of(b"", history_of(other[:length]))
 
 
 @pytest.mark.parametrize(
     "other",
     [
         Preamble(instructions="Be long."),
-        Preamble(instructions="Be brief.", tools=(Tool(name="add"),)),
+        Preamble(instructions="Be brief.", tools=(Tool(name="add", parameters={"x": 1}),)),
+        Preamble(instructions="Be brief.", tools=(Tool(name="add", parameters={"x": True}),)),
         Preamble(),
     ],
 )
 def test_another_preamble_shares_nothing(other: Preamble) -> None:
     items = [Message(id="1", role="user", text="a")]
-    assert shared_length(digests_of(b"", PREAMBLE, items), digests_of(b"", other, items)) == -1
+    mine = Preamble(instructions="Be brief.", tools=(Tool(name="add", parameters={"x": 1.0}),))
+    for preamble in (PREAMBLE, mine):
+        assert GivenConversation(b"", preamble, items).shared(other, items) == 0
+        assert GivenConversation(b"", preamble, items).shared(preamble, items) == 1
 
 
-def test_another_tenant_shares_nothing() -> None:
+def test_another_tenant_shares_no_digest() -> None:
     items = [Message(id="1", role="user", text="a")]
-    assert not set(digests_of(b"one", PREAMBLE, items)) & set(digests_of(b"two", PREAMBLE, items))
+    one, two = (GivenConversation(salt, PREAMBLE, items) for salt in (b"one", b"two"))
+    assert one.digest(1) != two.digest(1)
+    assert name_digest(b"one", "key k") != name_digest(b"two", "key k")
 
 
 def test_the_order_of_keys_in_arguments_and_schemas_does_not_count() -> None:
-    def told(arguments: str, schema: dict[str, object]) -> list[bytes]:
+    def told(arguments: str, schema: dict[str, object]) -> tuple[Preamble, list[Item]]:
         call = FunctionCall(id="1", call_id="c", name="add", arguments=arguments)
-        return digests_of(b"", Preamble(tools=(Tool(name="add", parameters=schema),)), [call])
+        return Preamble(tools=(Tool(name="add", parameters=schema),)), [call]
 
-    assert told('{"a": 1, "b": [2]}', {"x": 1, "y": {"p": 1, "q": 2}}) == told(
-        '{"b":[2],"a":1}', {"y": {"q": 2, "p": 1}, "x": 1}
-    )
-    assert told('{"a": 1}', {})[1] != told('{"a": 2}', {})[1]
-    assert told("not JSON", {})[1] != told("no JSON", {})[1]
+    def alike(one: tuple[Preamble, list[Item]], other: tuple[Preamble, list[Item]]) -> bool:
+        same = GivenConversation(b"", *one).digest(1) == GivenConversation(b"", *other).digest(1)
+        assert same is (GivenConversation(b"", *one).shared(*other) == 1)
+        return same
 
-
-@given(st.lists(ITEMS, min_size=1, max_size=5))
-def test_a_history_that_changes_has_the_digests_of_a_new_one(states: list[list[Item]]) -> None:
-    history = HistoryDigests(b"salt")
-    before: list[Item] = []
-    for state in states:
-        items = (*before[: len(before) // 2], *state)
-        assert history.of(PREAMBLE, items) == digests_of(b"salt", PREAMBLE, items)
-        before = list(items)
-    assert history.of(Preamble(), tuple(before)) == digests_of(b"salt", Preamble(), before)
+    ordered, swapped = {"x": 1, "y": {"p": 1, "q": 2}}, {"y": {"q": 2, "p": 1}, "x": 1}
+    assert alike(told('{"a": 1, "b": [2]}', ordered), told('{"b":[2],"a":1}', swapped))
+    assert not alike(told('{"a": 1}', {}), told('{"a": 2}', {}))
+    assert not alike(told("not JSON", {}), told("no JSON", {}))
 
 
-def test_open_conversations_forget_the_oldest_and_what_is_closed() -> None:
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each hash that is computed from now on."""
+    sizes: list[int] = []
+    blake2b = continuation._blake2b
+
+    def counted(data: bytes, key: bytes = b"") -> bytes:
+        sizes.append(len(data))
+        return blake2b(data, key)
+
+    monkeypatch.setattr(continuation, "_blake2b", counted)
+    return sizes
+
+
+@pytest.mark.parametrize("items", [10, 1000])
+def test_what_is_hashed_does_not_depend_on_what_lies_before(
+    monkeypatch: pytest.MonkeyPatch, items: int
+) -> None:
+    said: list[Item] = [Message(id=f"i{at}", role="user", text="x" * 4000) for at in range(items)]
+    known = history_of(said[:-1])
+    sizes = hashed(monkeypatch)
+    assert GivenConversation(b"", PREAMBLE, said).digest(items - 1) == digest_of(b"", known)
+    assert len(sizes) == 6 and sum(sizes) < 4 * 4100 + 2 * (FIRST_CHARACTERS + 200)
+    assert GivenConversation(b"", PREAMBLE, said).shared(PREAMBLE, known.items()) == items - 1
+    assert len(sizes) == 6, "comparing hashes nothing"
+
+
+def test_an_item_is_hashed_once_however_many_beginnings_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Item] = [Message(id=f"i{at}", role="user", text="x" * 4000) for at in range(20)]
+    conversation, sizes = GivenConversation(b"", PREAMBLE, said), hashed(monkeypatch)
+    for length in range(20, 0, -1):
+        conversation.digest(length)
+    assert sum(size > 4000 for size in sizes) == 20
+
+
+def test_open_conversations_are_bounded_and_forget_the_oldest_and_what_is_closed() -> None:
     known = OpenConversations(most=2)
     for name in "abc":
         known.add(name.encode(), name)
-    assert known.find([b"a"]) is None
-    assert known.find([b"b", b"c"]) == "c", "the longest beginning"
+    assert known.find(b"a") == () and len(known) == 2
     known.add(b"c", "d")
+    assert known.find(b"c") == ("d", "c"), "the latest first"
     known.forget([b"b", b"c"], "c")
-    assert known.find([b"b"]) == "b" and known.find([b"c"]) == "d", "another session has it now"
+    assert known.find(b"b") == ("b",) and known.find(b"c") == ("d",)
+    for number in range(2 * ALIKE):
+        known.add(b"c", f"s{number}")
+    assert known.find(b"c") == tuple(f"s{number}" for number in range(2 * ALIKE - 1, ALIKE - 1, -1))
+    known.forget([b"c"], "s9")
+    assert len(known.find(b"c")) == ALIKE - 1

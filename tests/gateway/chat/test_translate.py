@@ -18,6 +18,29 @@ def request_of(default_tokens: int | None = None, **fields: Any) -> TurnRequest:
     return ask_of(msgspec.convert(body, ChatRequest), UNBOUNDED, {}, default_tokens).request
 
 
+ADD, LOOK = ({"type": "function", "function": {"name": name}} for name in ("add", "look"))
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_some_tools_are_allowed_and_all_are_in_the_prompt(mode: str) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [LOOK]}}
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [ADD, LOOK], "tool_choice": choice}
+    ask = ask_of(msgspec.convert(body, ChatRequest), UNBOUNDED, {}, None)
+    assert [tool.name for tool in ask.transcript.preamble.tools] == ["add", "look"]
+    request = ask.request
+    assert (request.tool_choice, request.tool, request.allowed) == (mode, None, ("look",))
+    assert request.tools is None, "those of the conversation"
+
+
+def test_a_tool_that_is_not_offered_is_not_allowed() -> None:
+    with pytest.raises(SamplingInvalid, match="no tool 'look'") as refused:
+        request_of(
+            tools=[ADD],
+            tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [LOOK]}},
+        )
+    assert refused.value.param == "tool_choice"
+
+
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_a_reply_that_ignores_its_end_has_as_many_tokens_as_its_limit(field: str) -> None:
     """Load generators ask for it, for replies of one length. ``stop`` is null in their bodies."""

@@ -225,6 +225,46 @@ async def test_a_mistake_in_sending_ends_this_reply_alone() -> None:
     assert not stage.side.live.running
 
 
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "full"])
+async def test_a_brief_reply_ends_with_its_item_and_its_done(is_open: bool) -> None:
+    """Both are written past the outbox while it is empty, and behind the text that waits in it otherwise."""
+    stage = Stage()
+    generation = await stage.asks(events="brief")
+    stage.open = is_open
+    for token in WORDS[1:4]:
+        stage.give(generation, token)
+    stage.give(generation, END, Finish.STOP)
+    await stage.settle()
+    stage.open = True
+    await stage.settle()
+    assert stage.numbers == list(range(1, len(stage.frames) + 1)), "in order, each once"
+    reply = [event for event in stage.events if not isinstance(event, server.RateLimitsUpdated)]
+    assert [event.type for event in reply[-3:]] == [
+        "response.output_text.delta",
+        "response.output_item.done",
+        "response.done",
+    ]
+    item, end = reply[-2:]
+    assert item.item.content[0].text == stage.said and stage.said
+    assert item.item.status == end.response.status == "completed" and item.response_id == end.response.id
+    assert end.response.output == [] and end.response.usage.output_tokens == 5
+    assert end.handle == stage.side.session.handles.current
+    assert [event.event_id.split("-")[2:] for event in reply[-2:]] == [["1", "6"], ["1", "7"]]
+
+
+async def test_a_client_that_has_read_the_item_of_a_brief_reply_gets_its_done() -> None:
+    stage = Stage()
+    generation = await stage.asks(events="brief")
+    stage.give(generation, END, Finish.STOP)
+    await stage.settle()
+    item = next(event for event in stage.events if isinstance(event, server.OutputItemDone))
+    stage.side.event_log.detach()
+    stage.frames = []
+    stage.side.resume(SessionOutbox(stage.outbox), item.event_id)
+    await stage.settle()
+    assert [event.type for event in stage.events if event.type.startswith("response.")] == ["response.done"]
+
+
 async def test_a_fork_in_the_middle_of_a_reply_has_the_text_that_has_left() -> None:
     stage = Stage()
     generation = await stage.asks()

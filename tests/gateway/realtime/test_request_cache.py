@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from holdfast.gateway.realtime.translate import RequestCache, request_of
-from holdfast.sdk.frames.formats import FunctionTool, NamedFunction
+from holdfast.sdk.frames.formats import AllowedTools, FunctionTool, NamedFunction
 from holdfast.sdk.frames.items import InputItem
 from holdfast.sdk.frames.response import ResponseParams
 from holdfast.sdk.frames.session import SessionResource
@@ -21,6 +21,12 @@ SESSIONS = [
     SessionResource(id="s", model="m"),
     SessionResource(id="s", model="m", temperature=0.5, seed=3, max_output_tokens=7),
     SessionResource(id="s", model="m", tools=[TOOL], tool_choice=NamedFunction(name="add")),
+    SessionResource(
+        id="s",
+        model="m",
+        tools=[TOOL, FunctionTool(name="look")],
+        tool_choice=AllowedTools(mode="required", tools=[NamedFunction(name="look")]),
+    ),
 ]
 PARAMS: list[dict[str, Any]] = [
     {},
@@ -46,6 +52,11 @@ def test_a_cached_request_equals_one_made_anew() -> None:
             params, seed = ResponseParams(**fields), next(seeds)
             made = requests.of(params, session, unknown, seed)
             assert made == request_of(params, session, unknown, RequestBounds(100), seed)
+
+
+def test_some_tools_are_allowed() -> None:
+    request = request_of(ResponseParams(), SESSIONS[3], unknown)
+    assert (request.tool_choice, request.tool, request.allowed) == ("required", None, ("look",))
 
 
 def test_a_refused_request_is_not_cached() -> None:

@@ -146,6 +146,24 @@ async def test_log_probabilities_are_told_where_they_are_asked_for() -> None:
         assert scored == part["logprobs"]
 
 
+async def test_some_tools_are_allowed_and_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = [TOOL, {**TOOL, "name": "look"}]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]}
+    link, asked = told("Sunny."), []
+    begin = link.begin
+
+    async def seen(opening: Any, sampling: Any, *more: Any, **named: Any) -> Any:
+        asked.append(sampling)
+        return await begin(opening, sampling, *more, **named)
+
+    monkeypatch.setattr(link, "begin", seen)
+    async with staged(link=link) as stage:
+        response = await stage.create("Hi", tools=tools, tool_choice=choice)
+        assert response["tool_choice"] == choice
+        assert [tool["name"] for tool in response["tools"]] == [TOOL["name"], "look"]
+        assert "look" in asked[0].grammar.text and TOOL["name"] not in asked[0].grammar.text
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({}, "missing_required_parameter", "input"),
     ({"input": [], "model": "fake"}, "missing_required_parameter", "input"),
@@ -164,6 +182,16 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": "x", "tool_choice": {"type": "file_search"}}, "unsupported_field", "tool_choice.type"),
     ({"input": "x", "tool_choice": "required"}, "invalid_value", "tool_choice"),
     ({"input": "x", "tool_choice": {"type": "function", "name": "f"}}, "invalid_value", "tool_choice"),
+    (
+        {"input": "x", "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}},
+        "unsupported_field",
+        "tool_choice.tools[0].type",
+    ),
+    (
+        {"input": "x", "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
+        "invalid_value",
+        "tool_choice.tools",
+    ),
     ({"input": "x", "model": "gpt-9"}, "model_not_found", None),
     ({"input": "x", "background": True, "store": False}, "invalid_value", "background"),
     ({"input": "x", "previous_response_id": "resp_1", "conversation": "conv_1"}, "invalid_value", None),

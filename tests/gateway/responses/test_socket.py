@@ -145,6 +145,26 @@ async def test_a_prefilled_prompt_is_computed_to_its_last_token_and_goes_on_in_i
         )
 
 
+async def test_new_tokens_of_a_prefilled_prompt_count_once() -> None:
+    """So a key's rate of tokens counts them once."""
+    async with (
+        staged(link=told("", "One.", "", "Two.", "Three.", "Four.")) as stage,
+        connected(stage) as line,
+    ):
+        warm = await line.response(LONG, generate=False)
+        assert warm["kv"]["new"] == warm["usage"]["input_tokens"] > 1000
+        same = await line.response([], previous_response_id=warm["id"])
+        assert same["kv"]["new"] == 1 and same["kv"].get("miss_reason") is None
+        warm = await line.response("b " * 50, generate=False, previous_response_id=same["id"])
+        assert 50 < warm["kv"]["new"] < 150
+        more = await line.response("c", previous_response_id=warm["id"])
+        assert more["kv"]["prefilled"] == more["kv"]["new"] < 50, "what comes behind it"
+        other = await line.response("d", previous_response_id=warm["id"])
+        assert len(stage.service.sessions()) == 2 and other["kv"]["new"] < 150
+        later = await line.response("e", previous_response_id=more["id"])
+        assert later["kv"]["prefilled"] == later["kv"]["new"] < 50
+
+
 async def test_a_prefilled_prompt_is_there_for_the_next_server(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage, connected(stage) as line:
         warm = await line.response("a", generate=False)

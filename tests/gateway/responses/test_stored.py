@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.gateway.settings import GatewaySettings
+from holdfast.sessions import continuation
 
 from .stage import Answer, Json, Stage, staged, text_of, told
 from .test_create import CALL, TOOL, user
@@ -76,6 +77,36 @@ async def test_each_stored_response_is_a_point_to_continue_from() -> None:
         assert texts == ["a", "One.", "d"]
         plain = await stage.create("e", previous_response_id=first["id"], instructions="Be brief.")
         assert plain["instructions"] == "Be brief." and other["instructions"] is None
+
+
+@pytest.mark.parametrize("by", ["previous_response_id", "conversation", "prompt_cache_key"])
+async def test_of_two_conversations_with_the_same_words_each_goes_on_in_its_own_session(
+    by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[int] = []
+    blake2b = continuation._blake2b
+    monkeypatch.setattr(
+        continuation, "_blake2b", lambda data, key=b"": (hashed.append(len(data)), blake2b(data, key))[1]
+    )
+
+    async def named(response: Json | None, key: str = "") -> Json:
+        if by == "conversation":
+            made = await stage.ask("POST", CONVERSATIONS, {}) if response is None else None
+            return {by: made.json["id"] if made else response["conversation"]["id"]}
+        if by == "prompt_cache_key":
+            return {by: key if response is None else response[by]}
+        return {} if response is None else {by: response["id"]}
+
+    async with staged(link=told(*["One."] * 6)) as stage:
+        firsts = [await stage.create(LONG, **await named(None, key)) for key in "ab"]
+        assert len(stage.service.sessions()) == 2
+        for first in firsts:
+            hashed.clear()
+            before = [user(LONG), *first["output"]] if by == "prompt_cache_key" else []
+            second = await stage.create([*before, user("More")], **await named(first))
+            assert second["kv"]["new"] < 50 < second["usage"]["input_tokens"]
+            assert max(hashed) < 2000 < len(LONG), "its first message is not hashed whole"
+        assert len(stage.service.sessions()) == 2
 
 
 async def items_before(stage: Stage, response: Json) -> list[Json]:

@@ -64,6 +64,18 @@ def test_a_strict_tool_binds_all_calls() -> None:
     assert '"lenient": false' in strict.text and '"lenient": true' in strict.text
 
 
+def test_only_allowed_tools_may_be_called() -> None:
+    some = grammar_of((ADD, LOOK), allowed=["look"])
+    assert some is not None and "WORDS" in some.text and "look" in some.text and "add" not in some.text
+    assert grammar_of((ADD, LOOK), allowed=["look", "add"]) is None, "all of them are"
+    forced = grammar_of((ADD, LOOK, STRICT), tool_choice="required", allowed=["look"])
+    assert forced is not None and "add" not in forced.text and "between call){0,15}" in forced.text
+    joined = grammar_of((ADD, LOOK), format=json_format(OBJECT, strict=True, param="f"), allowed=["look"])
+    assert joined is not None and "look" in joined.text and "add" not in joined.text
+    broken = Tool(name="broken", parameters={"type": "array"})
+    assert grammar_of((ADD, broken), tool_choice="required", allowed=["add"]) is not None
+
+
 def test_objects_are_closed_where_they_say_nothing() -> None:
     inner = {"type": "object", "properties": {"x": OBJECT, "y": {"items": OBJECT}, "properties": {}}}
     shut = closed(inner)
@@ -82,6 +94,8 @@ def test_objects_are_closed_where_they_say_nothing() -> None:
         ({"tool_choice": "required", "tool": "who", "offered": [ADD]}, errors.SamplingInvalid, "tool_choice"),
         ({"tool_choice": "required", "tools": [], "offered": [ADD]}, errors.SamplingInvalid, "tool_choice"),
         ({"tool_choice": "sometimes"}, errors.SamplingInvalid, "tool_choice"),
+        ({"allowed": ["who", "add"], "offered": [ADD]}, errors.SamplingInvalid, "tool_choice"),
+        ({"allowed": ["add"], "tools": [], "offered": [ADD]}, errors.SamplingInvalid, "tool_choice"),
         ({"tool_choice": "required", "offered": [ADD], "format": ANY}, errors.GrammarInvalid, "tool_choice"),
         (
             {"offered": [Tool(name="a", parameters={"type": "array"}, strict=True)]},
