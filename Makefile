@@ -22,7 +22,7 @@ smollm2: .venv/ready
 # are compiled before, so that no test's time limit has to hold for that; and what the set-up wrote is on disk,
 # so that none waits behind it for a few bytes of its own.
 test: .venv/ready .venv-clients/ready
-	-printf '%s\n' float32 bfloat16 float16 | xargs -n 1 -P 2 $(BIN)/python -m holdfast.kernels.cpu.warmup >/dev/null
+	-printf '%s\n' float32 bfloat16 float16 | xargs -n 1 -P 3 $(BIN)/python -m holdfast.kernels.cpu.warmup >/dev/null
 	-sync -f . $${TMPDIR:-/tmp}
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 

@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -71,12 +72,10 @@ class Caller:
     def make(cls, model: str, folder: Path, seed: int, dtype: str) -> Caller:
         size = int(SHAPES[model]["vocab_size"])
         make_toy(model, folder, seed=seed, dtype=dtype, eos_token_id=size - 1)
-        source = _source()
-        tokenizer = _learnt(source, size)
+        tokenizer, said = _learnt(size)
         tokenizer.save(str(folder / "tokenizer.json"))
         (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": _TEMPLATE}))
-        said = tokenizer.encode(source, add_special_tokens=False).ids
-        return cls(folder, tokenizer, tuple(said))
+        return cls(folder, tokenizer, said)
 
     @property
     def closing(self) -> int:
@@ -128,8 +127,11 @@ def _source() -> str:
     return text.encode("ascii", errors="ignore").decode()
 
 
-def _learnt(source: str, size: int) -> Tokenizer:
-    """A tokenizer with byte pairs learnt from the source, and `MARKS`: ``size`` tokens in all."""
+@cache
+def _learnt(size: int) -> tuple[Tokenizer, tuple[int, ...]]:
+    """A tokenizer with byte pairs learnt from the source, and `MARKS`: ``size`` tokens in all; and the source as
+    tokens."""
+    source = _source()
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -140,4 +142,4 @@ def _learnt(source: str, size: int) -> Tokenizer:
     tokenizer.train_from_iterator([source], trainer)
     assert tokenizer.get_vocab_size() == vocabulary, "the source has words enough"
     tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
-    return tokenizer
+    return tokenizer, tuple(tokenizer.encode(source, add_special_tokens=False).ids)

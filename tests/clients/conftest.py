@@ -101,6 +101,14 @@ def printed(command: list[str | Path], given: str = "", folder: Path | None = No
     return json.loads(done.stdout)
 
 
+def needs(*modules: str) -> None:
+    """Skip the test unless `.venv-clients` has these modules. They are looked for, not imported: that takes
+    seconds."""
+    asked = f"import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, {modules})))"
+    if not PYTHON.exists() or subprocess.run([PYTHON, "-c", asked], capture_output=True).returncode:
+        pytest.skip(f"no {', '.join(modules)} in .venv-clients: `make clients` installs them")
+
+
 @pytest.fixture(scope="session")
 def client_script() -> Callable[..., Any]:
     """Runs a script of this folder in `.venv-clients`."""

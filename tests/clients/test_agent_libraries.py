@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.gateway.server import Serving, serving
+from holdfast.gateway.server import Serving
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.runtime.settings import EngineSettings
+from holdfast.tests.threaded import POCKET, serving
 
 from .calls import Calls
 
@@ -25,7 +25,7 @@ ANA = "Nice to meet you, Ana."
 
 @pytest.fixture
 async def server(calls: Calls) -> AsyncIterator[Serving]:
-    async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
+    async with serving(GatewaySettings(port=0), POCKET) as server:
         yield server
         assert not any(live.running for live in server.service.sessions())
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.runtime.settings import EngineSettings
+from holdfast.tests.threaded import POCKET, serving
 
 from .calls import Calls
-from .conftest import PYTHON
+from .conftest import needs
 
 REX = "Got it, your dog is called Rex."
 INVALID = ["BadRequestError", 400, "invalid_request_error"]
@@ -23,11 +21,7 @@ INVALID = ["BadRequestError", 400, "invalid_request_error"]
 @pytest.fixture
 def messages() -> None:
     """Skipped where the anthropic package is not installed."""
-    if (
-        not PYTHON.exists()
-        or subprocess.run([PYTHON, "-c", "import anthropic"], capture_output=True).returncode
-    ):
-        pytest.skip("no anthropic in .venv-clients: `make clients` installs it")
+    needs("anthropic")
 
 
 @pytest.mark.anyio
@@ -36,7 +30,7 @@ async def test_the_package_as_it_comes(
     client_script: Callable[..., Any], messages: None, calls: Calls
 ) -> None:
     settings = GatewaySettings(port=0, api_key="KEY")
-    async with serving(settings, EngineSettings(model="pocket")) as server:
+    async with serving(settings, POCKET) as server:
         told = await asyncio.to_thread(client_script, "anthropic_messages.py", server.url, "pocket", "KEY")
     assert calls.total >= 15
     assert told["models"]["listed"] == ["pocket"] and told["models"]["one"] == "pocket"

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.runtime.settings import EngineSettings
+from holdfast.tests.threaded import POCKET, serving
 
 from .calls import Calls
 
@@ -24,7 +23,7 @@ NAME = "Your name is Marisol."
 
 
 async def told_by(node_script: Callable[..., Any], script: str) -> Any:
-    async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
+    async with serving(GatewaySettings(port=0), POCKET) as server:
         told = await asyncio.to_thread(node_script, script, server.url, "pocket")
         assert not any(live.running for live in server.service.sessions())
     return told

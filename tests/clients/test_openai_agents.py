@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,13 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.runtime.settings import EngineSettings
 from holdfast.sessions.tools.formats import CallForm
+from holdfast.tests.threaded import POCKET, serving
+
+from .conftest import needs
 
 ROOT = Path(holdfast.__file__).resolve().parent
-PYTHON = Path(__file__).resolve().parent.parent.parent / ".venv-clients" / "bin" / "python"
-
 
 pytestmark = [pytest.mark.anyio, pytest.mark.client("openai-agents")]
 
@@ -27,9 +25,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.client("openai-agents")]
 @pytest.fixture(autouse=True)
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scripts find this checkout; skipped where the package is not installed."""
-    asked = [PYTHON, "-c", "import agents, msgspec"]
-    if not PYTHON.exists() or subprocess.run(asked, capture_output=True).returncode:
-        pytest.skip("no openai-agents in .venv-clients: `make clients` installs it")
+    needs("agents", "msgspec")
     (tmp_path / "holdfast").symlink_to(ROOT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
@@ -37,7 +33,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_an_agent_with_a_tool_runs_on_the_pocket_model(
     client_script: Callable[..., Any],
 ) -> None:
-    async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
+    async with serving(GatewaySettings(port=0), POCKET) as server:
         told = await asyncio.to_thread(client_script, "openai_agents_run.py", server.url)
     first, second, third = told["said"]
     assert "Marisol" in first and "Marisol" in third
@@ -62,7 +58,7 @@ async def test_a_session_with_a_reply_that_was_left_is_not_used_again(
 async def test_an_output_type_is_followed_with_tools_and_without(
     client_script: Callable[..., Any],
 ) -> None:
-    async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
+    async with serving(GatewaySettings(port=0), POCKET) as server:
         told = await asyncio.to_thread(client_script, "openai_agents_typed.py", server.url)
     is_trip, trip = told["trip"]
     assert is_trip and trip["city"] in ("Oslo", "Rome") and 1 <= trip["days"] <= 9
@@ -84,7 +80,7 @@ async def test_an_output_type_with_tools_is_refused_for_a_model_with_bare_json_c
     client_script: Callable[..., Any],
 ) -> None:
     settings = GatewaySettings(port=0, calls=CallForm.LLAMA3_JSON)
-    async with serving(settings, EngineSettings(model="pocket")) as server:
+    async with serving(settings, POCKET) as server:
         kind, why = await asyncio.to_thread(client_script, "openai_agents_typed.py", server.url, "bare")
     assert kind == "UserError" and "bare JSON" in why
     assert "strict_json_schema" not in why, "which would not help"

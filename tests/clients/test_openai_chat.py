@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.runtime.settings import EngineSettings
+from holdfast.tests.threaded import POCKET, serving
 
 from .calls import Calls
 
@@ -20,7 +19,7 @@ INVALID = ["BadRequestError", 400]
 @pytest.mark.anyio
 @pytest.mark.client("openai")
 async def test_each_call_of_the_openai_package(client_script: Callable[..., Any], calls: Calls) -> None:
-    async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
+    async with serving(GatewaySettings(port=0), POCKET) as server:
         told = await asyncio.to_thread(client_script, "openai_chat.py", server.url, "pocket")
         assert not any(live.running for live in server.service.sessions())
     assert calls.total >= 60

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.runtime.settings import EngineSettings
+from holdfast.tests.threaded import POCKET, serving
 
 from .calls import Calls
-from .conftest import PYTHON
+from .conftest import needs
 
 ANA = "Nice to meet you, Ana."
 
@@ -23,8 +21,7 @@ ANA = "Nice to meet you, Ana."
 @pytest.fixture
 def agents() -> None:
     """Skipped where the openai-agents package is not installed."""
-    if not PYTHON.exists() or subprocess.run([PYTHON, "-c", "import agents"], capture_output=True).returncode:
-        pytest.skip("no openai-agents in .venv-clients: `make clients` installs it")
+    needs("agents")
 
 
 @pytest.mark.anyio
@@ -32,7 +29,7 @@ def agents() -> None:
 async def test_two_turns_with_a_tool_call_and_the_other_verbs(
     client_script: Callable[..., Any], calls: Calls
 ) -> None:
-    async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
+    async with serving(GatewaySettings(port=0), POCKET) as server:
         spoken = await asyncio.to_thread(client_script, "openai_realtime.py", server.url, "pocket")
     assert calls.total >= 30
     assert spoken["blocking"] == ANA
@@ -79,7 +76,7 @@ async def test_a_realtime_agent_with_a_tool_runs_as_it_comes(
     client_script: Callable[..., Any], agents: None, modality: str
 ) -> None:
     """Its `session.update` names audio, a voice, turn detection and tracing beside its tools."""
-    async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
+    async with serving(GatewaySettings(port=0), POCKET) as server:
         url = server.url.replace("http", "ws", 1) + "/v1/realtime"
         told = await asyncio.to_thread(client_script, "openai_agents_realtime.py", url, "pocket", modality)
     assert told["errors"] == []

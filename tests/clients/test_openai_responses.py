@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.runtime.settings import EngineSettings
+from holdfast.tests.threaded import POCKET, serving
 
 from .calls import Calls
-from .conftest import PYTHON
+from .conftest import needs
 
 pytestmark = pytest.mark.anyio
 
@@ -24,8 +22,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def agents() -> None:
     """Skipped if the openai-agents package is not installed."""
-    if not PYTHON.exists() or subprocess.run([PYTHON, "-c", "import agents"], capture_output=True).returncode:
-        pytest.skip("no openai-agents in .venv-clients: `make clients` installs it")
+    needs("agents")
 
 
 @pytest.mark.client("openai")
@@ -33,7 +30,7 @@ async def test_the_openai_package_makes_its_calls(
     client_script: Callable[..., Any], tmp_path: Path, calls: Calls
 ) -> None:
     settings = GatewaySettings(port=0, store=tmp_path / "store")
-    async with serving(settings, EngineSettings(model="pocket")) as server:
+    async with serving(settings, POCKET) as server:
         told = await asyncio.to_thread(client_script, "openai_responses.py", server.url, "pocket")
     assert calls.total >= 40
     plain = told["plain"]
@@ -83,7 +80,7 @@ async def test_the_openai_package_makes_its_calls(
 async def test_agents_with_a_tool_run_over_http_and_over_the_socket(
     client_script: Callable[..., Any], agents: None
 ) -> None:
-    async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
+    async with serving(GatewaySettings(port=0), POCKET) as server:
         told = await asyncio.to_thread(client_script, "openai_agents_responses.py", server.url, "pocket")
     for name, one in told["runs"].items():
         first, second, third = one["said"]

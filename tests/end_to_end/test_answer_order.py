@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.gateway.server import Serving, serving
+from holdfast.gateway.server import Serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
+from holdfast.tests.threaded import serving
 
 from .wires import LONG, Json, Wire, wire
 

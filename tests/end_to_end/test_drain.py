@@ -8,9 +8,9 @@ import signal
 
 import pytest
 
-from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
+from holdfast.tests.threaded import serving
 
 from .test_processes import SMALL, children_of, command
 from .wires import LONG, Json, address_of, text_of, wire

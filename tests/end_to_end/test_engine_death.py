@@ -8,11 +8,14 @@ import math
 import os
 import re
 import signal
+from collections.abc import AsyncIterator
 
 import pytest
 
-from holdfast.gateway.server import Serving
+from holdfast.gateway.server import Serving, serving
+from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.link import process
+from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import connect
 
 from .wires import LONG, Json, Wire, get, text_of, wire
@@ -20,6 +23,13 @@ from .wires import LONG, Json, Wire, get, text_of, wire
 pytestmark = pytest.mark.anyio
 
 STORY = "Tell me the story of the fox."
+
+
+@pytest.fixture(scope="module")
+async def server(pocket: EngineSettings) -> AsyncIterator[Serving]:
+    """With its engine in a child process."""
+    async with serving(GatewaySettings(port=0), pocket) as running:
+        yield running
 
 
 async def begin(connection: Wire, text: str) -> None:

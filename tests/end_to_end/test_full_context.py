@@ -9,13 +9,13 @@ import anyio
 import pytest
 
 from holdfast.gateway.embedded import embedded
-from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Chat, Client, NoSummary, ServerError, connect, tool
 from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.response import TruncatedContext
 from holdfast.sdk.frames.session import RetentionRatio
+from holdfast.tests.threaded import serving
 
 from .wires import wire
 

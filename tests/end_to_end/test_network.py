@@ -21,6 +21,7 @@ from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings, Network
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import ConnectionFailed, connect
+from holdfast.tests import threaded
 
 from .wires import get, wire
 
@@ -115,7 +116,7 @@ async def secured(
     issued.cert_chain_pems[0].write_to_path(certificate)
     issued.private_key_pem.write_to_path(key)
     network = Network(certificate=certificate, private_key=key)
-    async with serving(GatewaySettings(port=0, network=network, **fields), engine) as running:
+    async with threaded.serving(GatewaySettings(port=0, network=network, **fields), engine) as running:
         yield running, network
 
 
@@ -154,7 +155,7 @@ async def test_a_session_over_tls_with_an_authority_of_ones_own(
 
 async def test_below_a_prefix_all_routes_work_with_it_and_without(pocket: EngineSettings) -> None:
     network = Network(root_path="/holdfast")
-    async with serving(GatewaySettings(port=0, network=network, api_key="k"), pocket) as running:
+    async with threaded.serving(GatewaySettings(port=0, network=network, api_key="k"), pocket) as running:
         for prefix in ("", "/holdfast"):
             for path in ("/health", "/ready"):
                 assert (await get(running.url, prefix + path))[0] == 200
@@ -202,7 +203,7 @@ async def test_the_nginx_example_carries_a_session(
     network = Network(
         root_path="/holdfast", trusted_proxies=("127.0.0.1",), allowed_hosts=("chat.example.com",)
     )
-    async with serving(GatewaySettings(port=0, network=network), pocket) as running:
+    async with threaded.serving(GatewaySettings(port=0, network=network), pocket) as running:
         with nginx(tmp_path, authority, urlsplit(running.url).netloc) as port:
             url = f"https://localhost:{port}/holdfast/"
             async with connect(url, ssl=trusting) as client, client.session() as chat:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from holdfast.benchmarks.faults.network import proxy
-from holdfast.gateway.server import Serving, serving
+from holdfast.gateway.server import Serving
 from holdfast.gateway.settings import ClientLimits, GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Chat, Client, SDKError, SessionLost, connect
@@ -23,6 +23,7 @@ from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.reconnect import Patience
 from holdfast.sessions.session import Session
 from holdfast.sessions.text.eager_prefill import PrefilledInput
+from holdfast.tests.threaded import serving
 
 from .wires import LONG, Wire, address_of, cause_in, text_of
 

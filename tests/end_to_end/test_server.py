@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,13 @@ FRAMES = [
 async def works(connection: Wire) -> None:
     response = await connection.say("My name is Marisol.")
     assert response["status"] == "completed" and text_of(response)
+
+
+@pytest.fixture(scope="module")
+async def server(pocket: EngineSettings) -> AsyncIterator[Serving]:
+    """With its engine in a child process."""
+    async with serving(GatewaySettings(port=0), pocket) as running:
+        yield running
 
 
 async def test_bad_frames_get_typed_errors_and_other_sessions_go_on(server: Serving) -> None:

@@ -15,11 +15,12 @@ import pytest
 
 from holdfast.benchmarks.faults.network import proxy
 from holdfast.gateway.live_session import LiveSession
-from holdfast.gateway.server import Serving, serving
+from holdfast.gateway.server import Serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Chat, Client, RunDone, connect, tool
 from holdfast.sessions.items import FunctionCallOutput
+from holdfast.tests.threaded import serving
 
 from .test_resume import QUICK, begun, greeted, returning, served
 from .test_streamed_input import PAUSES, in_pieces

@@ -11,9 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 import pytest
 
 from holdfast.gateway.net.outbox import Outbox
-from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk.frames import codec, server
 from holdfast.sdk.frames.client import (
     ClientEvent,
@@ -29,6 +27,7 @@ from holdfast.sdk.frames.items import AnyItem, ItemReference, MessageItem
 from holdfast.sdk.frames.response import ResponseParams
 from holdfast.sdk.frames.session import SessionPatch
 from holdfast.sdk.transport import Transport, dial
+from holdfast.tests.threaded import POCKET, serving
 
 from .realtime_grammar import Grammar
 
@@ -42,7 +41,7 @@ WEATHER = FunctionTool(
 
 @pytest.fixture
 async def socket() -> AsyncIterator[Transport]:
-    async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as running:
+    async with serving(GatewaySettings(port=0), POCKET) as running:
         transport = await dial(running.url, "pocket")
         yield transport
         await transport.aclose()

@@ -15,18 +15,19 @@ ROWS = [(length - 1, 1) for length in LENGTHS]
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("how", "sunk"),
+    ("how", "sunk", "dtype"),
     [
-        (Attention(0.125), False),
-        (Attention(0.125, window=40), True),
-        (Attention(0.3, window=1), False),
-        (Attention(0.125, soft_cap=3.0), False),
-        (Attention(0.125), True),
-        (Attention(0.125, window=70, soft_cap=5.0), True),
+        (Attention(0.125), False, torch.float32),
+        (Attention(0.125), False, torch.float16),
+        (Attention(0.125, window=40), True, torch.float32),
+        (Attention(0.3, window=1), False, torch.float32),
+        (Attention(0.125, soft_cap=3.0), False, torch.float32),
+        (Attention(0.125), True, torch.float32),
+        (Attention(0.125, window=70, soft_cap=5.0), True, torch.float32),
+        (Attention(0.125, window=70, soft_cap=5.0), True, torch.float16),
     ],
-    ids=["plain", "window, sinks", "only itself", "soft cap", "sinks", "all"],
+    ids=["plain", "plain fp16", "window, sinks", "only itself", "soft cap", "sinks", "all", "all fp16"],
 )
 def test_equals_the_reference(how: Attention, sunk: bool, dtype: torch.dtype) -> None:
     arena, batch = paged(ROWS, dtype=dtype)

@@ -18,17 +18,18 @@ ROWS = [(0, 1), (0, 40), (63, 1), (64, 1), (30, 35), (129, 3), (200, 1)]
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("how", "sunk"),
+    ("how", "sunk", "dtype"),
     [
-        (Attention(0.125), False),
-        (Attention(0.125, window=20), True),
-        (Attention(0.3, window=1), False),
-        (Attention(0.125, soft_cap=3.0), False),
-        (Attention(0.125, window=70, soft_cap=5.0), True),
+        (Attention(0.125), False, torch.float32),
+        (Attention(0.125), False, torch.float16),
+        (Attention(0.125, window=20), True, torch.float32),
+        (Attention(0.3, window=1), False, torch.float32),
+        (Attention(0.125, soft_cap=3.0), False, torch.float32),
+        (Attention(0.125, window=70, soft_cap=5.0), True, torch.float32),
+        (Attention(0.125, window=70, soft_cap=5.0), True, torch.float16),
     ],
-    ids=["plain", "window, sinks", "only itself", "soft cap", "all"],
+    ids=["plain", "plain fp16", "window, sinks", "only itself", "soft cap", "all", "all fp16"],
 )
 def test_equals_the_reference(how: Attention, sunk: bool, dtype: torch.dtype) -> None:
     arena, batch = paged(ROWS, dtype=dtype)
@@ -65,8 +66,8 @@ def test_shapes_that_do_not_fit_are_refused_with_both() -> None:
 def test_blocks_before_the_window_are_not_read(kernel: Callable[..., torch.Tensor]) -> None:
     """Blocks that no query sees may be freed and poisoned: their NaN must not reach the result."""
     rows, how = [(100, 1), (100, 30), (205, 3)], Attention(0.125, window=20)
-    arena, batch = paged(rows)
-    query = queries(batch, arena, 3)
+    arena, batch = paged(rows, kv_heads=1)
+    query = queries(batch, arena, 2)
     expected = kernel(query, arena, 1, batch, how)
     freed = {
         int(block)

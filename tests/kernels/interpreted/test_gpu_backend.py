@@ -39,7 +39,7 @@ def test_a_layer_equals_the_reference() -> None:
 
 
 def test_operators_say_what_they_write_and_return() -> None:
-    arena, batch = paged([(20, 1), (0, 17)])
+    arena, batch = paged([(20, 1), (0, 17)], kv_heads=1)
     query, x = queries(batch, arena, 2), torch.randn(3, 64)
     attended = (query, arena.nan_to_num(), 0, *ops.flat(batch, Attention(0.1)))
     cos = torch.rand(18, 64)
@@ -49,7 +49,7 @@ def test_operators_say_what_they_write_and_return() -> None:
         (ops.invariant_linear, (x, torch.randn(5, 64), torch.randn(5))),
         (
             ops.rotate_and_store,
-            (torch.randn(18, 8, 64), None, 0.0, False, cos, cos, arena.nan_to_num(), 1, batch.slots),
+            (torch.randn(18, 4, 64), None, 0.0, False, cos, cos, arena.nan_to_num(), 1, batch.slots),
         ),
         (ops.rms_norm, (x, torch.ones(64), 1e-6)),
         (ops.add_norm, (x, x.clone(), torch.ones(64), 1e-6)),
@@ -62,7 +62,7 @@ def test_operators_say_what_they_write_and_return() -> None:
 
 @pytest.mark.parametrize("kernels", [backend, invariant])
 def test_torch_compile_sees_one_graph(kernels: Kernels) -> None:
-    arena, batch = paged([(20, 1), (0, 17)])
+    arena, batch = paged([(20, 1), (0, 17)], kv_heads=1)
     query, weight, arena = queries(batch, arena, 2), torch.randn(5, 128), arena.nan_to_num()
 
     def attend_and_multiply(query: torch.Tensor) -> torch.Tensor:

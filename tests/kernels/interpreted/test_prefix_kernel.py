@@ -15,11 +15,15 @@ CONTEXTS = [300, 281, 299, 340, 30, 21, 600, 19, 18]
 FAMILIES = ([4, 2, 1, 2], [277, 16, 590, 0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("how", "sunk"),
-    [(Attention(0.125), False), (Attention(0.125, soft_cap=4.0), True), (Attention(0.125, window=30), False)],
-    ids=["plain", "soft cap, sinks", "window"],
+    ("how", "sunk", "dtype"),
+    [
+        (Attention(0.125), False, torch.float32),
+        (Attention(0.125, soft_cap=4.0), True, torch.float32),
+        (Attention(0.125, soft_cap=4.0), True, torch.float16),
+        (Attention(0.125, window=30), False, torch.float32),
+    ],
+    ids=["plain", "soft cap, sinks", "soft cap, sinks fp16", "window"],
 )
 def test_equals_the_reference(how: Attention, sunk: bool, dtype: torch.dtype) -> None:
     arena, batch = paged([(length - 1, 1) for length in CONTEXTS], dtype=dtype)

@@ -41,17 +41,21 @@ def both(
     assert sample(*arguments, min_p=min_p, candidates=candidates).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("coarse", [False, True], ids=["distinct", "equals"])
 @pytest.mark.parametrize(
-    ("heat", "k", "p", "candidates"),
+    ("heat", "k", "p", "candidates", "coarse"),
     [
-        ([0.0, 1.0, 0.7, 1.5], [0, 0, 0, 0], [1.0, 1.0, 1.0, 1.0], 0),
-        ([0.0, 1.0, 0.7, 1.5], [50, 1, 200, 7], [1.0, 0.9, 0.5, 0.0], 200),
-        ([1.0, 1.0, 0.0, 2.0], [50, 0, 0, 40], [0.9, 1.0, 1.0, 1.0], 50),
-        ([1.0, 0.8, 0.0, 2.0], [0, 0, 300, 4_500], [0.9, 0.2, 1.0, 0.999], VOCAB),
-        ([1.0, 0.8, 0.0, 2.0], [0, 5, 300, 0], [0.9, 0.2, 1.0, 1.0], None),
+        ([0.0, 1.0, 0.7, 1.5], [0, 0, 0, 0], [1.0, 1.0, 1.0, 1.0], 0, False),
+        ([0.0, 1.0, 0.7, 1.5], [0, 0, 0, 0], [1.0, 1.0, 1.0, 1.0], 0, True),
+        ([0.0, 1.0, 0.7, 1.5], [50, 1, 200, 7], [1.0, 0.9, 0.5, 0.0], 200, False),
+        ([0.0, 1.0, 0.7, 1.5], [50, 1, 200, 7], [1.0, 0.9, 0.5, 0.0], 200, True),
+        ([1.0, 1.0, 0.0, 2.0], [50, 0, 0, 40], [0.9, 1.0, 1.0, 1.0], 50, True),
+        ([1.0, 0.8, 0.0, 2.0], [0, 0, 300, 4_500], [0.9, 0.2, 1.0, 0.999], VOCAB, True),
+        ([1.0, 0.8, 0.0, 2.0], [0, 5, 300, 0], [0.9, 0.2, 1.0, 1.0], None, False),
     ],
-    ids=["no limits", "all limited", "one unlimited", "top-p alone", "not told"],
+    ids=[
+        *("no limits", "no limits, equals", "all limited", "all limited, equals"),
+        *("one unlimited, equals", "top-p alone, equals", "not told"),
+    ],
 )
 def test_samples_equal_those_of_the_reference(
     heat: list[float], k: list[int], p: list[float], candidates: int | None, coarse: bool
