@@ -129,8 +129,8 @@ def _source() -> str:
 
 @cache
 def _learnt(size: int) -> tuple[Tokenizer, tuple[int, ...]]:
-    """A tokenizer with byte pairs learnt from the source, and `MARKS`: ``size`` tokens in all; and the source as
-    tokens."""
+    """A tokenizer with byte pairs learnt from the source, and `MARKS`: ``size`` tokens in all; and the source
+    as tokens."""
     source = _source()
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")

@@ -94,7 +94,7 @@ async def test_a_realtime_agent_hands_over_to_another_one(
     client_script: Callable[..., Any], agents: None
 ) -> None:
     """The session gets the other agent's tools, and the conversation goes on."""
-    async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
+    async with serving(GatewaySettings(port=0), POCKET) as server:
         url = server.url.replace("http", "ws", 1) + "/v1/realtime"
         told = await asyncio.to_thread(client_script, "openai_agents_realtime.py", url, "pocket", "handoff")
     assert told["errors"] == [] and told["handoffs"] == [["Desk", "Pocket"]]
