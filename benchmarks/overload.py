@@ -238,8 +238,7 @@ async def _round(options: Options, running: Server, seconds: float) -> list[dict
     capacity = loads[0]["replies_per_second"]
     if not loads[0]["goodput"]:
         raise CannotMeasure("no reply was completed in time")
-    for share in SHARES:
-        loads.append(await _load(options, running, seconds, share * capacity))
+    loads += [await _load(options, running, seconds, share * capacity) for share in SHARES]
     best = _best(loads)
     rate = best["offered_per_second"] or best["replies_per_second"]
     return [*loads, await _load(options, running, seconds, OVERLOAD * rate)]
