@@ -6,7 +6,7 @@ but the masks of grammars, by the numbers in the plan.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -30,6 +30,8 @@ class PlanRow:
     ``[first + count - 1]``, a copy; from ``output_from`` on they were generated.
     ``forbidden``: ids that may not be drawn now. ``grammar``: the number of the grammar that the draw follows;
     its owner makes the mask (`Matchers`) before ``launch`` returns, while the device computes.
+    ``scored``: ids of the tokens behind the positions from ``scored_from`` on, of which log probabilities are
+    wanted, with ``scored_top`` alternatives; int64; None where none are.
     """
 
     seq: int
@@ -44,6 +46,9 @@ class PlanRow:
     output_from: int = 0
     forbidden: tuple[int, ...] = ()
     grammar: int | None = None
+    scored: NDArray[np.int64] | None = None
+    scored_from: int = 0
+    scored_top: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +120,12 @@ class RowFault:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Sampled ids and their log probabilities, one each, where ``sampling.logprobs`` asks for them."""
+    """Sampled ids and their log probabilities, one each, where ``sampling.logprobs`` asks for them.
+    ``prompt``: the log probabilities of the row's ``scored`` tokens."""
 
     tokens: list[int]
     logprobs: list[TokenLogprob]
+    prompt: list[TokenLogprob] = field(default_factory=list)
 
 
 Outcome: TypeAlias = list[int] | Scored | RowFault

@@ -36,7 +36,8 @@ class Turn:
     tokens at the prompt's end this generation had sampled before it was interrupted and begun again.
     ``grammar``: the number of its matcher, once the grammar is compiled. ``untold``: committed tokens that
     were not sent to the gateway yet, as ``TokenLimits.gather`` joins several; ``scores``: their log
-    probabilities.
+    probabilities. ``scored``: how many tokens of the prompt have their log probabilities, where
+    ``sampling.prompt_logprobs`` asks for them; ``prompt_scores``: those that were not sent yet.
     """
 
     sampling: Sampling
@@ -50,6 +51,14 @@ class Turn:
     grammar: int | None = None
     untold: list[int] = field(default_factory=list)
     scores: list[TokenLogprob] = field(default_factory=list)
+    scored: int = 0
+    prompt_scores: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def to_score(self) -> int:
+        """How many tokens of the prompt are still without a log probability that is wanted. The first one has
+        none."""
+        return 0 if self.sampling.prompt_logprobs is None else max(0, self.output_from - 1 - self.scored)
 
     @property
     def output_from(self) -> int:

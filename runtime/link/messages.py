@@ -56,7 +56,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     completed. ``logprobs``: how many alternatives are reported beside each token's log probability; None
     reports nothing. Log probabilities are those of the model, before any of the other fields apply.
     ``grammar``: only tokens that it allows are sampled; the generation ends where only an end token may
-    follow.
+    follow. ``prompt_logprobs``: as ``logprobs``, for the tokens of the prompt behind the first one; the whole
+    prompt is computed for them. For a sequence that begins with the generation and is no fork.
     """
 
     temperature: float = 0.0
@@ -72,6 +73,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def penalizes(self) -> bool:
@@ -376,7 +378,8 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """The log probability of a sampled token, and the likeliest ``(id, logprob)`` pairs, best first."""
+    """The log probability of a token, sampled or of the prompt, and the likeliest ``(id, logprob)`` pairs, best
+    first."""
 
     logprob: float
     top: list[tuple[int, float]]
@@ -390,6 +393,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     why the generation ended; None: it goes on. At the end ``length`` is the sequence's length and ``work`` is
     set. With ``Finish.ERROR``, ``error`` says what went wrong and ``code`` names a class of
     ``runtime.errors``, or is empty. ``logprobs``, where requested, has one entry per token.
+    ``prompt_logprobs``, where requested: those of the prompt's next tokens; a row may have nothing else.
     """
 
     seq: int
@@ -401,6 +405,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     logprobs: list[TokenLogprob] | None = None
     code: str = ""
+    prompt_logprobs: list[TokenLogprob] | None = None
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):

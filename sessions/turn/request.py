@@ -292,6 +292,7 @@ def checked_sampling(
     logit_bias: Mapping[int, float] | None = None,
     bad_words: Sequence[Sequence[int]] = (),
     top_logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
     vocab_size: int | None = None,
 ) -> Sampling:
     """Make sampling parameters and check their bounds.
@@ -303,6 +304,8 @@ def checked_sampling(
         integer("seed", seed, 0, MAX_SEED)
     if top_logprobs is not None:
         integer("top_logprobs", top_logprobs, 0, MAX_LOGPROBS)
+    if prompt_logprobs is not None:
+        integer("prompt_logprobs", prompt_logprobs, 0, MAX_LOGPROBS)
     integer("top_k", top_k, 0, MAX_INTEGER)
     return Sampling(
         temperature=number("temperature", temperature, 0.0, 2.0),
@@ -317,6 +320,7 @@ def checked_sampling(
         logit_bias=_bias(logit_bias or {}, vocab_size),
         bad_words=_bad_words(bad_words, vocab_size),
         logprobs=top_logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
 
 
