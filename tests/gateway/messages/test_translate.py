@@ -11,7 +11,7 @@ from holdfast.gateway.messages import frames
 from holdfast.gateway.messages.translate import ask_of, begun, transcript_of
 from holdfast.runtime.link.messages import GrammarKind
 from holdfast.sdk.errors import FieldInvalid, FieldUnsupported
-from holdfast.sessions.continuation import digests_of
+from holdfast.sessions.continuation import GivenConversation
 from holdfast.sessions.errors import GrammarInvalid
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble
 from holdfast.sessions.turn.request import UNBOUNDED
@@ -115,7 +115,8 @@ def test_a_call_that_comes_back_as_an_object_is_the_call_that_was_made(given: An
         id="i", call_id="c1", name="get_weather", arguments='{"b": [1, 2.5, null], "a": "\\u00e9"}'
     )
     (back,) = transcript_of(body_of(assistant(call("c1", given)), HI)).items[:1]
-    assert digests_of(b"", Preamble(), [said]) == digests_of(b"", Preamble(), [back])
+    one, other = (GivenConversation(b"", Preamble(), [item]) for item in (said, back))
+    assert one.digest(1) == other.digest(1) and one.shared(Preamble(), [back]) == 1
 
 
 @pytest.mark.parametrize(
