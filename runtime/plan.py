@@ -6,7 +6,7 @@ but the masks of grammars, by the numbers in the plan.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -20,16 +20,18 @@ NO_SEQUENCE = -1
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """``count`` tokens of one sequence, computed at its positions ``[first, first + count)``.
+    """``count`` tokens of one sequence, computed at positions ``[first, first + count)``.
 
-    ``tokens``: their ids, int64 ``[count]``. If ``fed_by`` is set, ``tokens`` is empty: the row has one
-    token, the one that row ``fed_by`` of the *previous* step samples; it stays on the device. ``table``:
-    block ids, int32 ``[ceil((first + count) / block_tokens)]``, a copy. ``sampling``: how to sample the token
-    at position ``first + count``; None: the row samples none. ``past``, set if ``sampling.reads_past``: ids
-    of all tokens before the row's last one, int32 ``[first + count - 1]``, a copy; those from position
-    ``output_from`` on were generated. ``forbidden``: ids that may not be sampled now. ``grammar``: the number
-    of the grammar that the sampled token follows; its owner makes the mask (`Matchers`) before ``launch``
-    returns, while the device computes.
+    ``tokens``: their ids, int64 ``[count]``; where ``fed_by`` is set the row has one token, the one that row
+    ``fed_by`` of the *previous* step samples (it stays on the device), and ``tokens`` is empty.
+    ``table``: block ids, int32 ``[ceil((first + count) / block_tokens)]``, a copy.
+    ``sampling``: how to draw the token at position ``first + count``; None for a chunk that needs no draw.
+    ``past``, where ``sampling.reads_past``: ids of all tokens before the row's last one, int32
+    ``[first + count - 1]``, a copy; from ``output_from`` on they were generated.
+    ``forbidden``: ids that may not be drawn now. ``grammar``: the number of the grammar that the draw follows;
+    its owner makes the mask (`Matchers`) before ``launch`` returns, while the device computes.
+    ``scored``: ids of the tokens behind the positions from ``scored_from`` on, of which log probabilities are
+    wanted, with ``scored_top`` alternatives; int64; None where none are.
     """
 
     seq: int
@@ -44,6 +46,9 @@ class PlanRow:
     output_from: int = 0
     forbidden: tuple[int, ...] = ()
     grammar: int | None = None
+    scored: NDArray[np.int64] | None = None
+    scored_from: int = 0
+    scored_top: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +123,12 @@ class RowFault:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The outcome of a row with ``sampling.logprobs`` set: the sampled ids, and a log probability for each."""
+    """Sampled ids and their log probabilities, one each, where ``sampling.logprobs`` asks for them.
+    ``prompt``: the log probabilities of the row's ``scored`` tokens."""
 
     tokens: list[int]
     logprobs: list[TokenLogprob]
+    prompt: list[TokenLogprob] = field(default_factory=list)
 
 
 Outcome: TypeAlias = list[int] | Scored | RowFault

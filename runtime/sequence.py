@@ -28,15 +28,16 @@ from .tokens import TokenList
 
 @dataclass(slots=True)
 class Turn:
-    """One generation. ``prompt``: the sequence's length when it began. ``sampled``: how many tokens were
-    committed for it so far, with those that its grammar forced.
+    """One generation. ``prompt``: the sequence's length when it began. ``sampled``: how many tokens it has
+    committed so far, with those that its grammar forced.
 
-    ``allowed``: the most tokens that it may sample; ``exhausted``: the reason for its end once it has sampled
-    so many. ``resident``: prompt tokens that had KV on the device when it was first admitted; None before.
-    ``generated_from``: how many tokens at the prompt's end this generation had sampled before it was
-    interrupted and begun again. ``grammar``: the number of its matcher, once the grammar is compiled.
-    ``untold``: committed tokens that were not sent to the gateway yet, as ``TokenLimits.gather`` joins
-    several; ``scores``: their log probabilities.
+    ``allowed``: the most tokens that it may sample; ``exhausted``: the reason that is given when it has
+    sampled so many. ``resident``: tokens with KV that its first admission found. ``generated_from``: how many
+    tokens at the prompt's end this generation had sampled before it was interrupted and begun again.
+    ``grammar``: the number of its matcher, once the grammar is compiled. ``untold``: committed tokens that
+    were not sent to the gateway yet, as ``TokenLimits.gather`` joins several; ``scores``: their log
+    probabilities. ``scored``: how many tokens of the prompt have their log probabilities, where
+    ``sampling.prompt_logprobs`` asks for them; ``prompt_scores``: those that were not sent yet.
     """
 
     sampling: Sampling
@@ -50,6 +51,14 @@ class Turn:
     grammar: int | None = None
     untold: list[int] = field(default_factory=list)
     scores: list[TokenLogprob] = field(default_factory=list)
+    scored: int = 0
+    prompt_scores: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def to_score(self) -> int:
+        """How many tokens of the prompt are still without a log probability that is wanted. The first one has
+        none."""
+        return 0 if self.sampling.prompt_logprobs is None else max(0, self.output_from - 1 - self.scored)
 
     @property
     def output_from(self) -> int:

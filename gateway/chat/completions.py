@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Annotated, Any
 
 import msgspec
@@ -20,7 +21,14 @@ from ...sdk.errors import FieldInvalid, FieldUnsupported
 from ...sdk.frames.sampling import TokenId
 from ...sessions.items import Preamble
 from ...sessions.text.tokenizer import ChatTokenizer
-from ...sessions.turn.events import ReplyDone, ReplyEvent, ReplyTextDelta, TokenScore
+from ...sessions.turn.events import (
+    ReplyDone,
+    ReplyEvent,
+    ReplyPromptScores,
+    ReplyStarted,
+    ReplyTextDelta,
+    TokenScore,
+)
 from ...sessions.turn.request import RequestBounds, TurnRequest
 from ..live_sessions import Transcript
 from ..transcripts import Ask
@@ -38,8 +46,8 @@ class CompletionRequest(SamplingBody, kw_only=True, frozen=True):
     """The body of ``POST /v1/completions``.
 
     ``echo``: the prompt's text comes before the reply's. ``logprobs``: each token's log probability, and those
-    of so many alternatives. ``best_of``: must equal ``n``. ``add_special_tokens``: the tokenizer adds what it
-    adds to every text. ``user`` has no effect.
+    of so many alternatives; with ``echo`` also those of the prompt's tokens, but for the first one, and the
+    whole prompt is computed for them. ``user`` has no effect.
     """
 
     prompt: str | list[Any]
@@ -110,8 +118,6 @@ def ask_of(
     """
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise FieldUnsupported("`best_of` is served only as the same number as `n`", "best_of")
-    if body.echo and body.logprobs is not None:
-        raise FieldUnsupported("`logprobs` of the prompt, with `echo`, are not served", "logprobs")
     prompts = prompts_of(body, tokenizer)
     most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     request = TurnRequest.checked(
@@ -121,6 +127,7 @@ def ask_of(
         format=structured_of(body),
         max_output_tokens=most,
         top_logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
         **sampling_of(body, sampling),
     )
     for prompt in prompts[1:]:
@@ -168,13 +175,12 @@ def encoded(tokenizer: ChatTokenizer, text: str, *, special: bool) -> list[int]:
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True, frozen=True):
-    """The log probabilities of a reply's tokens, an entry of each list for each token. ``text_offset``: the
-    character at which the token begins in the text. ``top_logprobs``: the log probabilities of the likeliest
-    tokens and of the sampled one, by their text."""
+    """The log probabilities of a reply's tokens, behind those of the prompt if that is echoed; its first token
+    has none. ``text_offset``: where each token begins in the text."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -203,6 +209,7 @@ class Completion(msgspec.Struct, kw_only=True, frozen=True):
 @dataclass(slots=True)
 class _CompletionSoFar:
     text: list[str] = field(default_factory=list)
+    prompt: ReplyPromptScores | None = None
     scores: list[TokenScore] = field(default_factory=list)
     length: int = 0  # characters so far
     done: ReplyDone | None = None
@@ -228,9 +235,14 @@ class CompletionReply:
         choice. Raises ``TurnFailed`` for a turn that failed, ``Draining`` for one that the server's end cut
         off."""
         reply = self._reply(number)
+        if self._logprobs and isinstance(event, ReplyStarted):
+            return  # the prompt's text comes with its scores
         echoed = "".join(reply.text)  # only before the first chunk
         reply.text.clear()
         match event:
+            case ReplyPromptScores():
+                logprobs = self._scored((), 0, event)
+                yield self._part(CompletionChoice(index=number, text=echoed, logprobs=logprobs))
             case ReplyTextDelta(text=text, scores=scores):
                 logprobs = self._scored(scores, reply.length)
                 reply.length += len(text)
@@ -250,6 +262,8 @@ class CompletionReply:
         """Collect one event of the reply with this number, for `whole`."""
         reply = self._reply(number)
         match event:
+            case ReplyPromptScores():
+                reply.prompt = event
             case ReplyTextDelta(text=text, scores=scores):
                 reply.text.append(text)
                 reply.scores += scores
@@ -267,7 +281,7 @@ class CompletionReply:
                     index=number,
                     text="".join(reply.text),
                     finish_reason=finish_reason(reply.done, called=False),
-                    logprobs=self._scored(reply.scores, 0),
+                    logprobs=self._scored(reply.scores, reply.length, reply.prompt),
                 )
             )
         return self._part(*choices, usage=self._usage())
@@ -283,18 +297,25 @@ class CompletionReply:
             id=self.id, created=self._created, model=self._model, choices=list(choices), usage=usage
         )
 
-    def _scored(self, scores: Sequence[TokenScore], offset: int) -> CompletionLogprobs | None:
+    def _scored(
+        self, scores: Sequence[TokenScore], offset: int, prompt: ReplyPromptScores | None = None
+    ) -> CompletionLogprobs | None:
         if not self._logprobs:
             return None
-        offsets = []
-        for score in scores:
-            offsets.append(offset)
-            offset += len(score.text)
+        first = [] if prompt is None else [prompt.first]
+        before = () if prompt is None else prompt.scores
+        known = [*before, *scores]
         return CompletionLogprobs(
-            tokens=[score.text for score in scores],
-            token_logprobs=[score.logprob for score in scores],
-            top_logprobs=[{other.text: other.logprob for other in (*score.top, score)} for score in scores],
-            text_offset=offsets,
+            tokens=[*first, *(score.text for score in known)],
+            token_logprobs=[*(None for _ in first), *(score.logprob for score in known)],
+            top_logprobs=[
+                *(None for _ in first),
+                *({other.text: other.logprob for other in (*score.top, score)} for score in known),
+            ],
+            text_offset=[
+                *_offsets([*first, *(score.text for score in before)], 0),
+                *_offsets([score.text for score in scores], offset),
+            ],
         )
 
     def _usage(self) -> CompletionUsage:
@@ -310,3 +331,8 @@ class CompletionReply:
             total_tokens=read + written,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
         )
+
+
+def _offsets(tokens: Sequence[str], first: int) -> list[int]:
+    """Where each of these texts begins, if they follow each other from ``first`` on."""
+    return list(accumulate(map(len, tokens), initial=first))[:-1]

@@ -18,10 +18,11 @@ from ...kernels.device import Device, device_of
 from ...kvstore.arena import DeviceArena
 from ...kvstore.block_mover import BlockMover, Saving
 from ..grammar.llguidance import Matchers
+from ..link.messages import TokenLogprob
 from ..model.decoder import Decoder
-from ..plan import Outcome, Plan, PlanRow
+from ..plan import Outcome, Plan, PlanRow, RowFault, Scored
 from .device import device_watched
-from .sampler import draw, outcome
+from .sampler import draw, outcome, prompt_scores, score
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,9 @@ class TorchRunner:
             hidden = self._decoder.hidden(tokens, batch, self._arenas)
             drawn = self._draw(plan, hidden, batch, tokens)
             self._last = _Sampled(plan.step, drawn[:, 0])
-            return TorchHandle(self._device, self._grammars, plan.rows, drawn, saving)
+            starts = np.cumsum([0, *(row.count for row in plan.rows[:-1])])
+            scored = score(plan.rows, starts, hidden, self._decoder.logits, kernels)
+            return TorchHandle(self._device, self._grammars, plan.rows, drawn, saving, scored)
 
     def _move(self, plan: Plan) -> Saving | None:
         if self._mover is None:
@@ -145,10 +148,12 @@ class TorchHandle:
         rows: tuple[PlanRow, ...],
         outcomes: Tensor | None,
         saving: Saving | None = None,
+        scored: Tensor | None = None,
     ) -> None:
         self._grammars = grammars
         self._rows = rows
         self._outcomes = None if outcomes is None else device.fetch(outcomes)
+        self._scored = None if scored is None else device.fetch(scored)
         self._saving = saving
         self._done = device.current().record()
 
@@ -162,4 +167,15 @@ class TorchHandle:
         if self._outcomes is None:
             return []
         lines = zip(self._rows, self._outcomes.tolist(), strict=True)
-        return [outcome(row, line, self._grammars) for row, line in lines]
+        found = [outcome(row, line, self._grammars) for row, line in lines]
+        if self._scored is None:
+            return found
+        prompts = prompt_scores(self._rows, self._scored.numpy())
+        return [_with_prompt(one, scores) for one, scores in zip(found, prompts, strict=True)]
+
+
+def _with_prompt(found: Outcome, scores: list[TokenLogprob]) -> Outcome:
+    if not scores or isinstance(found, RowFault):
+        return found
+    tokens, logprobs = (found.tokens, found.logprobs) if isinstance(found, Scored) else (found, [])
+    return Scored(tokens, logprobs, scores)

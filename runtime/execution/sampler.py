@@ -32,6 +32,9 @@ _WORD64 = 2**64 - 1
 _SOUND, _INFINITE, _FORBIDDEN = 1, 0, 2
 _FAULTS = {_INFINITE: "logits are not finite", _FORBIDDEN: "every token is forbidden"}
 
+SCORED_AT_ONCE = 128
+"""Rows of logits that are made at once for log probabilities of prompts."""
+
 Ints = NDArray[np.int64]
 _Asked = list[tuple[PlanRow, Sampling]]
 
@@ -84,6 +87,48 @@ def outcome(row: PlanRow, drawn: Sequence[int], grammars: Matchers) -> Outcome:
     values = np.array(scores, dtype=np.int64).view(np.float64)[[0, *range(most + 1, 2 * most + 1)]].tolist()
     top = list(zip(scores[1 : most + 1], values[1:], strict=True))[: row.sampling.logprobs]
     return Scored([token], [TokenLogprob(values[0], top)])
+
+
+def score(
+    rows: Sequence[PlanRow], starts: Ints, hidden: Tensor, head: Callable[[Tensor], Tensor], kernels: Kernels
+) -> Tensor | None:
+    """The log probabilities of all rows' ``scored`` tokens, in order, to be read by `prompt_scores`: int64
+    ``[tokens, 1 + 2 most]``; None if no row has any.
+
+    ``hidden``: of the step, ``[step's tokens, hidden]``; ``starts``: of each row in it. ``head``: makes logits
+    of hidden states. It gets `SCORED_AT_ONCE` at a time, since a whole prompt's logits may not fit the device.
+    """
+    asked = [
+        (start + row.scored_from - row.first, row.scored)
+        for row, start in zip(rows, starts.tolist(), strict=True)
+        if row.scored is not None
+    ]
+    if not asked:
+        return None
+    at = np.concatenate([first + np.arange(len(tokens)) for first, tokens in asked])
+    places, ids = upload([at, np.concatenate([tokens for _, tokens in asked])], hidden.device)
+    most = max(row.scored_top for row in rows if row.scored is not None)
+    parts = []
+    for begin in range(0, len(at), SCORED_AT_ONCE):
+        part = slice(begin, begin + SCORED_AT_ONCE)
+        logits = head(hidden[places[part]])
+        parts.append(_scores(logits, ids[part], min(most, logits.shape[-1]), kernels))
+    return torch.cat(parts)
+
+
+def prompt_scores(rows: Sequence[PlanRow], lines: Ints) -> list[list[TokenLogprob]]:
+    """The log probabilities of each row's ``scored`` tokens. ``lines``: of `score`."""
+    found, at = list[list[TokenLogprob]](), 0
+    for row in rows:
+        scores, end = list[TokenLogprob](), at + (0 if row.scored is None else len(row.scored))
+        for line in lines[at:end]:
+            most = len(line) // 2
+            values = line.view(np.float64)
+            top = zip(line[1 : most + 1].tolist(), values[most + 1 :].tolist(), strict=True)
+            scores.append(TokenLogprob(float(values[0]), list(top)[: row.scored_top]))
+        found.append(scores)
+        at = end
+    return found
 
 
 def _fault(row: PlanRow, verdict: int, grammars: Matchers) -> RowFault:

@@ -55,9 +55,10 @@ class BlockManager:
         """Look in the prefix cache for the blocks behind the computed tokens, and put those that are found
         into the sequence's table. Returns the tokens that it gained.
 
-        The last token is never taken from the cache, since its logits are wanted.
+        The last token is never taken from the cache, since its logits are wanted. Nothing is for a turn that
+        wants log probabilities of its prompt: only computing gives them.
         """
-        if sequence.planned != sequence.computed:
+        if sequence.planned != sequence.computed or (sequence.turn is not None and sequence.turn.to_score):
             return 0
         own, most = sequence.computed // self.block_tokens, (len(sequence.tokens) - 1) // self.block_tokens
         if most <= own:

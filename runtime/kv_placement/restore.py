@@ -131,7 +131,8 @@ class Restore:
         to wait for KV on disk."""
         self._queues.taken(sequence)
         self._queues.restoring[sequence.id] = sequence
-        if not self.fetch(sequence, now):
+        scores = sequence.turn is not None and sequence.turn.to_score  # all of its prompt is computed
+        if scores or not self.fetch(sequence, now):
             del self._queues.restoring[sequence.id]
             self._queues.enqueue(sequence)
 

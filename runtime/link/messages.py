@@ -58,7 +58,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     completed. ``logprobs``: how many alternatives are reported beside each token's log probability; None
     reports nothing. Log probabilities are those of the model, before any of the other fields apply.
     ``grammar``: only tokens that it allows are sampled; the generation ends where only an end token may
-    follow.
+    follow. ``prompt_logprobs``: as ``logprobs``, for the tokens of the prompt behind the first one; the whole
+    prompt is computed for them. For a sequence that begins with the generation and is no fork.
     """
 
     temperature: float = 0.0
@@ -74,6 +75,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def penalizes(self) -> bool:
@@ -393,21 +395,22 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """The log probability of a sampled token; and the likeliest tokens as pairs ``(id, log probability)``,
-    best first."""
+    """The log probability of a token, sampled or of the prompt, and the likeliest ``(id, logprob)`` pairs, best
+    first."""
 
     logprob: float
     top: list[tuple[int, float]]
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens that one generating sequence got in one step, or in several if ``TokenLimits.gather`` joins
+    """The tokens of one generating sequence in one step, or in several where ``TokenLimits.gather`` joins
     them.
 
-    ``epoch``: that of the sequence, see `SequenceState`; the gateway drops rows of an older epoch.
-    ``length``: of the sequence. ``finish``: why the generation ended; None: it goes on. At the end ``work``
-    is set: what it cost. With ``Finish.ERROR``, ``error`` says what went wrong and ``code`` names a class of
+    ``epoch``: that of the sequence, see `SequenceState`; the gateway drops rows of an older epoch. ``finish``:
+    why the generation ended; None: it goes on. At the end ``length`` is the sequence's length and ``work`` is
+    set. With ``Finish.ERROR``, ``error`` says what went wrong and ``code`` names a class of
     ``runtime.errors``, or is empty. ``logprobs``, where requested, has one entry per token.
+    ``prompt_logprobs``, where requested: those of the prompt's next tokens; a row may have nothing else.
     """
 
     seq: int
@@ -419,6 +422,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     logprobs: list[TokenLogprob] | None = None
     code: str = ""
+    prompt_logprobs: list[TokenLogprob] | None = None
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):

@@ -153,8 +153,11 @@ class Committer:
         self._policy.charge(sequence, computed)
         self._counters.landed(computed, prefilled, recomputed)
         self._block_manager.seal(sequence)
+        if isinstance(outcome, Scored) and outcome.prompt and sequence.turn is not None:
+            sequence.turn.scored += len(outcome.prompt)
+            sequence.turn.prompt_scores += outcome.prompt
         if not flight.samples:
-            return None
+            return self._scored(sequence)
         assert sequence.turn is not None
         sampled, logprobs = (
             (outcome.tokens, outcome.logprobs) if isinstance(outcome, Scored) else (outcome, [])
@@ -199,9 +202,29 @@ class Committer:
             return None
         told, turn.untold = turn.untold, []
         scores, turn.scores = turn.scores, []
+        prompt, turn.prompt_scores = turn.prompt_scores, []
         work = self.end(sequence, now) if finish is not None else None
         length = len(sequence.tokens)
-        return Row(sequence.id, sequence.epoch, told, length, finish, work, logprobs=scores or None)
+        return Row(
+            sequence.id,
+            sequence.epoch,
+            told,
+            length,
+            finish,
+            work,
+            logprobs=scores or None,
+            prompt_logprobs=prompt or None,
+        )
+
+    @staticmethod
+    def _scored(sequence: Sequence) -> Row | None:
+        """The row with the log probabilities of a chunk of the prompt; None if there are none to send."""
+        turn = sequence.turn
+        if turn is None or not turn.prompt_scores:
+            return None
+        scores, turn.prompt_scores = turn.prompt_scores, []
+        length = len(sequence.tokens)
+        return Row(sequence.id, sequence.epoch, [], length, prompt_logprobs=scores)
 
     def _finish(self, turn: Turn, token: int) -> Finish | None:
         if token in turn.limits.stop_ids:

@@ -124,6 +124,8 @@ class Planner:
         if not sequence.needs_lookup or sequence.planned != sequence.computed:
             return True
         sequence.look_up(False)
+        if sequence.turn is not None and sequence.turn.to_score:
+            return True  # its whole prompt is computed
         sequence.count_found(self._block_manager.adopt(sequence))
         keys = self._block_manager.residency.locate(sequence).in_host()
         if not keys:
@@ -247,6 +249,11 @@ class Planner:
         if sampling is not None and sampling.reads_past:
             past = sequence.tokens.view(end - 1).copy()
         forbidden = turn.forbidden(sequence.pending_samples) if turn is not None and samples else ()
+        scored, scored_from = None, first
+        if turn is not None and turn.to_score:
+            scored_from = max(first, turn.scored)
+            if (scored_to := min(end, turn.output_from - 1)) > scored_from:
+                scored = sequence.tokens.span(scored_from + 1, scored_to + 1)
         sequence.advance(Flight(draft.step, len(draft.rows), first, end, samples))
         return PlanRow(
             seq=sequence.id,
@@ -261,4 +268,7 @@ class Planner:
             output_from=turn.output_from if turn is not None else 0,
             forbidden=forbidden,
             grammar=turn.grammar if turn is not None and samples else None,
+            scored=scored,
+            scored_from=scored_from,
+            scored_top=(turn.sampling.prompt_logprobs or 0) if turn is not None else 0,
         )

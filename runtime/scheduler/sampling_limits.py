@@ -36,6 +36,7 @@ def _numbers(sampling: Sampling) -> Iterator[str]:
         "presence_penalty": abs(sampling.presence_penalty) <= MOST_ADDEND,
         "frequency_penalty": abs(sampling.frequency_penalty) <= MOST_ADDEND,
         "logprobs": sampling.logprobs is None or 0 <= sampling.logprobs <= MAX_LOGPROBS,
+        "prompt_logprobs": sampling.prompt_logprobs is None or 0 <= sampling.prompt_logprobs <= MAX_LOGPROBS,
     }
     yield from (f"{name} {getattr(sampling, name)}" for name, fits in fit.items() if not fits)
     yield from (f"logit_bias {bias}" for _, bias in sampling.logit_bias if not abs(bias) <= MOST_ADDEND)

@@ -217,7 +217,7 @@ class Scheduler:
         sequence = self._queues[verb.seq] if opening is None else self._begin(verb.seq, opening, now)
         if len(tokens):
             sequence.extend(tokens)
-        if opening is not None and opening.parent is None:
+        if opening is not None and opening.parent is None and not turn.to_score:
             self._block_manager.adopt(sequence)
             self._restore.stage(sequence, now)
         if sequence.planned == sequence.total:  # after a truncation: the last token's logits are needed again
@@ -524,6 +524,9 @@ class Scheduler:
         check_sampling(verb.sampling, verb.limits, self.settings.vocab_size)
         if verb.sampling.grammar is not None:
             self._grammar_queue.check()
+        opens = verb.opening is not None and verb.opening.parent is None
+        if verb.sampling.prompt_logprobs is not None and not opens:
+            raise SamplingInvalid("prompt_logprobs: the sequence must begin with the generation")
         left = verb.limits.max_tokens - verb.generated_from
         if verb.generated_from < 0 or left < 1:
             raise SamplingInvalid(f"{verb.generated_from} of {verb.limits.max_tokens} tokens are generated")

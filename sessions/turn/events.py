@@ -106,13 +106,22 @@ class ReplyStarted:
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """A token of the reply and its log probability. ``text``: what the token decodes to alone; a part of a
-    character is U+FFFD. ``top``: the most likely tokens at its position, best first."""
+    """A token of the reply, or of the prompt, and its log probability. ``text``: what the token decodes to
+    alone; a part of a character is U+FFFD. ``top``: the most likely tokens at its position, best first."""
 
     token: int
     text: str
     logprob: float
     top: tuple[TokenScore, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyPromptScores:
+    """The scores of the prompt's tokens behind the first one, before any output, if they were requested.
+    ``first``: the text of the first token."""
+
+    first: str
+    scores: tuple[TokenScore, ...]
 
 
 class ReplyTextDelta(msgspec.Struct, frozen=True, gc=False):
@@ -184,6 +193,7 @@ class ReplyDone:
 
 ReplyEvent: TypeAlias = (
     ReplyStarted
+    | ReplyPromptScores
     | ReplyReasoningDelta
     | ReplyTextDelta
     | ReplyCallStarted

@@ -80,6 +80,8 @@ class ReplyRun:
         self._prompt = prompt
         self._sampling, self._limits = sampling, limits
         self._said, self._logprobs = said, logprobs
+        self._prompt_scores: list[TokenLogprob] = []
+        self._scored = False  # whether those of the prompt were told
         self._retold = not len(said)
         self._generation: Generation | None = None
         self._held_by = 0  # the number of the engine that generates the reply
@@ -152,6 +154,7 @@ class ReplyRun:
 
     async def _start(self) -> None:
         said, self._stopping, self._sampled = len(self.reader.ids), None, False
+        self._prompt_scores = []  # another engine begins with the prompt again
         try:
             self._generation = await self._sequence.begin(self._all(), self._sampling, self._limits, said)
         finally:
@@ -216,8 +219,12 @@ class ReplyRun:
         if row.tokens:
             self._sampled = True
             self._sequence.crashes.reset()
+        self._prompt_scores += row.prompt_logprobs or ()
         if events is None:
             events = self.reader.feed(row.tokens, row.logprobs)
+        if row.tokens and not self._scored and self._sampling.prompt_logprobs is not None:
+            events = [self.reader.prompt_scores(self._prompt.tolist(), self._prompt_scores), *events]
+            self._scored = True
         if self.reader.matched or self.reader.called:
             return events + await self._cut(ReplyStatus.COMPLETED, EndReason.STOP, row.work)
         if self.reader.cycles:

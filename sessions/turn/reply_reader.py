@@ -21,6 +21,7 @@ from .events import (
     ReplyCallDone,
     ReplyCallStarted,
     ReplyEvent,
+    ReplyPromptScores,
     ReplyReasoningDelta,
     ReplyTextDelta,
     TokenScore,
@@ -203,6 +204,11 @@ class ReplyReader:
     def items(self) -> tuple[Item, ...]:
         """The items that began, in order. Call it after ``finish``."""
         return tuple(self._items)
+
+    def prompt_scores(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> ReplyPromptScores:
+        """The scores of a prompt. ``logprobs``: one for each of its ``ids`` but the first."""
+        scores = (self._score(token, logprob) for token, logprob in zip(ids[1:], logprobs, strict=True))
+        return ReplyPromptScores(self._tokenizer.text_of(ids[0]), tuple(scores))
 
     def _score(self, token: int, logprob: TokenLogprob) -> TokenScore:
         text = self._tokenizer.text_of

@@ -293,6 +293,7 @@ def checked_sampling(
     logit_bias: Mapping[int, float] | None = None,
     bad_words: Sequence[Sequence[int]] = (),
     top_logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
     vocab_size: int | None = None,
 ) -> Sampling:
     """Make sampling parameters and check their bounds.
@@ -304,6 +305,8 @@ def checked_sampling(
         integer("seed", seed, 0, MAX_SEED)
     if top_logprobs is not None:
         integer("top_logprobs", top_logprobs, 0, MAX_LOGPROBS)
+    if prompt_logprobs is not None:
+        integer("prompt_logprobs", prompt_logprobs, 0, MAX_LOGPROBS)
     integer("top_k", top_k, 0, MAX_INTEGER)
     return Sampling(
         temperature=number("temperature", temperature, 0.0, 2.0),
@@ -318,6 +321,7 @@ def checked_sampling(
         logit_bias=_bias(logit_bias or {}, vocab_size),
         bad_words=_bad_words(bad_words, vocab_size),
         logprobs=top_logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

@@ -223,6 +223,8 @@ def completions(client: OpenAI, model: str) -> dict[str, Any]:
     said["streamed"] = "".join(chunk.choices[0].text for chunk in streamed)
     scored = create(model=model, prompt="Hello", max_tokens=3, logprobs=2).choices[0].logprobs
     said["logprobs"] = [len(scored.tokens), len(scored.token_logprobs), len(scored.top_logprobs)]
+    both = create(model=model, prompt="My name is", max_tokens=2, logprobs=1, echo=True).choices[0].logprobs
+    said["echoed"] = [both.token_logprobs[0], len(both.tokens) - 2, both.text_offset[0], both.top_logprobs[0]]
     said["stopped"] = create(model=model, prompt="Hello", max_tokens=20, stop="lo").choices[0].finish_reason
     return said
 
@@ -252,9 +254,6 @@ def errors(client: OpenAI, model: str, url: str) -> dict[str, Any]:
                 messages=NAME,
                 response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": 1}}},
             )
-        ),
-        "echo logprobs": refused(
-            lambda: client.completions.create(model=model, prompt="a", echo=True, logprobs=1)
         ),
         "vocabulary": refused(lambda: client.completions.create(model=model, prompt=[10**9])),
         "retrieve": refused(lambda: client.models.retrieve("other")),

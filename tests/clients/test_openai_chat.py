@@ -54,6 +54,8 @@ async def test_each_call_of_the_openai_package(client_script: Callable[..., Any]
     completions = told["completions"]
     assert completions["echo"] == "Hello" and completions["indexes"] == [0, 1, 2, 3]
     assert completions["tokens"] == 3 and completions["lists"] == 2 and completions["streamed"]
+    first, tokens, offset, top = completions["echoed"]
+    assert first is None and top is None and tokens >= 3 and offset == 0
     assert completions["logprobs"] == [3, 3, 3] and completions["stopped"] == "stop"
     assert told["models"] == ["pocket", "pocket"]
     assert told["async"]["after a cut"] == "Nice to meet you, Marisol."
@@ -74,7 +76,6 @@ def check_refusals(errors: dict[str, Any]) -> None:
         "top_logprobs": [*INVALID, "invalid_value", "top_logprobs"],
         "long": [*INVALID, "context_length_exceeded", None],
         "schema": [*INVALID, "invalid_grammar", None],
-        "echo logprobs": [*INVALID, "unsupported_field", "logprobs"],
         "vocabulary": [*INVALID, "invalid_value", "prompt"],
         "retrieve": ["NotFoundError", 404, "model_not_found", None],
     }

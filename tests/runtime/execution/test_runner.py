@@ -14,11 +14,12 @@ from transformers import Qwen3ForCausalLM
 
 from holdfast.benchmarks.toys import make_toy
 from holdfast.kvstore.arena import DeviceArena
+from holdfast.runtime.execution import sampler
 from holdfast.runtime.execution.runner import TorchRunner
-from holdfast.runtime.link.messages import Sampling
+from holdfast.runtime.link.messages import Sampling, TokenLogprob
 from holdfast.runtime.model.decoder import Decoder
 from holdfast.runtime.model.load import LoadedModel, load_model
-from holdfast.runtime.plan import BlockCopy, Handle, Plan, PlanRow, RowFault
+from holdfast.runtime.plan import BlockCopy, Handle, Plan, PlanRow, RowFault, Scored
 
 BLOCKS, BLOCK = 128, 16
 GREEDY = Sampling()
@@ -117,6 +118,45 @@ def test_rows_of_every_kind_in_one_step(model: LoadedModel) -> None:
     assert second == [alone[1][0], None, alone[0][1]]
     third = bench.run(bench.row(0, 21, second[2:], GREEDY), bench.row(1, 33, second[:1], WARM))
     assert third == [alone[0][2], alone[1][1]]
+
+
+@pytest.mark.parametrize("at_once", [3, 128])
+def test_the_scores_of_prompts_are_those_of_the_reference(
+    model: LoadedModel, folder: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two prompts in chunks, beside rows without scores; part of a chunk may have them already."""
+    monkeypatch.setattr(sampler, "SCORED_AT_ONCE", at_once)
+    reference = Qwen3ForCausalLM.from_pretrained(folder).eval()
+    bench, told = Bench(model), dict[int, list[TokenLogprob]]()
+    prompts = {seq: prompt(length, seq) for seq, length in ((0, 30), (1, 9))}
+
+    def scored(seq: int, first: int, end: int, since: int, top: int, how: Sampling | None = None) -> PlanRow:
+        ids = np.array(prompts[seq][since + 1 : end + 1], dtype=np.int64)
+        more = {"scored": ids, "scored_from": since, "scored_top": top}
+        return bench.row(seq, first, prompts[seq][first:end], how, **more)
+
+    steps = [
+        [bench.row(2, 0, prompt(5), GREEDY), scored(0, 0, 14, 0, 2), scored(1, 0, 9, 0, 0, GREEDY)],
+        [scored(0, 14, 20, 16, 2), bench.row(2, 5, [7], Sampling(logprobs=1))],
+        [bench.row(3, 0, prompt(4)), scored(0, 20, 30, 20, 2, Sampling(logprobs=3))],
+    ]
+    for rows in steps:
+        for row, outcome in zip(rows, bench.launch(*rows).tokens(), strict=True):
+            has = isinstance(outcome, Scored) and bool(outcome.prompt)
+            assert has is (row.scored is not None)
+            if isinstance(outcome, Scored):
+                told.setdefault(row.seq, []).extend(outcome.prompt)
+                logprobs = row.sampling.logprobs if row.sampling is not None else None
+                assert len(outcome.logprobs) == (logprobs is not None)
+    for seq, top in ((0, 2), (1, 0)):
+        ids = torch.tensor([prompts[seq]])
+        expected = reference(ids).logits[0].log_softmax(-1)
+        positions = [at for at in range(len(prompts[seq]) - 1) if seq == 1 or at not in (14, 15)]
+        for at, score in zip(positions, told[seq], strict=True):
+            assert score.logprob == pytest.approx(expected[at, prompts[seq][at + 1]].item(), abs=1e-4)
+            best = expected[at].topk(top)
+            assert [token for token, _ in score.top] == best.indices.tolist()
+            assert [value for _, value in score.top] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
 def test_a_draw_is_decided_by_seed_and_position_in_any_company(model: LoadedModel) -> None:

@@ -1,0 +1,151 @@
+"""Log probabilities of a prompt: each of its tokens once, whatever its chunks, preemption and the caches do."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.link.messages import (
+    Fork,
+    Generate,
+    Open,
+    Opening,
+    Refusal,
+    Row,
+    Sampling,
+    TokenLimits,
+    TokenLogprob,
+    VerbReply,
+)
+from holdfast.runtime.plan import Outcome, Plan, RowFault, Scored
+from holdfast.runtime.settings import SchedulerSettings
+from holdfast.tests.runtime.fakes import FakeRunner, fake_engine, fake_memory
+
+SCORES = Sampling(prompt_logprobs=1)
+
+
+class ScoringRunner:
+    """The fake device, which gives the token at position p the log probability -p."""
+
+    def __init__(self, device: FakeRunner) -> None:
+        self._device = device
+        self.scored = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._device, name)
+
+    def launch(self, plan: Plan) -> ScoringHandle:
+        self.scored += sum(len(row.scored) for row in plan.rows if row.scored is not None)
+        return ScoringHandle(plan, self._device.launch(plan).tokens)
+
+
+class ScoringHandle:
+    def __init__(self, plan: Plan, tokens: object) -> None:
+        self._plan, self._tokens = plan, tokens
+
+    def tokens(self) -> list[Outcome]:
+        found: list[Outcome] = []
+        for row, outcome in zip(self._plan.rows, self._tokens(), strict=True):  # type: ignore[operator]
+            if isinstance(outcome, RowFault) or row.scored is None:
+                found.append(outcome)
+                continue
+            positions = range(row.scored_from + 1, row.scored_from + 1 + len(row.scored))
+            prompt = [
+                TokenLogprob(-float(position), [(int(token), 0.0)])
+                for position, token in zip(positions, row.scored, strict=True)
+            ]
+            found.append(Scored(outcome if isinstance(outcome, list) else outcome.tokens, [], prompt))
+        return found
+
+
+def engine(**settings: int) -> tuple[Engine, ScoringRunner]:
+    given = {"blocks": 64, "block_tokens": 4, "max_context": 200, "max_step_tokens": 16, "max_sequences": 4}
+    numbers = SchedulerSettings(vocab_size=256, **{**given, **settings})
+    made, device = fake_engine(numbers, memory=fake_memory(32, 4))
+    runner = ScoringRunner(device)
+    made._runner = runner  # type: ignore[assignment]
+    return made, runner
+
+
+def begin(on: Engine, seq: int, prompt: list[int], sampling: Sampling = SCORES, *, most: int = 3) -> object:
+    verb = Generate(100 + seq, seq, sampling, TokenLimits(most), tokens=prompt, opening=Opening(b"salt"))
+    return on.apply(verb)
+
+
+def run(on: Engine) -> dict[int, list[Row]]:
+    rows: dict[int, list[Row]] = {}
+    while (step := on.step()) is not None:
+        for row in step.rows:
+            rows.setdefault(row.seq, []).append(row)
+    return rows
+
+
+def told(rows: list[Row]) -> list[TokenLogprob]:
+    return [score for row in rows for score in row.prompt_logprobs or ()]
+
+
+def expected(prompt: list[int]) -> list[TokenLogprob]:
+    return [TokenLogprob(-float(at), [(token, 0.0)]) for at, token in enumerate(prompt) if at]
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 50])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_prompt_is_scored_chunk_by_chunk(length: int, depth: int) -> None:
+    on, _ = engine(depth=depth)
+    prompt = [(7 * at) % 250 for at in range(length)]
+    assert isinstance(begin(on, 0, prompt), VerbReply)
+    rows = run(on)[0]
+    assert told(rows) == expected(prompt)
+    assert max(len(row.prompt_logprobs or ()) for row in rows) <= 16, "a chunk at a time"
+    assert sum(len(row.tokens) for row in rows) == 3 and all(row.logprobs is None for row in rows)
+
+
+def test_what_the_prefix_cache_has_is_computed_again_and_other_turns_still_use_it() -> None:
+    on, _ = engine()
+    prompt = [(7 * at) % 250 for at in range(50)]
+    begin(on, 0, prompt, Sampling())
+    first = run(on)[0]
+    begin(on, 1, prompt)
+    begin(on, 2, prompt, Sampling())
+    rows = run(on)
+    assert told(rows[1]) == expected(prompt) and not told(rows[2])
+    assert first[-1].work is not None and rows[1][-1].work is not None and rows[2][-1].work is not None
+    assert rows[1][-1].work.prefilled == first[-1].work.prefilled == 50
+    assert rows[2][-1].work.resident >= 48
+    assert {tuple(token for row in found for token in row.tokens) for found in (first, *rows.values())} == {
+        tuple(token for row in first for token in row.tokens)
+    }
+
+
+def test_a_preempted_turn_tells_each_score_once() -> None:
+    on, runner = engine(blocks=26, max_context=90, depth=2)
+    prompts = {seq: [(seq * 31 + 7 * at) % 250 for at in range(45)] for seq in range(3)}
+    for seq, prompt in prompts.items():
+        begin(on, seq, prompt, most=40)
+    rows = run(on)
+    assert on.statistics()["preempted"] > 0
+    for seq, prompt in prompts.items():
+        assert told(rows[seq]) == expected(prompt)
+        assert sum(len(row.tokens) for row in rows[seq]) == 40
+    assert runner.scored >= 3 * 44
+
+
+def test_a_reply_that_goes_on_scores_its_prompt_alone() -> None:
+    on, _ = engine()
+    prompt = [(7 * at) % 250 for at in range(20)]
+    verb = Generate(
+        1, 0, SCORES, TokenLimits(8), generated_from=4, tokens=[*prompt, 1, 2, 3, 4], opening=Opening(b"salt")
+    )
+    assert isinstance(on.apply(verb), VerbReply)
+    assert told(run(on)[0]) == expected(prompt)
+
+
+def test_only_a_sequence_that_begins_has_scores() -> None:
+    on, _ = engine()
+    on.apply(Open(1, 0, b"salt", [1, 2, 3]))
+    run(on)
+    later = on.apply(Generate(2, 0, SCORES, TokenLimits(2)))
+    forked = on.apply(Generate(3, 5, SCORES, TokenLimits(2), tokens=[4], opening=Opening(parent=0, at=2)))
+    wrong = begin(on, 6, [1, 2], Sampling(prompt_logprobs=21))
+    assert all(isinstance(one, Refusal) and one.code == "sampling_invalid" for one in (later, forked, wrong))
+    assert isinstance(on.apply(Fork(4, 0, [7])), VerbReply)
