@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .floods import LATE_SECONDS, STEPS, WARM_TURNS, victim
+from .floods import LATE_SECONDS, LOOK_SECONDS, STEPS, WARM_TURNS, victim
 from .harness.flood import CROWDS
 from .harness.options import CannotMeasure, Options, options_of, parser_of, run
 from .harness.servers import engine_statistics, server
@@ -29,6 +29,8 @@ from .report import Goal, percentile, show, table
 
 POLICIES = ("fair_shares", "first_come_first_served")
 KEPT = 0.9
+QUICK_TOKENS = "32"
+"""Of an attacker's reply: under first come, first served the victim waits for the replies of all talkers."""
 OPERATOR = "operator-key"
 KEYS = f"""\
 [operators]
@@ -51,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the JSON, without the tables")
     chosen = parser.parse_args(words)
     options = options_of(chosen)
-    seconds, warm = (1.5, 1.0) if chosen.quick else (chosen.seconds, chosen.warm)
+    seconds, warm = (0.6, 0.3) if chosen.quick else (chosen.seconds, chosen.warm)
     return run(
         "fairness",
         lambda: measure(options, seconds, warm, chosen.only, chosen.policy, quiet=chosen.json),
@@ -98,12 +100,14 @@ async def _meet(options: Options, name: str, policy: str, seconds: float, warm: 
             if not alone.ttft:
                 raise CannotMeasure(f"before {name} no turn was completed: {alone.failed[:1]}")
             command = (sys.executable, "-m", "holdfast.benchmarks.harness.flood", name, running.url)
+            short = ("--tokens", QUICK_TOKENS) if options.quick else ()
             attacker = await asyncio.create_subprocess_exec(
-                *(*command, "attacker-key", str(warm + 2 * seconds + LATE_SECONDS)),
+                *(*command, "attacker-key", str(warm + 2 * seconds + 2 * LATE_SECONDS), *short),
                 stdout=asyncio.subprocess.PIPE,
                 env=environment(1, ours=True),
             )
             try:
+                await _computing(running.url)
                 await asyncio.sleep(warm)
                 before, began = _statistics(running.url), time.perf_counter()
                 await asyncio.sleep(seconds)
@@ -134,6 +138,16 @@ async def _meet(options: Options, name: str, policy: str, seconds: float, warm: 
         "attacker_tokens_per_second": gained["computed"] / took,
         "attack": {**gained, "running": after["running"], "waiting": after["waiting"]},
     }
+
+
+async def _computing(url: str) -> None:
+    """Wait until the attacker, alone, has the engine compute."""
+    before = _statistics(url)["computed"]
+    async with asyncio.timeout(LATE_SECONDS):
+        while True:
+            if _statistics(url)["computed"] > before:
+                return
+            await asyncio.sleep(LOOK_SECONDS)
 
 
 def _statistics(url: str) -> dict[str, float]:

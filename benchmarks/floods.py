@@ -80,7 +80,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=FLOODS, default=tuple(FLOODS), help="these floods")
     parser.add_argument("--json", action="store_true", help="print the JSON, without the tables")
     chosen = parser.parse_args(words)
-    seconds = 1.5 if chosen.quick else chosen.seconds
+    seconds = 0.6 if chosen.quick else chosen.seconds
     options = options_of(chosen)
     return run("floods", lambda: measure(options, seconds, chosen.only, quiet=chosen.json))
 

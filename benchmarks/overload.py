@@ -35,7 +35,7 @@ from .harness.servers import Server, cpu_seconds, engine_statistics, memory_byte
 from .harness.workers import environment
 from .report import Goal, percentile, show, table
 
-TALKERS, TALK_TOKENS = 4, 200
+TALKERS, TALK_TOKENS, QUICK_TOKENS = 4, 200, 40
 READERS, HALF_OPEN = 200, 2000
 GAP = 1.2
 SLO_SECONDS = 2.0
@@ -67,7 +67,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the JSON, without the tables")
     chosen = parser.parse_args(words)
     options = options_of(chosen)
-    seconds = 2.0 if chosen.quick else chosen.seconds
+    seconds = 0.6 if chosen.quick else chosen.seconds
     return run("overload", lambda: measure(options, seconds, quiet=chosen.json))
 
 
@@ -131,15 +131,16 @@ def _served(options: Options, folder: str, *words: str) -> Iterator[Server]:
 async def _bad_clients(options: Options, seconds: float, bad: dict[str, int]) -> dict[str, Any]:
     """Measure other sessions' token gaps without and beside bad clients. ``bad``: how many of each kind, by its
     name."""
+    tokens = QUICK_TOKENS if options.quick else TALK_TOKENS
     with tempfile.TemporaryDirectory() as folder, _served(options, folder) as running:
-        await _gaps(running, seconds / 3)
-        alone = await _gaps(running, seconds)
+        await _gaps(running, seconds / 3, tokens)
+        alone = await _gaps(running, seconds, tokens)
         before = memory_bytes(running.gateway)["now"]
         attackers = {kind: await _attack(running, kind, count) for kind, count in bad.items()}
         try:
             await _computed(running)
             spent, began = cpu_seconds(running.gateway), time.perf_counter()
-            beside = await _gaps(running, seconds)
+            beside = await _gaps(running, seconds, tokens)
             cores = (cpu_seconds(running.gateway) - spent) / (time.perf_counter() - began)
             growth = memory_bytes(running.gateway)["now"] - before
             ended = [kind for kind, attacker in attackers.items() if attacker.returncode is not None]
@@ -161,15 +162,15 @@ async def _bad_clients(options: Options, seconds: float, bad: dict[str, int]) ->
     }
 
 
-async def _gaps(running: Server, seconds: float) -> list[float]:
-    """The token gaps, in seconds, of `TALKERS` clients that generate for so many seconds."""
+async def _gaps(running: Server, seconds: float, tokens: int) -> list[float]:
+    """The token gaps, in seconds, of `TALKERS` clients that generate replies of ``tokens`` for so many seconds."""
     gaps: list[float] = []
     end = time.perf_counter() + seconds
 
     async def talk(client: Client) -> None:
         while time.perf_counter() < end:
             async with client.session(
-                temperature=0, min_output_tokens=TALK_TOKENS, max_output_tokens=TALK_TOKENS
+                temperature=0, min_output_tokens=tokens, max_output_tokens=tokens
             ) as chat:
                 said = [time.perf_counter() async for _ in chat.say("Tell me a long story.")]
             gaps.extend(later - earlier for earlier, later in pairwise(said))

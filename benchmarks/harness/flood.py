@@ -153,13 +153,14 @@ class RawSocket:
 
 
 class Flood:
-    """One attack on one server, until the moment ``end`` by ``time.monotonic()``. ``counts``: how often each
-    thing was sent or answered, by name."""
+    """One attack on one server, until the moment ``end`` by ``time.monotonic()``. ``tokens``: of a talker's
+    reply. ``counts``: how often each thing was sent or answered, by name."""
 
-    def __init__(self, url: str, key: str, end: float) -> None:
+    def __init__(self, url: str, key: str, end: float, tokens: int = TALK_TOKENS) -> None:
         self.url = url
         self.key = key
         self.end = end
+        self.tokens = tokens
         self.counts: Counter[str] = Counter()
 
     async def run(self, name: str) -> None:
@@ -241,7 +242,7 @@ class Flood:
 
     async def talkers(self, connection: RawSocket, at: int) -> None:
         """Ask for long replies, one after another. ``at``: the socket's number."""
-        await self._replies(connection, 1, TALK_TOKENS, f"I am number {at}. Tell me a long story.")
+        await self._replies(connection, 1, self.tokens, f"I am number {at}. Tell me a long story.")
 
     async def asides(self, connection: RawSocket, at: int) -> None:
         """Keep as many replies out of band running as a session may have. ``at``: the socket's number."""
@@ -344,11 +345,12 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("key")
     parser.add_argument("seconds", type=float)
+    parser.add_argument("--tokens", type=int, default=TALK_TOKENS, help="of a talker's reply")
     chosen = parser.parse_args()
     os.nice(19)
 
     async def attack() -> Counter[str]:
-        flood = Flood(chosen.url, chosen.key, time.monotonic() + chosen.seconds)
+        flood = Flood(chosen.url, chosen.key, time.monotonic() + chosen.seconds, chosen.tokens)
         await flood.run(chosen.name)
         return flood.counts
 

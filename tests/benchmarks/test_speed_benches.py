@@ -164,7 +164,7 @@ def test_load_has_the_serving_figures_of_each_rate(tmp_path: Path) -> None:
 
 
 def test_agent_compares_loops_of_the_same_tokens(tmp_path: Path) -> None:
-    told = quick("agent", tmp_path)
+    told = quick("agent", tmp_path, "--tool-seconds", "0.02")
     on = told["on"]["tiny, 64"]
     assert len(on["prompts"]) == told["steps"] == 4 and on["prompts"] == sorted(on["prompts"])
     assert on["session"]["kilobytes_sent"]["median"] < on["resent"]["kilobytes_sent"]["median"]

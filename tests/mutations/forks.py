@@ -41,6 +41,8 @@ HEAVY += (
     "regex",
     "jinja2",
     "transformers.utils.chat_template_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.modeling_utils",
     "xml.etree.ElementTree",
     *PLUGINS,
 )
