@@ -163,7 +163,7 @@ async def _bad_clients(options: Options, seconds: float, bad: dict[str, int]) ->
 
 
 async def _gaps(running: Server, seconds: float, tokens: int) -> list[float]:
-    """The token gaps, in seconds, of `TALKERS` clients that generate replies of ``tokens`` for so many seconds."""
+    """The token gaps, in seconds, of `TALKERS` clients that generate replies of ``tokens`` for ``seconds``."""
     gaps: list[float] = []
     end = time.perf_counter() + seconds
 
