@@ -27,6 +27,7 @@ from jinja2.compiler import CodeGenerator
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -49,6 +50,8 @@ WAIT_SECONDS = 120.0
 
 _WIDE = re.compile(r"[0-9]{7}|%[^a-zA-Z%]*\*")
 """A width or a precision in a format string that is too large, or comes from an argument."""
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+_LOOP_PLACES = frozenset({"first", "last", "index", "index0", "length"})
 _SIZED = frozenset(
     {"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "batch", "slice", "wordwrap", "truncate"}
 )
@@ -82,12 +85,14 @@ def _size(value: Any) -> int:
 def _joined(pieces: Iterable[Any]) -> str:
     """All pieces in one string. Raises ``SecurityError`` when it gets too long."""
     found: list[str] = []
-    total = 0
+    total, tick = 0, _budget.tick
     for piece in pieces:
-        _budget.tick()
-        found.append(str(piece))
-        total += len(found[-1])
-        _check(total)
+        tick()
+        text = str(piece)
+        found.append(text)
+        total += len(text)
+        if total > CHARACTERS:
+            _check(total)
     return "".join(found)
 
 
@@ -209,9 +214,24 @@ class Sandbox(ImmutableSandboxedEnvironment):
         tree.set_environment(self)
         return tree
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """An attribute of ``obj`` or, without one, an item, as the base class finds it. Most are items of
+        messages and places in a loop; those are found without its checks and exceptions."""
+        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        if type(obj) is LoopContext and attribute in _LOOP_PLACES:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute a binary operation. Raises ``SecurityError`` if its result would be too large."""
         if operator == "+":
+            if type(left) is str and type(right) is str:
+                _check(len(left) + len(right))
+                return left + right
             _check(_size(left) + _size(right))
         elif operator == "*":
             for value, times in ((left, right), (right, left)):
@@ -226,6 +246,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as there
         """Call a function. Raises ``SecurityError`` if it is a string method with too large a result."""
+        if type(__obj) is Macro:  # as the base class calls it in the end
+            kwargs.pop("_block_vars", None)
+            kwargs.pop("_loop_vars", None)
+            return __obj(__context.eval_ctx, *args, **kwargs)
         name = getattr(__obj, "__name__", "")
         text = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         if isinstance(text, str):
