@@ -276,6 +276,8 @@ def _log_end(session_id: str, response_id: str, done: ReplyDone, times: TurnTime
     usage, error = done.usage, done.error
     code = None if error is None else wire_error(error)
     level = logging.WARNING if code is not None and code.status >= 500 else logging.INFO
+    if not log.isEnabledFor(level):
+        return
     facts = about(
         session_id,
         response=response_id,

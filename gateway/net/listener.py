@@ -108,7 +108,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
 
     ``[DROP]["drop"]()``: end the connection at once; what is unsent is lost. ``[BURST]["write"](frames)``, a
     coroutine: send UTF-8 text frames in one write; raises ``OSError`` if the connection is closed.
-    ``[BURST]["write_now"](frame)``: send a frame if all before is sent; returns whether it did.
+    ``[BURST]["write_now"](*frames)``: do that at once if all before is sent; returns whether it
+    did.
 
     It limits what a peer can make the server keep or do. Of unanswered pings only the latest is answered (RFC
     6455, 5.5.3), and none while the peer does not read. Make it with `websocket_protocol`.
@@ -326,15 +327,15 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             raise ClientDisconnected from error
         self.transport.write(b"".join(self.conn.data_to_send()))
 
-    def write_now(self, frame: bytes) -> bool:
-        """Send a text frame without waiting. Returns False, and sends nothing, if the transport has unsent
-        bytes or the socket is closed."""
+    def write_now(self, *frames: bytes) -> bool:
+        """Send text frames in one write, without waiting. Returns False, and sends nothing, if the transport
+        has unsent bytes or the socket is closed."""
         conn, transport = self.conn, self.transport
         if self.disconnected or self.close_sent or transport.get_write_buffer_size():
             return False
         if conn.state is not State.OPEN or conn.expect_continuation_frame or conn.extensions:
             return False
-        transport.write(_text_header(len(frame)) + frame)
+        transport.write(b"".join([part for frame in frames for part in (_text_header(len(frame)), frame)]))
         return True
 
     async def send(self, message: ASGISendEvent) -> None:

@@ -1,8 +1,8 @@
 """Encoded events on their way to one socket, bounded in number and bytes.
 
 `post` does not wait, so that frames leave in the order in which the session's state changed. Its caller then
-waits for `room` before it makes more of them. A frame that finds the queue empty may be written at once, which
-saves a switch to the socket's writing task and back.
+waits for `room` before it makes more of them. A frame that finds the queue empty, or only patient frames in it,
+may be written at once, which saves a switch to the socket's writing task and back.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class OutboxStatistics:
 class Outbox:
     """The queue of frames for one socket. Its one reader, the socket's writing task, writes them. `post`
     refuses nothing, so the queue may exceed the bounds in ``limits`` by what its callers post before they wait
-    for `room`. ``send_now``: writes a frame if that needs no wait, and returns whether it did; by default it
+    for `room`. ``send_now``: writes frames if that needs no wait, and returns whether it did; by default it
     never does."""
 
-    def __init__(self, limits: ClientLimits, send_now: Callable[[bytes], bool] = lambda frame: False) -> None:
+    def __init__(self, limits: ClientLimits, send_now: Callable[..., bool] = lambda *frames: False) -> None:
         self._limits = limits
         self._send_now = send_now
         self._frames: deque[bytes] = deque()
@@ -64,10 +64,13 @@ class Outbox:
             self._mark()
 
     def post_now(self, frame: bytes) -> None:
-        """Write a frame at once if no other waits and the socket takes it; otherwise queue it. For a frame that
-        no other follows in the same pass: `post` writes those that do together."""
+        """Write a frame at once, behind patient ones, if no other waits and the socket takes it; otherwise
+        queue it. For a frame that no other follows in the same pass: `post` writes those that do together."""
         if not self._frames and self._send_now(frame):
             self._sent += 1
+        elif self._patient is not None and self._send_now(*self._frames, frame):
+            self._sent += 1
+            self.left(len(self._frames))
         else:
             self.post((frame,))
 
