@@ -16,6 +16,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Any, cast
 
 import h11
@@ -335,7 +336,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             return False
         if conn.state is not State.OPEN or conn.expect_continuation_frame or conn.extensions:
             return False
-        transport.write(b"".join([part for frame in frames for part in (_text_header(len(frame)), frame)]))
+        parts = [_text_header(len(frame)) + frame for frame in frames]
+        transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
         return True
 
     async def send(self, message: ASGISendEvent) -> None:
@@ -359,6 +361,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
 
+@lru_cache(maxsize=4096)
 def _text_header(length: int) -> bytes:
     """The header of a whole text frame from a server with a payload of ``length`` bytes (RFC 6455, 5.2)."""
     if length < 126:

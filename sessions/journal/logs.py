@@ -788,11 +788,12 @@ class LogFolder:
 
     def size(self, place: int) -> int:
         """Bytes of the record at ``place``; 0 for a missing or damaged one."""
-        length = segment.bytes_at(place)
-        if length >> 3 < segment.GIANT or place in (segment.MISSING, segment.HIT):
-            return length if segment.slot_of(place) else 0
-        with suppress(OSError, StorageUnavailable):
-            return self._giant(self.logs[segment.slot_of(place)], segment.offset_of(place))
+        slot, length = segment.slot_of(place), segment.bytes_at(place)
+        if not slot:
+            return 0
+        if length >> 3 == segment.GIANT:
+            with suppress(OSError, StorageUnavailable):
+                return self._giant(self.logs[slot], segment.offset_of(place))
         return length
 
     def _giant(self, one: Log, offset: int) -> int:

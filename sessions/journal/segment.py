@@ -47,6 +47,7 @@ _HEADER = struct.Struct("<8sIIQ")
 _RECORD = struct.Struct("<4sIQQQQ")
 _CHUNK = struct.Struct("<4sIIIQ")
 _CHECK = struct.Struct("<Q")
+_ENTRY = struct.Struct("<QQQQQII")
 ENTRY = np.dtype(
     [
         ("sequence", "<u8"),
@@ -236,8 +237,8 @@ def encoded_chunk(
     flags: int = 0,
 ) -> bytes:
     """The bytes of a chunk at ``offset`` of the index of the log with this seed; the log ends at ``end``."""
-    packed = np.array(list(entries), dtype=ENTRY)
-    body = packed.tobytes() + extras
+    packed = [_ENTRY.pack(*entry) for entry in entries]
+    body = b"".join((*packed, extras))
     fixed = _CHUNK.pack(sync, len(packed), len(extras), flags, end)
     check = xxh3_64_intdigest(fixed + body, ~seed + offset & WRAP)
     return b"".join((_CHECK.pack(check), fixed, body))
