@@ -28,6 +28,7 @@ from ..sessions.turn.events import (
 from ..sessions.turn.response import TurnResponse
 from .auth import TurnCaller
 from .errors import INTERNAL, wire_error
+from .net.flag import Flag
 from .rate_limits import RateLimits
 from .turn_metrics import TurnTimes
 from .turns import CountedTurn, Turns
@@ -101,8 +102,7 @@ class LiveSession:
         self._serving: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._order = asyncio.Lock()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle = Flag(on=True)
 
     @property
     def id(self) -> str:

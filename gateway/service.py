@@ -106,6 +106,7 @@ class Service:
         self._registry: SessionRegistry | None = None
         self._journal: Journal | None = None
         self._live: LiveSessions | None = None
+        self._faces: dict[str | None, RealtimeFace] = {}  # by the name that clients ask for
         queue = TurnQueue(settings.max_queue_seconds, shared=shared)
         self.turns = Turns(RateLimiter(self.tenants.rates()), queue, tracer)
         """What the turns of all sessions share."""
@@ -257,10 +258,16 @@ class Service:
         key. Raises what `admit` does."""
         limits = self.settings.limits
         client = client or ClientIdentity()
-        named = RealtimeDefaults((client.model or self.model, *self.names), self.settings.default_max_tokens)
-        face = RealtimeFace(self.admit(client.model), self._link, named, limits)
-        socket = RealtimeSocket(channel, face, client, limits)
+        socket = RealtimeSocket(channel, self._realtime(client.model), client, limits)
         await self.serve(socket, channel)
+
+    def _realtime(self, model: str | None) -> RealtimeFace:
+        """The Realtime face of all clients that ask for the model by this name. Raises what `admit` does."""
+        live, face = self.admit(model), self._faces.get(model)
+        if face is None or face.sessions is not live:
+            named = RealtimeDefaults((model or self.model, *self.names), self.settings.default_max_tokens)
+            face = self._faces[model] = RealtimeFace(live, self._link, named, self.settings.limits)
+        return face
 
     async def serve(self, socket: ServedSocket, channel: Channel) -> None:
         """Serve one WebSocket until either side ends it. Call it in a task of the connection's own. A client

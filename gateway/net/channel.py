@@ -17,6 +17,11 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from .listener import BURST, DROP
 
+SERVE = "holdfast.serve"
+"""The place in the scope of an accepted WebSocket for the function that serves it to its end. The outermost
+layer calls it, without arguments, when all others have returned: an open connection would otherwise keep the
+frame of each, 6 KiB in all."""
+
 
 class ChannelClosed(Exception):
     """The connection is closed, by either side. ``code``, ``reason``: those of the WebSocket's close frame."""

@@ -8,11 +8,11 @@ may be written at once, which saves a switch to the socket's writing task and ba
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..settings import ClientLimits
+from .flag import Flag
 
 BURST_BYTES = 16 << 10
 """The most bytes that are written at once, unless one frame has more."""
@@ -38,16 +38,14 @@ class Outbox:
     def __init__(self, limits: ClientLimits, send_now: Callable[..., bool] = lambda *frames: False) -> None:
         self._limits = limits
         self._send_now = send_now
-        self._frames: deque[bytes] = deque()
+        self._frames: list[bytes] = []
         self._bytes = 0
         self._sent = 0
         self.free = True
         """Whether the queue is below its bounds."""
-        self._filled = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._filled = Flag()
+        self._room = Flag(on=True)
+        self._empty = Flag(on=True)
         self._patient: asyncio.TimerHandle | None = None
 
     def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
@@ -96,8 +94,8 @@ class Outbox:
 
     def left(self, frames: int) -> None:
         """Remove the first ``frames`` frames from the queue: they have been written."""
-        for _ in range(frames):
-            self._bytes -= len(self._frames.popleft())
+        self._bytes -= sum(map(len, self._frames[:frames]))
+        del self._frames[:frames]
         self._sent += frames
         self._mark()
 
@@ -133,7 +131,7 @@ class SessionOutbox:
         self.session_id = session_id
         self._outbox = outbox
         self._shared = shared
-        self._left = asyncio.Event()
+        self._left = Flag()
 
     def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
         """Queue frames in order, without waiting. ``patient``: see `Outbox.post`."""

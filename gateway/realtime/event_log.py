@@ -42,6 +42,7 @@ from ...sdk.frames.server import (
     TextDelta,
 )
 from ...sessions.errors import EventsExpired
+from ..net.flag import Flag
 from ..net.outbox import SessionOutbox
 from ..settings import ClientLimits
 from .delta_frames import DeltaFrames
@@ -164,7 +165,7 @@ class EventLog:
         self._log_bytes = 0
         self._unread = 0  # bytes of events that left while there was no socket
         self._outbox: SessionOutbox | None = None
-        self._changed = asyncio.Event()
+        self._changed = Flag()
 
     @property
     def holding(self) -> bool:
