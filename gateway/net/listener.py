@@ -370,7 +370,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             raise ClientDisconnected from error
         self.transport.write(b"".join(self.conn.data_to_send()))
 
-    def write_now(self, *frames: bytes) -> bool:
+    def write_now(self, frame: bytes, *more: bytes) -> bool:
         """Send text frames in one write, without waiting. Returns False, and sends nothing, if the transport
         has unsent bytes or the socket is closed."""
         conn, transport = self.conn, self.transport
@@ -378,8 +378,10 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             return False
         if conn.state is not State.OPEN or conn.expect_continuation_frame or conn.extensions:
             return False
-        parts = [_text_header(len(frame)) + frame for frame in frames]
-        transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
+        data = _text_header(len(frame)) + frame
+        if more:
+            data = b"".join((data, *(_text_header(len(one)) + one for one in more)))
+        transport.write(data)
         return True
 
     async def send(self, message: ASGISendEvent) -> None:

@@ -104,8 +104,7 @@ class AnswerPlace:
     left: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
+class _Pending(msgspec.Struct, frozen=True):
     """An event in a lane that has not left yet. It leaves when the earlier events of the lane have left, its
     ``ticket`` is done without an error and its ``place`` is reached.
 
@@ -215,14 +214,21 @@ class EventLog:
         ``ticket``: done when the journal has what the events acknowledge. ``patient``: see `Outbox.post`.
         ``place``: the place among the answers that was kept for the first of the events.
         """
-        waiting = self._lanes.setdefault(lane, deque())
+        free = ticket is None and place is None and lane not in self._lanes  # nothing to wait for
         for event in events:
+            told = _NO_REPLY
             if lane == WRITER:
                 self._told += 1
-                waiting.append(_Pending(event, ticket, self._reply, self._told, patient, place))
+                told = self._reply, self._told
+            held = _Pending(event, ticket, *told, patient, place)
+            if free:
+                self._leave(held)
             else:
-                waiting.append(_Pending(event, ticket, *_NO_REPLY, patient, place))
+                self._lanes.setdefault(lane, deque()).append(held)
             place = None
+        if free:
+            self._changed.set()
+            return
         if ticket is not None and not ticket.done():
             ticket.add_done_callback(lambda _: self._release(lane))
         self._release(lane)

@@ -97,8 +97,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return xxh3_64_intdigest(self.store + self.number.to_bytes(8, "little"), self.seed)
 
 
-@dataclass(frozen=True, slots=True)
-class Fresh:
+class Fresh(msgspec.Struct, frozen=True, gc=False):
     """A record to be written. ``extra`` goes into the index with its entry."""
 
     session: int
