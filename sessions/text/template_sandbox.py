@@ -63,11 +63,13 @@ class _Budget(threading.local):
     until = float("inf")
     ticks = 0
 
-    def tick(self) -> None:
-        """Count an iteration. Raises ``SecurityError`` when the time is used up."""
-        self.ticks += 1
-        if self.ticks % TICKS == 0 and time.thread_time() > self.until:
-            raise SecurityError("it takes more processor time than a rendering may")
+    def tick(self, iterations: int = 1) -> None:
+        """Count iterations. Raises ``SecurityError`` when the time is used up."""
+        self.ticks += iterations
+        if self.ticks >= TICKS:
+            self.ticks = 0
+            if time.thread_time() > self.until:
+                raise SecurityError("it takes more processor time than a rendering may")
 
 
 _budget = _Budget()
@@ -85,14 +87,16 @@ def _size(value: Any) -> int:
 def _joined(pieces: Iterable[Any]) -> str:
     """All pieces in one string. Raises ``SecurityError`` when it gets too long."""
     found: list[str] = []
-    total, tick = 0, _budget.tick
+    total = 0
     for piece in pieces:
-        tick()
         text = str(piece)
         found.append(text)
         total += len(text)
         if total > CHARACTERS:
             _check(total)
+        if len(found) % TICKS == 0:
+            _budget.tick(TICKS)
+    _budget.tick(1 + len(found) % TICKS)
     return "".join(found)
 
 
