@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 FREE_SECONDS = 0.2  # the disk's free space is read again after this time
-GATHER_SECONDS = 0.01
+GATHER_SECONDS = 0.002
 """Changes for which nothing waits are committed this long after the first of them, so that those of several
 sessions share one sync."""
 
