@@ -13,8 +13,8 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -76,20 +76,13 @@ def main(words: Sequence[str] | None = None) -> int:
 def measure(options: Options, load: TokenLoad, *, quiet: bool) -> None:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        package = f"{__package__}.harness"
-        served = (
-            "-m",
-            f"{package}.scripted_server",
-            "--store",
-            f"{folder}/store",
-            "--pace",
-            f"{folder}/engine",
-        )
-        gateway = Process(Path(folder, "engine"), *stack.enter_context(started(served, 1)))
-        words = ("-m", f"{package}.bare", "--pace", f"{folder}/bare")
-        bare = Process(Path(folder, "bare"), *stack.enter_context(started(words, 1)))
+        bare_words = ("-m", f"{__package__}.harness.bare", "--pace", f"{folder}/bare")
         try:
-            found = asyncio.run(_rounds(gateway, bare, load, options.rounds))
+            with _gateway(folder, "resting") as resting:  # its own: the end of its sessions costs time, too
+                idle = asyncio.run(_idle(resting, load))
+            gateway = stack.enter_context(_gateway(folder, "talking"))
+            bare = Process(Path(folder, "bare"), *stack.enter_context(started(bare_words, 1)))
+            found = {**asyncio.run(_rounds(gateway, bare, load, options.rounds)), "idle": idle}
         except (WebSocketException, TimeoutError) as failed:
             raise CannotMeasure(f"a connection failed: {failed}") from failed
     goals = _goals(found, load)
@@ -109,6 +102,16 @@ class Process:
     pid: int
 
 
+@contextmanager
+def _gateway(folder: str, name: str) -> Iterator[Process]:
+    """A gateway with an engine that recites, and a journal of its own, until the end of the block."""
+    pace = Path(folder, f"{name}.engine")
+    program = f"{__package__}.harness.scripted_server"
+    words = ("-m", program, "--store", f"{folder}/{name}.store", "--pace", str(pace))
+    with started(words, 1) as (url, pid):
+        yield Process(pace, url, pid)
+
+
 async def _rounds(gateway: Process, bare: Process, load: TokenLoad, rounds: int) -> dict[str, Any]:
     micros: dict[str, dict[str, list[float]]] = {}
 
@@ -116,7 +119,6 @@ async def _rounds(gateway: Process, bare: Process, load: TokenLoad, rounds: int)
         micros.setdefault(figure, {}).setdefault(side, []).append(1e6 * seconds / count)
 
     deltas = await _warmed(gateway, load)
-    idle = await _idle(gateway, load.idle)  # first, as later sessions use the memory of closed ones again
     for _ in range(rounds):
         for sessions in load.replies:
             name, count = _reply_name(sessions), sessions * load.tokens
@@ -138,7 +140,7 @@ async def _rounds(gateway: Process, bare: Process, load: TokenLoad, rounds: int)
         }
         for name, sides in micros.items()
     }
-    return {"figures": figures, "frame_bytes": len(deltas[-1]), "idle": idle}
+    return {"figures": figures, "frame_bytes": len(deltas[-1])}
 
 
 TURN = f"a turn of {SHORT} tokens"
@@ -219,15 +221,16 @@ async def _received(kind: str, gateway: Process, sessions: int, tokens: int) -> 
     return told
 
 
-async def _idle(gateway: Process, sessions: int) -> dict[str, float]:
+async def _idle(gateway: Process, load: TokenLoad) -> dict[str, float]:
     """The growth of the gateway's resident memory while so many sockets, with a session each, are opened: KiB
     for each."""
+    await _warmed(gateway, load)
     before = memory_bytes(gateway.pid)["now"]
     async with AsyncExitStack() as stack:
-        for _ in range(sessions):
+        for _ in range(load.idle):
             await stack.enter_async_context(await opened(gateway.url))
         grown = memory_bytes(gateway.pid)["now"] - before
-    return {"sessions": sessions, "kib_each": grown / sessions / 1024}
+    return {"sessions": load.idle, "kib_each": grown / load.idle / 1024}
 
 
 def _goals(found: dict[str, Any], load: TokenLoad) -> list[Goal]:

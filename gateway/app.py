@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import partial
 
 import msgspec
 from starlette.applications import Starlette
@@ -41,7 +42,7 @@ from .messages.models import model_info, models_page
 from .messages.routes import ROWS as MESSAGES_ROWS
 from .messages.routes import messages_routes
 from .metrics import CONTENT_TYPE, exposition
-from .net.channel import PackedChannel, SocketChannel
+from .net.channel import SERVE, PackedChannel, SocketChannel
 from .net.proxy import BehindProxy
 from .pages import document_routes, page_routes
 from .realtime.socket import ClientIdentity
@@ -90,7 +91,7 @@ def build_app(service: Service) -> ASGIApp:
     limited = _TurnRoutes(app, service)
     guard = Guard(limited, lambda: service.tenants.keys, hosts, origins)
     readers = ("*",) if keys is not None else tuple(origin.lower() for origin in origins)
-    return BehindProxy(_readable(guard, readers), settings.network)
+    return _SocketsLast(BehindProxy(_readable(guard, readers), settings.network))
 
 
 def _readable(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
@@ -101,6 +102,20 @@ def _readable(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
     if not origins:
         return app
     return CORSMiddleware(app, origins, ("GET", "HEAD", "POST", "DELETE"), ("*",), allow_private_network=True)
+
+
+class _SocketsLast:
+    """The outermost ASGI layer: it serves accepted WebSockets (`SERVE`)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; then run what its route has put into the scope as `SERVE`, if anything."""
+        await self._app(scope, receive, send)
+        serve = scope.pop(SERVE, None)
+        if serve is not None:
+            await serve()
 
 
 class _TurnRoutes:
@@ -141,8 +156,8 @@ class _Routes:
         self._service = service
 
     async def realtime(self, socket: WebSocket) -> None:
-        """The WebSocket route of Realtime: serve one client to its end. A client that is refused gets an HTTP
-        answer in place of the WebSocket.
+        """The WebSocket route of Realtime: let one client be served to its end (`_SocketsLast`). A client that
+        is refused gets an HTTP answer in place of the WebSocket.
 
         Two query parameters are our own. ``resumable=true``: the client can come back with the handle that it
         is given. So its replies continue while it is away, and an event that is sent twice (same ``event_id``)
@@ -154,11 +169,12 @@ class _Routes:
         except Exception as error:
             await socket.send_denial_response(refusal(error, socket.scope))
             return
+        client = _identity(socket)  # before the headers are gone
         chosen = _subprotocol(socket.scope.get("subprotocols", ()))
         await socket.accept(chosen)
         most = self._service.settings.limits.frame_bytes
         channel = PackedChannel(socket, most) if chosen == PACKED else SocketChannel(socket)
-        await self._service.converse(channel, _identity(socket))
+        socket.scope[SERVE] = partial(self._service.converse, channel, client)
 
     async def elsewhere(self, socket: WebSocket) -> None:
         """Answer the handshake of a WebSocket on a path that has none with 404."""

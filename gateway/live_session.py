@@ -29,6 +29,7 @@ from ..sessions.turn.events import (
 from ..sessions.turn.response import TurnResponse
 from .auth import TurnCaller
 from .errors import INTERNAL, wire_error
+from .net.flag import Flag
 from .rate_limits import RateLimits
 from .turn_metrics import TurnTimes
 from .turns import CountedTurn, Turns
@@ -108,8 +109,7 @@ class LiveSession:
         self._serving: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._order = asyncio.Lock()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle = Flag(on=True)
 
     @property
     def id(self) -> str:
@@ -288,6 +288,8 @@ def _log_end(session_id: str, response_id: str, done: ReplyDone, times: TurnTime
     usage, error = done.usage, done.error
     code = None if error is None else wire_error(error)
     level = logging.WARNING if code is not None and code.status >= 500 else logging.INFO
+    if not log.isEnabledFor(level):
+        return
     facts = about(
         session_id,
         response=response_id,

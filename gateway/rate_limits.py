@@ -107,6 +107,8 @@ class RateLimiter:
     def check(self, key: bytes, salt: bytes) -> None:
         """Raise ``RateLimited`` if `admit` would for this key and its tenant's salt. Takes nothing."""
         buckets = self._of(key, salt)
+        if not buckets:
+            return
         waits = {name: bucket.seconds_until(1.0) for name, bucket in buckets.items()}
         over = max(waits, key=waits.__getitem__, default=None)
         if over is not None and waits[over] > 0.0:
@@ -130,8 +132,8 @@ class RateLimiter:
     def _of(self, key: bytes, salt: bytes) -> dict[Counted, TokenBucket]:
         """The key's token buckets by what they count, set to the limits that its tenant has now; empty if it
         has none."""
-        rates = self._rates.get(salt, NO_LIMITS)
-        if rates == NO_LIMITS:
+        rates = self._rates.get(salt)
+        if rates is None or rates == NO_LIMITS:
             return {}
         buckets = self._buckets.setdefault(key, {})
         wanted: tuple[tuple[Counted, int | None], ...] = (

@@ -111,6 +111,7 @@ class Service:
         self._registry: SessionRegistry | None = None
         self._journal: Journal | None = None
         self._live: LiveSessions | None = None
+        self._faces: dict[str | None, RealtimeFace] = {}  # by the name that clients ask for
         queue = TurnQueue(settings.max_queue_seconds, shared=shared)
         self.turns = Turns(RateLimiter(self.tenants.rates()), queue, tracer)
         """Rate limits, queue, metrics and tracer, which the turns of all sessions share."""
@@ -271,10 +272,16 @@ class Service:
         """
         limits = self.settings.limits
         client = client or ClientIdentity()
-        named = RealtimeDefaults((client.model or self.model, *self.names), self.settings.default_max_tokens)
-        face = RealtimeFace(self.admit(client.model), self._link, named, limits)
-        socket = RealtimeSocket(channel, face, client, limits)
+        socket = RealtimeSocket(channel, self._realtime(client.model), client, limits)
         await self.serve(socket, channel)
+
+    def _realtime(self, model: str | None) -> RealtimeFace:
+        """The Realtime face of all clients that ask for the model by this name. Raises what `admit` does."""
+        live, face = self.admit(model), self._faces.get(model)
+        if face is None or face.sessions is not live:
+            named = RealtimeDefaults((model or self.model, *self.names), self.settings.default_max_tokens)
+            face = self._faces[model] = RealtimeFace(live, self._link, named, self.settings.limits)
+        return face
 
     async def serve(self, socket: ServedSocket, channel: Channel) -> None:
         """Serve one WebSocket, of any protocol, until either side ends it. Call it in a task of the

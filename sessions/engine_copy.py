@@ -51,6 +51,8 @@ from ..runtime.link.messages import (
 from .poison import CrashCount
 from .token_ids import NONE, Ids, common_prefix
 
+_NO_EXTENDS: frozenset[asyncio.Future[VerbReply]] = frozenset()
+
 
 class CopyState(Enum):
     """What is known of the engine's sequence."""
@@ -131,7 +133,7 @@ class EngineCopy:
         self._isolated = False  # whether the sequence shares no step with others
         self._verbs = asyncio.Lock()
         self._stop_reply: asyncio.Task[None] | None = None
-        self._extends: set[asyncio.Future[VerbReply]] = set()  # in flight; see `_extend`
+        self._extends = _NO_EXTENDS  # in flight; see `_extend`
         self._without_kv = 1  # sampled tokens at the end that had no KV when generation ended
         self._before_prefill: int | None = None  # tokens with KV before the first `prefill` since a turn
         self._retracted = False
@@ -528,11 +530,11 @@ class EngineCopy:
         there = len(self._tokens)
         reply = self._link.extend(seq, ids[there:].tolist(), turn_expected, there)
         self._tokens = ids
-        self._extends.add(reply)
+        self._extends |= {reply}
         reply.add_done_callback(partial(self._extended, seq))
 
     def _extended(self, seq: int, reply: asyncio.Future[VerbReply]) -> None:
-        self._extends.discard(reply)
+        self._extends -= {reply}
         refused = reply.cancelled() or reply.exception() is not None
         if self._sequence is None or self._sequence.seq != seq:
             return

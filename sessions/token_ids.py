@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -25,6 +26,11 @@ def frozen(ids: Ids) -> Ids:
 def bytes_of(ids: Ids) -> bytes:
     """The ids as bytes, little-endian int32, as the journal keeps them."""
     return ids.astype("<i4").tobytes()
+
+
+def packed(tokens: Sequence[int]) -> bytes:
+    """The tokens as `bytes_of` gives them, without an array on the way: faster for a few."""
+    return struct.pack(f"<{len(tokens)}i", *tokens)
 
 
 def ids_from(data: bytes) -> Ids:

@@ -18,6 +18,11 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from ...sdk.frames.packed import packed, unpacked
 from .listener import BURST, DROP
 
+SERVE = "holdfast.serve"
+"""The place in the scope of an accepted WebSocket for the function that serves it to its end. The outermost
+layer calls it, without arguments, when all others have returned: an open connection would otherwise keep the
+frame of each, 6 KiB in all."""
+
 
 class ChannelClosed(Exception):
     """The connection is closed, by either side. ``code``, ``reason``: those of the WebSocket's close frame."""
@@ -42,8 +47,8 @@ class Channel(Protocol):
         """Send the first frame as `send` does, and later ones while none has to wait. Returns how many frames
         were sent, at least one. Raises ``ChannelClosed``."""
 
-    def send_now(self, frame: bytes) -> bool:
-        """Send one frame if that needs no wait at all. Returns whether it was sent."""
+    def send_now(self, *frames: bytes) -> bool:
+        """Send frames if that needs no wait at all. Returns whether they were sent: all or none."""
 
     async def close(self, code: int, reason: str) -> None:
         """Close the connection with a close code and a reason. Does nothing if it is closed already."""
@@ -58,9 +63,9 @@ class SocketChannel:
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
         self._burst: dict[str, Any] = socket.scope.get("extensions", {}).get(BURST, {})
-        self.send_now: Callable[[bytes], bool] = self._burst.get("write_now", lambda frame: False)
-        """Sends one text frame if nothing sent before is still unsent, and the server offers that
-        (`LimitedWebSocket`). Returns whether it was sent."""
+        self.send_now: Callable[..., bool] = self._burst.get("write_now", lambda *frames: False)
+        """Sends text frames in one write if nothing sent before is still unsent, and the server offers that
+        (`LimitedWebSocket`). Returns whether they were sent."""
 
     async def receive(self) -> bytes | str:
         """The next text or binary frame; waits for it. Raises ``ChannelClosed``."""
@@ -115,7 +120,7 @@ class PackedChannel(SocketChannel):
         super().__init__(socket)
         self._frame_bytes = frame_bytes
         self._burst = {}  # it writes text frames
-        self.send_now = lambda frame: False
+        self.send_now = lambda *frames: False
 
     async def receive(self) -> bytes | str:
         """The next frame as JSON; one that came as text is passed on. Raises ``ChannelClosed``, and what
@@ -169,10 +174,13 @@ class MemoryChannel:
             raise self._ended() from None
         return sent
 
-    def send_now(self, frame: bytes) -> bool:
-        """Send one frame if the other end has room for it. Returns whether it was sent."""
+    def send_now(self, *frames: bytes) -> bool:
+        """Send a single frame if the other end has room for it. Returns whether it was sent; false for
+        several."""
+        if len(frames) > 1:
+            return False
         try:
-            self._outgoing.send_nowait(frame)
+            self._outgoing.send_nowait(frames[0])
         except (WouldBlock, BrokenResourceError, ClosedResourceError):
             return False
         return True

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Any, Protocol, cast
 
 import h11
@@ -33,6 +34,7 @@ from ...runtime.kv_placement.sizing import refusal
 from ..errors import GatewayError, TooManyControlFrames, TooManyFragments, wire_error
 from ..settings import ClientLimits
 from ..turn_queue import PLACE, Place
+from .flag import Flag
 from .rates import TokenBucket
 
 log = logging.getLogger(__name__)
@@ -178,26 +180,65 @@ class Hold(Enum):
     removed."""
 
 
+class _Received:
+    """Messages for the application, in order. It has what uvicorn uses of `asyncio.Queue`: one task reads."""
+
+    __slots__ = ("_came", "_messages")
+
+    def __init__(self) -> None:
+        self._messages: list[ASGIReceiveEvent] = []
+        self._came = Flag()
+
+    def empty(self) -> bool:
+        """Whether no message waits."""
+        return not self._messages
+
+    def put_nowait(self, message: ASGIReceiveEvent) -> None:
+        """Add a message."""
+        self._messages.append(message)
+        self._came.set()
+
+    async def get(self) -> ASGIReceiveEvent:
+        """Wait for the next message and remove it."""
+        while not self._messages:
+            self._came.clear()
+            await self._came.wait()
+        return self._messages.pop(0)
+
+
 class LimitedWebSocket(WebSocketsSansIOProtocol):
     """Uvicorn's protocol of one WebSocket, with limits on what a peer can make the server keep or do. It offers
     the application two extensions in its scope.
 
     ``[DROP]["drop"]()``: end the connection at once; what is unsent is lost. ``[BURST]["write"](frames)``, a
     coroutine: send UTF-8 text frames in one write; raises ``OSError`` if the connection is closed.
-    ``[BURST]["write_now"](frame)``: send a frame if all before is sent; returns whether it did.
+    ``[BURST]["write_now"](*frames)``: do that at once if all before is sent; returns whether it
+    did.
 
     Of several unanswered pings only the latest is answered (RFC 6455, 5.5.3), and none while the peer does not
-    read. `websocket_protocol` makes a class of it that has the server's limits.
+    read. An idle connection keeps little: once the application has accepted it, the request's headers are gone
+    from the scope. `websocket_protocol` makes a class of it that has the server's limits.
     """
 
+    __slots__ = (
+        "_control_rate",
+        "_fragments",
+        "_frame_rate",
+        "_holds",
+        "_rate_pause",
+        "_unanswered",
+        "_unparsed",
+    )
     limits = ClientLimits()
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **fields)
+        self.queue: Any = _Received()  # in place of uvicorn's, which are 4 KiB larger
+        self.writable: Any = Flag(on=True)
         self._frame_rate = TokenBucket(self.limits.frames, self.loop.time)
         self._control_rate = TokenBucket(self.limits.control_frames, self.loop.time)
         self.close_timeout = self.limits.close_seconds
-        self._holds: set[Hold] = set()
+        self._holds: list[Hold] = []
         self._unparsed = bytearray()
         self._fragments = 0  # of the message that is coming
         self._unanswered: bytes | None = None  # the latest ping
@@ -309,7 +350,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
     async def receive(self) -> ASGIReceiveEvent:
         """The next message, for the application; waits for it. If no other message is queued, reading from the
         socket goes on."""
-        message = await self.queue.get()
+        message: ASGIReceiveEvent = await self.queue.get()
         if self.queue.empty():
             self._release(Hold.APPLICATION)
         return message
@@ -317,12 +358,13 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
     def _hold(self, why: Hold) -> None:
         if not self._holds:
             self.transport.pause_reading()
-        self._holds.add(why)
+        if why not in self._holds:
+            self._holds.append(why)
 
     def _release(self, why: Hold) -> None:
         if why not in self._holds:
             return
-        self._holds.discard(why)
+        self._holds.remove(why)
         if not self._holds:
             self.loop.call_soon(self._go_on)  # not at once: others have their turn between two slices
 
@@ -405,15 +447,18 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             raise ClientDisconnected from error
         self.transport.write(b"".join(self.conn.data_to_send()))
 
-    def write_now(self, frame: bytes) -> bool:
-        """Send a text frame without waiting. Returns False, and sends nothing, if the transport has unsent
-        bytes or the socket is closed."""
+    def write_now(self, frame: bytes, *more: bytes) -> bool:
+        """Send text frames in one write, without waiting. Returns False, and sends nothing, if the transport
+        has unsent bytes or the socket is closed."""
         conn, transport = self.conn, self.transport
         if self.disconnected or self.close_sent or transport.get_write_buffer_size():
             return False
         if conn.state is not State.OPEN or conn.expect_continuation_frame or conn.extensions:
             return False
-        transport.write(_text_header(len(frame)) + frame)
+        data = _text_header(len(frame)) + frame
+        if more:
+            data = b"".join((data, *(_text_header(len(one)) + one for one in more)))
+        transport.write(data)
         return True
 
     async def send(self, message: ASGISendEvent) -> None:
@@ -423,6 +468,9 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             self.handshake_complete = True
         elif message["type"] == "websocket.accept":
+            self.request.headers.clear()
+            self.response.headers.clear()
+            cast("list[tuple[bytes, bytes]]", self.scope["headers"]).clear()
             self._answer_ping()
         elif message["type"] == "websocket.close":  # the application takes no messages any more
             self._release(Hold.APPLICATION)
@@ -437,6 +485,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
 
+@lru_cache(maxsize=4096)
 def _text_header(length: int) -> bytes:
     """The header of a whole text frame from a server with a payload of ``length`` bytes (RFC 6455, 5.2)."""
     if length < 126:

@@ -1,18 +1,18 @@
-"""The queue of encoded frames on their way to one socket, bounded in number and bytes.
+"""Encoded events on their way to one socket, bounded in number and bytes.
 
-`Outbox.post` does not wait, so that frames leave in the order in which the session's state changed. Its caller
-then waits for `Outbox.room` before it makes more of them. A frame that finds the queue empty may be written at
-once (`Outbox.post_now`), which saves a switch to the socket's writing task and back.
+`post` does not wait, so that frames leave in the order in which the session's state changed. Its caller then
+waits for `room` before it makes more of them. A frame that finds the queue empty, or only patient frames in it,
+may be written at once, which saves a switch to the socket's writing task and back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..settings import ClientLimits
+from .flag import Flag
 
 BURST_BYTES = 16 << 10
 """The most bytes that the writing task gives to the socket in one write, unless one frame alone has more."""
@@ -32,24 +32,22 @@ class OutboxStatistics:
 
 
 class Outbox:
-    """The queue of frames for one socket. The socket's writing task is its only reader: it calls `take`,
-    writes, and calls `left`. `post` refuses nothing, so the queue may exceed the bounds in ``limits`` by what
-    its callers post before they wait for `room`. ``send_now``: writes a frame if that needs no wait, and
-    returns whether it did; by default it never does."""
+    """The queue of frames for one socket. Its one reader, the socket's writing task, writes them. `post`
+    refuses nothing, so the queue may exceed the bounds in ``limits`` by what its callers post before they wait
+    for `room`. ``send_now``: writes frames if that needs no wait, and returns whether it did; by default it
+    never does."""
 
-    def __init__(self, limits: ClientLimits, send_now: Callable[[bytes], bool] = lambda frame: False) -> None:
+    def __init__(self, limits: ClientLimits, send_now: Callable[..., bool] = lambda *frames: False) -> None:
         self._limits = limits
         self._send_now = send_now
-        self._frames: deque[bytes] = deque()
+        self._frames: list[bytes] = []
         self._bytes = 0
         self._sent = 0
         self.free = True
         """Whether the queue is below its bounds."""
-        self._filled = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._filled = Flag()
+        self._room = Flag(on=True)
+        self._empty = Flag(on=True)
         self._patient: asyncio.TimerHandle | None = None
 
     def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
@@ -66,11 +64,13 @@ class Outbox:
             self._mark()
 
     def post_now(self, frame: bytes) -> None:
-        """Write a frame within the call if none is queued and the socket takes it without a wait; otherwise
-        queue it. Use it for a frame that no other follows directly: frames that come together are written
-        together by `post`."""
+        """Write a frame at once, behind patient ones, if no other waits and the socket takes it; otherwise
+        queue it. For a frame that no other follows in the same pass: `post` writes those that do together."""
         if not self._frames and self._send_now(frame):
             self._sent += 1
+        elif self._patient is not None and self._send_now(*self._frames, frame):
+            self._sent += 1
+            self.left(len(self._frames))
         else:
             self.post((frame,))
 
@@ -96,8 +96,8 @@ class Outbox:
 
     def left(self, frames: int) -> None:
         """Remove the first ``frames`` frames from the queue: they have been written."""
-        for _ in range(frames):
-            self._bytes -= len(self._frames.popleft())
+        self._bytes -= sum(map(len, self._frames[:frames]))
+        del self._frames[:frames]
         self._sent += frames
         self._mark()
 
@@ -134,7 +134,7 @@ class SessionOutbox:
         self.session_id = session_id
         self._outbox = outbox
         self._shared = shared
-        self._left = asyncio.Event()
+        self._left = Flag()
 
     def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
         """Queue the session's frames in order, without waiting. ``patient``: they may wait up to `PATIENCE`

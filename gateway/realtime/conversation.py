@@ -34,6 +34,7 @@ from .text_input import IncomingText
 from .translate import RequestCache, frame_of, item_of, patched, preamble_of, request_of, seed_of, under
 
 PARALLEL_RESPONSES = 8
+_NONE: frozenset[str] = frozenset()
 _BUSY = "The conversation already has an active response: wait for it or cancel it"
 
 
@@ -88,7 +89,7 @@ class Conversation:
         self._numbers = itertools.count(1)
         self.running: dict[str, LiveResponse] = {}
         """The responses that have been created and have not ended, by id, out-of-band ones included."""
-        self._after_reply: set[str] = set()  # ids of items that were added while a reply runs: they follow it
+        self._after_reply = _NONE  # ids of items that were added while a reply runs: they follow it
         self._requests = RequestCache(bounds)
         self.incoming = IncomingText(
             self.event_id, ids, self._check_call, lambda item: self._insert(item, None), most_characters
@@ -218,7 +219,7 @@ class Conversation:
         previous = self._last_item_id() if asked is None else asked
         self._history.insert(item, asked)
         if writer is not None and (asked is None or asked in self._after_reply):
-            self._after_reply.add(item.id)
+            self._after_reply |= {item.id}
         frame, shown = frame_of(item), None if previous == ROOT else previous
         return tuple(Send(event) for event in self._shown(frame, shown))
 
@@ -241,7 +242,7 @@ class Conversation:
         if writer is not None and item_id in writer.item_ids:
             raise ItemUnknown(f"The item {item_id!r} is in a running reply", param="item_id")
         self._history.delete(item_id)
-        self._after_reply.discard(item_id)
+        self._after_reply -= {item_id}
 
     def _last_item_id(self) -> str | None:
         """The id of the conversation's last item as the client sees it; None if the conversation is empty.
@@ -322,7 +323,7 @@ class Conversation:
             unserved=tuple(without_effect("response", params)),
         )
         if writes:
-            self._after_reply.clear()
+            self._after_reply = _NONE
         self.running[live.id] = live
         return StartResponse(live.id, request)
 
@@ -409,7 +410,7 @@ class Conversation:
             unserved=kept.unserved,
         )
         if writes:
-            self._after_reply = set(after_reply)
+            self._after_reply = frozenset(after_reply)
 
     def answered(self, event: client.ClientEvent) -> list[server.ServerEvent]:
         """Make the answer again to a client event that was served before the session was opened from the

@@ -42,6 +42,7 @@ from ...sdk.frames.server import (
     TextDelta,
 )
 from ...sessions.errors import EventsExpired
+from ..net.flag import Flag
 from ..net.outbox import SessionOutbox
 from ..settings import ClientLimits
 from .delta_frames import DeltaFrames
@@ -105,8 +106,7 @@ class AnswerPlace:
     left: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
+class _Pending(msgspec.Struct, frozen=True):
     """An event in a lane (queue) that has not been sent yet. It is sent when the earlier events of the lane are
     sent, its ``ticket`` is done without an error and its ``place`` is reached.
 
@@ -169,7 +169,7 @@ class EventLog:
         self._log_bytes = 0
         self._unread = 0  # bytes of events that left while there was no socket
         self._outbox: SessionOutbox | None = None
-        self._changed = asyncio.Event()
+        self._changed = Flag()
 
     @property
     def holding(self) -> bool:
@@ -223,14 +223,21 @@ class EventLog:
         ``patient``: the events may wait a little in the socket's outbox, to be written with later ones.
         ``place``: the place that was kept in the order of answers for the first of the events.
         """
-        waiting = self._lanes.setdefault(lane, deque())
+        free = ticket is None and place is None and lane not in self._lanes  # nothing to wait for
         for event in events:
+            told = _NO_REPLY
             if lane == WRITER:
                 self._told += 1
-                waiting.append(_Pending(event, ticket, self._reply, self._told, patient, place))
+                told = self._reply, self._told
+            held = _Pending(event, ticket, *told, patient, place)
+            if free:
+                self._leave(held)
             else:
-                waiting.append(_Pending(event, ticket, *_NO_REPLY, patient, place))
+                self._lanes.setdefault(lane, deque()).append(held)
             place = None
+        if free:
+            self._changed.set()
+            return
         if ticket is not None and not ticket.done():
             ticket.add_done_callback(lambda _: self._release(lane))
         self._release(lane)

@@ -8,7 +8,6 @@ the sessions; a *face* is the code of one protocol that clients speak.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -93,6 +92,9 @@ class RealtimeFace:
         self.sessions = sessions
         self.limits = limits
         self.defaults = defaults
+        self.names = frozenset(defaults.names)
+        """The names of the served model."""
+        self._usual: SessionResource | None = None  # the first configuration of most sessions, which share it
         self._link = link
 
     def open(self, connection: SessionConnection, owner: bytes, salt: bytes = b"") -> RealtimeSession:
@@ -139,7 +141,11 @@ class RealtimeFace:
     def begin(self, session: Session, config: bytes) -> LiveSession:
         """Make a live session of a new session, and post its first events, `session.created` and
         `conversation.created`. ``config``: what `config` or `child_config` returned."""
-        made = RealtimeSession(self, session, msgspec.msgpack.decode(config, type=RealtimeConfig))
+        first = msgspec.msgpack.decode(config, type=RealtimeConfig)
+        self._usual = self._usual or first.session
+        if first.session == self._usual:
+            first = msgspec.structs.replace(first, session=self._usual)
+        made = RealtimeSession(self, session, first)
         made.greet()
         return made.live
 
@@ -177,14 +183,14 @@ class RealtimeSession:
             ids=self._ids,
             parallel_responses=limits.parallel_responses,
             bounds=session.bounds,
-            names=frozenset(face.defaults.names),
+            names=face.names,
             conversation_id=config.conversation,
             admit=self._admit,
             most_characters=session.most_characters,
         )
         self.event_log = EventLog(limits, replies, lambda: session.handles.current)
         self._verbs = SessionVerbs(self.live, face.sessions, self.conversation, self.event_log, limits.moves)
-        self._client_events: deque[str] = deque(maxlen=limits.client_events)
+        self._client_events: dict[str, None] = {}  # ids of the latest, in order
         self._waiting_cancels: dict[str, EndReason] = {}
         self._places: dict[str, AnswerPlace] = {}  # of responses that have told nothing yet
         self._from_journal = False
@@ -201,7 +207,8 @@ class RealtimeSession:
         text that the client was streaming in. Post the events of the last reply again, and continue it if it
         was interrupted. Interrupted responses out of band end as failed."""
         replayed = reopened.replayed
-        self._client_events.extend(replayed.heard)
+        for event_id in replayed.heard:
+            self._hear(event_id)
         self._from_journal = True
         if replayed.config is not None:
             resource = msgspec.msgpack.decode(replayed.config, type=SessionResource)
@@ -235,7 +242,7 @@ class RealtimeSession:
             event_id=event_id,
             session=self.conversation.session,
             handle=self.session.handles.current,
-            last_client_event=self._client_events[-1] if self._client_events else None,
+            last_client_event=next(reversed(self._client_events), None),
             reopened=self._reopened,
             running=[response.id for response in self.live.running],
         )
@@ -344,9 +351,15 @@ class RealtimeSession:
         once. If the client can come back, also derive the ids of the items and responses that the event makes
         from its id, so that the same ids can be made again."""
         if event.event_id is not None:
-            self._client_events.append(event.event_id)
+            self._hear(event.event_id)
             self.session.log.append(EventReceived(event=event.event_id))
         self._ids.derive_from(event.event_id if self.live.resumable else None)
+
+    def _hear(self, event_id: str) -> None:
+        self._client_events.pop(event_id, None)
+        self._client_events[event_id] = None
+        if len(self._client_events) > self._face.limits.client_events:
+            del self._client_events[next(iter(self._client_events))]
 
     async def _answer_again(self, event: client.ClientEvent) -> None:
         """Answer an event that was served before the session was opened from the journal, because the first

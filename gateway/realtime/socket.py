@@ -120,7 +120,8 @@ class RealtimeSocket:
         self._attached: dict[str, AttachedSession] = {}
         self._shared = self._attaching = False
         self._invalid = TokenBucket(limits.invalid_events, time.monotonic)
-        self._leaving: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
+        self._tasks: asyncio.TaskGroup | None = None  # while the connection is served
+        self._parting: WireError | None = None
 
     @property
     def caller(self) -> TurnCaller:
@@ -157,7 +158,9 @@ class RealtimeSocket:
                 await self._begin()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write())
-                tasks.create_task(self._depart())
+                self._tasks = tasks
+                if self._parting is not None:
+                    raise _Goodbye(self._parting)
                 await self._read()
         except* ChannelClosed:
             log.debug("a client left")
@@ -166,6 +169,7 @@ class RealtimeSocket:
         except* SlowReader as slow:
             dropped = _first(slow)  # raised in here it would come out in a group, or not, by Python's version
         finally:
+            self._tasks = None
             self._let_go()
             for attached in list(self._attached.values()):
                 self._dismiss(attached)
@@ -197,11 +201,18 @@ class RealtimeSocket:
             self._face.sessions.left(own.live, self)
 
     def _part_with(self, wire: WireError) -> None:
-        if not self._leaving.done():
-            self._leaving.set_result(wire)
+        if self._parting is not None:
+            return
+        self._parting = wire
+        if self._tasks is not None:
+            departing = self._depart(wire)
+            try:
+                self._tasks.create_task(departing)
+            except RuntimeError:  # the tasks end already
+                departing.close()
 
-    async def _depart(self) -> None:
-        raise _Goodbye(await self._leaving)
+    async def _depart(self, wire: WireError) -> None:
+        raise _Goodbye(wire)
 
     async def _part(self, wire: WireError) -> None:
         try:

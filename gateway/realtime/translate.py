@@ -205,12 +205,12 @@ def truncation_of(session: SessionResource) -> Truncation | None:
 
 
 class RequestCache:
-    """Makes the turn requests of one session. Most `response.create` events set no field; their request is
-    checked once for each configuration, and then used again."""
+    """Makes the turn requests of one session. Most `response.create` events set the same fields as the one
+    before, often none; their request is checked once for each configuration, and then used again."""
 
     def __init__(self, bounds: RequestBounds) -> None:
         self._bounds = bounds
-        self._cached: tuple[SessionResource, TurnRequest] | None = None
+        self._cached: tuple[SessionResource, ResponseParams, TurnRequest] | None = None
 
     def of(
         self,
@@ -224,16 +224,16 @@ class RequestCache:
         configuration. ``resolve`` returns the session's item for an input item. ``seed`` is used if neither
         ``params`` nor ``session`` sets one. ``more``: items that only this response reads. Raises what
         `request_of` does."""
-        own = msgspec.structs.replace(params, metadata=UNSET, events=UNSET)
-        if own != _NOTHING:
+        if more or isinstance(params.input, list):
             return request_of(params, session, resolve, self._bounds, seed, more)
-        if self._cached is None or self._cached[0] is not session:
-            self._cached = (session, request_of(_NOTHING, session, resolve, self._bounds, seed))
-        request = self._cached[1]
-        drawn = seed if session.seed is None else session.seed
-        return msgspec.structs.replace(
-            request, sampling=msgspec.structs.replace(request.sampling, seed=drawn)
-        )
+        own = msgspec.structs.replace(params, metadata=UNSET, events=UNSET)
+        known = self._cached
+        if known is None or known[0] is not session or known[1] != own:
+            known = self._cached = (session, own, request_of(own, session, resolve, self._bounds, seed))
+        request = known[2]
+        if isinstance(own.seed, int) or session.seed is not None:
+            return request
+        return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, seed=seed))
 
 
 def format_of(params: ResponseParams) -> Grammar | None:

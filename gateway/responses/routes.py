@@ -18,7 +18,7 @@ from ...sessions.errors import TurnFailed
 from ..auth import KEY, Endpoint, refusal, refusing
 from ..documents.rows import RouteRow, SocketRow
 from ..net.bodies import DONE, EventStream, json_answer, read_body, while_connected
-from ..net.channel import SocketChannel
+from ..net.channel import SERVE, SocketChannel
 from ..realtime.socket import ClientIdentity
 from ..service import Service
 from ..transcripts import requester_of
@@ -226,23 +226,24 @@ class _Responses:
         return json_answer(running.response, headers=headers)
 
     async def socket(self, socket: WebSocket) -> None:
-        """The WebSocket route ``/v1/responses``: serve one client to its end. A client that is refused gets an
-        HTTP answer in place of the WebSocket."""
+        """The same over a WebSocket, which is served behind the app's layers (`SERVE`). A client that is
+        refused gets an HTTP answer."""
         face, scope = self._face, socket.scope
         try:
             face.service.admit(None)
         except Exception as error:
             await socket.send_denial_response(refusal(error, scope))
             return
+        client = requester_of(socket)  # before the headers are gone
         await socket.accept()
-        client = requester_of(socket)
         address = "" if socket.client is None else socket.client.host
         aliases = scope.get(KEY, ())[1:]
         identity = ClientIdentity(
             client.owner, client.salt, client.key, client.trace, address, aliases=aliases
         )
         channel = SocketChannel(socket)
-        await face.service.serve(ResponsesSocket(channel, face, client, identity), channel)
+        served = ResponsesSocket(channel, face, client, identity)
+        scope[SERVE] = partial(face.service.serve, served, channel)
 
     def _left(self, running: RunningResponse, *, background: bool) -> None:
         """Called when the client that asked for the response reads no more: cancels the response, unless it has

@@ -1,9 +1,11 @@
 """The journal of one server: sessions hand it changes, and one thread commits them in groups.
 
-A group is everything queued while the last commit ran. What may wait, such as the token ids of replies, waits
-in the sessions' logs for at most ``cursor_seconds``; then it is queued for all sessions together. A failed
-commit is tried again until it succeeds, and nothing that waits for it is acknowledged meanwhile. `JournaledLog`
-is one session's log. Knows nothing of what a change means.
+A group is everything that is queued when the thread begins a commit: at the end of the pass of the event loop
+in which something first waits for it (`Journal.sync`), or `GATHER_SECONDS` after the first change if nothing
+waits. What may wait, such as the token ids of replies, waits in the sessions' logs for at most
+``cursor_seconds``; then it is queued for all sessions together. A failed commit is tried again until it
+succeeds, and nothing that waits for it is acknowledged meanwhile. `JournaledLog` is one session's log. Knows
+nothing of what a change means.
 """
 
 from __future__ import annotations
@@ -20,8 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from ..errors import RecordDamaged, ShareFull, StorageUnavailable
 from ..settings import JournalSettings
 from . import records
@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 FREE_SECONDS = 0.2  # the disk's free space is read again after this time
+GATHER_SECONDS = 0.002
+"""Changes for which nothing waits are committed this long after the first of them, so that those of several
+sessions share one sync."""
 
 
 class Journal:
@@ -69,6 +72,8 @@ class Journal:
         self._urgent = False
         self._later: dict[JournaledLog, None] = {}  # logs with operations that may wait
         self._batch: asyncio.TimerHandle | None = None
+        self._due: asyncio.Handle | None = None  # the next call of `_wake`
+        self._awaited = False  # it comes at the end of this pass, because something waits for the commit
         self._closing = self._closed = False
         self._durable = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -127,14 +132,21 @@ class Journal:
             _fail(self._waiting.popleft()[1], self._closed_fault())
 
     def put(self, changes: Iterable[Fresh]) -> None:
-        """Queue changes (records to write); they are committed in one group, in order. `sync` tells when."""
+        """Queue changes (records to write); they are committed together, in order, within `GATHER_SECONDS` or
+        for the next `sync`, which waits for them."""
         with self._changed:
             before = len(self._queue)
             self._queue += changes
             self._queued += len(self._queue) - before
-            if not self._urgent:
-                self._urgent = True
-                self._changed.notify()
+        if self._due is None:
+            self._due = self._loop.call_later(GATHER_SECONDS, self._wake)
+
+    def _wake(self) -> None:
+        """Let the thread commit what is queued."""
+        self._due, self._awaited = None, False
+        with self._changed:
+            self._urgent = True
+            self._changed.notify()
 
     def flush_later(self, log: JournaledLog) -> None:
         """Queue what this session's log holds within ``cursor_seconds``, in one group with the other logs that
@@ -149,9 +161,9 @@ class Journal:
             self.put(changes)
 
     def sync(self) -> asyncio.Future[None]:
-        """A future that is done when everything put so far is durable. What is queued is committed now,
-        without waiting for more. If the journal is closed before that, the future raises
-        ``StorageUnavailable``."""
+        """A future that is done when everything put so far is durable. What is queued is committed at the end
+        of this pass of the event loop, in one group with what else is put until then. If the journal is closed
+        before that, the future raises ``StorageUnavailable``."""
         number = self._queued
         if self._waiting and self._waiting[-1][0] == number:
             return self._waiting[-1][1]
@@ -163,9 +175,11 @@ class Journal:
             _fail(done, self._closed_fault())
             return done
         self._waiting.append((number, done))
-        with self._changed:
-            self._urgent = True
-            self._changed.notify()
+        if not self._awaited:
+            self._awaited = True
+            if self._due is not None:
+                self._due.cancel()
+            self._due = self._loop.call_soon(self._wake)
         return done
 
     async def read(self, job: Callable[[JournalStore], T]) -> T:
@@ -459,7 +473,7 @@ class JournaledLog(SessionLog):
         self._salt = salt
         self._journal = journal
         self._index = index
-        self._operations: list[AnyOperation] = []
+        self._operations: list[Fresh | Emitted] = []  # ids that may still grow, or what will be written
         self._others: list[Fresh] = []
         self._flushing: asyncio.Handle | None = None
         self._closed = False
@@ -482,12 +496,11 @@ class JournaledLog(SessionLog):
         would block all sessions."""
         if self._closed:
             return
+        super().append(operation)
         if isinstance(operation, LAZY):
             self._journal.flush_later(self)
         else:
-            msgspec.msgpack.encode(operation)
             self._flush_soon()
-        super().append(operation)
 
     def grow(self, operation: Callable[[], AnyOperation]) -> None:
         """Take an operation that may wait and that grows meanwhile, such as the token ids of a reply.
@@ -498,7 +511,14 @@ class JournaledLog(SessionLog):
             self._journal.flush_later(self)
 
     def _take(self, operation: AnyOperation) -> None:
-        self._operations.append(operation)
+        last = self._operations[-1] if self._operations else None
+        if isinstance(last, Emitted) and (joined := last.followed_by(operation)) is not None:
+            self._operations[-1] = joined
+        elif isinstance(operation, Emitted):
+            self._operations.append(operation)
+        else:
+            index = self._index + len(self._operations)
+            self._operations.append(records.append(self.number, index, operation))
 
     def keep_handles(self, keyring: Keyring) -> None:
         """Queue the keyring for the journal; it replaces the session's keyring there."""
@@ -552,9 +572,9 @@ class JournaledLog(SessionLog):
         """Remove the changes that wait here and return them, for the journal to queue. Consecutive token ids of
         one reply are joined."""
         self.gather()
-        operations = enumerate(records.merged(self._operations), self._index)
-        changes = [records.append(self.number, index, operation) for index, operation in operations]
-        self._index += len(changes)
-        changes = [*self._others, *changes]
+        changes = self._others
+        for index, one in enumerate(self._operations, self._index):
+            changes.append(records.append(self.number, index, one) if isinstance(one, Emitted) else one)
+        self._index += len(self._operations)
         self._operations, self._others = [], []
         return changes

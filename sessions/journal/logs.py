@@ -823,11 +823,12 @@ class LogFolder:
     def size(self, place: int) -> int:
         """How many bytes the record at ``place`` takes in its log; 0 if the place is that of a missing or
         damaged record."""
-        length = segment.bytes_at(place)
-        if length >> 3 < segment.GIANT or place in (segment.MISSING, segment.HIT):
-            return length if segment.slot_of(place) else 0
-        with suppress(OSError, StorageUnavailable):
-            return self._giant(self.logs[segment.slot_of(place)], segment.offset_of(place))
+        slot, length = segment.slot_of(place), segment.bytes_at(place)
+        if not slot:
+            return 0
+        if length >> 3 == segment.GIANT:
+            with suppress(OSError, StorageUnavailable):
+                return self._giant(self.logs[slot], segment.offset_of(place))
         return length
 
     def _giant(self, one: Log, offset: int) -> int:

@@ -7,7 +7,7 @@ records. Knows nothing of files.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import msgspec
@@ -83,6 +83,14 @@ class Emitted(Operation, frozen=True, tag="said"):
     response: str
     ids: bytes
     logprobs: tuple[TokenLogprob, ...] = ()
+
+    def followed_by(self, more: AnyOperation) -> Emitted | None:
+        """One record for this and ``more``, the next operation; None if that is not of the same response."""
+        if not isinstance(more, Emitted) or more.response != self.response:
+            return None
+        return Emitted(
+            response=self.response, ids=self.ids + more.ids, logprobs=self.logprobs + more.logprobs
+        )
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,23 +325,6 @@ class Keyring(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """All digests, of handles and conversations, joined: the bytes that the log's index has of a
         keyring."""
         return b"".join((*self.digests(), *self.conversations, *self.names))
-
-
-def merged(operations: Iterable[AnyOperation]) -> list[AnyOperation]:
-    """The operations in order, in which consecutive `Emitted` records of one response are joined into one."""
-    out: list[AnyOperation] = []
-    for operation in operations:
-        last = out[-1] if out else None
-        if (
-            isinstance(operation, Emitted)
-            and isinstance(last, Emitted)
-            and last.response == operation.response
-        ):
-            scores = last.logprobs + operation.logprobs
-            out[-1] = Emitted(response=last.response, ids=last.ids + operation.ids, logprobs=scores)
-        else:
-            out.append(operation)
-    return out
 
 
 def extra_of(kind: int, payload: bytes) -> bytes:

@@ -49,6 +49,7 @@ _HEADER = struct.Struct("<8sIIQ")
 _RECORD = struct.Struct("<4sIQQQQ")
 _CHUNK = struct.Struct("<4sIIIQ")
 _CHECK = struct.Struct("<Q")
+_ENTRY = struct.Struct("<QQQQQII")
 ENTRY = np.dtype(
     [
         ("sequence", "<u8"),
@@ -102,8 +103,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return xxh3_64_intdigest(self.store + self.number.to_bytes(8, "little"), self.seed)
 
 
-@dataclass(frozen=True, slots=True)
-class Fresh:
+class Fresh(msgspec.Struct, frozen=True, gc=False):
     """A record to be written. ``session``: its session's number. ``index``: of an operation, its index among
     those of its session; of a START record, the number of the server start; else 0. ``extra``: the bytes that
     the log's index stores too."""
@@ -255,8 +255,8 @@ def encoded_chunk(
     ``entries``: a tuple for each record, as in `ENTRY`. ``extras``: the bytes that the index stores of these
     records, joined. ``end``: the log's length with them. ``flags``: `SEALED`, `DIRTY`.
     """
-    packed = np.array(list(entries), dtype=ENTRY)
-    body = packed.tobytes() + extras
+    packed = [_ENTRY.pack(*entry) for entry in entries]
+    body = b"".join((*packed, extras))
     fixed = _CHUNK.pack(sync, len(packed), len(extras), flags, end)
     check = xxh3_64_intdigest(fixed + body, ~seed + offset & WRAP)
     return b"".join((_CHECK.pack(check), fixed, body))

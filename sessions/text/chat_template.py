@@ -270,15 +270,21 @@ class ChatTemplate:
             raise TemplateFailed(f"The chat template does not compile: {fault}") from None
 
     def pieces(
-        self, preamble: Preamble, segments: Sequence[Segment], *, open_reply: bool = True
+        self,
+        preamble: Preamble,
+        segments: Sequence[Segment],
+        *,
+        open_reply: bool = True,
+        growing: bool = False,
     ) -> list[str]:
         """The rendered text before, between and behind the replies: one piece more than there are replies.
 
         Control tokens in text from outside are marked (``ChatTokenizer.mark``). ``open_reply``: end with what
-        the template writes before a reply. Raises ``TemplateFailed``.
+        the template writes before a reply. ``growing``: the last segment will be another one next time. Raises
+        ``TemplateFailed``.
         """
         try:
-            said = self._messages(preamble, tuple(segments))
+            said = self._messages(preamble, tuple(segments), growing)
             text = self._render(said, open_reply)
         except Exception as fault:  # a template is code from outside and may raise anything
             raise TemplateFailed(f"The chat template refused the conversation: {fault}") from fault
@@ -367,13 +373,13 @@ class ChatTemplate:
             **self._tokenizer.named,
         )
 
-    def _messages(self, preamble: Preamble, segments: tuple[Segment, ...]) -> _Messages:
-        """What the template is given for a preamble and segments. It is cached for all segments but the last
-        one, which may still grow."""
+    def _messages(self, preamble: Preamble, segments: tuple[Segment, ...], growing: bool) -> _Messages:
+        """The template's arguments. They are cached for all segments; without the last one if it is
+        ``growing``."""
         known = self._cached
         if known.preamble != preamble or known.segments != segments[: len(known.segments)]:
             known = self._opened(preamble)
-        before = max(len(known.segments), len(segments) - 1)
+        before = max(len(known.segments), len(segments) - growing)
         self._cached = known = self._extended(known, segments[len(known.segments) : before])
         return self._extended(known, segments[before:])
 

@@ -129,7 +129,7 @@ class Renderer:
         return commonprefix([text, empty])  # noqa: RUF071 - by characters is what is wanted
 
     def _last_piece(self, script: Script, before: list[Segment], last: Growing) -> str:
-        return self._template.pieces(script.preamble, (*before, last))[-1]
+        return self._template.pieces(script.preamble, (*before, last), growing=True)[-1]
 
     def _join(
         self,

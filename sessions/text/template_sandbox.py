@@ -27,6 +27,7 @@ from jinja2.compiler import CodeGenerator
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -49,6 +50,8 @@ WAIT_SECONDS = 120.0
 
 _WIDE = re.compile(r"[0-9]{7}|%[^a-zA-Z%]*\*")
 """Finds a width or a precision in a format string that is too large, or that comes from an argument."""
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+_LOOP_PLACES = frozenset({"first", "last", "index", "index0", "length"})
 _SIZED = frozenset(
     {"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "batch", "slice", "wordwrap", "truncate"}
 )
@@ -60,11 +63,13 @@ class _Budget(threading.local):
     until = float("inf")
     ticks = 0
 
-    def tick(self) -> None:
-        """Count an iteration. Raises ``SecurityError`` when the time is used up."""
-        self.ticks += 1
-        if self.ticks % TICKS == 0 and time.thread_time() > self.until:
-            raise SecurityError("it takes more processor time than a rendering may")
+    def tick(self, iterations: int = 1) -> None:
+        """Count iterations. Raises ``SecurityError`` when the time is used up."""
+        self.ticks += iterations
+        if self.ticks >= TICKS:
+            self.ticks = 0
+            if time.thread_time() > self.until:
+                raise SecurityError("it takes more processor time than a rendering may")
 
 
 _budget = _Budget()
@@ -85,10 +90,14 @@ def _joined(pieces: Iterable[Any]) -> str:
     found: list[str] = []
     total = 0
     for piece in pieces:
-        _budget.tick()
-        found.append(str(piece))
-        total += len(found[-1])
-        _check(total)
+        text = str(piece)
+        found.append(text)
+        total += len(text)
+        if total > CHARACTERS:
+            _check(total)
+        if len(found) % TICKS == 0:
+            _budget.tick(TICKS)
+    _budget.tick(1 + len(found) % TICKS)
     return "".join(found)
 
 
@@ -210,9 +219,24 @@ class Sandbox(ImmutableSandboxedEnvironment):
         tree.set_environment(self)
         return tree
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """An attribute of ``obj`` or, without one, an item, as the base class finds it. Most are items of
+        messages and places in a loop; those are found without its checks and exceptions."""
+        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        if type(obj) is LoopContext and attribute in _LOOP_PLACES:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute a binary operation. Raises ``SecurityError`` if its result would be too large."""
         if operator == "+":
+            if type(left) is str and type(right) is str:
+                _check(len(left) + len(right))
+                return left + right
             _check(_size(left) + _size(right))
         elif operator == "*":
             for value, times in ((left, right), (right, left)):
@@ -227,6 +251,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as there
         """Call a function. Raises ``SecurityError`` if it is a string method with too large a result."""
+        if type(__obj) is Macro:  # as the base class calls it in the end
+            kwargs.pop("_block_vars", None)
+            kwargs.pop("_loop_vars", None)
+            return __obj(__context.eval_ctx, *args, **kwargs)
         name = getattr(__obj, "__name__", "")
         text = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         if isinstance(text, str):

@@ -61,8 +61,7 @@ class MissReason(StrEnum):
     restore."""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnUsage:
+class TurnUsage(msgspec.Struct, frozen=True):
     """What a turn cost, in tokens.
 
     ``input_tokens``: the whole prompt. ``cached_tokens``: the part of it that had KV already; ``host_tokens``

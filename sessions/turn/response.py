@@ -19,7 +19,7 @@ from ..history import History, Placed, RunningTurn
 from ..items import new_id
 from ..journal.records import ContextCut, Emitted, Ended, Interrupted, Span
 from ..journal.replay import ended, reader_of, refused, spans_of
-from ..token_ids import NONE, Ids, bytes_of, common_prefix, ids_of
+from ..token_ids import NONE, Ids, common_prefix, ids_of, packed
 from ..tree import Draft, TurnReply
 from ..workers import Stopped
 from .branch import Branch
@@ -448,7 +448,7 @@ class TurnResponse:
         reader, first = run.reader, self._recorded
         self._growing, self._recorded = False, len(reader.ids)
         logprobs = reader.logprobs[first:] if len(reader.logprobs) == len(reader.ids) else ()
-        return Emitted(response=self.id, ids=bytes_of(ids_of(reader.ids[first:])), logprobs=tuple(logprobs))
+        return Emitted(response=self.id, ids=packed(reader.ids[first:]), logprobs=tuple(logprobs))
 
     def _usage(self, ending: ReplyEnd, said: int) -> TurnUsage:
         work = ending.work

@@ -93,6 +93,30 @@ async def test_events_beyond_the_bound_are_left_on_the_transport(monkeypatch: py
     await connection.aclose()
 
 
+@pytest.mark.parametrize("shared", [False, True])
+async def test_one_wake_hands_over_all_that_is_queued(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    count, loop, scheduled = 60, asyncio.get_running_loop(), list[object]()
+    wire = Wire()
+    connection = Connection(SharedTransport(wire, "one").session("one") if shared else wire)
+
+    async def read() -> list[server.ServerEvent]:
+        return [await connection.receive() for _ in range(count)]
+
+    reading = asyncio.create_task(read())
+    await anyio.wait_all_tasks_blocked()
+    whole = loop.call_soon
+
+    def call_soon(work: object, *words: object, **named: object) -> asyncio.Handle:
+        scheduled.append(work)
+        return whole(work, *words, **named)
+
+    monkeypatch.setattr(loop, "call_soon", call_soon)
+    wire.tell(*(deleted(str(number)) for number in range(count)))
+    assert await reading == [deleted(str(number)) for number in range(count)]
+    assert len(scheduled) < 10, "a wake for each task on the way, not for each event"
+    await connection.aclose()
+
+
 async def test_a_request_is_answered_behind_a_full_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "MAX_QUEUED", 4)
     wire = Wire()

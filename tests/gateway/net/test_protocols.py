@@ -14,7 +14,14 @@ import uvicorn
 import websockets
 from websockets.asyncio.client import ClientConnection
 
-from holdfast.gateway.net.listener import Door, LimitedWebSocket, Refused, http_protocol, listen
+from holdfast.gateway.net.listener import (
+    BURST,
+    Door,
+    LimitedWebSocket,
+    Refused,
+    http_protocol,
+    listen,
+)
 from holdfast.gateway.settings import ClientLimits
 
 pytestmark = pytest.mark.anyio
@@ -129,6 +136,37 @@ async def talking(app: Callable[..., Awaitable[None]]) -> AsyncIterator[ClientCo
             yield client
         server.should_exit = True
         await serving
+
+
+async def test_an_accepted_socket_keeps_no_headers() -> None:
+    seen: list[int] = []
+
+    async def accepting(scope: dict, receive, send) -> None:
+        await receive()
+        kept = scope["headers"]  # as a framework that reads them does
+        seen.append(len(kept))
+        await send({"type": "websocket.accept"})
+        seen.append(len(kept) + len(scope["headers"]))
+        await send({"type": "websocket.send", "text": "hi"})
+        while (await receive())["type"] == "websocket.receive":
+            pass
+
+    async with talking(accepting) as client:
+        assert await client.recv() == "hi"
+    assert seen[0] > 3 and seen[1] == 0
+
+
+async def test_several_frames_leave_in_one_write() -> None:
+    async def telling(scope: dict, receive, send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        write_now = scope["extensions"][BURST]["write_now"]
+        assert write_now(b"one") and write_now(b"two", b"x" * 70_000, b"three")
+        while (await receive())["type"] == "websocket.receive":
+            pass
+
+    async with talking(telling) as client:
+        assert [await client.recv() for _ in range(4)] == ["one", "two", "x" * 70_000, "three"]
 
 
 async def test_a_client_that_is_behind_is_sent_no_more_and_gets_all_in_order() -> None:

@@ -72,6 +72,32 @@ async def test_patient_frames_leave_with_what_follows_them() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_frame_that_is_written_at_once_takes_the_patient_ones_along() -> None:
+    written: list[tuple[bytes, ...]] = []
+    takes = True
+
+    def send_now(*frames: bytes) -> bool:
+        if takes:
+            written.append(frames)
+        return takes
+
+    outbox = Outbox(SMALL, send_now)
+    outbox.post([b"a", b"b"], patient=True)
+    emptied = waiting_for(outbox.emptied())
+    outbox.post_now(b"c")
+    assert written == [(b"a", b"b", b"c")]
+    await emptied
+    assert outbox.free and (outbox.statistics().events, outbox.statistics().sent) == (0, 3)
+    takes = False
+    outbox.post([b"d"], patient=True)
+    outbox.post_now(b"e")
+    assert await outbox.take() == [b"d", b"e"], "the writing task has them, in order"
+    takes = True
+    outbox.post_now(b"f")
+    assert len(written) == 1, "it stays behind those that are being written"
+
+
+@pytest.mark.anyio
 async def test_patient_frames_leave_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.gateway.net.outbox.PATIENCE", 0.01)
     outbox = Outbox(SMALL)

@@ -7,14 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.gateway.realtime import translate
 from holdfast.gateway.realtime.translate import RequestCache, request_of
 from holdfast.sdk.frames.formats import AllowedTools, FunctionTool, NamedFunction
-from holdfast.sdk.frames.items import InputItem
+from holdfast.sdk.frames.items import InputItem, MessageItem, TextPart
 from holdfast.sdk.frames.response import ResponseParams
 from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.errors import SamplingInvalid
-from holdfast.sessions.items import Item
-from holdfast.sessions.turn.request import RequestBounds
+from holdfast.sessions.items import Item, Message
+from holdfast.sessions.turn.request import RequestBounds, TurnRequest
 
 TOOL = FunctionTool(name="add", parameters={"type": "object"})
 SESSIONS = [
@@ -57,6 +58,39 @@ def test_a_cached_request_equals_one_made_anew() -> None:
 def test_some_tools_are_allowed() -> None:
     request = request_of(ResponseParams(), SESSIONS[3], unknown)
     assert (request.tool_choice, request.tool, request.allowed) == ("required", None, ("look",))
+
+
+def test_a_request_with_the_same_fields_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[ResponseParams] = []
+
+    def counted(params: ResponseParams, *rest: Any) -> TurnRequest:
+        checked.append(params)
+        return request_of(params, *rest)
+
+    monkeypatch.setattr(translate, "request_of", counted)
+    requests = RequestCache(RequestBounds(100))
+    fields = {"max_output_tokens": 5, "instructions": "Be brief."}
+    made = [
+        requests.of(ResponseParams(**fields, metadata={"turn": str(seed)}), SESSIONS[0], unknown, seed)
+        for seed in range(3)
+    ]
+    assert len(checked) == 1
+    assert [request.sampling.seed for request in made] == [0, 1, 2]
+    requests.of(ResponseParams(max_output_tokens=6), SESSIONS[0], unknown, 3)
+    requests.of(ResponseParams(max_output_tokens=6), SESSIONS[1], unknown, 3)
+    assert len(checked) == 3
+
+
+def test_items_of_a_request_are_resolved_each_time() -> None:
+    requests, seen = RequestCache(RequestBounds(100)), []
+
+    def resolve(item: InputItem) -> Item:
+        seen.append(item)
+        return Message(id=f"item_{len(seen)}", role="user", text="Hi")
+
+    asked = ResponseParams(input=[MessageItem(role="user", content=[TextPart(type="input_text", text="Hi")])])
+    made = [requests.of(asked, SESSIONS[0], resolve, 1) for _ in range(2)]
+    assert [request.input[0].id for request in made if request.input] == ["item_1", "item_2"]
 
 
 def test_a_refused_request_is_not_cached() -> None:

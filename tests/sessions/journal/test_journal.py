@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import time
 from dataclasses import replace
 from datetime import datetime
@@ -28,10 +29,9 @@ from holdfast.sessions.journal.records import (
     EventReceived,
     SessionSnapshot,
     Typed,
-    merged,
 )
 from holdfast.sessions.journal.replay import request_form, request_from
-from holdfast.sessions.journal.segment import Kind
+from holdfast.sessions.journal.segment import Fresh, Kind
 from holdfast.sessions.journal.store import JournalStore, StoredSession
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
@@ -100,6 +100,53 @@ async def test_what_queues_during_a_commit_is_one_group() -> None:
 
 
 @run
+async def test_what_sessions_put_in_one_pass_of_the_loop_is_one_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups, whole = list[int](), JournalStore.write
+    begun = threading.Event()
+
+    def write(store: JournalStore, changes: list[Fresh]) -> None:
+        begun.set()
+        groups.append(len(changes))
+        whole(store, changes)
+
+    with folder() as path:
+        async with registry_in(path, reciting()) as registry:
+            sessions = [registry.create() for _ in range(5)]
+            await asyncio.gather(*(left(session) for session in sessions))
+            monkeypatch.setattr(JournalStore, "write", write)
+            waiting = []
+            for session in sessions:
+                session.log.append(Begun(response="resp", request={}))
+                waiting.append(session.log.sync())
+                assert not begun.wait(0.02), "the thread leaves the others of this pass out"
+            await asyncio.gather(*filter(None, waiting))
+            assert groups == [5]
+
+
+@run
+async def test_what_nothing_waits_for_is_committed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with folder() as path:
+        async with registry_in(path, reciting(), cursor_seconds=60) as registry:
+            session = registry.create()
+            await left(session)
+            written = JournalStore.write
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+
+            def write(store: JournalStore, changes: list[Fresh]) -> None:
+                written(store, changes)
+                loop.call_soon_threadsafe(done.set_result, None)
+
+            monkeypatch.setattr(JournalStore, "write", write)
+            session.log.append(Begun(response="resp", request={}))
+            await done
+            stored = await registry.journal.read(lambda store: store.session(session.log.number))
+            assert stored.operations[-1] == Begun(response="resp", request={})
+
+
+@run
 async def test_ids_that_are_said_wait_for_company_and_are_durable_without_a_ticket() -> None:
     with folder() as path:
         async with registry_in(path, reciting(), cursor_seconds=0.5) as registry:
@@ -112,7 +159,7 @@ async def test_ids_that_are_said_wait_for_company_and_are_durable_without_a_tick
             number, ids = session.log.number, b""
             while len(ids) < 400:
                 stored = await registry.journal.read(lambda store: store.session(number))
-                ids = b"".join(op.ids for op in merged(stored.operations))
+                ids = b"".join(op.ids for op in stored.operations if isinstance(op, Emitted))
             assert ids[::4] == bytes(range(100))
             assert (await registry.journal.statistics())["journal_commits"] - before < 20
 

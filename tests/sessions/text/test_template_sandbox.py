@@ -42,6 +42,13 @@ ODD = [
     "{{ '%s and %5d'|format('a', 3) }}{{ '%d%%' % 5 }}{{ '{:>4}|{}'.format(1, 2) }}"
     "{{ 'aXa'.replace('X', '--') }}",
     "{{ dict(a=1).a }}{{ undefined_name }}{{ messages[9].content is defined }}",
+    "{{ {'get': 1}.get('x', 2) }}{{ {'a': 1, '_b': 2}.a }}{{ {}.absent is defined }}{{ {'_b': 2}._b }}"
+    "{{ 'a' + 'b' }}{{ [1] + [2] }}{% for m in messages %}{{ loop.index0 }}{{ loop.odd is defined }}"
+    "{% endfor %}",
+    "{% macro f(a, b='x') %}{{ a }}{{ b }}{{ varargs }}{{ kwargs }}{% endmacro %}"
+    "{{ f() }}{{ f(1) }}{{ f(1, b=2) }}{{ f(1, 2, 3, c=4) }}",
+    "{% macro f(a) %}{{ a }}{{ caller() }}{% endmacro %}{% for m in messages %}{% call f(loop.first) %}"
+    "{{ m.role }}{% endcall %}{% endfor %}{{ f(1, 2) }}",
     "{{ 'abc'|center(9) }}{{ 2 ** 10 }}{{ 'abc'.ljust(5) }}|{{ 'a\nb'|indent(2) }}{{ ['a', 'b']|join }}",
 ]
 
