@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace as changed
 from typing import Any
 
 import msgspec
@@ -103,6 +104,43 @@ async def test_forks_share_their_parents_checked_preamble(monkeypatch: pytest.Mo
     )
     child.session.history.preamble = Preamble(instructions="other")
     assert len(one.session.history.preamble.tools) == 50
+    await sessions.aclose()
+
+
+@pytest.mark.anyio
+async def test_only_the_latest_events_ids_are_remembered() -> None:
+    link = Scripted(spoken, END)
+    limits = changed(ClientLimits(), client_events=3)
+    sessions = LiveSessions(SessionRegistry(link, Language.of(ours("chatml"))), limits)
+    face = RealtimeFace(sessions, link, RealtimeDefaults(("scripted",)), limits)
+    one = face.open(Holder(), b"")
+    one.live.resumable = True
+
+    async def lengths_after(*event_ids: str) -> list[int]:
+        lengths = []
+        for event_id in event_ids:
+            item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
+            sent = {"type": "conversation.item.create", "event_id": event_id, "item": item}
+            await one.take(codec.decode_client(msgspec.json.encode(sent)))
+            lengths.append(len(one.session.history))
+        return lengths
+
+    assert await lengths_after("a", "b", "a", "b", "c") == [1, 2, 2, 2, 3], "each is served once"
+    assert await lengths_after("d", "c", "b") == [4, 4, 4], "the oldest, a, made room"
+    await lengths_after("e")
+    assert await lengths_after("c", "d") == [5, 5]
+    await sessions.aclose()
+
+
+@pytest.mark.anyio
+async def test_sessions_of_one_face_share_their_first_configuration() -> None:
+    link = Scripted(spoken, END)
+    sessions = LiveSessions(SessionRegistry(link, Language.of(ours("chatml"))), ClientLimits())
+    face = RealtimeFace(sessions, link, RealtimeDefaults(("scripted",)), ClientLimits())
+    one, two = face.open(Holder(), b""), face.open(Holder(), b"")
+    first, second = one.conversation.session, two.conversation.session
+    assert first.id != second.id
+    assert first.output_modalities is second.output_modalities
     await sessions.aclose()
 
 
