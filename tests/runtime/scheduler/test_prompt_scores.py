@@ -117,17 +117,20 @@ def test_what_the_prefix_cache_has_is_computed_again_and_other_turns_still_use_i
     }
 
 
-def test_a_preempted_turn_tells_each_score_once() -> None:
-    on, runner = engine(blocks=26, max_context=90, depth=2)
-    prompts = {seq: [(seq * 31 + 7 * at) % 250 for at in range(45)] for seq in range(3)}
-    for seq, prompt in prompts.items():
-        begin(on, seq, prompt, most=40)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_preempted_turn_tells_each_score_once(depth: int) -> None:
+    """An older turn grows into its blocks when a part of its prompt is computed."""
+    on, runner = engine(blocks=26, max_context=90, max_step_tokens=3, max_sequences=2, depth=depth)
+    older, prompt = [5] * 20, [(7 * at) % 250 for at in range(60)]
+    begin(on, 0, older, most=60)
+    begin(on, 1, prompt, most=5)
     rows = run(on)
     assert on.statistics()["preempted"] > 0
-    for seq, prompt in prompts.items():
-        assert told(rows[seq]) == expected(prompt)
-        assert sum(len(row.tokens) for row in rows[seq]) == 40
-    assert runner.scored >= 3 * 44
+    same = [told(rows[0]) == expected(older), told(rows[1]) == expected(prompt)]
+    assert same == [True, True]
+    work = rows[1][-1].work
+    assert work is not None and work.recomputed > 0 and runner.scored >= 19 + 59
+    assert [sum(len(row.tokens) for row in rows[seq]) for seq in (0, 1)] == [60, 5]
 
 
 def test_a_reply_that_goes_on_scores_its_prompt_alone() -> None:
