@@ -28,8 +28,8 @@ def unharmed(tally: FaultTally, tries: int) -> None:
 
 
 async def test_engines_killed_at_any_moment_change_no_word() -> None:
-    tally = await engine_faults.disturbed("killed", engine_faults.killed, 4 * FACTOR, seed=1)
-    unharmed(tally, 4 * FACTOR)
+    tally = await engine_faults.disturbed("killed", engine_faults.killed, 2 * FACTOR, seed=1)
+    unharmed(tally, 2 * FACTOR)
     assert tally.gap > 0
 
 
