@@ -11,10 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .gateway.batches.outputs import CompletionOutput, RequestOutput
+    from .gateway.batches.prompts import TextPrompt, TokensPrompt
+    from .gateway.batches.sampling_params import SamplingParams, StructuredOutputsParams
     from .gateway.offline import LLM, AsyncLLM
-    from .gateway.outputs import CompletionOutput, RequestOutput
-    from .gateway.prompts import TextPrompt, TokensPrompt
-    from .gateway.sampling_params import SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -35,12 +35,12 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of this mo
         homes = {
             "LLM": "offline",
             "AsyncLLM": "offline",
-            "CompletionOutput": "outputs",
-            "RequestOutput": "outputs",
-            "SamplingParams": "sampling_params",
-            "StructuredOutputsParams": "sampling_params",
-            "TextPrompt": "prompts",
-            "TokensPrompt": "prompts",
+            "CompletionOutput": "batches.outputs",
+            "RequestOutput": "batches.outputs",
+            "SamplingParams": "batches.sampling_params",
+            "StructuredOutputsParams": "batches.sampling_params",
+            "TextPrompt": "batches.prompts",
+            "TokensPrompt": "batches.prompts",
         }
         if name not in homes:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

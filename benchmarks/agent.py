@@ -27,9 +27,9 @@ from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import CallStarted, Chat, Client, RunEvent, RunLimits, StepFinished, Tool
+from holdfast.sdk.connection.responses import Finished
+from holdfast.sdk.connection.transport import WebSocketTransport, dial
 from holdfast.sdk.frames.items import AnyItem, FunctionCallOutputItem, MessageItem
-from holdfast.sdk.responses import Finished
-from holdfast.sdk.transport import WebSocketTransport, dial
 
 from .harness.callers import Caller
 from .harness.options import CannotMeasure, Options, options_of, parser_of, run

@@ -20,9 +20,8 @@ from starlette.websockets import WebSocket
 
 from .. import __version__
 from ..sdk.frames.packed import PACKED
-from .admission import TURN_ROUTES, limit_headers
-from .app_routes import REALTIME, REALTIME_SOCKET, ROUTES, Model, ModelList, PackageVersion
-from .auth import (
+from .access.admission import TURN_ROUTES, limit_headers
+from .access.auth import (
     KEY,
     KEY_PROTOCOL,
     OPERATOR,
@@ -35,13 +34,14 @@ from .auth import (
     refusal,
     speaks_messages,
 )
+from .app_routes import REALTIME, REALTIME_SOCKET, ROUTES, Model, ModelList, PackageVersion
 from .chat.routes import ROWS as CHAT_ROWS
 from .chat.routes import chat_routes
 from .errors import GatewayError, MethodRefused, RouteUnknown, UpgradeNeeded
 from .messages.models import model_info, models_page
 from .messages.routes import ROWS as MESSAGES_ROWS
 from .messages.routes import messages_routes
-from .metrics import CONTENT_TYPE, exposition
+from .metrics.prometheus import CONTENT_TYPE, exposition
 from .net.channel import SERVE, PackedChannel, SocketChannel
 from .net.proxy import BehindProxy
 from .pages import document_routes, page_routes

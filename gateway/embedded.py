@@ -19,8 +19,8 @@ from ..runtime.errors import RuntimeFault
 from ..runtime.link.thread import ThreadEngine
 from ..runtime.settings import EngineSettings
 from ..sdk.client import Client
+from ..sdk.connection.reconnect import Patience
 from ..sdk.errors import ConnectionFailed, ConnectionLost
-from ..sdk.reconnect import Patience
 from .compose import model_name, opened
 from .errors import GatewayError
 from .net.channel import ChannelClosed, MemoryChannel, memory_pair

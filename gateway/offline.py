@@ -46,18 +46,18 @@ from ..sdk.client import Client
 from ..sdk.params import SessionOptions
 from ..sdk.sync import SyncChat, SyncClient
 from ..sdk.tools.tool import ToolLike, tools_of
+from ..sessions.conversation.items import Tool
 from ..sessions.errors import SamplingInvalid
-from ..sessions.items import Tool
 from ..sessions.turn.request import MAX_SEED, RequestBounds, TurnRequest
 from ..sessions.turn.turn_grammar import TurnGrammar
-from .completion_batch import Completer, CompletionBatch, Completions, Deliver, PromptTask
+from .batches.completer import Completer, CompletionBatch, Completions, Deliver, PromptTask
+from .batches.outputs import RequestOutput
+from .batches.progress_bars import LoadingBar, PromptBar, UseTqdm
+from .batches.prompts import ChatMessage, Prompt, PromptEncoder, PromptType
+from .batches.sampling_params import SamplingParams
 from .compose import model_name, opened
 from .embedded import in_memory
-from .outputs import RequestOutput
-from .progress_bars import LoadingBar, PromptBar, UseTqdm
-from .prompts import ChatMessage, Prompt, PromptEncoder, PromptType
 from .realtime.translate import tools_of as tools_from
-from .sampling_params import SamplingParams
 from .service import Service
 from .settings import GatewaySettings
 

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from .auth import PAGE_FILES
+from .access.auth import PAGE_FILES
 from .documents.asyncapi import asyncapi
 from .documents.openapi import openapi
 from .documents.rows import RouteRow, SocketRow

@@ -25,7 +25,8 @@ from ..runtime.kv_placement.tier_setup import clipped
 from ..runtime.link.messages import Heartbeat
 from ..runtime.link.process import ChildEngine
 from ..runtime.settings import EngineSettings
-from .admission import Admission
+from .access.admission import Admission
+from .access.tenants import Tenants, check, check_leases
 from .app import build_app
 from .compose import model_name, opened
 from .errors import AddressUnusable, PortTaken, TracingUnavailable
@@ -33,10 +34,9 @@ from .net.listener import Door, Listener, http_protocol, listen, websocket_proto
 from .net.tls import renew, server_context
 from .service import Service
 from .settings import GatewaySettings
-from .tenants import Tenants, check, check_leases
 
 if TYPE_CHECKING:  # it needs an extra
-    from .tracing import TurnTracer
+    from .metrics.tracing import TurnTracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ async def _traced(settings: GatewaySettings, model: str) -> AsyncIterator[TurnTr
         yield None
         return
     try:
-        from . import tracing  # it needs an extra
+        from .metrics import tracing  # it needs an extra
     except ImportError as error:
         raise TracingUnavailable(f"--otlp-traces-endpoint needs holdfast[otel]: {error}") from None
     provider = tracing.otlp_provider(settings.traces_endpoint)

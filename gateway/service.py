@@ -20,23 +20,23 @@ from ..runtime.link.messages import Phase
 from ..sessions.journal.journal import Journal
 from ..sessions.registry import SessionRegistry
 from ..sessions.stored import StoredObjects
+from .access.rate_limits import RateLimiter
+from .access.tenants import ALLOWED, Tenants
+from .access.turn_queue import TurnQueue
 from .errors import Draining, EngineLoading, KeyRemoved, ModelNotServed, SlowReader
-from .live_session import LiveSession, spawn
-from .live_sessions import LiveSessions
-from .metrics import MetricsSnapshot, TenantSnapshot
+from .live.session import LiveSession, spawn
+from .live.sessions import LiveSessions
+from .live.transcripts import Transcripts
+from .live.turns import Turns
+from .metrics.prometheus import MetricsSnapshot, TenantSnapshot
 from .net.channel import Channel
 from .net.outbox import Outbox
-from .rate_limits import RateLimiter
 from .realtime.session import RealtimeDefaults, RealtimeFace
 from .realtime.socket import ClientIdentity, RealtimeSocket
 from .settings import GatewaySettings
-from .tenants import ALLOWED, Tenants
-from .transcripts import Transcripts
-from .turn_queue import TurnQueue
-from .turns import Turns
 
 if TYPE_CHECKING:  # it needs an extra
-    from .tracing import TurnTracer
+    from .metrics.tracing import TurnTracer
 
 log = logging.getLogger(__name__)
 

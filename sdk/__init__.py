@@ -24,6 +24,8 @@ from .agent.run import Run, RunLimits
 from .agent.tracing import TraceFile
 from .chat import Chat
 from .client import Client, connect
+from .connection.reconnect import Patience
+from .connection.responses import Finished
 from .errors import (
     ChatBusy,
     ConnectionFailed,
@@ -46,9 +48,7 @@ from .errors import (
     ToolTypeUnsupported,
 )
 from .params import ResponseOptions, SamplingOptions, SessionOptions
-from .reconnect import Patience
 from .reply import Reply
-from .responses import Finished
 from .text_input import TextInput
 from .tools.context import ToolContext
 from .tools.tool import Tool, tool

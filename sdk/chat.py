@@ -18,7 +18,10 @@ import msgspec
 from .agent.calls import CallOutputs
 from .agent.run import HINT_SECONDS, Run, RunLimits
 from .agent.tracing import Tracer, Tracers
-from .connection import Connection
+from .connection.connection import Connection
+from .connection.reconnect import Resumption
+from .connection.responses import Finished, Progress, Rounds, characters_heard, is_aside, place_in
+from .connection.transport import Transport
 from .errors import ChatBusy, ConnectionLost, FrameError, NoSummary, ServerError, SessionLost
 from .frames import client, server
 from .frames.items import AnyItem, FunctionCallItem, MessageItem
@@ -32,13 +35,10 @@ from .params import (
     named,
     output_of,
 )
-from .reconnect import Resumption
 from .reply import Reply
-from .responses import Finished, Progress, Rounds, characters_heard, is_aside, place_in
 from .text_input import TextInput
 from .tools.running import Detached
 from .tools.tool import Tool, ToolLike, tools_of
-from .transport import Transport
 from .turn import Turn
 from .unread import Unread
 

@@ -15,11 +15,11 @@ from ssl import SSLContext
 from typing import Any, TypeAlias, Unpack
 
 from .chat import MAX_TOOL_ROUNDS, Chat
+from .connection.reconnect import Patience, Resumption
+from .connection.transport import DEFAULT_URL, Transport, dial, realtime_url
 from .errors import ConnectionFailed
 from .params import SessionOptions
-from .reconnect import Patience, Resumption
 from .tools.tool import ToolLike
-from .transport import DEFAULT_URL, Transport, dial, realtime_url
 
 Dial: TypeAlias = Callable[[str | None], Awaitable[Transport]]
 

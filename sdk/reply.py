@@ -14,7 +14,8 @@ from typing import Any
 import anyio
 import msgspec
 
-from .connection import Aside, Connection, server_error
+from .connection.connection import Aside, Connection, server_error
+from .connection.responses import Finished, Progress, Rounds
 from .errors import ProtocolBroken, ResponseFailed, SDKError
 from .frames.client import ItemCreate, ResponseCreate, ResponseSteer
 from .frames.items import AnyItem, FunctionCallItem
@@ -31,7 +32,6 @@ from .frames.server import (
     TextDelta,
 )
 from .params import SentOutputs, together
-from .responses import Finished, Progress, Rounds
 from .unread import Unread
 
 

@@ -24,13 +24,13 @@ from .agent.run import Run, RunLimits
 from .chat import MAX_TOOL_ROUNDS, Chat
 from .client import Client
 from .client import connect as connect_async
+from .connection.reconnect import Patience
+from .connection.responses import Finished
 from .frames import server
 from .frames.items import AnyItem, FunctionCallItem
 from .frames.session import SessionResource
 from .params import ResponseOptions, RunOptions, SessionOptions, UpdateOptions
-from .reconnect import Patience
 from .reply import Reply, last_of
-from .responses import Finished
 from .tools.tool import ToolLike
 from .turn import Turn
 

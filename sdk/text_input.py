@@ -14,7 +14,7 @@ from types import TracebackType
 
 from msgspec import UNSET
 
-from .connection import Connection, server_error
+from .connection.connection import Connection, server_error
 from .errors import InputClosed, ServerError
 from .frames.client import TextAppend, TextClear, TextCommit, TextReplace, TypedRole
 from .frames.server import TextCleared, TextCommitted

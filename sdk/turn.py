@@ -7,14 +7,14 @@ from typing import Any
 
 import anyio
 
-from .connection import Connection
+from .connection.connection import Connection
+from .connection.responses import Finished, Rounds
 from .errors import ToolRoundsExceeded
 from .frames.client import ItemCreate, ResponseCreate, ResponseSteer
 from .frames.items import FunctionCallItem
 from .frames.server import TextDelta
 from .params import in_brief, output_of
 from .reply import Reply, last_of
-from .responses import Finished, Rounds
 from .tools.context import failure
 from .tools.running import Detached
 from .tools.tool import Tool, no_such_tool

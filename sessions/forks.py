@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .continuation import GivenConversation
-from .edits import rewind
+from .conversation.continuation import GivenConversation
+from .conversation.edits import rewind
+from .conversation.items import new_id
 from .errors import SessionLimit
 from .fork_trees import ForkTree, Member, Page, root_of
-from .items import new_id
 from .journal.records import AnyOperation, Branched, Origin, SessionRecord, drop
 from .journal.replay import refused, replay
 from .session import ForkSummary, Session

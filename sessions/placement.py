@@ -16,10 +16,10 @@ from typing import TypeVar
 from ..runtime.errors import EngineGone, SequenceBusy, SequenceUnknown, VerbRefused
 from ..runtime.link.client import EngineLink
 from ..runtime.link.messages import BlockMap, Moved, Receipt
+from .conversation.history import History
+from .conversation.items import FunctionCall
 from .engine_copy import EngineCopy
 from .errors import ConversationBusy, EngineUnavailable
-from .history import History
-from .items import FunctionCall
 from .token_ids import NONE, Ids
 
 _Answer = TypeVar("_Answer")

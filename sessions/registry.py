@@ -21,13 +21,14 @@ import msgspec
 import numpy as np
 
 from ..runtime.link.client import EngineLink
-from .continuation import Digest, GivenConversation, OpenConversations, name_digest
+from .conversation.continuation import Digest, GivenConversation, OpenConversations, name_digest
+from .conversation.history import History
+from .conversation.items import Item, Preamble, new_id, size_of
+from .conversation.tree import Script
 from .engine_copy import EngineCopy
 from .errors import HandleUnknown, SessionUnknown, StorageUnavailable
 from .fork_trees import ForkTrees
 from .handles import SessionHandles, digest_of
-from .history import History
-from .items import Item, Preamble, new_id, size_of
 from .journal.journal import Journal, JournaledLog
 from .journal.records import AnyOperation, Keyring, SessionLog, SessionRecord
 from .journal.replay import Replayed, replay
@@ -38,7 +39,6 @@ from .tenants import OpenTenants
 from .text.language import Language
 from .text.renderer import Renderer
 from .token_ids import Ids, frozen
-from .tree import Script
 from .turn.request import RequestBounds
 from .workers import Stopped, Workers
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ..runtime.link.client import EngineLink
-from .continuation import Digest, OpenConversations, digest_of, name_digest
-from .edits import rewind, shorten
+from .conversation.continuation import Digest, OpenConversations, digest_of, name_digest
+from .conversation.edits import rewind, shorten
+from .conversation.history import History
+from .conversation.items import Growing, Message
+from .conversation.tree import TurnNode
 from .engine_copy import EngineCopy
 from .errors import SessionClosed
 from .handles import SessionHandles
-from .history import History
-from .items import Growing, Message
 from .journal.records import AnyOperation, Begun, Branched, SessionLog
 from .journal.replay import Past, refused, request_form, retold
 from .placement import Placement, ReturnHints, Waits
@@ -26,7 +27,6 @@ from .tenants import Tenant
 from .text.eager_prefill import EagerPrefill, PrefilledInput
 from .text.language import Language
 from .text.renderer import Renderer
-from .tree import TurnNode
 from .turn.branch import Branch
 from .turn.events import ReplyEvent
 from .turn.fitting import older_turns

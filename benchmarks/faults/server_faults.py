@@ -18,10 +18,10 @@ from tempfile import TemporaryDirectory
 
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Client, ConnectionFailed, ConnectionLost, connect
+from holdfast.sdk.connection.reconnect import Patience
 from holdfast.sdk.frames.client import ItemCreate, ResponseCreate
 from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.server import ResponseCreated, ResponseDone, ServerGoingAway
-from holdfast.sdk.reconnect import Patience
 
 from ..harness.servers import PROGRAM, children_of
 from .crowd import STORY, FaultTally

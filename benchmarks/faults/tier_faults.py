@@ -27,7 +27,7 @@ from holdfast.runtime.errors import EngineDied
 from holdfast.runtime.kv_placement.tier_setup import file_bytes
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.sdk import connect
-from holdfast.sdk.reconnect import Patience
+from holdfast.sdk.connection.reconnect import Patience
 
 from .crowd import FACTS, STORY, WEDGED_SECONDS, Crowd, FaultTally, Talk
 from .engine_faults import POCKET, SERVED, SOON, Strike, struck

@@ -19,12 +19,12 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as dial
 
 from holdfast.sdk import Chat, connect
+from holdfast.sdk.connection.transport import realtime_url
 from holdfast.sdk.frames import codec
 from holdfast.sdk.frames.client import ResponseCreate
 from holdfast.sdk.frames.items import MessageItem, TextPart
 from holdfast.sdk.frames.response import ResponseParams
 from holdfast.sdk.frames.server import ResponseDone, ServerEvent, TextDelta
-from holdfast.sdk.transport import realtime_url
 
 from .lockstep import Lockstep
 

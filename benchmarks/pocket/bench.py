@@ -21,8 +21,8 @@ from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.errors import RuntimeFault
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Chat, Client, SDKError, ServerError, connect
+from holdfast.sdk.connection.responses import Finished
 from holdfast.sdk.frames.items import FunctionCallItem
-from holdfast.sdk.responses import Finished
 
 from ..report import Goal, percentile, show
 from .skills import SKILLS, ScoredConversation, ScoredTurn, conversations

@@ -19,7 +19,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ...sdk.errors import FieldInvalid, FieldUnsupported
 from ...sdk.frames.sampling import TokenId
-from ...sessions.items import Preamble
+from ...sessions.conversation.items import Preamble
 from ...sessions.text.tokenizer import ChatTokenizer
 from ...sessions.turn.events import (
     ReplyDone,
@@ -30,8 +30,8 @@ from ...sessions.turn.events import (
     TokenScore,
 )
 from ...sessions.turn.request import RequestBounds, TurnRequest
-from ..live_sessions import Transcript
-from ..transcripts import Ask
+from ..live.sessions import Transcript
+from ..live.transcripts import Ask
 from .frames import ChatMessage, ChatTool, CompletionUsage, FinishReason, PromptTokensDetails, SamplingBody
 from .reply import finish_reason
 from .translate import sampling_of, structured_of

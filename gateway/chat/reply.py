@@ -25,7 +25,7 @@ from ...sessions.turn.events import (
     TurnUsage,
 )
 from ..errors import Draining
-from ..usage import receipt_of
+from ..live.usage import receipt_of
 from .frames import (
     AlternativeToken,
     CallDelta,

@@ -10,16 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ...sessions.items import new_id
+from ...sessions.conversation.items import new_id
 from ...sessions.turn.events import ReplyDone
 from ...sessions.turn.request import token_ids
-from ..auth import refusing
+from ..access.auth import refusing
 from ..documents.rows import RouteRow
 from ..errors import http_answer
-from ..live_session import log_refusal
+from ..live.session import log_refusal
+from ..live.transcripts import AskedTurn, requester_of
 from ..net.bodies import DONE, EventStream, json_answer, read_json, sent_event, while_connected
 from ..service import Service
-from ..transcripts import AskedTurn, requester_of
 from . import completions, frames
 from .reply import ChatReply
 from .translate import ask_of, tools_of, transcript_of

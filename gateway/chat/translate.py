@@ -10,12 +10,21 @@ from typing import Any
 from ...runtime.link.messages import Grammar, GrammarKind
 from ...sdk.errors import FieldInvalid, FieldMissing
 from ...sdk.frames.formats import ChatJsonSchema, JsonObject
+from ...sessions.conversation.items import (
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Preamble,
+    Role,
+    Tool,
+    new_id,
+)
 from ...sessions.errors import GrammarInvalid
-from ...sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Role, Tool, new_id
 from ...sessions.tools.grammar import checked_grammar, json_format
 from ...sessions.turn.request import RequestBounds, TurnRequest
-from ..live_sessions import Transcript, cache_key
-from ..transcripts import Ask
+from ..live.sessions import Transcript, cache_key
+from ..live.transcripts import Ask
 from . import frames
 
 MAX_SEED = 2**63

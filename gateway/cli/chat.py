@@ -17,8 +17,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from ...sdk.connection.responses import Finished
 from ...sdk.errors import SDKError
-from ...sdk.responses import Finished
 from ...sdk.sync import SyncChat, connect
 
 PROMPT = "you> "

@@ -23,8 +23,8 @@ from ...runtime.model.folder import POCKET
 from ...runtime.settings import EngineSettings
 from ...sdk.chat import Chat
 from ...sdk.client import connect
+from ...sdk.connection.responses import Finished
 from ...sdk.errors import SDKError
-from ...sdk.responses import Finished
 from ...sessions.errors import SessionError
 from ..server import serving
 from ..settings import GatewaySettings

@@ -35,9 +35,9 @@ from ...runtime.link.messages import SamplingDefaults
 from ...runtime.model.kv_format import KV_BYTES
 from ...runtime.settings import DTYPE_BYTES, EngineSettings
 from ...sessions.errors import SessionError
+from ..access.tenants import NOTHING_SET, Tenants, check, check_bound, leasable, told
 from ..errors import KeysUnusable
 from ..settings import GatewaySettings
-from ..tenants import NOTHING_SET, Tenants, check, check_bound, leasable, told
 
 LIBRARIES = (
     *("torch", "triton", "transformers", "tokenizers", "safetensors", "gguf", "numpy", "numba"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 
-from ..auth import NAME, written_digest
+from ..access.auth import NAME, written_digest
 
 PREFIX = "sk-hf-"
 RANDOM_BYTES = 32

@@ -12,8 +12,8 @@ import typer
 from ...kvstore.log_lines import LogForm, LogLevel
 from ...runtime.errors import RuntimeFault
 from ...runtime.settings import EngineSettings
+from ..access.quotas import bytes_of
 from ..errors import NameUnusable, NetworkInvalid, TracingUnavailable
-from ..quotas import bytes_of
 from ..settings import GatewaySettings, MetricsCompat, Network
 
 AUTO: Literal["auto"] = "auto"

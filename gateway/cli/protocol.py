@@ -17,8 +17,8 @@ from msgspec.inspect import Field, StructType, type_info
 from ...sdk.frames import unserved
 from ...sdk.frames.client import ClientEvent, ClientFrame
 from ...sdk.frames.server import OwnFrame, ServerEvent, ServerFrame
+from ..access.quotas import CLIENT_QUOTAS, TENANT_QUOTAS, Quota, written
 from ..errors import TABLE, WireError
-from ..quotas import CLIENT_QUOTAS, TENANT_QUOTAS, Quota, written
 from ..realtime import response
 
 PATH = Path(__file__).resolve().parents[1] / "PROTOCOL.md"

@@ -19,8 +19,8 @@ from ...runtime.kv_placement.sizing import memory_line, refusal
 from ...runtime.link.messages import Hello
 from ...runtime.settings import DTYPE_BYTES, EngineSettings
 from ...sessions.errors import SessionError
+from ..access.file_watch import FileWatch
 from ..errors import AddressUnusable, CertificateUnusable, KeysUnusable, TracingUnavailable
-from ..file_watch import FileWatch
 from ..net.repeated_lines import RepeatFilter
 from ..server import Serving, serving
 from ..settings import GatewaySettings

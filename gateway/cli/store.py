@@ -11,10 +11,10 @@ from ...runtime.errors import RuntimeFault, SettingsInvalid
 from ...runtime.kv_placement.store_admin import tend
 from ...sessions.errors import SessionError
 from ...sessions.journal import admin
-from ..auth import salt_of
+from ..access.auth import salt_of
+from ..access.tenants import Tenants
 from ..errors import KeysUnusable
 from ..settings import GatewaySettings
-from ..tenants import Tenants
 
 DAMAGED = 1
 REFUSED = 2

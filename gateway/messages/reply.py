@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import UNSET
 
+from ...sessions.conversation.items import new_id
 from ...sessions.errors import TurnFailed
-from ...sessions.items import new_id
 from ...sessions.turn.events import (
     EndReason,
     ReplyArgumentsDelta,
@@ -23,7 +23,7 @@ from ...sessions.turn.events import (
     ReplyTextDelta,
 )
 from ..errors import Draining
-from ..usage import receipt_of
+from ..live.usage import receipt_of
 from . import frames
 
 NO_INPUT = msgspec.Raw(b"{}")

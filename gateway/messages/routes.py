@@ -13,15 +13,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...sdk.errors import FieldUnsupported
-from ...sessions.items import new_id
+from ...sessions.conversation.items import new_id
 from ...sessions.turn.events import ReplyDone
-from ..auth import MESSAGES, refusing
+from ..access.auth import MESSAGES, refusing
 from ..documents.rows import RouteRow
 from ..errors import ThreadsNotServed, messages_answer
-from ..live_session import log_refusal
+from ..live.session import log_refusal
+from ..live.transcripts import AskedTurn, Requester, Transcripts, requester_of
 from ..net.bodies import EventStream, json_answer, read_json, sent_event, while_connected
 from ..service import Service
-from ..transcripts import AskedTurn, Requester, Transcripts, requester_of
 from . import frames
 from .reply import MessageReply
 from .translate import ask_of, begun, transcript_of

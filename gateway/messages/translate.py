@@ -10,12 +10,21 @@ import msgspec
 from ...runtime.link.messages import Grammar
 from ...sdk.errors import FieldInvalid, FieldUnsupported
 from ...sdk.frames.formats import MAX_DEPTH, too_deep
+from ...sessions.conversation.items import (
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Preamble,
+    Role,
+    Tool,
+    new_id,
+)
 from ...sessions.errors import GrammarInvalid
-from ...sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Role, Tool, new_id
 from ...sessions.tools.grammar import json_format
 from ...sessions.turn.request import RequestBounds, TurnRequest
-from ..live_sessions import Transcript
-from ..transcripts import Ask
+from ..live.sessions import Transcript
+from ..live.transcripts import Ask
 from . import frames
 
 _CHOICES = {frames.AutoChoice: "auto", frames.NoChoice: "none"}

@@ -31,9 +31,9 @@ from websockets.http11 import Request
 from websockets.protocol import State
 
 from ...runtime.kv_placement.sizing import refusal
+from ..access.turn_queue import PLACE, Place
 from ..errors import GatewayError, TooManyControlFrames, TooManyFragments, wire_error
 from ..settings import ClientLimits
-from ..turn_queue import PLACE, Place
 from .flag import Flag
 from .rates import TokenBucket
 

@@ -21,9 +21,9 @@ from ...sdk.frames.items import AnyItem, InputItem, ItemReference
 from ...sdk.frames.response import ResponseParams
 from ...sdk.frames.session import SessionPatch, SessionResource
 from ...sdk.frames.unserved import without_effect
+from ...sessions.conversation.history import ROOT, History
+from ...sessions.conversation.items import FunctionCallOutput, Item, checked_item, new_id
 from ...sessions.errors import ConversationBusy, ItemExists, ItemUnknown, SessionError
-from ...sessions.history import ROOT, History
-from ...sessions.items import FunctionCallOutput, Item, checked_item, new_id
 from ...sessions.text.eager_prefill import PrefilledInput
 from ...sessions.turn.events import ReplyEvent
 from ...sessions.turn.request import UNBOUNDED, RequestBounds, TurnRequest

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ...sdk.frames import server
-from ...sessions.items import Growing
+from ...sessions.conversation.items import Growing
 from ...sessions.turn.request import TurnRequest
 
 

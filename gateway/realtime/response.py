@@ -25,8 +25,8 @@ from ...sdk.frames import server
 from ...sdk.frames.items import AnyItem, ItemStatus
 from ...sdk.frames.response import Reason, Response, ResponseStatus, StatusDetails, StatusError
 from ...sdk.frames.sampling import MaxOutputTokens, TokenLogprob
+from ...sessions.conversation.items import FunctionCall, Item, Message
 from ...sessions.errors import TurnFailed
-from ...sessions.items import FunctionCall, Item, Message
 from ...sessions.turn.events import (
     EndReason,
     LeftOut,
@@ -42,7 +42,7 @@ from ...sessions.turn.events import (
     TurnUsage,
 )
 from ..errors import Draining, error_details
-from ..usage import receipt_of
+from ..live.usage import receipt_of
 from .delta_frames import DeltaFrames
 from .translate import frame_of, logprobs_of, truncated_of, usage_of
 

@@ -20,9 +20,9 @@ from ...sdk.frames import client, server
 from ...sdk.frames.client import ResponseSteer, SessionFork, SessionName, SessionPrune
 from ...sdk.frames.server import SteerAccepted
 from ...sdk.frames.session import SessionResource
+from ...sessions.conversation.input_text_buffer import InputTextBuffer
+from ...sessions.conversation.items import derived_id, new_id
 from ...sessions.errors import HandleUnknown, SessionError, ShareFull, StorageUnavailable
-from ...sessions.input_text_buffer import InputTextBuffer
-from ...sessions.items import derived_id, new_id
 from ...sessions.journal.records import Begun, Configured, EventReceived, Typed
 from ...sessions.journal.replay import Past, error_of
 from ...sessions.registry import Reopened
@@ -31,8 +31,8 @@ from ...sessions.text.eager_prefill import PrefilledInput
 from ...sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyTextDelta
 from ...sessions.turn.response import TurnResponse
 from ..errors import INTERNAL, Draining, wire_error
-from ..live_session import LiveSession, log_refusal, report
-from ..live_sessions import LiveSessions, SessionConnection
+from ..live.session import LiveSession, log_refusal, report
+from ..live.sessions import LiveSessions, SessionConnection
 from ..net.outbox import SessionOutbox
 from ..settings import ClientLimits
 from .conversation import Conversation

@@ -21,9 +21,9 @@ from ...sdk.errors import FrameError
 from ...sdk.frames import codec
 from ...sdk.frames.client import ClientEvent, SessionAttach, SessionDetach, SessionResume
 from ...sdk.frames.server import ErrorEvent, SessionDetached
+from ...sessions.conversation.items import new_id
 from ...sessions.errors import SessionError, SessionUnknown, StorageUnavailable
-from ...sessions.items import new_id
-from ..auth import TurnCaller
+from ..access.auth import TurnCaller
 from ..errors import (
     Draining,
     SessionMoved,
@@ -34,7 +34,7 @@ from ..errors import (
     error_details,
     wire_error,
 )
-from ..live_session import log_refusal
+from ..live.session import log_refusal
 from ..net.channel import Channel, ChannelClosed
 from ..net.outbox import Outbox, SessionOutbox
 from ..net.rates import TokenBucket

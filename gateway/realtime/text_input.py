@@ -13,9 +13,9 @@ import msgspec
 from msgspec import UNSET
 
 from ...sdk.frames import client, server
+from ...sessions.conversation.input_text_buffer import InputTextBuffer
+from ...sessions.conversation.items import FunctionCallOutput, Item, Role, checked_item
 from ...sessions.errors import CallAnswered, CallUnknown, PromptTooLong
-from ...sessions.input_text_buffer import InputTextBuffer
-from ...sessions.items import FunctionCallOutput, Item, Role, checked_item
 from ...sessions.text.eager_prefill import PrefilledInput
 from .effects import Effect, PrefillText, Send, TellCommitted
 

@@ -26,8 +26,8 @@ from ...sdk.frames.response import (
 )
 from ...sdk.frames.sampling import SamplingFields, TokenLogprob, TopLogprob
 from ...sdk.frames.session import RetentionRatio, SessionPatch, SessionResource
+from ...sessions.conversation.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool
 from ...sessions.errors import GrammarInvalid, SamplingInvalid, ToolInvalid
-from ...sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool
 from ...sessions.tools.grammar import checked_grammar, json_format
 from ...sessions.turn.events import LeftOut, TokenScore, TurnUsage
 from ...sessions.turn.request import UNBOUNDED, RequestBounds, Truncation, TurnRequest

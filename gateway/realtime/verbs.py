@@ -40,13 +40,13 @@ from ...sdk.frames.server import (
     SessionRewound,
     SessionTreeListed,
 )
-from ...sessions.edits import checked_end
+from ...sessions.conversation.edits import checked_end
+from ...sessions.conversation.items import Message, new_id
 from ...sessions.errors import CutInvalid, SessionError
-from ...sessions.items import Message, new_id
 from ...sessions.session import ForkSummary
 from ..errors import INTERNAL, TooManyMoves, wire_error
-from ..live_session import LiveSession, log_refusal
-from ..live_sessions import LiveSessions
+from ..live.session import LiveSession, log_refusal
+from ..live.sessions import LiveSessions
 from .conversation import Conversation
 from .event_log import NEWS, AnswerPlace, EventLog
 from .translate import item_of

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from ...sdk.errors import FieldInvalid, FieldMissing
+from ...sessions.conversation.items import new_id
 from ...sessions.errors import ConversationBusy, ItemUnknown
-from ...sessions.items import new_id
 from ...sessions.stored import StoredObject
 from ..errors import ConversationUnknown, PreviousResponseUnknown, ResponseUnknown
+from ..live.transcripts import Requester
 from ..service import Service
-from ..transcripts import Requester
 from . import frames, notes
 from .events import CompactionResult, CountedInput, ResponseFault, ResponseObject, ToldConversation
 from .items import GivenItem, GivenReference, KeptCompaction, KeptItem

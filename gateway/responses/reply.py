@@ -28,7 +28,7 @@ from ...sessions.turn.events import (
     TurnUsage,
 )
 from ..errors import Draining, wire_error
-from ..usage import receipt_of
+from ..live.usage import receipt_of
 from .events import (
     CachedInput,
     CallArgumentsDelta,

@@ -15,13 +15,13 @@ from starlette.websockets import WebSocket
 
 from ...sdk.errors import FieldInvalid
 from ...sessions.errors import TurnFailed
-from ..auth import KEY, Endpoint, refusal, refusing
+from ..access.auth import KEY, Endpoint, refusal, refusing
 from ..documents.rows import RouteRow, SocketRow
+from ..live.transcripts import requester_of
 from ..net.bodies import DONE, EventStream, json_answer, read_body, while_connected
 from ..net.channel import SERVE, SocketChannel
 from ..realtime.socket import ClientIdentity
 from ..service import Service
-from ..transcripts import requester_of
 from . import frames, notes
 from .events import (
     CallArgumentsDelta,

@@ -12,8 +12,8 @@ import msgspec
 
 from ...sessions.turn.events import EndReason, ReplyDone
 from ..errors import INTERNAL, wire_error
-from ..live_session import report
-from ..transcripts import QUEUED, AskedTurn
+from ..live.session import report
+from ..live.transcripts import QUEUED, AskedTurn
 from .events import ResponseObject, ResponseStreamEvent
 from .items import KeptItem
 from .reply import ResponseReply, outcome

@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ...sdk.errors import FieldInvalid, FrameError, FrameTooLarge
-from ...sessions.items import new_id
+from ...sessions.conversation.items import new_id
 from ...sessions.turn.events import EndReason
 from ..errors import (
     Draining,
@@ -35,12 +35,12 @@ from ..errors import (
     http_answer,
     wire_error,
 )
-from ..live_session import log_refusal, spawn
+from ..live.session import log_refusal, spawn
+from ..live.transcripts import Requester
 from ..net.channel import Channel, ChannelClosed
 from ..net.outbox import Outbox
 from ..net.rates import TokenBucket
 from ..realtime.socket import ClientIdentity
-from ..transcripts import Requester
 from .face import LocalResponses, ResponsesFace
 from .frames import LaneCancel, LaneCreate, LaneEvent, LaneSteer, decoded_event
 from .items import GivenItem, GivenMessage, KeptCall

@@ -15,11 +15,20 @@ from ...runtime.link.messages import Grammar
 from ...sdk.errors import FieldInvalid, FieldMissing
 from ...sdk.frames.formats import AllowedTools, AnyText, JsonObject, JsonSchema, NamedFunction
 from ...sdk.frames.sampling import SamplingFields
-from ...sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Role, Tool, new_id
+from ...sessions.conversation.items import (
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Preamble,
+    Role,
+    Tool,
+    new_id,
+)
 from ...sessions.tools.grammar import json_format
 from ...sessions.turn.request import RequestBounds, Truncation, TurnRequest
-from ..live_sessions import Transcript, cache_key
-from ..transcripts import Ask
+from ..live.sessions import Transcript, cache_key
+from ..live.transcripts import Ask
 from . import frames
 from .events import ConversationRef, ReplyTextSettings, ResponseObject
 from .items import (

@@ -33,10 +33,10 @@ from openai.types.responses.response_usage import InputTokensDetails, OutputToke
 
 from ..chat import Chat
 from ..client import Client
+from ..connection.responses import Finished
 from ..errors import ServerError
 from ..frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem, MessageItem, Role
 from ..frames.server import OutputItemDone, TextDelta
-from ..responses import Finished
 
 KEPT_SESSIONS = 8
 

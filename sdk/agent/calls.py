@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import anyio
 from anyio import CancelScope
 
-from ..connection import Connection
+from ..connection.connection import Connection
 from ..errors import ConnectionLost, SDKError
 from ..frames.client import ClientEvent, ItemCreate, TextAppend, TextClear, TextCommit, TextReplace
 from ..frames.items import FunctionCallItem

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ..responses import Finished
+from ..connection.responses import Finished
 from ..tools.tool import ResultKind
 
 CallOutcome: TypeAlias = ResultKind | Literal["unknown_tool", "not_run", "cancelled"]

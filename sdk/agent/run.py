@@ -18,7 +18,8 @@ from typing import Any
 import anyio
 import msgspec
 
-from ..connection import Connection
+from ..connection.connection import Connection
+from ..connection.responses import Finished, Rounds
 from ..errors import ChatBusy, LimitInvalid, SDKError
 from ..frames.client import ItemCreate, ResponseCancel, ResponseCreate, SessionLease
 from ..frames.items import FunctionCallItem
@@ -26,7 +27,6 @@ from ..frames.response import ResponseParams
 from ..frames.server import OutputItemDone, ServerEvent, SessionLeased, TextDelta
 from ..params import in_brief
 from ..reply import Reply
-from ..responses import Finished, Rounds
 from ..tools.running import Detached
 from ..tools.tool import Tool
 from ..unread import Unread

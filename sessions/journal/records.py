@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from ...runtime.link.messages import TokenLogprob
+from ..conversation.items import Item, Message, Preamble, Role
 from ..errors import StorageUnavailable
-from ..items import Item, Message, Preamble, Role
 from ..turn.events import EndReason, LeftOut, ReplyStatus, TurnUsage
 from .segment import Fresh, Kind
 

@@ -17,13 +17,13 @@ import msgspec
 
 from ...runtime.link.messages import Sampling, TokenLogprob
 from .. import errors
+from ..conversation.history import ContextGap, History, Placed
+from ..conversation.input_text_buffer import InputTextBuffer
+from ..conversation.items import Item, Tool, derived_id
+from ..conversation.tree import Draft, Script, Segment, TurnNode, TurnReply, turns_of
 from ..errors import RecordDamaged, SessionError
-from ..history import ContextGap, History, Placed
-from ..input_text_buffer import InputTextBuffer
-from ..items import Item, Tool, derived_id
 from ..text.language import Language
 from ..token_ids import Ids, bytes_of, ids_from
-from ..tree import Draft, Script, Segment, TurnNode, TurnReply, turns_of
 from ..turn.events import EndReason, LeftOut, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus
 from ..turn.reply_reader import ReplyReader
 from ..turn.request import TurnRequest

@@ -18,9 +18,9 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 
+from ..conversation.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
+from ..conversation.tree import Segment, TurnReply
 from ..errors import TemplateFailed
-from ..items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
-from ..tree import Segment, TurnReply
 from .call_frame import CallFrame, CallName
 from .template_sandbox import compiled
 from .tokenizer import ChatTokenizer

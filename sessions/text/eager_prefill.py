@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ...runtime.errors import EngineGone, VerbRefused
+from ..conversation.items import FunctionCallOutput, Growing, Message
 from ..errors import PromptTooLong, TemplateFailed
-from ..items import FunctionCallOutput, Growing, Message
 from ..token_ids import Ids, common_prefix
 from ..turn.branch import Branch
 from .renderer import text_of

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import msgspec
 
+from ..conversation.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
+from ..conversation.tree import Segment, TurnReply
 from ..errors import TemplateFailed
-from ..items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
 from ..token_ids import ids_of
 from ..tools.formats import HERMES, CallForm, Forms, ReasoningForm, find_forms
 from ..tools.scanner import CallArguments, CallOpened
-from ..tree import Segment, TurnReply
 from .chat_template import ChatTemplate, RoleRules
 from .streaming_tokenizer import StablePrefixRule
 from .template_sandbox import broken_limit

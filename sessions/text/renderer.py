@@ -14,10 +14,10 @@ from os.path import commonprefix
 
 import msgspec
 
+from ..conversation.items import FunctionCall, FunctionCallOutput, Growing, Item, Message, Preamble
+from ..conversation.tree import Draft, Paths, Script, Segment, TurnNode, TurnReply, turns_of
 from ..errors import PromptTooLong
-from ..items import FunctionCall, FunctionCallOutput, Growing, Item, Message, Preamble
 from ..token_ids import NONE, Ids
-from ..tree import Draft, Paths, Script, Segment, TurnNode, TurnReply, turns_of
 from ..workers import Stopped
 from .chat_template import ChatTemplate, RoleRules
 from .streaming_tokenizer import GrowingPrefix, StablePrefixRule

@@ -14,7 +14,7 @@ from enum import Enum, auto
 
 import regex
 
-from ..items import MAX_NAME
+from ..conversation.items import MAX_NAME
 from .scanner import (
     SPACE,
     CallArguments,

@@ -20,7 +20,7 @@ from typing import Any
 
 import regex
 
-from ..items import Tool
+from ..conversation.items import Tool
 from .channels import CHANNEL, CONSTRAIN, MARKS, MESSAGE, ChannelParser
 from .grammar import CallSyntax
 from .python_calls import PythonCallParser

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...runtime.grammar.limits import excess
 from ...runtime.link.messages import Grammar, GrammarKind
+from ..conversation.items import Tool
 from ..errors import GrammarInvalid
-from ..items import Tool
 from .parameter_types import writes_text
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from enum import Enum, auto
 
-from ..items import MAX_NAME
+from ..conversation.items import MAX_NAME
 from .scanner import CallArguments, CallClosed, CallOpened, Piece, PlainText
 
 MAX_CALL = 65_536

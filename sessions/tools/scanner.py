@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 import regex
 
-from ..items import MAX_NAME
+from ..conversation.items import MAX_NAME
 from ..text.stop_strings import overlap
 
 SPACE = " \t\n\r"

@@ -16,7 +16,7 @@ from typing import Any
 
 import regex
 
-from ..items import MAX_NAME, Tool
+from ..conversation.items import MAX_NAME, Tool
 from .parameter_types import NULL, converted, only_text, types_of
 from .scanner import CallArguments, CallClosed, CallOpened, Piece, PlainText, first_tag
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...runtime.link.client import EngineLink
+from ..conversation.history import History
+from ..conversation.tree import Draft, Script
 from ..engine_copy import EngineCopy
-from ..history import History
 from ..journal.records import SessionLog
 from ..settings import SessionSettings
 from ..text.language import Language
 from ..text.renderer import Renderer
-from ..tree import Draft, Script
 from ..workers import Stopped, WorkerSlot
 
 _T = TypeVar("_T")

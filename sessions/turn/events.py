@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from ..conversation.items import Item
 from ..errors import TurnFailed
-from ..items import Item
 
 
 class ReplyStatus(StrEnum):

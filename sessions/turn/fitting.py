@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from ..conversation.items import FunctionCall, FunctionCallOutput, Item, Message
+from ..conversation.tree import Draft, Script, Segment, TurnNode, TurnReply
 from ..errors import PromptTooLong
-from ..items import FunctionCall, FunctionCallOutput, Item, Message
 from ..text.renderer import Renderer
 from ..token_ids import NONE, Ids
-from ..tree import Draft, Script, Segment, TurnNode, TurnReply
 from ..workers import Stopped
 from .request import Truncation
 

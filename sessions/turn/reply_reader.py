@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 from ...runtime.link.messages import TokenLogprob
-from ..items import FunctionCall, Item, Message, Tool, new_id
+from ..conversation.items import FunctionCall, Item, Message, Tool, new_id
 from ..text.detokenizer import Detokenizer
 from ..text.stop_strings import StopMatcher
 from ..text.tokenizer import ChatTokenizer

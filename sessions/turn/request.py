@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from ...runtime.link.messages import LEAST_PENALTY, MAX_LOGPROBS, MOST_PENALTY, Grammar, GrammarKind, Sampling
+from ..conversation.items import Item, Preamble, Tool, checked_item, checked_preamble
 from ..errors import GrammarInvalid, SamplingInvalid, ToolInvalid
-from ..items import Item, Preamble, Tool, checked_item, checked_preamble
 from ..tools.grammar import check_tool
 
 MAX_INTEGER = 2**31 - 1

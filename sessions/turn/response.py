@@ -13,14 +13,14 @@ from types import TracebackType
 
 from ...runtime.errors import EngineGone
 from ...runtime.link.messages import TokenLimits, TokenLogprob
-from ..edits import check_place, end_with
+from ..conversation.edits import check_place, end_with
+from ..conversation.history import History, Placed, RunningTurn
+from ..conversation.items import new_id
+from ..conversation.tree import Draft, TurnReply
 from ..errors import EngineUnavailable, ItemUnknown, PromptTooLong, TurnFailed
-from ..history import History, Placed, RunningTurn
-from ..items import new_id
 from ..journal.records import ContextCut, Emitted, Ended, Interrupted, Span
 from ..journal.replay import ended, reader_of, refused, spans_of
 from ..token_ids import NONE, Ids, common_prefix, ids_of, packed
-from ..tree import Draft, TurnReply
 from ..workers import Stopped
 from .branch import Branch
 from .events import (

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from ...runtime.link.messages import Grammar, GrammarKind
+from ..conversation.items import Tool
 from ..errors import GrammarInvalid
-from ..items import Tool
 from ..text.language import Language
 from ..tools.formats import CallForm
 from ..tools.grammar import CallWriter

@@ -13,9 +13,9 @@ from holdfast.benchmarks.pocket import bench
 from holdfast.benchmarks.pocket.skills import ScoredConversation, ScoredTurn
 from holdfast.benchmarks.pocket.toolbox import WrittenCall
 from holdfast.sdk import ServerError
+from holdfast.sdk.connection.responses import Finished
 from holdfast.sdk.frames.items import FunctionCallItem
 from holdfast.sdk.frames.response import KVReceipt
-from holdfast.sdk.responses import Finished
 
 CALL = FunctionCallItem(name="add", arguments='{"b": 2, "a": 1}', call_id="call_1")
 OTHER = FunctionCallItem(name="add", arguments='{"a": 1, "b": 3}', call_id="call_1")

@@ -15,8 +15,8 @@ from holdfast.sdk.frames import client, codec, items, response, server, unserved
 from holdfast.sdk.frames.formats import FunctionTool
 from holdfast.sdk.frames.server import ItemTruncated
 from holdfast.sdk.frames.session import SessionPatch, SessionResource
-from holdfast.sessions.history import History
-from holdfast.sessions.items import FunctionCall, Message
+from holdfast.sessions.conversation.history import History
+from holdfast.sessions.conversation.items import FunctionCall, Message
 from holdfast.sessions.turn.events import (
     EndReason,
     ReplyArgumentsDelta,

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from holdfast.gateway.cli import demo
+from holdfast.sdk.connection.responses import Finished
 from holdfast.sdk.frames.response import KVReceipt
-from holdfast.sdk.responses import Finished
 
 
 def finished(prefilled: int, new: int, recomputed: int = 0) -> Finished:

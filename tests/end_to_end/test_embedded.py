@@ -15,9 +15,9 @@ from holdfast.gateway.settings import ClientLimits, GatewaySettings
 from holdfast.runtime.errors import ModelUnreadable
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Client, ConnectionFailed, ConnectionLost, connect
+from holdfast.sdk.connection.reconnect import Patience
 from holdfast.sdk.frames.client import ItemCreate, ResponseCreate
 from holdfast.sdk.frames.items import MessageItem
-from holdfast.sdk.reconnect import Patience
 
 pytestmark = pytest.mark.anyio
 

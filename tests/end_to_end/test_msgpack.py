@@ -15,8 +15,8 @@ from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk.client import connect
+from holdfast.sdk.connection.transport import WebSocketTransport, dial
 from holdfast.sdk.frames import codec, packed
-from holdfast.sdk.transport import WebSocketTransport, dial
 
 pytestmark = pytest.mark.anyio
 

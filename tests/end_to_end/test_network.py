@@ -26,7 +26,7 @@ from holdfast.tests import threaded
 from .wires import get, wire
 
 pytestmark = pytest.mark.anyio
-EXAMPLE = Path(__file__).resolve().parent.parent.parent / "gateway" / "nginx.conf.example"
+EXAMPLE = Path(__file__).resolve().parent.parent.parent / "gateway" / "deploy" / "nginx.conf.example"
 OPERATED = """
 [operators]
 keys = ["root"]

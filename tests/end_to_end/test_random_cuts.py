@@ -13,7 +13,7 @@ from holdfast.runtime.link.messages import Sampling, TokenLimits
 from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.settings import EngineSettings
-from holdfast.sessions.items import Message, new_id
+from holdfast.sessions.conversation.items import Message, new_id
 from holdfast.sessions.session import Session
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.turn.events import ReplyDone, ReplyTextDelta

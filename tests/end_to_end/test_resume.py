@@ -19,8 +19,8 @@ from holdfast.gateway.server import Serving
 from holdfast.gateway.settings import ClientLimits, GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Chat, Client, SDKError, SessionLost, connect
+from holdfast.sdk.connection.reconnect import Patience
 from holdfast.sdk.frames.items import MessageItem
-from holdfast.sdk.reconnect import Patience
 from holdfast.sessions.session import Session
 from holdfast.sessions.text.eager_prefill import PrefilledInput
 from holdfast.tests.threaded import serving

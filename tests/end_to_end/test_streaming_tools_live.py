@@ -14,12 +14,12 @@ import anyio.lowlevel
 import pytest
 
 from holdfast.benchmarks.faults.network import proxy
-from holdfast.gateway.live_session import LiveSession
+from holdfast.gateway.live.session import LiveSession
 from holdfast.gateway.server import Serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Chat, Client, RunDone, connect, tool
-from holdfast.sessions.items import FunctionCallOutput
+from holdfast.sessions.conversation.items import FunctionCallOutput
 from holdfast.tests.threaded import serving
 
 from .test_resume import QUICK, begun, greeted, returning, served

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.gateway.metrics.tracing import TurnTracer
 from holdfast.gateway.net.channel import MemoryChannel, memory_pair
 from holdfast.gateway.realtime.socket import ClientIdentity
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.gateway.tracing import TurnTracer
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken

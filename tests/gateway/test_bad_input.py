@@ -18,13 +18,13 @@ import pytest
 from holdfast.gateway.app import ROWS, SOCKETS, build_app
 from holdfast.gateway.documents.asyncapi import asyncapi
 from holdfast.gateway.documents.openapi import openapi
+from holdfast.gateway.live.transcripts import Requester
 from holdfast.gateway.net.channel import memory_pair
 from holdfast.gateway.net.rates import Rate
 from holdfast.gateway.realtime.socket import ClientIdentity
 from holdfast.gateway.responses.face import ResponsesFace
 from holdfast.gateway.responses.socket import ResponsesSocket
 from holdfast.gateway.settings import ClientLimits, GatewaySettings
-from holdfast.gateway.transcripts import Requester
 from holdfast.tests.gateway.messages.messages_stage import Stage, stage
 from holdfast.tests.gateway.schema_fields import Json, SchemaFields
 from holdfast.tests.gateway.scripted_service import spoken

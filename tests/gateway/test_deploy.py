@@ -15,8 +15,8 @@ import yaml
 from starlette.routing import Route
 
 from holdfast.gateway import __file__ as room
+from holdfast.gateway.access.auth import PROBES
 from holdfast.gateway.app import build_app
-from holdfast.gateway.auth import PROBES
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import DEFAULT_PORT, ClientLimits, GatewaySettings
 from holdfast.tests.gateway.cli.test_configuration import SERVE, SETTINGS

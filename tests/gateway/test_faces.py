@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from holdfast.gateway.auth import TurnCaller
-from holdfast.gateway.live_session import LiveSession
-from holdfast.gateway.live_sessions import LiveSessions
+from holdfast.gateway.access.auth import TurnCaller
+from holdfast.gateway.live.session import LiveSession
+from holdfast.gateway.live.sessions import LiveSessions
 from holdfast.gateway.realtime.session import RealtimeFace
 from holdfast.gateway.settings import ClientLimits
+from holdfast.sessions.conversation.items import Message
 from holdfast.sessions.errors import HandleUnknown, StorageUnavailable
-from holdfast.sessions.items import Message
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
 from holdfast.sessions.text.language import Language

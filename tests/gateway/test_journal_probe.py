@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.gateway.metrics import MetricsSnapshot, exposition
+from holdfast.gateway.metrics.prometheus import MetricsSnapshot, exposition
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sessions.journal.journal import Journal

@@ -28,13 +28,14 @@ from holdfast import (
     TokensPrompt,
 )
 from holdfast.gateway import offline
-from holdfast.gateway.outputs import CompletionPiece
-from holdfast.gateway.progress_bars import COMPILES, LoadingBar
-from holdfast.gateway.prompts import conversation_of
+from holdfast.gateway.batches.outputs import CompletionPiece
+from holdfast.gateway.batches.progress_bars import COMPILES, LoadingBar
+from holdfast.gateway.batches.prompts import conversation_of
 from holdfast.runtime.errors import EngineDied, ModelUnreadable
 from holdfast.runtime.link.messages import Heartbeat, Phase
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.settings import EngineSettings
+from holdfast.sessions.conversation.items import FunctionCall, FunctionCallOutput, Message
 from holdfast.sessions.errors import (
     EngineUnavailable,
     GrammarInvalid,
@@ -45,7 +46,6 @@ from holdfast.sessions.errors import (
     SamplingInvalid,
     TurnFailed,
 )
-from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message
 
 POCKET = EngineSettings(model="pocket", blocks=1024, debug=True)
 FP32: dict[str, Any] = {"dtype": "float32", "max_model_len": 2048, "engine": POCKET}

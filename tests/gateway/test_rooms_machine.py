@@ -19,9 +19,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from holdfast.gateway.auth import TurnCaller
-from holdfast.gateway.live_session import LiveSession
-from holdfast.gateway.live_sessions import LiveSessions
+from holdfast.gateway.access.auth import TurnCaller
+from holdfast.gateway.live.session import LiveSession
+from holdfast.gateway.live.sessions import LiveSessions
 from holdfast.gateway.realtime.session import RealtimeDefaults, RealtimeFace
 from holdfast.gateway.settings import ClientLimits
 from holdfast.sdk.frames.client import SessionFork

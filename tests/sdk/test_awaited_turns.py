@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from holdfast.sdk import RunDone, UnreadTurn, connect, errors
+from holdfast.sdk.connection.responses import ASIDE, labelled
 from holdfast.sdk.frames import client, server
 from holdfast.sdk.frames.response import Response, ResponseParams
 from holdfast.sdk.frames.session import SessionPatch
 from holdfast.sdk.params import ResponseOptions, UpdateOptions, create_of
-from holdfast.sdk.responses import ASIDE, labelled
 
 from .scripted import Script, add, chatting, response
 

@@ -8,13 +8,13 @@ import anyio
 import pytest
 
 from holdfast.sdk import CallFinished, Chat, Client, ServerError, ToolContext
+from holdfast.sdk.connection.transport import Transport
 from holdfast.sdk.frames import client, server
 from holdfast.sdk.frames.client import ClientEvent
 from holdfast.sdk.frames.items import FunctionCallOutputItem
-from holdfast.sdk.transport import Transport
 
+from .connection.test_reconnect import QUICK, SESSION
 from .scripted import Script, chatting
-from .test_reconnect import QUICK, SESSION
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import wraps
 
-from holdfast.sessions.items import Message, Preamble, new_id
+from holdfast.sessions.conversation.items import Message, Preamble, new_id
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.text.language import Language

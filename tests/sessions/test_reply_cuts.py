@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from holdfast.sessions.edits import check_place, cut_after, cut_tokens, inside_character
+from holdfast.sessions.conversation.edits import check_place, cut_after, cut_tokens, inside_character
+from holdfast.sessions.conversation.items import FunctionCall, Message
+from holdfast.sessions.conversation.tree import TurnReply
 from holdfast.sessions.errors import CutInvalid
-from holdfast.sessions.items import FunctionCall, Message
 from holdfast.sessions.token_ids import ids_from, ids_of
 from holdfast.sessions.tools.formats import Forms, ReasoningForm
-from holdfast.sessions.tree import TurnReply
 from holdfast.sessions.turn.reply_reader import ReplyReader
 
 from .session_stage import END, NAME, toks

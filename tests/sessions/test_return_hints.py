@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from holdfast.sessions.items import FunctionCallOutput, Preamble, Tool
+from holdfast.sessions.conversation.items import FunctionCallOutput, Preamble, Tool
 from holdfast.sessions.placement import PATIENCE, Waits
 from holdfast.sessions.session import Session
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from holdfast.sessions.items import FunctionCallOutput, Message, Preamble, Tool
+from holdfast.sessions.conversation.items import FunctionCallOutput, Message, Preamble, Tool
 from holdfast.sessions.turn.events import (
     MissReason,
     ReplyCallDone,

@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.sessions.items import Preamble
+from holdfast.sessions.conversation.items import Preamble
 from holdfast.sessions.turn.request import TurnRequest
 
 from .scripted_link import ScriptedLink

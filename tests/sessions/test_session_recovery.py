@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from holdfast.runtime.errors import EngineDied, GrammarUnavailable
 from holdfast.runtime.link.generation import Generation
 from holdfast.sessions import errors
+from holdfast.sessions.conversation.items import Message
 from holdfast.sessions.errors import EngineUnavailable, SequencePoisoned
-from holdfast.sessions.items import Message
 from holdfast.sessions.poison import MAX_KILLS
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.sessions.conversation.items import Preamble
 from holdfast.sessions.errors import HandleUnknown, SessionLimit, ShareFull, StorageUnavailable, TurnLimit
 from holdfast.sessions.forks import Forks
-from holdfast.sessions.items import Preamble
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.records import (
     AnyOperation,

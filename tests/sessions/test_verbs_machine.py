@@ -25,9 +25,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from holdfast.sessions.conversation.items import Message
 from holdfast.sessions.engine_copy import EngineCopy
 from holdfast.sessions.errors import ConversationBusy, CutInvalid, ItemUnknown
-from holdfast.sessions.items import Message
 from holdfast.sessions.journal.records import AnyOperation, SessionLog
 from holdfast.sessions.journal.replay import replay
 from holdfast.sessions.session import Session

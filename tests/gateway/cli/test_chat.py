@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.gateway.cli import chat
+from holdfast.sdk.connection.responses import Finished
 from holdfast.sdk.errors import ConnectionFailed, ResponseFailed
 from holdfast.sdk.frames.response import KVReceipt
-from holdfast.sdk.responses import Finished
 
 
 def finished(**changes: object) -> Finished:

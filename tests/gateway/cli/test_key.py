@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from holdfast.gateway.auth import Keys
+from holdfast.gateway.access.auth import Keys
 from holdfast.gateway.cli import main
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from holdfast.gateway.auth import salt_of
+from holdfast.gateway.access.auth import salt_of
 from holdfast.gateway.cli.main import app
 from holdfast.sessions.journal.model_store import open_for
 from holdfast.sessions.journal.records import EventReceived, Keyring, SessionRecord, append, put

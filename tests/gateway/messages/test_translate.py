@@ -11,9 +11,9 @@ from holdfast.gateway.messages import frames
 from holdfast.gateway.messages.translate import ask_of, begun, transcript_of
 from holdfast.runtime.link.messages import GrammarKind
 from holdfast.sdk.errors import FieldInvalid, FieldUnsupported
-from holdfast.sessions.continuation import GivenConversation
+from holdfast.sessions.conversation.continuation import GivenConversation
+from holdfast.sessions.conversation.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble
 from holdfast.sessions.errors import GrammarInvalid
-from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble
 from holdfast.sessions.turn.request import UNBOUNDED
 
 from .messages_stage import WEATHER

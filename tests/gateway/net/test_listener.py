@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdfast.gateway.access.turn_queue import Place, TurnQueue
 from holdfast.gateway.net.listener import PASS, Door, Listener, Refused, listen
 from holdfast.gateway.settings import ClientLimits
-from holdfast.gateway.turn_queue import Place, TurnQueue
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from holdfast.sdk.frames import codec, server
 from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.sampling import SamplingFields
 from holdfast.sdk.frames.session import SessionResource
+from holdfast.sessions.conversation.history import History
+from holdfast.sessions.conversation.items import FunctionCall, Message
+from holdfast.sessions.conversation.tree import Draft, TurnReply
 from holdfast.sessions.errors import EngineUnavailable, PromptTooLong
-from holdfast.sessions.history import History
-from holdfast.sessions.items import FunctionCall, Message
 from holdfast.sessions.token_ids import ids_of
-from holdfast.sessions.tree import Draft, TurnReply
 from holdfast.sessions.turn.events import (
     EndReason,
     MissReason,

@@ -19,11 +19,11 @@ from holdfast.gateway.realtime.effects import CancelResponse, Send, StartRespons
 from holdfast.sdk.errors import FrameError
 from holdfast.sdk.frames import codec
 from holdfast.sdk.frames.session import SessionResource
+from holdfast.sessions.conversation.history import History, RunningTurn
+from holdfast.sessions.conversation.items import FunctionCall, Item, Message
+from holdfast.sessions.conversation.tree import Draft, TurnReply
 from holdfast.sessions.errors import EngineUnavailable
-from holdfast.sessions.history import History, RunningTurn
-from holdfast.sessions.items import FunctionCall, Item, Message
 from holdfast.sessions.token_ids import ids_of
-from holdfast.sessions.tree import Draft, TurnReply
 from holdfast.sessions.turn.events import (
     EndReason,
     ReplyArgumentsDelta,

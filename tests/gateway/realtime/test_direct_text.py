@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.gateway.auth import TurnCaller
-from holdfast.gateway.live_sessions import LiveSessions
+from holdfast.gateway.access.auth import TurnCaller
+from holdfast.gateway.access.rate_limits import KeyRates, RateLimiter
+from holdfast.gateway.live.sessions import LiveSessions
+from holdfast.gateway.live.turns import Turns
 from holdfast.gateway.net.outbox import Outbox, SessionOutbox
-from holdfast.gateway.rate_limits import KeyRates, RateLimiter
 from holdfast.gateway.realtime.delta_frames import DeltaFrames
 from holdfast.gateway.realtime.session import RealtimeDefaults, RealtimeFace
 from holdfast.gateway.settings import ClientLimits
-from holdfast.gateway.turns import Turns
 from holdfast.runtime.link.generation import Generation
 from holdfast.runtime.link.messages import Finish, Row, Work
 from holdfast.sdk.frames import codec, server

@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.gateway.net.outbox import Outbox
 from holdfast.gateway.settings import GatewaySettings
+from holdfast.sdk.connection.transport import Transport, dial
 from holdfast.sdk.frames import codec, server
 from holdfast.sdk.frames.client import (
     ClientEvent,
@@ -26,7 +27,6 @@ from holdfast.sdk.frames.formats import FunctionTool
 from holdfast.sdk.frames.items import AnyItem, ItemReference, MessageItem
 from holdfast.sdk.frames.response import ResponseParams
 from holdfast.sdk.frames.session import SessionPatch
-from holdfast.sdk.transport import Transport, dial
 from holdfast.tests.threaded import POCKET, serving
 
 from .realtime_grammar import Grammar

@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.gateway.auth import TurnCaller
-from holdfast.gateway.live_sessions import LiveSessions
+from holdfast.gateway.access.auth import TurnCaller
+from holdfast.gateway.live.sessions import LiveSessions
 from holdfast.gateway.realtime.conversation import Conversation
 from holdfast.gateway.realtime.effects import Effect, Send
 from holdfast.gateway.realtime.session import RealtimeDefaults, RealtimeFace
 from holdfast.gateway.settings import ClientLimits
 from holdfast.sdk.frames import codec, server
 from holdfast.sdk.frames.session import SessionResource
-from holdfast.sessions import history as history_room
-from holdfast.sessions.history import History
-from holdfast.sessions.items import FunctionCall, Preamble
+from holdfast.sessions.conversation import history as history_room
+from holdfast.sessions.conversation.history import History
+from holdfast.sessions.conversation.items import FunctionCall, Preamble
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken

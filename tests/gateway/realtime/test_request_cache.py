@@ -13,8 +13,8 @@ from holdfast.sdk.frames.formats import AllowedTools, FunctionTool, NamedFunctio
 from holdfast.sdk.frames.items import InputItem, MessageItem, TextPart
 from holdfast.sdk.frames.response import ResponseParams
 from holdfast.sdk.frames.session import SessionResource
+from holdfast.sessions.conversation.items import Item, Message
 from holdfast.sessions.errors import SamplingInvalid
-from holdfast.sessions.items import Item, Message
 from holdfast.sessions.turn.request import RequestBounds, TurnRequest
 
 TOOL = FunctionTool(name="add", parameters={"type": "object"})

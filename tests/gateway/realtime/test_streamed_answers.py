@@ -15,9 +15,9 @@ from holdfast.gateway.realtime.effects import Effect, PrefillText, Send, StartRe
 from holdfast.gateway.realtime.session import typed_since
 from holdfast.sdk.frames import client, codec, server
 from holdfast.sdk.frames.session import SessionResource
-from holdfast.sessions.history import History
-from holdfast.sessions.input_text_buffer import InputTextBuffer
-from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message
+from holdfast.sessions.conversation.history import History
+from holdfast.sessions.conversation.input_text_buffer import InputTextBuffer
+from holdfast.sessions.conversation.items import FunctionCall, FunctionCallOutput, Message
 from holdfast.sessions.journal.records import AnyOperation, Typed
 from holdfast.sessions.text.eager_prefill import PrefilledInput
 from holdfast.sessions.turn.events import ReplyCallDone, ReplyCallStarted, ReplyStarted

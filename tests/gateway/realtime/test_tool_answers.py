@@ -12,8 +12,8 @@ from holdfast.gateway.realtime.conversation import Conversation
 from holdfast.gateway.realtime.effects import Send, StartResponse
 from holdfast.sdk.frames import codec, server
 from holdfast.sdk.frames.session import SessionResource
-from holdfast.sessions.history import History
-from holdfast.sessions.items import FunctionCallOutput
+from holdfast.sessions.conversation.history import History
+from holdfast.sessions.conversation.items import FunctionCallOutput
 from holdfast.sessions.turn.events import ReplyCallDone, ReplyCallStarted, ReplyStarted
 from holdfast.sessions.turn.request import TurnRequest
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.gateway.embedded import in_memory
-from holdfast.gateway.live_session import LiveSession
+from holdfast.gateway.live.session import LiveSession
 from holdfast.gateway.realtime.conversation import Conversation
 from holdfast.gateway.realtime.event_log import EventLog
 from holdfast.gateway.realtime.session import RealtimeFace, RealtimeSession

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from holdfast.gateway.live.transcripts import Requester
 from holdfast.gateway.net.channel import ChannelClosed, MemoryChannel, memory_pair
 from holdfast.gateway.realtime.socket import ClientIdentity
 from holdfast.gateway.responses.face import ResponsesFace
 from holdfast.gateway.responses.socket import ResponsesSocket
-from holdfast.gateway.transcripts import Requester
 from holdfast.tests.gateway.scripted_service import END, WORDS, Scripted
 
 from .stage import Json, Stage, staged, text_of, told

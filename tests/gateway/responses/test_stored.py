@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.sessions import continuation
+from holdfast.sessions.conversation import continuation
 
 from .stage import Answer, Json, Stage, staged, text_of, told
 from .test_create import CALL, TOOL, user

@@ -39,7 +39,7 @@ from holdfast.runtime.link.messages import (
 )
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.settings import EngineSettings
-from holdfast.sessions.items import Tool
+from holdfast.sessions.conversation.items import Tool
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.tools.formats import SYNTAXES, CallForm, Forms
 from holdfast.sessions.tools.grammar import CallWriter

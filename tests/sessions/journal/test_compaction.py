@@ -11,8 +11,8 @@ from random import Random
 
 import pytest
 
+from holdfast.sessions.conversation.items import Preamble
 from holdfast.sessions.errors import StorageUnavailable, StoreUnusable
-from holdfast.sessions.items import Preamble
 from holdfast.sessions.journal import admin, compaction
 from holdfast.sessions.journal.folder import Disk
 from holdfast.sessions.journal.logs import Log, LogFolder

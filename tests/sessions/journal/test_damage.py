@@ -14,8 +14,8 @@ from random import Random
 import pytest
 from msgspec.structs import replace as replaced
 
+from holdfast.sessions.conversation.items import Message
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StorageUnavailable
-from holdfast.sessions.items import Message
 from holdfast.sessions.journal import admin, segment
 from holdfast.sessions.journal.folder import Disk
 from holdfast.sessions.journal.records import EventReceived, Inserted, Origin, append, drop, put

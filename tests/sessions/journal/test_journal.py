@@ -16,11 +16,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.runtime.link.messages import Grammar, GrammarKind, Sampling
+from holdfast.sessions.conversation.input_text_buffer import InputTextBuffer
+from holdfast.sessions.conversation.items import Message, Preamble, Tool
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StorageUnavailable
 from holdfast.sessions.forks import Forks
 from holdfast.sessions.handles import digest_of
-from holdfast.sessions.input_text_buffer import InputTextBuffer
-from holdfast.sessions.items import Message, Preamble, Tool
 from holdfast.sessions.journal.journal import Journal, JournaledLog
 from holdfast.sessions.journal.records import (
     Begun,

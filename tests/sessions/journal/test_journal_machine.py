@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace as replaced
 
+from holdfast.sessions.conversation.items import Message, Preamble
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable
-from holdfast.sessions.items import Message, Preamble
 from holdfast.sessions.journal.compaction import Compaction
 from holdfast.sessions.journal.records import (
     AnyOperation,

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace as replaced
 
+from holdfast.sessions.conversation.items import Message
 from holdfast.sessions.errors import (
     RecordDamaged,
     StorageUnavailable,
@@ -23,7 +24,6 @@ from holdfast.sessions.errors import (
     StoreNewer,
     StoreUnusable,
 )
-from holdfast.sessions.items import Message
 from holdfast.sessions.journal.folder import StoreLock
 from holdfast.sessions.journal.legacy import migrate
 from holdfast.sessions.journal.model_store import open_for

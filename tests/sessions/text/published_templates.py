@@ -21,15 +21,23 @@ from jinja2.exceptions import SecurityError
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from holdfast.sessions.conversation.history import History
+from holdfast.sessions.conversation.items import (
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Preamble,
+    Tool,
+    new_id,
+)
+from holdfast.sessions.conversation.tree import TurnReply
 from holdfast.sessions.errors import TemplateFailed
-from holdfast.sessions.history import History
-from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool, new_id
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.renderer import Renderer
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.text.tool_fallback import answered, called, instructions_with
 from holdfast.sessions.token_ids import ids_of
-from holdfast.sessions.tree import TurnReply
 from holdfast.sessions.turn.reply_reader import ReplyReader
 from holdfast.sessions.turn.request import TurnRequest
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdfast.sessions.conversation.history import History
+from holdfast.sessions.conversation.items import Message, Preamble, Tool
 from holdfast.sessions.errors import PromptTooLong
-from holdfast.sessions.history import History
-from holdfast.sessions.items import Message, Preamble, Tool
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.text.streaming_tokenizer import StablePrefixRule
 from holdfast.sessions.text.tokenizer import ChatTokenizer

@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoTokenizer
 
 import holdfast
-from holdfast.sessions.history import History
-from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
+from holdfast.sessions.conversation.history import History
+from holdfast.sessions.conversation.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
 from holdfast.sessions.text.language import Language, TemplateClass
 
 from ..session_stage import renderer_of

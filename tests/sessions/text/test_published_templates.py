@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.sessions.edits import end_with, rewind
-from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, new_id
+from holdfast.sessions.conversation.edits import end_with, rewind
+from holdfast.sessions.conversation.items import FunctionCall, FunctionCallOutput, Message, Preamble, new_id
 from holdfast.sessions.session import Session
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.tokenizer import ChatTokenizer

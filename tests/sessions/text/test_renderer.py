@@ -10,14 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.sessions.conversation.history import History
+from holdfast.sessions.conversation.items import (
+    FunctionCall,
+    FunctionCallOutput,
+    Message,
+    Preamble,
+    Tool,
+    new_id,
+)
+from holdfast.sessions.conversation.tree import Segment, TurnReply
 from holdfast.sessions.errors import PromptTooLong, TemplateFailed
-from holdfast.sessions.history import History
-from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool, new_id
 from holdfast.sessions.text.chat_template import ChatTemplate
 from holdfast.sessions.text.renderer import Renderer
 from holdfast.sessions.text.streaming_tokenizer import StablePrefixRule
 from holdfast.sessions.token_ids import ids_of
-from holdfast.sessions.tree import Segment, TurnReply
 from holdfast.sessions.turn.request import TurnRequest
 
 from .chat_languages import FAMILIES, end_id, ids, ours, reference

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.sessions.history import History
-from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
+from holdfast.sessions.conversation.history import History
+from holdfast.sessions.conversation.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
+from holdfast.sessions.conversation.tree import Script, TurnReply
 from holdfast.sessions.text.renderer import Renderer
 from holdfast.sessions.text.streaming_tokenizer import StablePrefixRule
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.token_ids import ids_of
-from holdfast.sessions.tree import Script, TurnReply
 
 from .chat_languages import FAMILIES, backend, end_id, ids
 from .test_renderer import NASTY, NOON, replied, take_turn, typed, user

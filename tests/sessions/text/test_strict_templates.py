@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.sessions.edits import end_with, rewind
-from holdfast.sessions.history import History
-from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, new_id
+from holdfast.sessions.conversation.edits import end_with, rewind
+from holdfast.sessions.conversation.history import History
+from holdfast.sessions.conversation.items import FunctionCall, FunctionCallOutput, Message, Preamble, new_id
+from holdfast.sessions.conversation.tree import Script, Segment, TurnReply
 from holdfast.sessions.session import Session
 from holdfast.sessions.text.chat_template import RoleRules
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.renderer import Renderer
 from holdfast.sessions.text.tokenizer import CLOSE_MARK, OPEN_MARK
 from holdfast.sessions.token_ids import ids_of
-from holdfast.sessions.tree import Script, Segment, TurnReply
 from holdfast.sessions.turn.events import ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
 

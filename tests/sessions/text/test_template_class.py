@@ -8,12 +8,12 @@ from datetime import datetime
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from holdfast.sessions.conversation.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
+from holdfast.sessions.conversation.tree import Script
 from holdfast.sessions.errors import TemplateFailed
-from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
 from holdfast.sessions.text.language import Language, TemplateClass, classify_template
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.tools.formats import CallForm
-from holdfast.sessions.tree import Script
 
 from ..session_stage import renderer_of
 from .chat_languages import FAMILIES, backend, end_id, ours

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
+from holdfast.sessions.conversation.items import Message, Preamble
 from holdfast.sessions.errors import TemplateFailed
-from holdfast.sessions.items import Message, Preamble
 from holdfast.sessions.text.chat_template import ChatTemplate
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.template_sandbox import CHARACTERS, broken_limit, compiled

@@ -16,8 +16,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from holdfast.runtime.grammar.llguidance import Compiler
 from holdfast.runtime.link.messages import Grammar
+from holdfast.sessions.conversation.items import Tool
 from holdfast.sessions.errors import GrammarInvalid
-from holdfast.sessions.items import Tool
 from holdfast.sessions.text.language import Language, classify_template
 from holdfast.sessions.text.streaming_tokenizer import StablePrefixRule
 from holdfast.sessions.text.tokenizer import ChatTokenizer

@@ -13,7 +13,7 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.sessions.items import Tool
+from holdfast.sessions.conversation.items import Tool
 from holdfast.sessions.tools.formats import REASONING, CallForm, Forms, ReasoningForm, find_forms
 from holdfast.sessions.tools.reasoning import ReasoningSplitter
 from holdfast.sessions.tools.scanner import (

@@ -7,8 +7,8 @@ from datetime import datetime
 
 import pytest
 
-from holdfast.sessions.history import History
-from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message
+from holdfast.sessions.conversation.history import History
+from holdfast.sessions.conversation.items import FunctionCall, FunctionCallOutput, Message
 
 from ..session_stage import LANGUAGE, renderer_of
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.sessions.items import Tool
+from holdfast.sessions.conversation.items import Tool
 from holdfast.sessions.tools.formats import CallForm, Forms, ReasoningForm
 from holdfast.sessions.tools.scanner import (
     CallArguments,

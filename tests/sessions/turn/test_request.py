@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.runtime.link.messages import Sampling
-from holdfast.sessions.errors import ItemInvalid, SamplingInvalid, ToolInvalid
-from holdfast.sessions.items import (
+from holdfast.sessions.conversation.items import (
     FunctionCall,
     FunctionCallOutput,
     Message,
@@ -16,6 +15,7 @@ from holdfast.sessions.items import (
     checked_preamble,
     new_id,
 )
+from holdfast.sessions.errors import ItemInvalid, SamplingInvalid, ToolInvalid
 from holdfast.sessions.turn.request import RequestBounds, TurnRequest
 
 VOCAB = 2000

@@ -11,7 +11,7 @@ import pytest
 from holdfast.runtime.errors import GrammarUnavailable as EngineRefusal
 from holdfast.runtime.link.messages import Finish, Grammar, GrammarKind, Row, TokenLimits, Work
 from holdfast.sessions import errors
-from holdfast.sessions.items import Preamble, Tool
+from holdfast.sessions.conversation.items import Preamble, Tool
 from holdfast.sessions.tools.grammar import MAX_GRAMMAR_BYTES, check_schema, closed, json_format
 from holdfast.sessions.turn.events import ReplyDone, ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest

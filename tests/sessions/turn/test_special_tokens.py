@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-from holdfast.sessions.edits import cut_after, cut_tokens
+from holdfast.sessions.conversation.edits import cut_after, cut_tokens
+from holdfast.sessions.conversation.items import FunctionCall, Message, Tool
+from holdfast.sessions.conversation.tree import TurnReply
 from holdfast.sessions.errors import CutInvalid
-from holdfast.sessions.items import FunctionCall, Message, Tool
 from holdfast.sessions.journal.replay import reader_of
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.token_ids import ids_from, ids_of
 from holdfast.sessions.tools.formats import CallForm, ReasoningForm
-from holdfast.sessions.tree import TurnReply
 from holdfast.sessions.turn.events import ReplyReasoningDelta
 from holdfast.sessions.turn.request import TurnRequest
 

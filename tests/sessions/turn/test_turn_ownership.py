@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from holdfast.sessions import session as session_module
+from holdfast.sessions.conversation.items import Preamble, Tool
 from holdfast.sessions.errors import GrammarInvalid
 from holdfast.sessions.forks import Forks
-from holdfast.sessions.items import Preamble, Tool
 from holdfast.sessions.journal.records import AnyOperation, Begun, Ended
 from holdfast.sessions.registry import Reopened
 from holdfast.sessions.session import Session

@@ -1,0 +1,474 @@
+"""The live sessions of one server, by id, and the client's connection that each one uses.
+
+`LiveSessions` opens, resumes, forks and prunes sessions, whatever protocol their clients speak. It *puts away*,
+that is, closes in memory, the sessions to which no client comes back; the journal keeps them. It knows owners,
+tenants and leases, and no protocol. A lease, here, is the time for which a session without a connection stays
+in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import Any, Protocol, TypeVar
+
+from ...kvstore.log_lines import about
+from ...sessions.conversation.continuation import GivenConversation
+from ...sessions.conversation.items import Item, Preamble
+from ...sessions.errors import RecordDamaged, SessionLimit, StorageUnavailable
+from ...sessions.forks import Forks
+from ...sessions.journal.records import Configured
+from ...sessions.registry import Reopened, SessionRegistry
+from ...sessions.session import ForkSummary, Session
+from ..access.auth import TurnCaller
+from ..settings import ClientLimits
+from .session import LiveSession, spawn
+from .turns import Turns
+
+_T = TypeVar("_T")
+
+log = logging.getLogger(__name__)
+
+
+class Face(Protocol):
+    """The code of one protocol that clients speak. It makes the live sessions of its clients, each with a
+    `SessionFace` that sends to the client."""
+
+    def config(self) -> bytes:
+        """The configuration with which a new session begins, encoded by the face. The journal keeps these
+        bytes; `begin` gets them, and `reopen` reads them there."""
+
+    def begin(self, session: Session, config: bytes) -> LiveSession:
+        """Make a live session of a new session. ``config``: what `config` returned."""
+
+    def reopen(self, reopened: Reopened) -> LiveSession:
+        """Make a live session of one that was read from the journal. A turn in it that was interrupted
+        continues."""
+
+    def owns(self, live: LiveSession) -> bool:
+        """Whether this live session was made by this face, so that its client speaks the same protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A conversation that a client sends whole: its preamble (instructions and tools) and all its items.
+
+    Names lead to its session, too. ``after``: that of the response that it continues; ``name``: that of the one
+    that it asks for; "": it has none. ``keys``: names that stay the same from turn to turn.
+    """
+
+    preamble: Preamble
+    items: tuple[Item, ...]
+    after: str = ""
+    name: str = ""
+    keys: tuple[str, ...] = ()
+
+
+def cache_key(given: str | None) -> tuple[str, ...]:
+    """The ``prompt_cache_key`` of a body, as keys of its `Transcript`."""
+    return () if given is None else (f"key {given}",)
+
+
+class SessionConnection(Protocol):
+    """A client's connection, as one session on it sees it. One connection may carry several sessions."""
+
+    @property
+    def caller(self) -> TurnCaller:
+        """The client for which the session's turns run."""
+
+    def moved(self) -> None:
+        """Called when the session is not on this connection any more: another connection has it now, or it was
+        pruned."""
+
+
+class LiveSessions:
+    """All sessions in memory, whatever their protocol. ``registry`` makes and closes the sessions themselves.
+    ``turns`` admits and counts the turns of all of them."""
+
+    def __init__(self, registry: SessionRegistry, limits: ClientLimits, turns: Turns | None = None) -> None:
+        self.registry = registry
+        self.forks = Forks(registry)
+        """Makes the sessions that begin like another one."""
+        self.turns = turns or Turns()
+        self._limits = limits
+        self._live: dict[str, LiveSession] = {}
+        self._connections: dict[str, SessionConnection] = {}
+        self._leases: dict[str, tuple[asyncio.TimerHandle, bytes]] = {}  # each with its tenant's salt
+        self._left: dict[bytes, dict[str, LiveSession]] = {}
+        """By tenant's salt, the sessions without a connection by id. Those without one for longest come
+        first."""
+        self._unopened: dict[bytes, dict[str, tuple[LiveSession, float]]] = {}
+        """By tenant's salt, the forks that no client has opened yet, by id, each with the time on the loop's
+        clock at which it was made. The oldest come first."""
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._works: set[asyncio.Task[Any]] = set()
+        self._closing = False
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def responses(self) -> int:
+        """The number of turns that run, in all sessions."""
+        return sum(len(live.running) for live in self._live.values())
+
+    def live(self) -> list[LiveSession]:
+        """All live sessions."""
+        return list(self._live.values())
+
+    # --- opening and resuming -------------------------------------------------------------------------------
+
+    def open(
+        self,
+        face: Face,
+        connection: SessionConnection,
+        owner: bytes,
+        salt: bytes = b"",
+        *,
+        kept: bool = True,
+    ) -> LiveSession:
+        """Open a new session on this connection; ``face`` makes its live session. ``owner``: the digest of the
+        client's key; only a client with the same key can resume it. ``salt``: the salt of its tenant, which
+        keeps cached KV apart. ``kept``: whether the journal keeps the session.
+
+        Raises ``SessionLimit``, ``StorageUnavailable``.
+        """
+        self.make_room(salt)
+        config = face.config()
+        session = self.registry.create(owner=owner, salt=salt, config=config, kept=kept)
+        try:
+            live = face.begin(session, config)
+        except BaseException:
+            self._discard(session)
+            raise
+        log.info("session opened", extra=about(live.id))
+        return self._attach(live, connection)
+
+    def make_room(self, salt: bytes, more: int = 1) -> None:
+        """Make sure that the tenant with this ``salt`` can open ``more`` sessions, in number.
+
+        If there are too few places, idle sessions without a connection are closed in memory before their time.
+        `sessions.tenants.OpenTenants.room` chooses the tenants that lose some; of a tenant's, those without a
+        connection for longest go first. A session that a client can resume is closed only if the journal has
+        it. Raises ``SessionLimit`` if that does not suffice; then none is closed.
+        """
+        idle = {
+            tenant: (live.id for live in left.values() if self._may_go(live))
+            for tenant, left in self._left.items()
+            if left
+        }
+        for session_id in self.registry.tenants.room(salt, more, idle):
+            self._put_away(self._live[session_id])
+
+    def _may_go(self, live: LiveSession) -> bool:
+        if not live.at_rest:
+            return False
+        return live.session.log.durable or live.disposable or self.forks.unopened(live.session)
+
+    async def continue_(
+        self,
+        face: Face,
+        connection: SessionConnection,
+        transcript: Transcript,
+        owner: bytes,
+        salt: bytes,
+        *,
+        kept: bool = True,
+    ) -> LiveSession:
+        """A live session, attached to this connection, with the history ``transcript``.
+
+        The longest beginning that is known is not tokenized or prefilled again. If it is the whole history of
+        an idle session of this face that has no connection, the conversation continues in that session.
+        Otherwise it continues in a session that is forked at that place, from one in memory or in the journal,
+        whatever its protocol. If nothing is known, a new session begins.
+
+        ``owner``: the digest of the client's key. ``salt``: the salt of its tenant. ``kept``: whether the
+        journal keeps the session; one that it does not keep may be forked from one that it keeps, but not the
+        other way round. Raises ``SessionLimit``, ``StorageUnavailable``, and for an item ``ItemInvalid`` or
+        ``ItemExists``.
+        """
+        live, shared = await self._known_beginning(face, transcript, salt, kept=kept)
+        if live is None:
+            live = self.open(face, connection, owner, salt, kept=kept)
+            live.session.history.preamble = transcript.preamble
+            live.session.log.append(Configured(preamble=transcript.preamble))
+        else:
+            self._attach(live, connection)
+        try:
+            for item in transcript.items[shared:]:
+                live.session.history.insert(item)
+            live.session.known_by(filter(None, [transcript.name]), lasting=False)
+            live.session.known_by(transcript.keys, lasting=True)
+        except BaseException:
+            if live.session.history.head is None:  # a new session: no client comes back to it
+                await self.drop(live, connection)
+            else:
+                self.left(live, connection)
+            raise
+        return live
+
+    async def _known_beginning(
+        self, face: Face, transcript: Transcript, salt: bytes, *, kept: bool
+    ) -> tuple[LiveSession | None, int]:
+        """Find the longest known beginning of a conversation. Returns a live session that has this beginning
+        alone as its history, and the number of its items; (None, 0) if no beginning is known. ``kept``: whether
+        the journal is to keep the session."""
+        conversation = GivenConversation(salt, transcript.preamble, transcript.items)
+        names = [*filter(None, [transcript.after]), *transcript.keys]
+        tried: set[int] = set()
+        while found := self.registry.known(conversation, names, kept=kept, unless=tried):
+            if isinstance(found, int):
+                tried.add(found)
+                self.make_room(salt)
+                with suppress(RecordDamaged):  # it is logged; another beginning may be known
+                    config = face.config()
+                    stored = await self.forks.branch_off_stored(found, conversation, config, kept=kept)
+                    if stored is not None:
+                        return self._begun(face, stored[0]), stored[1]
+                continue
+            session, shared = found
+            live = self._live.get(session.id)
+            same = self.registry.keeps(session, kept=kept)
+            if live is not None and same and self._continues_in(face, live, shared):
+                return live, shared
+            self.make_room(salt)
+            if self.registry.is_open(session):  # it was not put away to make room
+                child = await self.forks.branch_off(session, shared, face.config(), kept=kept)
+                return self._begun(face, child), shared
+        self.make_room(salt)
+        return None, 0
+
+    def _continues_in(self, face: Face, live: LiveSession, shared: int) -> bool:
+        """Whether a conversation may go on in the session ``live`` itself: nothing else uses it, ``face`` made
+        it, and its history is no longer than the ``shared`` first items."""
+        free = live.at_rest and live.id not in self._connections and live.disposable
+        return free and face.owns(live) and shared == len(live.session.history)
+
+    def _begun(self, face: Face, session: Session) -> LiveSession:
+        """Make a live session of one that was forked for a conversation; ``face`` makes it. If that fails, the
+        session is discarded."""
+        try:
+            live = face.begin(session, face.config())
+        except BaseException:
+            self._discard(session)
+            raise
+        log.info("session branched off", extra=about(live.id))
+        return live
+
+    async def resume(
+        self,
+        face: Face,
+        connection: SessionConnection,
+        handle: str,
+        owner: bytes,
+        former_owner: bytes | None = None,
+    ) -> LiveSession:
+        """Find the session that ``handle`` opens, in memory or in the journal, move it to this connection, and
+        give it a new handle. A connection that had it before is told by `moved`. ``face`` makes the live
+        session if it comes from the journal. ``owner``: the digest of the client's key, which must be the
+        session's owner; ``former_owner``: the digest that earlier versions made of the key, which serves as
+        well.
+
+        Raises ``HandleUnknown``, ``RecordDamaged``, ``SessionLimit``, ``StorageUnavailable``.
+        """
+        found = await self.registry.resume(handle, owner, self.make_room, former_owner)
+        if isinstance(found, Reopened):
+            try:
+                live = face.reopen(found)
+            except BaseException:  # its handle would open nothing while it stays in memory without a face
+                self._discard(found.session, interrupt=True)
+                raise
+        else:
+            live = self._live[found.id]
+        before = self._connections.get(live.id)
+        if before is not None and before is not connection:
+            before.moved()
+        source = "journal" if isinstance(found, Reopened) else "memory"
+        log.info("session resumed", extra=about(live.id, source=source))
+        return self._attach(live, connection)
+
+    # --- the fork tree --------------------------------------------------------------------------------------
+
+    async def fork(
+        self, live: LiveSession, children: int, at: str | None, compaction: ForkSummary | None = None
+    ) -> list[LiveSession]:
+        """Fork ``live`` into ``children``, a number of, new sessions and return them. They begin with its
+        history as it is now, or, if ``at`` is set, up to the item with that id. ``compaction``: a summary that
+        replaces the older turns in them. They have no connection: each stays in memory for ``resume_seconds``,
+        for a client that resumes it with its handle.
+
+        Raises ``SessionUnknown``, ``SessionLimit``, ``StorageUnavailable``, and what ``Session.branch`` does.
+        """
+        return await self._whole(self._fork(live, children, at, compaction))
+
+    async def _fork(
+        self, live: LiveSession, children: int, at: str | None, compaction: ForkSummary | None
+    ) -> list[LiveSession]:
+        self.forks.check(live.id, children)
+        salt = self.registry.record_of(live.id).salt
+        self._thin_forks(salt, children)
+        self.make_room(salt, children)
+        configs = [live.face.child_config() for _ in range(children)]
+        sessions = await self.forks.fork(live.id, configs, at, compaction)
+        made: list[LiveSession] = []
+        try:
+            for session, config in zip(sessions, configs, strict=True):
+                made.append(live.face.fork(session, config))
+        except BaseException:  # no client has a handle of any of them
+            for session in sessions:
+                await self.registry.discard(session.id)
+            raise
+        for child in made:
+            child.resumable = True
+            log.info("session forked", extra=about(child.id, parent=live.id))
+            self._live[child.id] = child
+            self._begin_lease(child)
+            self._unopened.setdefault(salt, {})[child.id] = (child, asyncio.get_running_loop().time())
+        return made
+
+    def _thin_forks(self, salt: bytes, more: int) -> None:
+        """Make sure that a tenant may have ``more`` forks, in number, that no client has opened yet: close its
+        oldest such forks in memory if there are too many.
+
+        Forks younger than ``young_seconds`` stay, and so do those that are not in the journal. Raises
+        ``SessionLimit`` if there are too many of these; then none is closed.
+        """
+        forks, most = self._unopened.get(salt, {}), self._limits.unopened_forks
+        excess = len(forks) + more - most
+        if excess > 0:
+            born = asyncio.get_running_loop().time() - self._limits.young_seconds
+            by_age = takewhile(lambda one: one[1] <= born, forks.values())
+            kept = (fork for fork, _ in by_age if fork.at_rest and fork.session.log.durable)
+            old = list(islice(kept, excess))
+            if len(old) < excess:
+                raise SessionLimit(
+                    f"This tenant has {len(forks)} unopened forks; it may have {most}: open or prune some"
+                    " first, or wait"
+                )
+            for fork in old:
+                self._put_away(fork)
+
+    async def prune(self, session_id: str, target: str) -> None:
+        """Close the session with the id ``target`` and remove it from the journal. It must be in the same fork
+        tree as the session ``session_id``. Raises ``MemberUnknown`` or ``PruneInvalid``; then nothing has
+        changed."""
+        owner = self.registry.get(session_id).handles.owner  # all sessions of a tree have the same owner
+        number = await self.forks.begin_pruning(session_id, target)
+        await self._whole(self._prune(target, number, owner))
+
+    async def _prune(self, target: str, number: int | None, owner: bytes) -> None:
+        await self.registry.wait_for_reopening(owner)  # what is being resumed is in `_live` after this
+        live, connection = self._live.pop(target, None), self._connections.pop(target, None)
+        self._end_lease(target)
+        if connection is not None:
+            connection.moved()
+        try:
+            if live is not None:
+                await self.registry.close(target, leave_readers=live.aclose)
+        finally:
+            await self.forks.forget(target, number)
+        log.info("session pruned", extra=about(target))
+
+    async def _whole(self, work: Coroutine[None, None, _T]) -> _T:
+        """Run ``work``, which changes several sessions, to its end, and return its result. It is finished even
+        if the caller is cancelled, for example because the session that asked for it is pruned meanwhile."""
+        return await asyncio.shield(spawn(work, self._works))
+
+    # --- leaving --------------------------------------------------------------------------------------------
+
+    def left(self, live: LiveSession, connection: SessionConnection) -> None:
+        """Called when the connection of the session ``live`` is gone. If a client may come back, the session
+        stays in memory until its lease ends; otherwise it is closed in memory now. Does nothing if the session
+        is on another connection by now."""
+        if self._connections.get(live.id) is not connection:
+            return  # the session has another connection
+        del self._connections[live.id]
+        live.face.detach()
+        if (live.resumable or live.disposable) and not self._closing:
+            self._begin_lease(live)
+        else:
+            self._put_away(live)
+
+    async def drop(self, live: LiveSession, connection: SessionConnection) -> None:
+        """Close and forget, in the journal too, a new session after its first turn failed, so that no client
+        can come back to it. Does nothing if it is not on ``connection``, or something still runs in it."""
+        if self._connections.get(live.id) is connection and live.at_rest:
+            del self._connections[live.id], self._live[live.id]
+            live.face.detach()
+            await live.aclose()
+            await self.registry.discard(live.id)
+
+    def alarm(self, fault: StorageUnavailable) -> None:
+        """Called when the journal cannot write, because of ``fault``: calls every session's
+        `SessionFace.alarm`."""
+        for live in self.live():
+            live.face.alarm(fault)
+
+    def recovered(self, lost_seconds: float) -> None:
+        """Called when another engine has taken over after ``lost_seconds`` without one: calls every session's
+        `SessionFace.recovered`."""
+        for live in self.live():
+            live.face.recovered(lost_seconds)
+
+    def stop(self) -> None:
+        """Called when the server begins to end. From now on, a session is closed in memory as soon as it has no
+        connection, and its running turns count as interrupted: the journal records no end for them, so the next
+        server continues them."""
+        self._closing = True
+
+    async def aclose(self) -> None:
+        """Close all sessions in memory and wait until that is done. Running turns count as interrupted, as
+        after `stop`."""
+        self.stop()
+        await asyncio.gather(*self._works, return_exceptions=True)
+        for live in self.live():
+            self._put_away(live)
+        await asyncio.gather(*self._leaving)
+
+    def _begin_lease(self, live: LiveSession) -> None:
+        """Called when the session has no connection: closes it in memory after ``resume_seconds``, unless
+        `_end_lease` is called before."""
+        loop = asyncio.get_running_loop()
+        salt = self.registry.record_of(live.id).salt
+        timer = loop.call_later(self._limits.resume_seconds, self._put_away, live)
+        self._leases[live.id] = (timer, salt)
+        self._left.setdefault(salt, {})[live.id] = live
+
+    def _end_lease(self, session_id: str) -> None:
+        """End the lease of a session, if it has one, because it is on a connection again or is being closed."""
+        timer, salt = self._leases.pop(session_id, (None, b""))
+        if timer is not None:
+            timer.cancel()
+            self._left[salt].pop(session_id)
+            self._unopened.get(salt, {}).pop(session_id, None)
+
+    def _discard(self, session: Session, *, interrupt: bool = False) -> None:
+        """Close, in a task, a session for which its face could not make a live session.
+
+        A new session is removed from the journal, too. With ``interrupt`` it came from the journal, and stays
+        there with its interrupted turn.
+        """
+        registry = self.registry
+        close = registry.close(session.id, interrupt=True) if interrupt else registry.discard(session.id)
+        spawn(close, self._leaving)
+
+    def _attach(self, live: LiveSession, connection: SessionConnection) -> LiveSession:
+        self._live[live.id] = live
+        self._connections[live.id] = connection
+        self._end_lease(live.id)
+        live.turns, live.caller = self.turns, connection.caller
+        return live
+
+    def _put_away(self, live: LiveSession) -> None:
+        """Close a session in memory unless it is on a connection; when the server ends, even then. Its place is
+        free at once, and the rest is done in a task."""
+        self._end_lease(live.id)
+        gone = self._closing or live.id not in self._connections
+        if gone and self._live.pop(live.id, None) is not None:
+            log.info("session closed", extra=about(live.id))
+            close = self.registry.close(live.id, leave_readers=live.aclose, interrupt=self._closing)
+            spawn(close, self._leaving)

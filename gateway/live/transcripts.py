@@ -1,0 +1,479 @@
+"""Turns for clients that send the whole conversation with each request (Chat Completions, Responses, Messages).
+
+Such a client holds no session. `LiveSessions.continue_` finds the session that its conversation continues,
+whatever protocol that one came by, so only new text is tokenized and only new tokens are prefilled. The code of
+a protocol makes an `Ask` of each request, passes it to `Transcripts.turn`, and reads the events of the
+`AskedTurn`; it knows no session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.structs import replace
+from starlette.requests import HTTPConnection
+
+from ...runtime.link.client import EngineLink
+from ...sessions.conversation.items import FunctionCall, FunctionCallOutput, Item, Message, checked_preamble
+from ...sessions.errors import HandleUnknown, PromptTooLong, StorageUnavailable
+from ...sessions.registry import Reopened
+from ...sessions.session import Session
+from ...sessions.text.tokenizer import ChatTokenizer
+from ...sessions.tools.formats import CallForm, ReasoningForm
+from ...sessions.turn.events import (
+    EndReason,
+    ReplyDone,
+    ReplyEvent,
+    ReplyStarted,
+    ReplyStatus,
+    ReplyTextDelta,
+)
+from ...sessions.turn.request import RequestBounds, TurnRequest
+from ...sessions.turn.response import TurnResponse
+from ..access.auth import TurnCaller, caller_of, owners_of
+from ..access.turn_queue import Place
+from .session import LiveSession
+from .sessions import LiveSessions, Transcript
+
+QUEUED = 256
+"""The most events of a turn that wait to be taken for its client. With so many, the turn itself waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requester:
+    """The client of a request. ``owner``: the digest of its key. ``salt``: its tenant's. ``key``: the
+    BLAKE2b of its API key; empty if the server has no keys. ``trace``: the span that its turns are part of.
+    ``place``: in the queue, if the request has one."""
+
+    owner: bytes = b""
+    salt: bytes = b""
+    key: bytes = b""
+    trace: Mapping[str, str] = field(default_factory=dict)
+    place: Place | None = None
+
+    @property
+    def caller(self) -> TurnCaller:
+        """The same client, as rate limits, metrics and traces know it."""
+        return TurnCaller(self.key, self.salt, self.trace, self.place)
+
+
+def requester_of(request: HTTPConnection) -> Requester:
+    """The client of an HTTP request or a WebSocket that the guard has let in."""
+    caller = caller_of(request.scope)
+    return Requester(owners_of(request.headers)[0], caller.salt, caller.key, caller.trace, caller.place)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request of a client that sends the whole conversation.
+
+    ``transcript``: the conversation. ``request``: parameters of the turn. ``choices``: the number of replies,
+    each with a seed of its own; only the first joins the conversation. ``whole_calls``: deliver a tool call's
+    arguments in one delta. ``prompts``: if there are any, each of these lists of token ids is a prompt of its
+    own in place of the transcript, with ``choices`` replies, and nothing is kept of them. ``kept``: whether the
+    journal keeps the conversation's session; otherwise it is found again as long as it stays in memory.
+    """
+
+    transcript: Transcript
+    request: TurnRequest
+    choices: int = 1
+    whole_calls: bool = False
+    prompts: tuple[tuple[int, ...], ...] = ()
+    kept: bool = True
+
+
+class Transcripts:
+    """Runs the turns of clients that send whole conversations. It is the `Face` by which `LiveSessions` makes
+    their sessions. ``default_max_tokens``: the most tokens of a reply if its request sets no limit; None: as
+    many as fit into the context."""
+
+    def __init__(self, sessions: LiveSessions, link: EngineLink, default_max_tokens: int | None) -> None:
+        self._sessions = sessions
+        self._link = link
+        self.default_max_tokens = default_max_tokens
+
+    @property
+    def bounds(self) -> RequestBounds:
+        """What the model allows in a request."""
+        return self._sessions.registry.bounds
+
+    @property
+    def context(self) -> int:
+        """The tokens that the model's context holds."""
+        return self._link.hello.max_context
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer."""
+        return self._sessions.registry.language.tokenizer
+
+    @property
+    def opens_plainly(self) -> bool:
+        """Whether the first text of a reply is its visible text: the template opens no reasoning and no channel
+        before it."""
+        forms = self._sessions.registry.language.forms
+        opened = forms.opened or forms.reasoning is ReasoningForm.OPENED
+        return not opened and forms.calls is not CallForm.HARMONY
+
+    async def prompt_tokens(self, client: Requester, transcript: Transcript, begun: str = "") -> list[int]:
+        """The token ids of the prompt that a conversation gives, up to the opening of the reply. ``begun``:
+        text with which the reply shall begin, put behind it. Raises ``ToolInvalid``, ``TemplateFailed``,
+        ``PromptTooLong``."""
+        registry = self._sessions.registry
+        preamble = checked_preamble(transcript.preamble)
+        ids = await registry.prompt_tokens(client.salt, preamble, transcript.items, begun)
+        found: list[int] = ids.tolist()
+        return found
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The sampling parameters that the model itself recommends, as keyword arguments of
+        `TurnRequest.checked`; only those that it sets."""
+        defaults = self._link.hello.defaults
+        named = {name: getattr(defaults, name) for name in defaults.__struct_fields__}
+        return {name: value for name, value in named.items() if value is not None}
+
+    @asynccontextmanager
+    async def turn(self, client: Requester, ask: Ask) -> AsyncIterator[AskedTurn]:
+        """Run a request's turn during the block. Yields it when its prompt was accepted. If the block is left
+        early, the turn is cancelled.
+
+        Raises ``RateLimited``, ``QueueTooLong``, ``SessionLimit``, ``TurnLimit``, ``StorageUnavailable``,
+        ``ItemInvalid``, ``ToolInvalid``, ``GrammarInvalid``, ``PromptTooLong``, ``TemplateFailed``,
+        ``EngineUnavailable``: before anything was computed.
+        """
+        checked_preamble(ask.transcript.preamble)
+        self._check_length(ask)
+        self._sessions.turns.admit(client.caller)
+        connection = _Connection(client.caller)
+        if ask.prompts:
+            live = self._sessions.open(self, connection, client.owner, client.salt, kept=False)
+        else:
+            live = await self._sessions.continue_(
+                self, connection, ask.transcript, client.owner, client.salt, kept=ask.kept
+            )
+        turn = AskedTurn(live, ask)
+        try:
+            await turn.begin()
+            yield turn
+        finally:
+            await asyncio.shield(asyncio.ensure_future(self._end(turn, live, connection)))
+
+    async def _end(self, turn: AskedTurn, live: LiveSession, connection: _Connection) -> None:
+        await turn.aclose()
+        if live.session.history.head is None and not turn.prefilled:
+            await self._sessions.drop(live, connection)
+        else:
+            self._sessions.left(live, connection)
+
+    def _check_length(self, ask: Ask) -> None:
+        """Raise ``PromptTooLong`` for a prompt that cannot fit into the context, before it reaches the journal.
+        A list of token ids is counted; of a conversation only one with too many characters is refused here."""
+        context = self._link.hello.max_context
+        if longest := max(map(len, ask.prompts), default=0):
+            if longest >= context:
+                raise PromptTooLong.of(f"it has {longest} tokens", context, longest, param="prompt")
+            return
+        most = self._sessions.registry.most_characters
+        if most is None or ask.request.truncation is not None:
+            return
+        size = len(ask.transcript.preamble.instructions) + sum(map(_characters, ask.transcript.items))
+        if size > most:
+            least = -(-size * context // most)
+            raise PromptTooLong.of(f"it has at least {least} tokens", context, least)
+
+    # --- as `Face` ------------------------------------------------------------------------------------------
+
+    def config(self) -> bytes:
+        """The configuration that the journal keeps with a session: empty, because each request has its own."""
+        return b""
+
+    def begin(self, session: Session, config: bytes) -> LiveSession:
+        """Make a live session of a new session. ``config`` is not used."""
+        return _TranscriptSession(self, session).live
+
+    def owns(self, live: LiveSession) -> bool:
+        """Whether this live session was made for a client that sends whole conversations, not for one of
+        another protocol."""
+        return isinstance(live.face, _TranscriptSession)
+
+    def reopen(self, reopened: Reopened) -> LiveSession:
+        """Raises ``HandleUnknown``: no client has a handle of such a session, so none can be resumed."""
+        raise HandleUnknown("No session can be resumed with this handle", param="handle")
+
+
+class _Connection:
+    """A request, while it uses a session; to `LiveSessions` it is the session's connection. ``caller``: its
+    client."""
+
+    def __init__(self, caller: TurnCaller) -> None:
+        self.caller = caller
+
+    def moved(self) -> None:
+        """Called when another connection has the session; does nothing, as no other client can take the session
+        while the request uses it."""
+
+
+class _TranscriptSession:
+    """The `SessionFace` of one session of `Transcripts`: it passes the events of each turn to the queue that
+    the turn's request reads."""
+
+    def __init__(self, face: Transcripts, session: Session) -> None:
+        self.live = LiveSession(session, self)
+        self.live.disposable = True
+        self._face = face
+        self._readers: dict[str, EventQueue] = {}
+
+    def read(self, response: TurnResponse) -> EventQueue:
+        """Make the queue that gets the turn's events from now on, and return it."""
+        self._readers[response.id] = queue = EventQueue()
+        return queue
+
+    async def tell(self, response: TurnResponse, event: ReplyEvent) -> None:
+        await self._readers[response.id].put(event)
+
+    def tell_now(self, response: TurnResponse, event: ReplyTextDelta) -> bool:
+        return self._readers[response.id].put_now(event)
+
+    def ended(self, response: TurnResponse, error: Exception | None) -> None:
+        self._readers.pop(response.id).end(error)
+
+    def detach(self) -> None:
+        """Called when the request is over or another one has the session; does nothing, as the request ends its
+        own turns."""
+
+    def alarm(self, fault: StorageUnavailable) -> None:
+        """Called when the journal cannot write; does nothing, as a turn that runs goes on all the same."""
+
+    def recovered(self, lost_seconds: float) -> None:
+        """Called when another engine has taken over; does nothing, as the client only sees a pause."""
+
+    def going_away(self, seconds: float) -> None:
+        """Called before the server ends; does nothing, as the turn ends by itself, or is cancelled."""
+
+    async def flushed(self) -> None:
+        """Called when the server drains, to wait until all is sent; returns without waiting, as no frame of an
+        ended turn is queued in this object."""
+
+    def child_config(self) -> bytes:
+        return self._face.config()
+
+    def fork(self, session: Session, config: bytes) -> LiveSession:
+        return self._face.begin(session, config)
+
+
+class EventQueue:
+    """The queue of one turn's events, between the task that runs the turn, which puts them, and the one that
+    sends them to the client, which takes them."""
+
+    def __init__(self) -> None:
+        self._events: deque[ReplyEvent] = deque()
+        self._error: Exception | None = None
+        self._ended = False
+        self._open = True
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def put(self, event: ReplyEvent) -> None:
+        """Add an event. First wait while `QUEUED` events are in the queue."""
+        while not self.put_now(event):
+            await self._room.wait()
+
+    def put_now(self, event: ReplyEvent) -> bool:
+        """Add an event, unless `QUEUED` events are in the queue. Returns whether it was added. After `close`
+        events are dropped, and it returns True."""
+        if not self._room.is_set():
+            return False
+        if self._open:
+            self._events.append(event)
+            self._news.set()
+            if len(self._events) >= QUEUED:
+                self._room.clear()
+        return True
+
+    def end(self, error: Exception | None) -> None:
+        """Called when no event follows. ``error``: what `take` raises once all events are taken; None: it
+        returns an empty list then."""
+        self._ended, self._error = True, error
+        self._news.set()
+
+    async def comes_within(self, seconds: float) -> bool:
+        """Wait at most ``seconds`` for the next event or the end. Returns whether `take` would return now."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        return self._news.is_set()
+
+    async def take(self) -> list[ReplyEvent]:
+        """Remove and return all events in the queue; waits for the first. Returns an empty list when no event
+        follows, or raises the error that ended the turn."""
+        await self._news.wait()
+        taken = list(self._events)
+        self._events.clear()
+        self._room.set()
+        if not self._ended:
+            self._news.clear()
+        elif not taken and self._error is not None:
+            raise self._error
+        return taken
+
+    def close(self) -> None:
+        """Called when the reader has left: drops the events in the queue and all that come later."""
+        self._open = False
+        self._events.clear()
+        self._room.set()
+
+
+class AskedTurn:
+    """The replies to one `Ask`, on the live session ``live``. Call `begin`, then read `events`. ``done``: the
+    last event of each reply that has ended, by the reply's number. ``input_tokens``: tokens of the prompt,
+    known after `begin`; 0 for prompts of token ids."""
+
+    def __init__(self, live: LiveSession, ask: Ask) -> None:
+        self.live = live
+        self.done: dict[int, ReplyDone] = {}
+        self.input_tokens = 0
+        self._ask = ask
+        self._responses: list[TurnResponse] = []
+        self._queues: list[EventQueue] = []
+        self._first: list[ReplyEvent] = []
+
+    @property
+    def id(self) -> str:
+        """The id of the first reply's response."""
+        return self._responses[0].id
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether the request only wanted its prompt computed, and that has been done."""
+        done = self.done.get(0)
+        computed = done is not None and done.status in (ReplyStatus.COMPLETED, ReplyStatus.INCOMPLETE)
+        return computed and self._ask.request.prefill_only
+
+    async def begin(self) -> None:
+        """Begin the first reply, and wait until its prompt was accepted; raises the error by which it was
+        refused. For an `Ask` with ``prompts``, begin all replies and wait for none."""
+        ask = self._ask
+        for place, prompt in enumerate(ask.prompts):
+            for choice in range(ask.choices):
+                number = place * ask.choices + choice
+                self._start(replace(_choice(ask.request, number), prompt=prompt))
+        if ask.prompts:
+            return
+        self._start(ask.request)
+        self._first = await self._queues[0].take()
+        for event in self._first:
+            if isinstance(event, ReplyStarted):
+                self.input_tokens = event.input_tokens
+
+    def _start(self, request: TurnRequest) -> None:
+        side = self.live.face
+        assert isinstance(side, _TranscriptSession), "only `Transcripts` makes asked turns"
+        response = self.live.session.respond(request, whole_calls=self._ask.whole_calls)
+        self._queues.append(side.read(response))
+        self._responses.append(response)
+        self.live.run(response)
+
+    async def events(self, quiet: float | None = None) -> AsyncIterator[list[tuple[int, ReplyEvent]]]:
+        """The events of all replies in batches, each event with its reply's number: 0 for the first choice;
+        with ``prompts``, all choices of the first prompt come first. A reply's last event is its `ReplyDone`.
+        Further choices of a conversation begin with the first output of choice 0, because they share its
+        prompt.
+
+        ``quiet``: while the prompt is computed, an empty batch comes every so many seconds, so that the caller
+        can send a sign of life; None: no batch is empty. Raises the error that ended a reply without its
+        `ReplyDone`.
+        """
+        taken, more = self._first, range(1, self._ask.choices)
+        while taken:
+            if _has_output(taken):
+                quiet = None
+            if more and _has_output(taken):
+                for number in more:
+                    self._start(_choice(self._ask.request, number))
+                more = range(0)
+            yield self._noted([(0, event) for event in taken])
+            if 0 in self.done or len(self._queues) > 1:
+                break
+            while quiet is not None and not await self._queues[0].comes_within(quiet):
+                yield []
+            taken = await self._queues[0].take()
+        if len(self._queues) > 1 or self._ask.prompts:
+            async for batch in self._merged():
+                yield self._noted(batch)
+
+    async def _merged(self) -> AsyncIterator[list[tuple[int, ReplyEvent]]]:
+        waiting: dict[asyncio.Task[list[ReplyEvent]], int] = {
+            asyncio.ensure_future(queue.take()): number
+            for number, queue in enumerate(self._queues)
+            if number not in self.done
+        }
+        try:
+            while waiting:
+                ready, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in ready:
+                    number, taken = waiting.pop(task), task.result()
+                    yield [(number, event) for event in taken]
+                    if taken and number not in self.done:
+                        waiting[asyncio.ensure_future(self._queues[number].take())] = number
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    def _noted(self, batch: list[tuple[int, ReplyEvent]]) -> list[tuple[int, ReplyEvent]]:
+        """Return ``batch``, after its `ReplyDone` events were put into ``done``."""
+        self.done.update((number, event) for number, event in batch if isinstance(event, ReplyDone))
+        return batch
+
+    async def whole(self, each: Callable[[int, ReplyEvent], None]) -> None:
+        """Read all events to the end, and call ``each`` with every reply's number and event. Raises the error
+        that ended a reply without its `ReplyDone`."""
+        async for batch in self.events():
+            for number, event in batch:
+                each(number, event)
+
+    async def durable(self) -> None:
+        """Wait until the journal has written the turn to disk. Without a journal it does not wait."""
+        ticket = self.live.session.log.sync()
+        if ticket is not None:
+            await asyncio.shield(ticket)  # others wait for the same one
+
+    async def cancel(self, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
+        """End all replies as soon as possible; their last events still come, with this ``reason``."""
+        for response in self._responses:
+            await self.live.cancel(response.id, reason)
+
+    async def aclose(self) -> None:
+        """Cancel the replies that still run, and wait until they have ended. No events are delivered any
+        more."""
+        for queue in self._queues:
+            queue.close()
+        for response in self._responses:
+            with suppress(Exception):
+                await self.live.cancel(response.id)
+        for response in self._responses:
+            await self.live.wait_ended(response.id)
+
+
+def _has_output(events: list[ReplyEvent]) -> bool:
+    return any(not isinstance(event, ReplyStarted) for event in events)
+
+
+def _choice(request: TurnRequest, number: int) -> TurnRequest:
+    """The request for the reply with this number beside the first one: it does not join the conversation, and
+    its seed is the request's seed plus the number."""
+    sampling = request.sampling
+    seed = (sampling.seed + number) % (1 << 63)
+    return replace(request, sampling=replace(sampling, seed=seed), out_of_band=True)
+
+
+def _characters(item: Item) -> int:
+    match item:
+        case Message(text=text) | FunctionCallOutput(output=text) | FunctionCall(arguments=text):
+            return len(text)
