@@ -124,8 +124,8 @@ class BlockMover:
         return Saving(self, saves, stream.record())
 
     def _copy_all(self, pairs: Sequence[tuple[int, int]], *, up: bool) -> None:
-        """Copy the bytes of each pair (slot, block): with ``up`` from the slot to the block, else from the
-        block to the slot."""
+        """Copy the bytes of each pair (slot, block), and return when that is done, as on a CPU: with ``up``
+        from the host slot to the block, else from the block to the slot."""
         if not pairs:
             return
         places = np.array(pairs, dtype=np.int64)

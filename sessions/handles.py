@@ -21,7 +21,7 @@ MAX_CONVERSATIONS = 8
 """How many digests of a session's conversation (`continuation`) are kept, one for each turn's end: the first,
 because a client may go back to it, and the latest."""
 MAX_NAMES = 4
-"""So many digests of names are kept: the latest."""
+"""A session keeps so many digests of names by which clients know it: the latest."""
 
 
 def digest_of(handle: str) -> bytes:

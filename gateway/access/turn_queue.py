@@ -89,8 +89,8 @@ class TurnQueue:
             self._since = self._clock()
 
     def start(self, salt: bytes) -> None:
-        """Called when a waiting turn of this tenant has its first output: measures the time since the start
-        before, and counts the turn as waiting no longer."""
+        """Called when a waiting turn of this tenant has its first output: measures the time since the last
+        start of any tenant, and counts the turn as waiting no longer."""
         if self._length >= BACKLOG:
             now = self._clock()
             self._seconds.append(now - self._since)

@@ -159,8 +159,8 @@ class Transfers:
         return list(leaving)
 
     def _note_evicted(self) -> None:
-        """Tell the disk tier which records the host tier has evicted: they count as used now there, unless
-        their eviction was foreseen."""
+        """Tell the disk tier which records the host tier has evicted: there they count as used now.
+        Records of a foreseen eviction were told before, and are left out."""
         for key in () if self.tier is None else self.tier.take_evicted():
             if self.disk is not None and key not in self._leaving:
                 self.disk.touch(key)

@@ -149,8 +149,8 @@ class FairShares(Policy):
         return None if self._leader is None else oldest[self._leader]
 
     def bound(self, older: int, own: int, others: int = 0) -> int:
-        """The number of steps within which a turn ends: those of the older turns of its tenant (``older``),
-        those of one turn of each other tenant (``others``), and its own (``own``)."""
+        """The number of steps within which a turn ends, a sum: those of the older turns of its tenant
+        (``older``), those of one turn of each other tenant (``others``), and its own (``own``)."""
         return older + others + own
 
     def _meet(self, tenants: Mapping[int, object]) -> None:

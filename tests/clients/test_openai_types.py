@@ -52,6 +52,9 @@ NOT_OF_TEXT = (
 )
 """Events of sound, and of tools that a server calls."""
 
+OF_RESPONSES = {"session.tool_choice.tools[].type", "response.tool_choice.tools[].type"}
+"""Fields of Realtime that are ours, as Responses has them (`allowed_tools`)."""
+
 OURS = (
     "input_text_buffer.",
     "session.resume",
@@ -168,7 +171,8 @@ def test_every_value_of_the_standard_is_served_or_named(client_script: Callable[
     """Each literal the standard allows at a field we serve decodes, or is refused as unsupported."""
     fields = standard_fields(client_script("openai_types.py", "fields")["fields"])
     checked = 0
-    for path in unserved.REFUSED_VALUES:
+    assert unserved.REFUSED_VALUES.keys() - fields.keys() == OF_RESPONSES
+    for path in unserved.REFUSED_VALUES.keys() & fields.keys():
         for value in fields[path]:
             checked += 1
             if unserved.is_unserved(path, value):

@@ -59,7 +59,11 @@ class Terminal:
 async def chatting(url: str, state: Path, *words: str) -> AsyncIterator[Terminal]:
     """A chat on a terminal of its own."""
     master, slave = os.openpty()
-    program = "from holdfast.gateway.cli.main import main; main()"
+    # A shell may have started the tests with SIGINT ignored, which a child inherits.
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        " from holdfast.gateway.cli.main import main; main()"
+    )
     process = subprocess.Popen(  # noqa: ASYNC220 - it is only started here
         [sys.executable, "-c", program, "chat", url, *words],
         stdin=slave,

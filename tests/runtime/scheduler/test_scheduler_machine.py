@@ -279,7 +279,7 @@ def _run(machine: type[SchedulerMachine], policy: str, examples: int) -> None:
 @pytest.mark.timeout(300 * FACTOR)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
-    ("machine", "examples"), [(LockStepMachine, 60), (OverlapMachine, 60), (DeviceMachine, 100)]
+    ("machine", "examples"), [(LockStepMachine, 60), (OverlapMachine, 60), (DeviceMachine, 60)]
 )
 def test_any_verbs_in_any_order(machine, examples, policy) -> None:
     _run(machine, policy, examples)
