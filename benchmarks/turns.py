@@ -126,15 +126,16 @@ class _Disturbed:
     options: Options
     size: int
 
-    def before(self, worker: EngineWorker, turn: int) -> None:
+    def before(self, worker: EngineWorker, number: int, turn: int) -> None:
         """Disturb the worker before this turn, if this is one of the two turns, and the worker that of Chat
-        Completions."""
+        Completions. ``number``: of the round; each round has other conversations, as the KV of earlier ones
+        is on disk."""
         if worker.name not in {engines[1] for engines in FACES.values()}:
             return
         if turn == max(1, self.script.turns // 3):
             count = 3 if self.options.quick else CROWD
             out = self.script.out
-            worker.ask("crowd", count=count, new=self.script.new, out=out, seed=turn, vocabulary=self.size)
+            worker.ask("crowd", count=count, new=self.script.new, out=out, seed=number, vocabulary=self.size)
         elif turn == max(2, 2 * self.script.turns // 3):
             worker.ask("restart")
 
@@ -159,7 +160,7 @@ def _play(
         for turn, tokens in enumerate(_inputs(script, f"{options.seed} {number}", size, script.turns)):
             for worker in rotated(workers, number + turn):
                 if disturbed is not None:
-                    disturbed.before(worker, turn)
+                    disturbed.before(worker, number, turn)
                 answer = worker.ask("turn", tokens=tokens, out=script.out)
                 played[worker.name].ttft[-1].append(answer["ttft_ms"])
                 played[worker.name].said.append(answer["tokens"])
