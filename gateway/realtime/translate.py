@@ -36,8 +36,6 @@ SAMPLING = SamplingFields.__struct_fields__
 """The names of the sampling fields. A response that does not set one has it from its session;
 `TurnRequest.checked` has parameters of these names."""
 
-_NOTHING = ResponseParams()
-
 KEPT = frozenset(SessionPatch.__struct_fields__) & frozenset(SessionResource.__struct_fields__) - {
     "type",
     "model",
