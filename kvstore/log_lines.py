@@ -116,7 +116,9 @@ class LineWriter(logging.Handler):
             with suppress(OSError, ValueError):  # nothing reads it any more
                 if (stream := sys.stderr) is not None:
                     alone = stream.isatty() and stream is sys.__stderr__
-                    print(f"{CLEAR}{line}" if alone else line, file=stream, flush=True)
+                    # one write with its newline: another process may write to the same pipe in between
+                    stream.write(f"{CLEAR}{line}\n" if alone else f"{line}\n")
+                    stream.flush()
             if self._lost and self._lines.empty():
                 lost, self._lost = self._lost, 0
                 logging.getLogger(__name__).warning("%d lines were lost: stderr was not read in time", lost)
