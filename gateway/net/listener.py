@@ -11,6 +11,7 @@ import asyncio
 import errno
 import logging
 import os
+import re
 import socket
 import struct
 from collections.abc import Sequence
@@ -88,6 +89,7 @@ def http_protocol(limits: ClientLimits, door: Door | None = None) -> type[asynci
     class LimitedHTTP(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
         _place: Place | None = None
+        _head: bytearray | None = None  # the first part of a request's head, until its end has come
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(cast(asyncio.Transport, transport))
@@ -95,7 +97,15 @@ def http_protocol(limits: ClientLimits, door: Door | None = None) -> type[asynci
             self._follow()
 
         def data_received(self, data: bytes) -> None:
-            if self._place is None and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            begins = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+            if begins:
+                whole = self._whole(data)
+                if whole is None:
+                    self._unset_keepalive_if_required()
+                    self._follow()
+                    return
+                data = whole
+            if self._place is None and begins:
                 found = entry.decide(data, self.client, close=False)
                 if isinstance(found, Refused):
                     self._refuse(found)
@@ -109,6 +119,20 @@ def http_protocol(limits: ClientLimits, door: Door | None = None) -> type[asynci
                 else:
                     cast("dict[str, object]", self.scope)[PLACE] = self._place
             self._follow()
+
+        def _whole(self, data: bytes) -> bytes | None:
+            """What the parser gets now: all that has come of a request, or None while its head has no end."""
+            if self._head is None:
+                if data[0] <= 0x20 or len(data) > HEAD_BYTES or HEAD_END.search(data):
+                    return data
+                self._head = bytearray(data)
+                return None
+            behind = max(0, len(self._head) - 2)
+            self._head += data
+            if len(self._head) <= HEAD_BYTES and not HEAD_END.search(self._head, behind):
+                return None
+            data, self._head = bytes(self._head), None
+            return data
 
         def on_response_complete(self) -> None:
             self._abandon()
@@ -150,6 +174,11 @@ REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 )
 """The answer to a connection for which no descriptor is left."""
+HEAD_BYTES = 8192
+"""A head that is longer reaches the parser in parts, which refuses one that is too long."""
+HEAD_END = re.compile(rb"\n\r?\n")
+"""The end of a request's head, as h11 finds it. A head that comes byte by byte must not cost a parser's run for
+each of them: two thousand connections can send such bytes for nothing."""
 FIRST_BYTES = 1 << 16
 """The most bytes of a request about which the listening socket decides; a longer one is decided on later."""
 PASS = 64

@@ -37,16 +37,16 @@ async def greet(scope: dict, receive: object, send) -> None:
 
 @asynccontextmanager
 async def connected(
-    limits: ClientLimits, door: Door | None = None
+    limits: ClientLimits, door: Door | None = None, kind: type[asyncio.Protocol] | None = None
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A raw connection to a server with this protocol."""
+    """A raw connection to a server with this protocol, or with ``kind`` instead."""
     config = uvicorn.Config(greet, http=http_protocol(limits), ws="none", lifespan="off", log_config=None)
     config.load()
     server = uvicorn.Server(config)
     loop = asyncio.get_running_loop()
 
     def protocol() -> asyncio.Protocol:
-        return http_protocol(limits, door)(config, server.server_state, {})
+        return (kind or http_protocol(limits, door))(config, server.server_state, {})
 
     with listen("127.0.0.1", 0, limits) as sock:
         listening = await loop.create_server(protocol, sock=sock)
@@ -67,27 +67,50 @@ async def test_a_head_that_does_not_come_ends_the_connection(sent: bytes) -> Non
             await reader.readexactly(1)
 
 
-async def test_a_head_that_comes_in_pieces_is_served() -> None:
+@pytest.mark.parametrize("size", [1, 2, 9, len(REQUEST), len(REQUEST) + 1])
+async def test_a_head_that_comes_in_pieces_is_one_decision_and_one_parse(size: int) -> None:
+    decided, parsed = list[bytes](), list[bytes]()
+
+    def decide(data: bytes, peer: object, *, close: bool) -> None:
+        decided.append(data)
+
+    class Counted(http_protocol(PATIENT, Door(decide))):  # type: ignore[misc]
+        def handle_events(self) -> None:
+            parsed.append(self.conn.trailing_data[0])
+            super().handle_events()
+
+    async with connected(PATIENT, kind=Counted) as (reader, writer):
+        for request in (REQUEST + b"\r\n", REQUEST.replace(b"\r", b"") + b"\n"):
+            for at in range(0, len(request), size):
+                writer.write(request[at : at + size])
+                await writer.drain()
+                await asyncio.sleep(0)
+            assert (await reader.readuntil(b"hi")).startswith(b"HTTP/1.1 200")
+            assert decided == [request]
+            assert parsed[0] == request
+            decided.clear(), parsed.clear()
+
+
+@pytest.mark.parametrize("sent", [b"\x16\x03\x01", b"GET / HTTP/1.1\r\nX: " + b"x" * 20000])
+async def test_what_can_become_no_head_is_refused_before_its_end(sent: bytes) -> None:
     async with connected(PATIENT) as (reader, writer):
-        for piece in (REQUEST[:9], REQUEST[9:], b"\r\n"):
-            writer.write(piece)
-            await writer.drain()
-        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.write(sent)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 4")
 
 
 async def test_a_refused_request_leaves_its_connection_open_unless_its_answer_is_not_read() -> None:
-    answers = [b"short", b"long" * (1 << 22)]
+    answers, end = [b"short", b"long" * (1 << 22)], b"\r\n\r\n"
 
     def decide(data: bytes, peer: object, *, close: bool) -> Refused | None:
         return Refused(answers[data[0] == ord("L")], close) if data[:1] in b"SL" else None
 
     async with connected(PATIENT, Door(decide)) as (reader, writer):
-        for sent, told in ((b"S", b"short"), (REQUEST + b"\r\n", b"HTTP/1.1 200 OK\r\n"), (b"S", b"short")):
-            writer.write(sent)
+        for sent, told in ((b"S", b"short"), (REQUEST[:-2], b"HTTP/1.1 200 OK\r\n"), (b"S", b"short")):
+            writer.write(sent + end)
             assert await reader.readexactly(len(told)) == told
             if told.startswith(b"HTTP"):
                 await reader.readuntil(b"hi")
-        writer.write(b"L")
+        writer.write(b"L" + end)
         assert len(await reader.read()) == len(answers[1]), "closed behind it"
 
 
