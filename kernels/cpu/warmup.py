@@ -34,11 +34,15 @@ def warm(dtype: torch.dtype, compiling: Callable[[float, str], None] = lambda do
     called before each kernel with the progress, 0 to 1, and a text that names it.
 
     Raises:
-        Unfit: a processor without conversions of ``dtype``, or another threading layer in this process.
+        Unfit: a processor without conversions of ``dtype``, no OpenMP library, or another threading layer in
+            this process.
     """
     if dtype == torch.float16 and not binding.get_host_cpu_features().get("f16c"):
         raise Unfit("this processor has no float16 conversions (f16c)")
-    join_torch()
+    try:
+        join_torch()
+    except ValueError as error:  # numba's, which does not say what is missing
+        raise Unfit("numba finds no OpenMP library (libgomp.so.1; Debian's package libgomp1)") from error
     mark = _mark(dtype)
     if mark is not None and not mark.exists():
         _compile_apart(dtype, compiling)

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx2
 import pytest
 import trustme
 from websockets.exceptions import InvalidStatus
@@ -185,7 +186,8 @@ def nginx(folder: Path, authority: trustme.CA, upstream: str) -> Iterator[int]:
     )
     (folder / "nginx.conf").write_text(
         f"pid {folder}/pid; error_log {folder}/errors; events {{}}\n"
-        f"http {{ access_log off; {temporary} include holdfast.conf; }}\n"
+        # Bodies stay in memory: nginx's workers are another user, which cannot write into the test's folder.
+        f"http {{ access_log off; client_body_buffer_size 4m; {temporary} include holdfast.conf; }}\n"
     )
     command = ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "errors")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # returns when it listens
@@ -194,6 +196,21 @@ def nginx(folder: Path, authority: trustme.CA, upstream: str) -> Iterator[int]:
         yield port
     finally:
         subprocess.run([*command, "-s", "stop"], check=True)
+
+
+async def stream_and_long_body(url: str, trusting: ssl.SSLContext, running: Serving) -> None:
+    """A stream's events pass while the reply is written, and so does a body of more than nginx's own 1 MB."""
+    asked = {"model": "pocket", "messages": [{"role": "user", "content": "Tell me the story of the fox."}]}
+    async with httpx2.AsyncClient(verify=trusting, base_url=url) as client:
+        async with client.stream("POST", "v1/chat/completions", json={**asked, "stream": True}) as answer:
+            events = answer.aiter_lines()
+            assert (await anext(events)).startswith("data: ")
+            numbers = (await running.service.snapshot()).gateway
+            assert numbers["responses_running"] == 1, "the first event comes before the reply's end"
+            *_, last, _ = [line async for line in events]
+            assert last == "data: [DONE]"
+        long = {**asked, "max_tokens": 4, "metadata": {"note": "x" * (2 << 20)}}
+        assert (await client.post("v1/chat/completions", json=long)).status_code == 200
 
 
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
@@ -211,6 +228,7 @@ async def test_the_nginx_example_carries_a_session(
                 pieces = [piece async for piece in chat.say("Tell me the story of the fox.")]
                 assert len(pieces) > 5
                 assert "Marisol" in await chat.say("What is my name?").text()
+            await stream_and_long_body(url, trusting, running)
             for path in ("health", "ready", "v1/models", "metrics", "version"):
                 assert await secured_get(url, f"/holdfast/{path}", trusting) == 200
                 assert await secured_get(url, f"/holdfast/{path}", trusting, Host="chat.example.com") == 200

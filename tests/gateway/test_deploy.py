@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
@@ -12,10 +15,12 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from starlette.routing import Route
 
 from holdfast.gateway import __file__ as room
 from holdfast.gateway.access.auth import PROBES
+from holdfast.gateway.access.tenants import Tenants
 from holdfast.gateway.app import build_app
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import DEFAULT_PORT, ClientLimits, GatewaySettings
@@ -23,7 +28,8 @@ from holdfast.tests.gateway.cli.test_configuration import SERVE, SETTINGS
 from holdfast.tests.gateway.cli.test_main import invoke
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
 
-DEPLOY = Path(room).parent / "deploy"
+ROOT = Path(room).parents[1]
+DEPLOY = ROOT / "gateway" / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
 OPTIONS = {name for param in SERVE.params for name in (*param.opts, *param.secondary_opts)}
@@ -197,19 +203,90 @@ def test_the_unit_reloads_on_sighup_and_gives_up_on_settings_that_cannot_work() 
     assert {"Unit", "Service", "Install"} == set(unit())
 
 
+def test_the_keys_that_the_manifests_tell_to_write_are_accepted(tmp_path: Path) -> None:
+    text = (KUBERNETES / "kustomization.yaml").read_text()
+    (example,) = re.findall(r"(?:^#   .*\n)+(?=#   kubectl create secret)", text, flags=re.MULTILINE)
+    assert "--from-file=keys.toml" in text
+    code, made = invoke("key", "new", "acme")
+    (digest,) = re.findall(r"^(blake2b:\w+) acme$", made, flags=re.MULTILINE)
+    assert code == 0 and example.count("blake2b:…") == 1
+    file = tmp_path / Path(settings(KUBERNETES)["keys"]).name
+    file.write_text(example.replace("#   ", "").replace("blake2b:…", digest))
+    assert set(Tenants.read(file).keys.tenants.values()) == {"acme"}
+
+
+def test_torch_and_triton_can_be_installed_together() -> None:
+    """A CUDA build of torch asks for one version of triton, which need not be the newest."""
+    asked = {"2.13.0": "3.7.1"}
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    (torch,) = [line.removeprefix("torch==") for line in lines if line.startswith("torch==")]
+    (triton,) = [Requirement(line) for line in lines if line.startswith("triton")]
+    assert asked[torch] in triton.specifier
+
+
 def test_the_image_is_built_from_what_the_repository_has() -> None:
-    root = Path(room).parents[1]
     copied = [value.split()[0] for value in instruction("COPY") if not value.startswith("--from")]
-    assert copied == [".", "constraints.txt"] and all((root / name).exists() for name in copied)
+    assert copied == [".", "constraints.txt"] and all((ROOT / name).exists() for name in copied)
     arguments = {value.split("=")[0] for value in instruction("ARG")}
     assert arguments == {"PYTHON", "TORCH_INDEX"}
+    assert any("libgomp1" in value for value in instruction("RUN")), "the CPU kernels run on it"
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
     needed = ("pyproject.toml", "README.md", "LICENSE", "gateway/deploy/Dockerfile")
     assert not [name for name in needed for pattern in ignored if fnmatch(name, pattern)]
 
 
+def test_nginx_passes_what_the_server_takes() -> None:
+    said = dict(re.findall(r"^ *(\w+) (\d+)[mh];", (DEPLOY / "nginx.conf.example").read_text(), re.MULTILINE))
+    assert int(said["client_max_body_size"]) << 20 == LIMITS.body_bytes
+    queued = GatewaySettings().max_queue_seconds
+    assert int(said["proxy_read_timeout"]) * 3600 > queued, (
+        "a turn may wait, and then says nothing until its end"
+    )
+
+
+def tool(*words: str) -> str:
+    """What a tool prints about a file of ours; the test is skipped where the tool is not installed."""
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"{words[0]} is not installed")
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_kubectl_composes_the_manifests(tmp_path: Path) -> None:
+    text = (KUBERNETES / "kustomization.yaml").read_text()
+    patch = "# patches:\n#   - path: gpu.yaml\n"
+    assert text.count(patch) == 1
+    shutil.copytree(KUBERNETES, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "kustomization.yaml").write_text(
+        text.replace(patch, patch.replace("# ", "").replace("#", ""))
+    )
+    for folder, gpus in ((KUBERNETES, None), (tmp_path, 1)):
+        made = {one["kind"]: one for one in yaml.safe_load_all(tool("kubectl", "kustomize", str(folder)))}
+        spec = made["Deployment"]["spec"]["template"]["spec"]
+        assert spec["volumes"][0]["configMap"]["name"] == made["ConfigMap"]["metadata"]["name"] != "holdfast"
+        assert spec["containers"][0]["image"] == "holdfast:latest"
+        assert spec["containers"][0]["resources"]["limits"].get("nvidia.com/gpu") == gpus
+
+
+def test_prometheus_accepts_the_rules() -> None:
+    assert "SUCCESS" in tool("promtool", "check", "rules", str(DEPLOY / "prometheus-alerts.yaml"))
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    text = (DEPLOY / "holdfast.service").read_text()
+    (started,) = unit()["Service"]["ExecStart"]
+    for program in (started.split()[0], "/bin/kill"):
+        text = text.replace(program, sys.executable)
+    copy = tmp_path / "holdfast.service"
+    copy.write_text(text)
+    assert not tool("systemd-analyze", "verify", "--man=no", str(copy))
+    measured = tool("systemd-analyze", "security", "--offline=true", "--threshold=20", str(copy))
+    assert "holdfast.service" in measured
+
+
 def test_the_wheel_has_every_file() -> None:
-    project = tomllib.loads((Path(room).parents[1] / "pyproject.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["holdfast.gateway"]
     names = [str(path.relative_to(Path(room).parent)) for path in FILES]
     assert len(names) > 10

@@ -77,6 +77,17 @@ def test_without_compiled_kernels_the_reference_serves(
         choose("cpu", CPU, NEEDS)
 
 
+def test_a_machine_without_openmp_is_told_what_is_missing() -> None:
+    pytest.importorskip("numba")
+    program = (
+        "import sys; sys.modules['numba.np.ufunc.omppool'] = None\n"
+        "import torch; from holdfast.kernels.backends import Needs, choose\n"
+        "print(choose('auto', torch.device('cpu'), Needs(torch.float32, [(64, 16)])).note)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "Unfit: numba finds no OpenMP library" in done.stdout and "libgomp1" in done.stdout
+
+
 def test_torch_keeps_its_number_of_threads() -> None:
     """Both compute on one OpenMP pool; numba would set its number of threads to that of all cores."""
     pytest.importorskip("numba")
