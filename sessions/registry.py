@@ -10,10 +10,11 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Iterator, Sequence, Set
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Sequence, Set
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from operator import itemgetter
 from typing import Any
 
@@ -212,12 +213,17 @@ class SessionRegistry:
         ``kept`` may come from the answer. ``unless``: numbers in the journal that are no answer.
         """
         digests = [name_digest(conversation.salt, name) for name in names]
+
+        @cache  # a session that has reached many of the beginnings is compared once
+        def sharing(session_id: str) -> tuple[Session, int] | None:
+            return self._sharing(conversation, session_id, kept)
+
         ids = {session_id for digest in digests for session_id in self._conversations.find(digest)}
-        best = max(self._sharing(conversation, ids, kept), key=itemgetter(1), default=None)
+        best = max(filter(None, map(sharing, ids)), key=itemgetter(1), default=None)
         stored = [number for digest in digests if (number := self._stored(digest, unless)) is not None]
         for length in range(len(conversation.items), 0 if best is None else best[1], -1):
             digest = conversation.digest(length)
-            for found in self._sharing(conversation, self._conversations.find(digest), kept):
+            for found in filter(None, map(sharing, self._conversations.find(digest))):
                 if found[1] >= length:
                     return found
             if (number := self._stored(digest, unless)) is not None:
@@ -227,18 +233,17 @@ class SessionRegistry:
         return best or (stored[0] if stored else None)
 
     def _sharing(
-        self, conversation: GivenConversation, ids: Iterable[str], kept: bool
-    ) -> Iterator[tuple[Session, int]]:
-        """Those of the sessions that are open, may be gone on from, and share turns with a conversation."""
-        for session_id in ids:
-            session = self._sessions.get(session_id)
-            if session is None or self._records[session_id].salt != conversation.salt:
-                continue
-            if kept and not self.keeps(session, kept=True):
-                continue
-            shared = conversation.shared(session.history.preamble, session.history.before_reply())
-            if shared and session.history.is_worth(shared):
-                yield session, shared
+        self, conversation: GivenConversation, session_id: str, kept: bool
+    ) -> tuple[Session, int] | None:
+        """The session and how many items it shares with a conversation. None: it is not open, may not be gone
+        on from, or shares no turn."""
+        session = self._sessions.get(session_id)
+        if session is None or self._records[session_id].salt != conversation.salt:
+            return None
+        if kept and not self.keeps(session, kept=True):
+            return None
+        shared = conversation.shared(session.history.preamble, session.history.before_reply())
+        return (session, shared) if shared and session.history.is_worth(shared) else None
 
     def _stored(self, digest: Digest, unless: Container[int]) -> int | None:
         number = None if self.journal is None else self.journal.found(digest)

@@ -53,6 +53,8 @@ class Admission:
         path = first[len(POST) :].partition(b" ")[0].partition(b"?")[0].decode("latin-1")
         if not end or not first.endswith(VERSION) or path.removeprefix(self._root_path) not in TURN_ROUTES:
             return None
+        if head.count(b"\n") != len(lines):  # the parser ends a line, and a head, by a line feed alone, too
+            return None
         raw = [(name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
         named = dict(raw)
         if not LEFT_ALONE.isdisjoint(named) or named.get(b"content-length") != b"%d" % len(body):

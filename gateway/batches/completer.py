@@ -24,7 +24,7 @@ from ...sessions.turn.events import ReplyEvent
 from ...sessions.turn.generation import ReplyRun
 from ...sessions.turn.reply_reader import ReplyReader
 from ...sessions.turn.request import MAX_SEED, TurnRequest
-from .outputs import CompletionOutput, CompletionPiece, GrowingCompletion, RequestOutput
+from .outputs import CompletionOutput, CompletionPiece, GrowingCompletion, Logprob, RequestOutput
 from .prompts import Prompt
 from .sampling_params import SamplingParams
 
@@ -57,7 +57,8 @@ class PromptTask:
     ``params``: what the caller asked for; ``n`` of it is the number of completions. ``request``: the checked
     request for the engine; its seed is that of completion 0. ``begun``: set when completion 0 has a token: then
     its prompt is in the prefix cache, where the other completions find it. ``cached``: prompt tokens of
-    completion 0 that had cached KV.
+    completion 0 that had cached KV. ``prompt_logprobs``: what completion 0 was told of its prompt, which it
+    alone asks for.
     """
 
     prompt: Prompt
@@ -67,6 +68,7 @@ class PromptTask:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     outputs: list[CompletionOutput] = field(default_factory=list)
     cached: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @property
     def ended(self) -> bool:
@@ -77,7 +79,14 @@ class PromptTask:
         """Make the output of the prompt, with its completions in order, after all have ended."""
         outputs = sorted(self.outputs, key=lambda output: output.index)
         ids = self.prompt.ids.tolist()
-        return RequestOutput(self.request_id, self.prompt.text, ids, outputs, num_cached_tokens=self.cached)
+        return RequestOutput(
+            self.request_id,
+            self.prompt.text,
+            ids,
+            outputs,
+            num_cached_tokens=self.cached,
+            prompt_logprobs=self.prompt_logprobs,
+        )
 
 
 class Completions:
@@ -193,9 +202,7 @@ class CompletionBatch:
         if not task.params.ignore_eos:
             ends = completer.language.end_ids(hello.eos_ids)
         reader = self._reader(request, ends)
-        growing = GrowingCompletion(
-            index, reader, completer.language.tokenizer, keep_stop=task.params.include_stop_str_in_output
-        )
+        growing = GrowingCompletion(index, reader, keep_stop=task.params.include_stop_str_in_output)
         room = hello.max_context - len(task.prompt.ids)
         most = min(room, request.max_output_tokens or room)
         limits = TokenLimits(
@@ -219,6 +226,7 @@ class CompletionBatch:
             await asyncio.shield(sequence.close())
         if not index:
             task.cached = ending.work.resident + ending.work.host + ending.work.disk
+            task.prompt_logprobs = growing.prompt_logprobs
         return growing.output(ending)
 
     def _reader(self, request: TurnRequest, ends: frozenset[int]) -> ReplyReader:
@@ -247,8 +255,10 @@ async def _advanced(run: ReplyRun, task: PromptTask) -> list[ReplyEvent]:
 
 
 def _numbered(request: TurnRequest, index: int) -> TurnRequest:
-    """The request of the completion with this index: the same with its seed raised by the index."""
+    """The request of the completion with this index: the same with its seed raised by the index. Only the first
+    one asks for the log probabilities of the prompt, so the others use its KV."""
     if not index:
         return request
     seed = (request.sampling.seed + index) % (MAX_SEED + 1)
-    return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, seed=seed))
+    sampling = msgspec.structs.replace(request.sampling, seed=seed, prompt_logprobs=None)
+    return msgspec.structs.replace(request, sampling=sampling)

@@ -3,14 +3,20 @@ and `GrowingCompletion`, which collects one from the events of a running reply."
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from ...runtime.link.messages import TokenLogprob
 from ...sessions.errors import TurnFailed
-from ...sessions.text.tokenizer import ChatTokenizer
-from ...sessions.turn.events import EndReason, ReplyCallDone, ReplyEvent, ReplyReasoningDelta, ReplyTextDelta
+from ...sessions.turn.events import (
+    EndReason,
+    ReplyCallDone,
+    ReplyEvent,
+    ReplyPromptScores,
+    ReplyReasoningDelta,
+    ReplyTextDelta,
+    TokenScore,
+)
 from ...sessions.turn.generation import ReplyEnd
 from ...sessions.turn.reply_reader import ReplyReader
 
@@ -25,16 +31,23 @@ _REASONS: dict[EndReason, FinishReason] = {
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """The log probability of a token at one place of a completion, as the model gives it, before temperature,
-    filters and penalties.
+    """The log probability of a token at one place of a prompt or completion, as the model gives it, before
+    temperature, filters and penalties.
 
-    ``rank``: 1 for the likeliest token; None for a sampled token that is not among the likeliest ones that were
-    asked for. ``decoded_token``: what the token decodes to alone; a part of a character is U+FFFD.
+    ``rank``: 1 for the likeliest token; None for a token of the text that is not among the likeliest ones that
+    were asked for. ``decoded_token``: what the token decodes to alone; a part of a character is U+FFFD.
     """
 
     logprob: float
     rank: int | None
     decoded_token: str
+
+    @classmethod
+    def by_token(cls, score: TokenScore) -> dict[int, Logprob]:
+        """The token of the text first, then the likeliest ones, by their ids."""
+        ranks = {other.token: rank for rank, other in enumerate(score.top, 1)}
+        each = (score, *(other for other in score.top if other.token != score.token))
+        return {one.token: cls(one.logprob, ranks.get(one.token), one.text) for one in each}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +102,9 @@ class RequestOutput:
     ``request_id``: counts the prompts of one `LLM`. ``prompt``: the text, for a conversation as the chat
     template writes it; None if only ids were given. ``prompt_token_ids``: ``[tokens]``. ``outputs``: ``n``
     completions in order. ``num_cached_tokens``: prompt tokens that needed no computing for the first of them.
+    ``prompt_logprobs``: ``[tokens]``; None for the first token, and for each other one a dict by token id, with
+    the prompt's own token first and then the likeliest ones. It is None unless `SamplingParams.prompt_logprobs`
+    is set, and if the first completion failed before it had a token.
     """
 
     request_id: str
@@ -97,6 +113,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool = True
     num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 class CompletionPiece(str):
@@ -123,16 +140,18 @@ class GrowingCompletion:
 
     ``index``: which of its prompt's completions it is, from 0. ``reader``: the reader of its reply, which has
     the token ids and log probabilities. ``keep_stop``: the stop string that ends it stays in its text.
+
+    ``prompt_logprobs``: those of `RequestOutput`, once the reply has told them.
     """
 
-    def __init__(self, index: int, reader: ReplyReader, tokenizer: ChatTokenizer, *, keep_stop: bool) -> None:
+    def __init__(self, index: int, reader: ReplyReader, *, keep_stop: bool) -> None:
         self._index = index
         self._reader = reader
-        self._tokenizer = tokenizer
         self._keep_stop = keep_stop
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[OutputCall] = []
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     def take(self, events: Iterable[ReplyEvent]) -> str:
         """Take in the next events of the reply. Returns the text that they add."""
@@ -145,6 +164,8 @@ class GrowingCompletion:
                     self._reasoning.append(text)
                 case ReplyCallDone(call_id=call_id, name=name, arguments=arguments, complete=complete):
                     self._calls.append(OutputCall(call_id, name, arguments, complete))
+                case ReplyPromptScores(scores=scores):
+                    self.prompt_logprobs = [None, *map(Logprob.by_token, scores)]
         self._texts += texts
         return "".join(texts)
 
@@ -158,28 +179,17 @@ class GrowingCompletion:
     def output(self, ending: ReplyEnd) -> CompletionOutput:
         """Make the output of the completion. ``ending``: how the reply has ended."""
         reader = self._reader
-        ids, scores = list(reader.ids), reader.logprobs
+        ids, scores = list(reader.ids), list(map(reader.score, reader.ids, reader.logprobs))
         told = bool(ids) and len(scores) == len(ids)
         return CompletionOutput(
             index=self._index,
             text="".join(self._texts),
             token_ids=ids,
             cumulative_logprob=sum(score.logprob for score in scores) if told else None,
-            logprobs=self._logprobs(ids, scores) if told else None,
+            logprobs=list(map(Logprob.by_token, scores)) if told else None,
             finish_reason=_REASONS.get(ending.reason, "error"),
             stop_reason=ids[-1] if reader.halted else reader.stopped_by,
             reasoning="".join(self._reasoning),
             tool_calls=self._calls,
             error=ending.error,
         )
-
-    def _logprobs(self, ids: Sequence[int], scores: Sequence[TokenLogprob]) -> list[dict[int, Logprob]]:
-        text_of = self._tokenizer.text_of
-        told = []
-        for token, score in zip(ids, scores, strict=True):
-            ranks = {one: rank for rank, (one, _) in enumerate(score.top, 1)}
-            found = {token: Logprob(score.logprob, ranks.get(token), text_of(token))}
-            for one, value in score.top:
-                found.setdefault(one, Logprob(value, ranks[one], text_of(one)))
-            told.append(found)
-        return told

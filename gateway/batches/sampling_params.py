@@ -71,9 +71,10 @@ class SamplingParams:
     ``ignore_eos``: the model's end tokens do not end a completion. ``max_tokens``: at most so many tokens;
     None: as many as the context holds. ``min_tokens``: before so many tokens no end token, stop id or stop
     string counts. ``logprobs``: how many alternatives to report beside each token, 0 to 20; None: no log
-    probabilities at all. ``logit_bias``: by token id, what is added to its logit, -100 to 100. ``bad_words``:
-    texts or lists of token ids that are never written. ``structured_outputs``: the form that the whole text
-    must have.
+    probabilities at all. ``prompt_logprobs``: the same for the tokens of the prompt, which is computed as a
+    whole for them, whatever the prefix cache has. ``logit_bias``: by token id, what is added to its logit, -100
+    to 100. ``bad_words``: texts or lists of token ids that are never written. ``structured_outputs``: the form
+    that the whole text must have.
 
     The fields may be set later, too; they are checked again when they are used. Raises ``SamplingInvalid`` or
     ``GrammarInvalid``, which are ``ValueError``s; ``param`` names the field.
@@ -96,6 +97,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = None
     bad_words: Sequence[str | Sequence[int]] | None = None
     structured_outputs: StructuredOutputsParams | None = None
@@ -153,6 +155,7 @@ class SamplingParams:
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
             top_logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
             logit_bias=self.logit_bias,
             bad_words=_listed("bad_words", self.bad_words),
             format=None if structured is None else structured.compiled(),

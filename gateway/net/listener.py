@@ -69,10 +69,14 @@ class Door:
         self.decide = decide
         self._places: dict[int, Place] = {}
 
+    def accept(self, fd: int) -> None:
+        """The socket ``fd`` is accepted. The place of an earlier one with this number, which was closed before
+        its connection was made, is given up."""
+        if (left := self._places.pop(fd, None)) is not None:
+            left.abandon()
+
     def hold(self, fd: int, place: Place) -> None:
         """A request has come on the accepted socket ``fd``, and has this place in the queue."""
-        if (left := self._places.pop(fd, None)) is not None:
-            left.abandon()  # that socket was closed before its connection was made
         self._places[fd] = place
 
     def pick_up(self, fd: int) -> Place | None:
@@ -97,7 +101,8 @@ def http_protocol(limits: ClientLimits, door: Door | None = None) -> type[asynci
             self._follow()
 
         def data_received(self, data: bytes) -> None:
-            begins = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+            idle = self.conn.their_state is h11.IDLE  # no request is served
+            begins = idle and not self.conn.trailing_data[0]
             if begins:
                 whole = self._whole(data)
                 if whole is None:
@@ -113,7 +118,7 @@ def http_protocol(limits: ClientLimits, door: Door | None = None) -> type[asynci
                 self._place = found
             before = self.scope
             super().data_received(data)
-            if self._place is not None:
+            if idle and self._place is not None:
                 if self.scope is before:  # it was no valid request
                     self._abandon()
                 else:
@@ -147,6 +152,11 @@ def http_protocol(limits: ClientLimits, door: Door | None = None) -> type[asynci
             self.transport.write(refused.answer)
             if refused.close or self.transport.get_write_buffer_size():  # or the client reads no answers
                 self.transport.close()
+                return
+            self._disarm()  # from now on the connection is as idle as after any answer
+            self._unset_keepalive_if_required()
+            closing = self.timeout_keep_alive_handler
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, closing)
 
         def _abandon(self) -> None:
             place, self._place = self._place, None
@@ -583,6 +593,7 @@ class Listener(socket.socket):
     def _turn_away(self, door: Door, sock: socket.socket, peer: Any) -> bool:
         """Have the door decide about what has come on an accepted socket. A refused one is answered and closed.
         Returns whether it was refused."""
+        door.accept(sock.fileno())
         try:
             data = sock.recv(FIRST_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except OSError:  # nothing has come yet, or the peer has gone

@@ -128,7 +128,7 @@ class ReplyReader:
                 self.halted = True
             else:
                 if logprob is not None:
-                    self._scores.append(self._score(token, logprob))
+                    self._scores.append(self.score(token, logprob))
                 text = self._marks.get(token, "") + self._detokenizer.step(token)
                 if len(self.ids) >= self._min_tokens:
                     text = self._stops.feed(text)
@@ -207,10 +207,11 @@ class ReplyReader:
 
     def prompt_scores(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> ReplyPromptScores:
         """The scores of a prompt. ``logprobs``: one for each of its ``ids`` but the first."""
-        scores = (self._score(token, logprob) for token, logprob in zip(ids[1:], logprobs, strict=True))
+        scores = (self.score(token, logprob) for token, logprob in zip(ids[1:], logprobs, strict=True))
         return ReplyPromptScores(self._tokenizer.text_of(ids[0]), tuple(scores))
 
-    def _score(self, token: int, logprob: TokenLogprob) -> TokenScore:
+    def score(self, token: int, logprob: TokenLogprob) -> TokenScore:
+        """The score of ``token``, with the texts of all its tokens."""
         text = self._tokenizer.text_of
         top = tuple(TokenScore(one, text(one), value) for one, value in logprob.top)
         return TokenScore(token, text(token), logprob.logprob, top)

@@ -88,7 +88,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``parallel_calls``: if false, the reply ends behind its first call.
     ``format``: the grammar of the reply's text.
     ``tool_choice``: auto, none or required; with required the reply is only calls, of ``tool`` if that is set.
-    ``allowed``: names of the only tools that may be called; none: all may.
+    ``allowed``: names of the only tools that may be called; none: nothing is ruled out.
     ``cycle_tokens``: so many repeated tokens end the reply, as in `cycles`; 0: none do.
     """
 
@@ -220,12 +220,13 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _allowed(names: Sequence[str], tools: Sequence[Tool]) -> tuple[str, ...]:
-    """The names of the tools that may be called; none if all may."""
+    """The names of the tools that may be called; none if ``names`` has none. One that lists all tools counts,
+    too: without a grammar, the model may call what an earlier turn has shown."""
     unknown = set(names) - {tool.name for tool in tools}
     if unknown:
         raise SamplingInvalid(f"There is no tool {min(unknown)!r} to be allowed", param="tool_choice")
-    found = tuple(tool.name for tool in tools if tool.name in set(names))
-    return () if len(found) == len(tools) else found
+    wanted = set(names)
+    return tuple(tool.name for tool in tools if tool.name in wanted)
 
 
 def _check_choice(

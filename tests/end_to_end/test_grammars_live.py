@@ -118,6 +118,23 @@ async def test_only_allowed_tools_are_called_and_the_prompt_stays(client: Client
                 assert chat.last.kv is not None and chat.last.kv.miss_reason is None
 
 
+async def test_a_list_of_all_tools_rules_out_what_was_offered_before(client: Client) -> None:
+    allowed = {"mode": "auto", "type": "allowed_tools", "tools": [{"type": "function", "name": "add"}]}
+    weather = {**WEATHER, "name": "get_weather"}
+    async with client.session(tools=[weather, ADD]) as chat:
+        called = []
+        for more in ({}, {"tools": [ADD]}, {"tools": [ADD], "tool_choice": allowed}):
+            async for _ in chat.say(
+                "What is the weather in Rome?", temperature=0, max_output_tokens=60, **more
+            ):
+                pass
+            called.append({call.name for call in chat.last.calls})
+            for call in chat.last.calls:
+                await chat.answer(call, "7 degrees")
+        assert called[:2] == [{"get_weather"}] * 2, "the model goes by the earlier call"
+        assert called[2] <= {"add"}
+
+
 async def test_a_session_forces_calls_and_a_response_lets_go(client: Client) -> None:
     async with client.session(tools=[ADD], tool_choice="required") as chat:
         async for _ in chat.respond(tool_choice="none"):

@@ -338,6 +338,67 @@ def test_logprobs_are_those_of_the_model(llm: LLM) -> None:
     assert plain.logprobs is None and plain.cumulative_logprob is None
 
 
+def scored_by_transformers(ids: list[int]) -> Any:
+    """The log probabilities of each token behind the first one: ``[tokens - 1, vocabulary]``."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(Path(holdfast.__file__).parent / "runtime" / "pocket")
+    with torch.inference_mode():
+        return torch.log_softmax(model.to(torch.float32)(torch.tensor([ids])).logits[0, :-1], -1)
+
+
+def check_prompt(llm: LLM, output: RequestOutput, most: int) -> None:
+    import torch
+
+    ids, told = output.prompt_token_ids, output.prompt_logprobs
+    assert told is not None and len(told) == len(ids) and told[0] is None
+    seldom = 0
+    for token, row, found in zip(ids[1:], scored_by_transformers(ids), told[1:], strict=True):
+        assert found is not None and next(iter(found)) == token
+        best = torch.topk(row, most).indices.tolist()
+        assert set(found) == {token, *best}
+        for one, score in found.items():
+            assert math.isclose(score.logprob, float(row[one]), abs_tol=1e-3)
+            assert score.rank == (best.index(one) + 1 if one in best else None)
+            assert score.decoded_token == llm.get_tokenizer().decode([one])
+        seldom += found[token].rank is None
+    assert seldom, "a token that is not among the best is told, too"
+
+
+@pytest.mark.parametrize("most", [0, 1, 4])
+def test_prompt_logprobs_are_those_of_the_model(llm: LLM, most: int) -> None:
+    """Also where the prefix cache has the prompt."""
+    (plain,) = llm.generate(" ".join(STORIES), GREEDY, use_tqdm=False)
+    assert plain.prompt_logprobs is None
+    params = SamplingParams(temperature=0, max_tokens=24, prompt_logprobs=most)
+    prompts = [STORY, TokensPrompt(prompt_token_ids=plain.prompt_token_ids), [5]]
+    short, long, one = llm.generate(prompts, params, use_tqdm=False)
+    check_prompt(llm, short, most)
+    check_prompt(llm, long, most)
+    assert one.prompt_logprobs == [None]
+    assert long.num_cached_tokens == 0 and long.outputs == plain.outputs
+    (both,) = llm.generate(STORY, SamplingParams(prompt_logprobs=most, logprobs=2), use_tqdm=False)
+    check_prompt(llm, both, most)
+    assert both.outputs[0].logprobs is not None and all(len(one) >= 2 for one in both.outputs[0].logprobs)
+
+
+def test_completions_of_one_prompt_score_it_once(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=2, n=4, prompt_logprobs=1)
+    outputs: list[RequestOutput] = []
+    rose = counted(llm, lambda: outputs.extend(llm.generate(" ".join(STORIES), params, use_tqdm=False)))
+    check_prompt(llm, outputs[0], 1)
+    length = len(outputs[0].prompt_token_ids)
+    assert length > 100 and length <= rose["prefilled"] < length + 3 * 32, "the others find its blocks"
+
+
+def test_a_conversation_has_prompt_logprobs(llm: LLM) -> None:
+    messages = [user("My name is Marisol."), assistant("Hello!"), user("What is my name?")]
+    params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=2)
+    (output,) = llm.chat(messages, params, use_tqdm=False)
+    check_prompt(llm, output, 2)
+
+
 def test_structured_outputs_are_followed(llm: LLM) -> None:
     import json
     import re
@@ -374,6 +435,9 @@ def test_structured_outputs_are_followed(llm: LLM) -> None:
         ({"min_tokens": -1}, "min_tokens"),
         ({"min_tokens": 17}, "min_tokens"),
         ({"logprobs": 21}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": True}, "prompt_logprobs"),
         ({"seed": -1}, "seed"),
         ({"stop": [""]}, "stop"),
         ({"stop": 7}, "stop"),
@@ -420,6 +484,14 @@ def test_parameters_are_checked_again_when_they_are_used(llm: LLM) -> None:
         llm.generate(STORY, params, use_tqdm=False)
     with pytest.raises(SamplingInvalid, match="not a token id"):
         llm.generate(STORY, SamplingParams(stop_token_ids=[10**6]), use_tqdm=False)
+    scored = SamplingParams(max_tokens=2)
+    scored.prompt_logprobs = 21
+
+    def refused() -> None:
+        with pytest.raises(SamplingInvalid, match="prompt_logprobs"):
+            llm.generate([STORY] * 3, [GREEDY, GREEDY, scored], use_tqdm=False)
+
+    assert counted(llm, refused)["turns"] == 0
 
 
 def test_the_models_own_parameters_are_the_default(llm: LLM) -> None:
@@ -671,9 +743,11 @@ def test_a_process_of_its_own_and_a_seed_of_the_model(llm: LLM, monkeypatch: pyt
     first = texts(other.generate(STORIES[:4], drawn, use_tqdm=False))
     greedy = other.generate(STORIES[:4], GREEDY, use_tqdm=False)
     assert texts(greedy) == texts(llm.generate(STORIES[:4], GREEDY, use_tqdm=False))
-    lengths = [SamplingParams(temperature=0, max_tokens=1), *[LONG] * 3]
+    scored = SamplingParams(temperature=0, max_tokens=400, min_tokens=400, prompt_logprobs=1)
+    lengths = [SamplingParams(temperature=0, max_tokens=1), LONG, LONG, scored]
     outlived = other.generate(STORIES[:4], lengths, use_tqdm=Killing)
     assert texts(outlived) == texts(llm.generate(STORIES[:4], lengths, use_tqdm=False))
+    check_prompt(llm, outlived[3], 1)
     engines.clear()
     del other  # which ends it, too
     gc.collect()
@@ -732,6 +806,20 @@ async def test_chat_streams_what_it_returns(async_llm: AsyncLLM) -> None:
     assert len(pieces) > 1 and all(isinstance(piece, CompletionPiece) for piece in pieces)
     (output,) = await async_llm.chat(messages)
     assert "".join(pieces) == output.outputs[0].text and "Marisol" in output.outputs[0].text
+
+
+@pytest.mark.anyio
+async def test_prompt_logprobs_stand_in_the_outputs_of_a_stream(async_llm: AsyncLLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=8, prompt_logprobs=2, ignore_eos=True)
+    stream = async_llm.generate(STORIES[:2], params)
+    assert [piece async for piece in stream]
+    whole = await async_llm.generate(STORIES[:2], params)
+    for one, other in zip(stream.outputs, whole, strict=True):
+        assert one.prompt_logprobs is not None and other.prompt_logprobs is not None
+        assert [list(found or ()) for found in one.prompt_logprobs] == [
+            list(found or ()) for found in other.prompt_logprobs
+        ]
+        assert len(one.prompt_logprobs) == len(one.prompt_token_ids)
 
 
 @pytest.mark.anyio

@@ -137,6 +137,8 @@ def test_a_tenant_is_not_refused_for_anothers_queue(service: Service, admission:
         request(CHAT, "free", "Origin: https://app.example.com"),
         request(CHAT, "free", "Transfer-Encoding: chunked"),
         request(CHAT, "free", "Upgrade: h2c"),
+        request(CHAT, "free", "X-Two: of them\n\nPOST / HTTP/1.1"),
+        request(f"{CHAT}?a HTTP/1.1\nContent-Length: 2\n\n{{}}"),
     ],
 )
 def test_nothing_else_is_decided_on(sent: bytes, service: Service, admission: Admission) -> None:

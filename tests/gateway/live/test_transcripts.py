@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from holdfast.gateway.live.sessions import LiveSessions, Transcript
 from holdfast.gateway.live.transcripts import Ask, AskedTurn, Requester, Transcripts
 from holdfast.gateway.settings import ClientLimits
 from holdfast.sessions.conversation import continuation
-from holdfast.sessions.conversation.continuation import ALIKE
+from holdfast.sessions.conversation.continuation import ALIKE, GivenConversation
 from holdfast.sessions.conversation.items import Item, Message, Preamble, new_id
 from holdfast.sessions.errors import PromptTooLong, SessionLimit
 from holdfast.sessions.journal.journal import Journal
@@ -211,6 +211,35 @@ async def test_a_head_that_differs_in_the_middle_is_not_gone_on_from() -> None:
         live = {one.id: one.session.history.items() for one in sessions.live()}
         words = {items[2].text for items in live.values() if isinstance(items[2], Message)}
         assert words == {"It is the lamp.", "It is the door."}
+
+
+async def test_an_edited_message_branches_off_before_it_and_each_session_is_compared_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All later turns of the conversation have the digests that they had before the edit."""
+    compared: list[int] = []
+    shared = GivenConversation.shared
+
+    def counted(self: GivenConversation, preamble: Preamble, items: Sequence[Item]) -> int:
+        compared.append(shared(self, preamble, items))
+        return compared[-1]
+
+    monkeypatch.setattr(GivenConversation, "shared", counted)
+    async with stage() as (transcripts, sessions):
+        items: tuple[Item, ...] = (message("user", "Hello!"),)
+        for number in range(8):
+            said, _, session = await told(transcripts, asked(*again(items)))
+            items = (*again(items), message("assistant", said), message("user", f"And {number}?"))
+        assert len(sessions) == 1
+        edited = (*again(items[:4]), message("user", "And what else?"), *again(items[5:]))
+        compared.clear()
+        _, done, other = await told(transcripts, asked(*edited))
+        assert compared == [4] and other != session
+        live = {one.id: one.session.history.items() for one in sessions.live()}
+        kept, changed = [[getattr(item, "text", "") for item in live[one]][:17] for one in (session, other)]
+        assert kept[4] == "And 1?" and kept[:4] == changed[:4]
+        assert changed == [getattr(item, "text", "") for item in edited]
+        assert 0 < done.usage.input_tokens - done.usage.new_tokens < done.usage.new_tokens
 
 
 async def test_a_key_finds_its_conversation_among_many_that_look_alike() -> None:

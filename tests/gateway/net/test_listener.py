@@ -118,6 +118,17 @@ def test_the_place_of_a_connection_that_was_never_made_is_given_up(
             assert len(choosing.queue) == 1
 
 
+def test_another_connection_with_its_descriptor_does_not_get_it(
+    guarded: Listener, choosing: Choosing, door: Door
+) -> None:
+    for data in (b"", b"GET it"):
+        with sent(guarded, b"ADMIT it"), guarded.accept()[0] as accepted:
+            fd = accepted.fileno()
+        with sent(guarded, data), guarded.accept()[0] as other:
+            assert other.fileno() == fd and door.pick_up(fd) is None
+            assert len(choosing.queue) == 0
+
+
 @pytest.fixture
 def full_table() -> Iterator[list[int]]:
     """No descriptor is left, until those given are closed."""

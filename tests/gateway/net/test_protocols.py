@@ -8,12 +8,14 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import uvicorn
 import websockets
 from websockets.asyncio.client import ClientConnection
 
+from holdfast.gateway.access.turn_queue import PLACE, Place, TurnQueue
 from holdfast.gateway.net.listener import (
     BURST,
     Door,
@@ -37,16 +39,24 @@ async def greet(scope: dict, receive: object, send) -> None:
 
 @asynccontextmanager
 async def connected(
-    limits: ClientLimits, door: Door | None = None, kind: type[asyncio.Protocol] | None = None
+    limits: ClientLimits,
+    door: Door | None = None,
+    app: Any = greet,
+    made: list[Any] | None = None,
+    kind: type[asyncio.Protocol] | None = None,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A raw connection to a server with this protocol, or with ``kind`` instead."""
-    config = uvicorn.Config(greet, http=http_protocol(limits), ws="none", lifespan="off", log_config=None)
+    """A raw connection to a server with this protocol, or with ``kind`` instead. ``made`` gets the protocol's
+    objects."""
+    config = uvicorn.Config(app, http=http_protocol(limits), ws="none", lifespan="off", log_config=None)
     config.load()
     server = uvicorn.Server(config)
     loop = asyncio.get_running_loop()
 
     def protocol() -> asyncio.Protocol:
-        return (kind or http_protocol(limits, door))(config, server.server_state, {})
+        one: asyncio.Protocol = (kind or http_protocol(limits, door))(config, server.server_state, {})
+        if made is not None:
+            made.append(one)
+        return one
 
     with listen("127.0.0.1", 0, limits) as sock:
         listening = await loop.create_server(protocol, sock=sock)
@@ -112,6 +122,57 @@ async def test_a_refused_request_leaves_its_connection_open_unless_its_answer_is
                 await reader.readuntil(b"hi")
         writer.write(b"L" + end)
         assert len(await reader.read()) == len(answers[1]), "closed behind it"
+
+
+async def test_each_refusal_gives_its_connection_as_much_time_as_an_answer_does() -> None:
+    made: list[Any] = []
+
+    def decide(data: bytes, peer: object, *, close: bool) -> Refused | None:
+        return Refused(b"no", close) if data == refused else None
+
+    refused = REQUEST.replace(b"/", b"/refused") + b"\r\n"
+    async with connected(PATIENT, Door(decide), made=made) as (reader, writer):
+        timers = []
+        for sent, told in ((refused, b"no"), (refused, b"no"), (REQUEST + b"\r\n", b"hi"), (refused, b"no")):
+            writer.write(sent)
+            await reader.readuntil(told)
+            assert made[0]._deadline is None, "no head is awaited"
+            timers.append(made[0].timeout_keep_alive_task)
+        assert [timer.cancelled() for timer in timers] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("more", [b"\r\n", REQUEST + b"\r\n", REQUEST])
+async def test_what_comes_behind_a_request_leaves_it_its_place(more: bytes) -> None:
+    queue, places, made, go = TurnQueue(), list[Place](), list[Any](), asyncio.Event()
+
+    def decide(data: bytes, peer: object, *, close: bool) -> Place | None:
+        if not places:
+            places.append(Place(queue, b""))
+            return places[0]
+        return None
+
+    async def wait(scope: dict, receive: object, send) -> None:
+        if len(places) == 1:
+            places.append(scope[PLACE])
+            await go.wait()
+        else:
+            assert PLACE not in scope
+        await greet(scope, receive, send)
+
+    async with connected(PATIENT, Door(decide), wait, made) as (reader, writer):
+        writer.write(REQUEST + b"\r\n")
+        while len(places) < 2:  # noqa: ASYNC110 (what it watches has no event)
+            await asyncio.sleep(0)
+        writer.write(more)
+        while made[0].conn.trailing_data[0] != more:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert places[0] is places[1] and places[0].free and len(queue) == 1
+        places.append(places[0])
+        go.set()
+        await reader.readuntil(b"hi")
+        assert len(queue) == 0
+        if more == REQUEST + b"\r\n":
+            await reader.readuntil(b"hi")
 
 
 async def test_the_deadline_holds_for_a_second_request_too() -> None:
