@@ -3,7 +3,9 @@
 *Slow readers*: two hundred sockets of one tenant with a reply each that is read at some bytes per second, and
 two thousand connections that send half of a request's head, and connect again when they are dropped
 (`harness/flood.py`). Four sessions of another tenant generate all the time; the report compares their token
-gaps before and beside the bad clients, when the engine has computed the replies that are read slowly.
+gaps beside the bad clients, when the engine has computed the replies that are read slowly, with those while
+the same clients are connected to another server. So the cores that the clients take count on both sides: any
+further process on them, even an idle server, makes gaps longer.
 
 *Overload*: Chat Completions requests arrive at random times (Poisson), whether those before were answered or
 not (`harness/arrivals.py`). Goodput is the number of replies per second with a TTFT within `SLO_SECONDS`, of
@@ -21,11 +23,11 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.sdk import Client, connect
 
@@ -34,6 +36,8 @@ from .harness.rounds import ratio
 from .harness.servers import Server, cpu_seconds, engine_statistics, memory_bytes, server
 from .harness.workers import environment
 from .report import Goal, percentile, show, table
+
+_T = TypeVar("_T")
 
 TALKERS, TALK_TOKENS, QUICK_TOKENS = 4, 200, 40
 READERS, HALF_OPEN = 200, 2000
@@ -129,37 +133,58 @@ def _served(options: Options, folder: str, *words: str) -> Iterator[Server]:
 
 
 async def _bad_clients(options: Options, seconds: float, bad: dict[str, int]) -> dict[str, Any]:
-    """Measure other sessions' token gaps without and beside bad clients. ``bad``: how many of each kind, by its
-    name."""
+    """Measure other sessions' token gaps without bad clients, with bad clients of another server on the same
+    cores, and beside bad clients of the same server. ``bad``: how many of each kind, by its name."""
     tokens = QUICK_TOKENS if options.quick else TALK_TOKENS
-    with tempfile.TemporaryDirectory() as folder, _served(options, folder) as running:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory() as apart,
+        _served(options, folder) as running,
+        _served(options, apart) as other,
+    ):
         await _gaps(running, seconds / 3, tokens)
         alone = await _gaps(running, seconds, tokens)
+        elsewhere, _ = await _attacked(other, bad, lambda: _gaps(running, seconds, tokens))
         before = memory_bytes(running.gateway)["now"]
-        attackers = {kind: await _attack(running, kind, count) for kind, count in bad.items()}
-        try:
-            await _computed(running)
+
+        async def watched() -> tuple[list[float], float, int]:
             spent, began = cpu_seconds(running.gateway), time.perf_counter()
-            beside = await _gaps(running, seconds, tokens)
+            gaps = await _gaps(running, seconds, tokens)
             cores = (cpu_seconds(running.gateway) - spent) / (time.perf_counter() - began)
-            growth = memory_bytes(running.gateway)["now"] - before
-            ended = [kind for kind, attacker in attackers.items() if attacker.returncode is not None]
-            if ended:
-                raise CannotMeasure(f"the bad clients ({ended[0]}) ended early")
-        finally:
-            sent = {kind: await _stopped(attacker) for kind, attacker in attackers.items()}
-    if not alone or not beside:
+            return gaps, cores, memory_bytes(running.gateway)["now"] - before
+
+        (beside, cores, growth), sent = await _attacked(running, bad, watched)
+    gaps = {"alone": alone, "elsewhere": elsewhere, "beside": beside}
+    if not all(gaps.values()):
         raise CannotMeasure("the talking sessions had no tokens")
-    p90 = [1000 * percentile(gaps, 0.9) for gaps in (alone, beside)]
+    p90 = {name: 1000 * percentile(one, 0.9) for name, one in gaps.items()}
     return {
-        "gap_p90_ms": {"alone": p90[0], "beside": p90[1]},
-        "gap_p50_ms": {"alone": 1000 * percentile(alone, 0.5), "beside": 1000 * percentile(beside, 0.5)},
-        "gap_ratio": p90[1] / p90[0],
-        "gaps": [len(alone), len(beside)],
+        "gap_p90_ms": p90,
+        "gap_p50_ms": {name: 1000 * percentile(one, 0.5) for name, one in gaps.items()},
+        "gap_ratio": p90["beside"] / p90["elsewhere"],
+        "gap_ratio_to_alone": p90["beside"] / p90["alone"],
+        "gaps": {name: len(one) for name, one in gaps.items()},
         "memory_growth_mib": growth / (1 << 20),
         "gateway_cores": cores,
         "bad_clients": sent,
     }
+
+
+async def _attacked(
+    target: Server, bad: dict[str, int], measure: Callable[[], Awaitable[_T]]
+) -> tuple[_T, dict[str, dict[str, int]]]:
+    """Run ``measure`` while bad clients are connected to ``target``. Returns what it returned, and what the
+    clients counted. ``bad``: how many of each kind, by its name."""
+    attackers = {kind: await _attack(target, kind, count) for kind, count in bad.items()}
+    try:
+        await _computed(target)
+        measured = await measure()
+        gone = [kind for kind, attacker in attackers.items() if attacker.returncode is not None]
+        if gone:
+            raise CannotMeasure(f"the bad clients ({gone[0]}) ended early")
+    finally:
+        sent = {kind: await _stopped(attacker) for kind, attacker in attackers.items()}
+    return measured, sent
 
 
 async def _gaps(running: Server, seconds: float, tokens: int) -> list[float]:
@@ -303,8 +328,8 @@ async def _load(
 def _table(bad: dict[str, Any], rounds: list[list[dict[str, Any]]]) -> None:
     gaps = [[rank, *bad[f"gap_{rank}_ms"].values()] for rank in ("p50", "p90")]
     table(
-        f"Token gaps of {TALKERS} sessions, alone and beside bad clients; ms",
-        ["gap", "alone", "beside"],
+        f"Token gaps of {TALKERS} sessions, alone, with bad clients elsewhere and beside them; ms",
+        ["gap", "alone", "elsewhere", "beside"],
         gaps,
     )
     keys = (

@@ -233,6 +233,11 @@ class Service:
         return Transcripts(self.admit(model), self._link, self.settings.default_max_tokens)
 
     @property
+    def responses(self) -> int:
+        """The number of turns that run, in all sessions."""
+        return 0 if self._live is None else self._live.responses
+
+    @property
     def stored(self) -> StoredObjects:
         """The store of responses and conversations of the Responses API. Raises ``EngineLoading`` before
         `open`."""
@@ -305,8 +310,7 @@ class Service:
         Returns after ``close_seconds`` more at the latest."""
         self.refuse()
         seconds = self.settings.drain_seconds
-        running = 0 if self._live is None else self._live.responses
-        log.info("draining: %d responses run and have %g s to end", running, seconds)
+        log.info("draining: %d responses run and have %g s to end", self.responses, seconds)
         ending = [asyncio.ensure_future(session.drain(seconds)) for session in self.sessions()]
         if ending:
             _, late = await asyncio.wait(ending, timeout=seconds + self.settings.limits.close_seconds)
@@ -378,7 +382,7 @@ class Service:
             "requests_waiting_for_engine": self._waiting,
             "sockets": len(self._sockets),
             "sessions_live": 0 if self._live is None else len(self._live),
-            "responses_running": 0 if self._live is None else self._live.responses,
+            "responses_running": self.responses,
             "outbox_events": sum(outbox.events for outbox in outboxes),
             "outbox_bytes": sum(outbox.bytes for outbox in outboxes),
             "slow_readers_dropped": self._slow_readers,

@@ -94,7 +94,13 @@ class Session:
         self._reached: list[Digest] = []
         self._return_hints = ReturnHints(self.history, self._sequence)
         seconds = settings.recovery_seconds
-        self.placement = Placement(link, self.history, self._sequence, seconds, self._leaves)
+        hints, open_waits = self._return_hints, self._waits
+
+        def leaves(seconds: float) -> None:
+            hints.cancel()
+            open_waits.leaves(id, seconds)
+
+        self.placement = Placement(link, self.history, self._sequence, seconds, leaves)
         self._responses: list[TurnResponse] = []
         self._closed = False
 
@@ -278,14 +284,12 @@ class Session:
         for response in self._live():
             await response.leave()
         self._tenant.left(self._responses)
+        self._responses = []  # nothing refers back to a closed session: it is freed without the collector
         await self._sequence.close()
         self.log.close()
 
-    def _leaves(self, seconds: float) -> None:
-        self._return_hints.cancel()
-        self._waits.leaves(self.id, seconds)
-
     def _ended(self) -> None:
+        self._responses = self._live()
         self._eager_prefill.resume()
         if not self._closed:
             self._return_hints.response_ended()

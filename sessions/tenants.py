@@ -63,7 +63,7 @@ class Tenant:
     def left(self, replies: Iterable[Running]) -> None:
         """Do not count these replies any more: the session that they ran in is closed."""
         gone = set(map(id, replies))
-        self._running = [reply for reply in self._running if id(reply) not in gone]
+        self._running = [one for one in self._running if not one.over and id(one) not in gone]
 
 
 class OpenTenants:

@@ -1,19 +1,18 @@
 """A real server with `scripted_engine` in place of its engine; run it with ``python -m``, end it with SIGTERM.
 
-The gateway is that of ``holdfast serve``, with the journal in the folder ``--store`` and the same thresholds of
-the garbage collector.
+The gateway is that of ``holdfast serve``, with the journal in the folder ``--store`` and the same use of the
+garbage collector.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import signal
 import sys
 from pathlib import Path
 
-from holdfast.gateway.cli.serve import COLLECT
+from holdfast.gateway.cli.collector import Collector
 from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.link.process import ChildEngine
@@ -31,11 +30,10 @@ async def run(pace: Path, store: Path) -> None:
     program = (sys.executable, "-m", f"{__package__}.scripted_engine", "--pace", str(pace))
     engine = ChildEngine(settings, program=program)
     async with serving(GatewaySettings(port=0, store=store), settings, engine=engine) as running:
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*COLLECT)
+        collecting = asyncio.create_task(Collector(lambda: running.service.responses > 0).run())
         print(f"serving at {running.url}", file=sys.stderr, flush=True)
         await left.wait()
+        collecting.cancel()
 
 
 if __name__ == "__main__":

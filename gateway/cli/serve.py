@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import logging
 import os
 import signal
@@ -24,6 +23,7 @@ from ..errors import AddressUnusable, CertificateUnusable, KeysUnusable, Tracing
 from ..net.repeated_lines import RepeatFilter
 from ..server import Serving, serving
 from ..settings import GatewaySettings
+from .collector import Collector
 from .progress import Loading
 
 log = logging.getLogger(__name__)
@@ -38,9 +38,6 @@ REFUSALS = (
     *(AddressUnusable, KeysUnusable, CertificateUnusable, TracingUnavailable),
 )
 """Errors because of which a server does not start: exit code 2 and one line."""
-COLLECT = 20_000, 10, 10
-"""The garbage collector's thresholds for its three generations. By default it would run after every 700 new
-objects."""
 
 
 def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
@@ -165,16 +162,15 @@ async def _serve(
             if running.clipped is not None:
                 log.warning("%s", running.clipped)
             running.service.state()  # logs a journal that cannot be written
-            gc.collect()
-            gc.set_threshold(*COLLECT)
-            gc.freeze()  # a full collection over what loading made would stop all sockets for 50 ms
+            collector = Collector(lambda: running.service.responses > 0)
             up.set()
             log.info("%s at %s", running.service.model, running.url)
-            reloading = asyncio.create_task(_reload(running, reload))
+            beside = [asyncio.create_task(work) for work in (_reload(running, reload), collector.run())]
             try:
                 await leave.wait()
             finally:
-                reloading.cancel()
+                for task in beside:
+                    task.cancel()
             await running.service.drain()
     log.info("stopped")
 

@@ -195,7 +195,9 @@ class Transcripts:
 
     def begin(self, session: Session, config: bytes) -> LiveSession:
         """Make a live session of a new session. ``config`` is not used."""
-        return _TranscriptSession(self, session).live
+        live = LiveSession(session, _TranscriptSession(self))
+        live.disposable = True
+        return live
 
     def owns(self, live: LiveSession) -> bool:
         """Whether this live session was made for a client that sends whole conversations, not for one of
@@ -223,9 +225,7 @@ class _TranscriptSession:
     """The `SessionFace` of one session of `Transcripts`: it passes the events of each turn to the queue that
     the turn's request reads."""
 
-    def __init__(self, face: Transcripts, session: Session) -> None:
-        self.live = LiveSession(session, self)
-        self.live.disposable = True
+    def __init__(self, face: Transcripts) -> None:
         self._face = face
         self._readers: dict[str, EventQueue] = {}
 

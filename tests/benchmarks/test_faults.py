@@ -1,4 +1,7 @@
-"""The fault bench, cut short: real processes die, hang and are poisoned; nothing is lost or wrong."""
+"""The fault bench, cut short: real processes die, hang and are poisoned; nothing is lost or wrong.
+
+Marked slow is what `tests/end_to_end` also does to one server: hung engines, dead disk tiers, orphans, drains.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,7 @@ async def test_engines_killed_at_any_moment_change_no_word() -> None:
     assert tally.gap > 0
 
 
+@pytest.mark.slow
 async def test_an_engine_that_hangs_in_a_step_is_replaced() -> None:
     unharmed(await engine_faults.hung(FACTOR, seed=2), FACTOR)
 
@@ -41,6 +45,7 @@ async def test_one_poisoned_sequence_fails_by_name_and_seven_others_finish() -> 
     unharmed(await engine_faults.poisoned(FACTOR, others=7 if FACTOR == 1 else 15), FACTOR)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strike", [engine_faults.killed, tier_faults.shelf_killed])
 async def test_with_every_tier_on_engine_or_shelf_may_be_killed(strike: engine_faults.Strike) -> None:
     tally = await tier_faults.disturbed("killed", strike, FACTOR, seed=5)
@@ -93,11 +98,13 @@ async def test_write_errors_at_the_first_calls_lose_nothing(what: str) -> None:
     assert tally.tries >= 12
 
 
+@pytest.mark.slow
 async def test_children_of_a_killed_server_go_by_themselves() -> None:
     tally = await server_faults.orphaned(2 * FACTOR, seed=3)
     assert (tally.tries, tally.lost, tally.wrong) == (2 * FACTOR, 0, 0)
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_asked_to_leave_ends_what_it_says() -> None:
     unharmed(await server_faults.drained(FACTOR, seed=4), FACTOR)
 

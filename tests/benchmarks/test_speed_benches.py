@@ -1,4 +1,7 @@
-"""The speed benchmarks work: each runs real processes with tiny settings, and tells what it left out."""
+"""The speed benchmarks work: each runs real processes with tiny settings, and tells what it left out.
+
+`make test` runs those that others are built like; all of them begin, and say what they cannot measure.
+"""
 
 from __future__ import annotations
 
@@ -93,6 +96,7 @@ def test_decode_tells_where_a_step_goes(ran: Callable[[str], Ran]) -> None:
         assert any(one["name"].startswith("aten::") and one["ms_per_step"] > 0 for one in operators)
 
 
+@pytest.mark.slow
 def test_memory_counts_what_was_filled(tmp_path: Path) -> None:
     told = quick("memory", tmp_path)
     on = told["on"]["tiny"]
@@ -102,6 +106,7 @@ def test_memory_counts_what_was_filled(tmp_path: Path) -> None:
     assert told["goals"][0]["value"] == pytest.approx(on["peak_bytes"] / held)
 
 
+@pytest.mark.slow
 def test_restore_holds_each_tier_against_its_own_rate(tmp_path: Path) -> None:
     told = quick("restore", tmp_path)
     assert set(told["on"]) == {"tiny, 64", "tiny, 160"}
@@ -112,6 +117,7 @@ def test_restore_holds_each_tier_against_its_own_rate(tmp_path: Path) -> None:
     assert len(spilled) == 2 and all(goal["met"] for goal in spilled)
 
 
+@pytest.mark.slow
 def test_sessions_count_against_the_optimum(tmp_path: Path) -> None:
     told = quick("sessions", tmp_path)
     factors, least = told["counted"]["prefilled_per_new"], told["counted"]["optimum_per_new"]
@@ -163,6 +169,7 @@ def test_load_has_the_serving_figures_of_each_rate(tmp_path: Path) -> None:
         assert phase["engine"]["cpu_seconds"] > 0 and phase["gateway"]["rss_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_agent_compares_loops_of_the_same_tokens(tmp_path: Path) -> None:
     told = quick("agent", tmp_path, "--tool-seconds", "0.02")
     on = told["on"]["tiny, 64"]
@@ -173,6 +180,7 @@ def test_agent_compares_loops_of_the_same_tokens(tmp_path: Path) -> None:
     assert {goal["unit"] for goal in told["goals"]} == {"x", "ms"}
 
 
+@pytest.mark.slow
 def test_floods_watch_a_victim_of_another_tenant(tmp_path: Path) -> None:
     told = quick("floods", tmp_path, "--only", "rubbish", "long prompts")
     assert set(told["floods"]) == {"rubbish", "long prompts"}
@@ -183,6 +191,7 @@ def test_floods_watch_a_victim_of_another_tenant(tmp_path: Path) -> None:
     assert {goal["better"] for goal in told["goals"]} == {"lower", "higher"} and len(told["goals"]) == 8
 
 
+@pytest.mark.slow
 def test_fairness_watches_a_victim_beside_a_full_engine(tmp_path: Path) -> None:
     told = quick("fairness", tmp_path, "--only", "talkers")
     fair, other = (told["attacks"]["talkers"][name] for name in ("fair_shares", "first_come_first_served"))
@@ -192,10 +201,12 @@ def test_fairness_watches_a_victim_beside_a_full_engine(tmp_path: Path) -> None:
     assert [goal["better"] for goal in told["goals"]] == ["lower", "higher"]
 
 
+@pytest.mark.slow
 def test_overload_refuses_before_any_work_and_watches_others_beside_bad_clients(tmp_path: Path) -> None:
     told = quick("overload", tmp_path)
     bad = told["bad_clients"]
-    assert min(bad["gaps"]) > 0 and bad["gap_p90_ms"]["alone"] > 0
+    assert set(bad["gaps"]) == {"alone", "elsewhere", "beside"}
+    assert min(bad["gaps"].values()) > 0 and bad["gap_p90_ms"]["alone"] > 0
     for kind in ("slow-readers", "half-open"):
         assert bad["bad_clients"][kind]["connections"] >= 5 and bad["bad_clients"][kind]["bytes"] > 0
     assert len(told["rounds"]) == len(told["goodput_kept"]) == 2
@@ -220,6 +231,7 @@ def test_gateway_sends_a_frame_for_each_token_and_compares_bare_processes(tmp_pa
     assert len(told["goals"]) == 6 and all(goal["better"] == "lower" for goal in told["goals"])
 
 
+@pytest.mark.slow
 def test_paired_runs_take_ratios_within_a_round(tmp_path: Path) -> None:
     checkout = str(Path(__file__).resolve().parents[2])
     told = quick("paired", tmp_path, "fork", "--before", checkout, "--rounds", "2")

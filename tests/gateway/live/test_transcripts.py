@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -409,3 +412,23 @@ async def test_prompts_of_tokens_are_replies_of_their_own_and_are_not_kept(tmp_p
         assert [turn.done[number].usage.input_tokens for number in range(4)] == [2, 2, 1, 1]
         assert len(sessions) == 0
         assert (await sessions.registry.journal.statistics())["journal_sessions"] == 0  # type: ignore[union-attr]
+
+
+async def test_a_closed_session_is_freed_without_the_garbage_collector() -> None:
+    """A full collection stops all sockets, so a busy server makes none."""
+    async with stage(limits=replace(ClientLimits(), resume_seconds=0.01)) as (transcripts, sessions):
+        gc.collect()
+        gc.disable()
+        try:
+            async with transcripts.turn(ALICE, asked(message("user", "Hello!"))) as turn:
+                await text_of(turn)
+                live, session = weakref.ref(turn.live), weakref.ref(turn.live.session)
+            del turn
+            assert session() is not None
+            while len(sessions):  # noqa: ASYNC110 - a timer of the server closes it
+                await asyncio.sleep(0.01)
+            await asyncio.gather(*sessions._leaving)
+            await asyncio.sleep(0)
+            assert live() is None and session() is None
+        finally:
+            gc.enable()

@@ -1,0 +1,68 @@
+"""When a server makes a full garbage collection."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import pytest
+
+from holdfast.gateway.cli.collector import NEVER, PRESSING, RESTING, YOUNG, Collector
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[Collector, list[bool]]]:
+    """One, and the list whose last entry says whether a turn runs."""
+    thresholds, busy = gc.get_threshold(), [False]
+    with patch("gc.freeze"):  # what pytest has made stays visible
+        made = Collector(lambda: busy[-1])
+    yield made, busy
+    gc.set_threshold(*thresholds)
+
+
+def full_collections() -> int:
+    return int(gc.get_stats()[2]["collections"])
+
+
+def garbage(times: int) -> None:
+    """Let the second generation be collected so often, with cycles that no count of references frees."""
+    for _ in range(times):
+        kept: list[object] = []
+        kept.append(kept)
+        gc.collect(1)
+
+
+def test_python_makes_no_full_collection_by_itself(collector: tuple[Collector, list[bool]]) -> None:
+    before = full_collections()
+    kept = [[number] for number in range(40 * YOUNG[0])]
+    assert gc.get_threshold() == (*YOUNG, NEVER)
+    assert full_collections() == before and kept
+
+
+def test_it_waits_until_two_looks_found_no_turn(collector: tuple[Collector, list[bool]]) -> None:
+    one, busy = collector
+    before = full_collections()
+    garbage(RESTING)
+    for runs in (True, False, True, False):
+        busy.append(runs)
+        one.look()
+    assert full_collections() == before
+    one.look()
+    assert full_collections() == before + 1
+    one.look()
+    assert full_collections() == before + 1, "nothing has grown since"
+
+
+def test_what_leaves_cycles_behind_all_the_time_is_collected_beside_turns(
+    collector: tuple[Collector, list[bool]],
+) -> None:
+    one, busy = collector
+    before = full_collections()
+    busy.append(True)
+    garbage(PRESSING - 1)
+    one.look()
+    assert full_collections() == before
+    garbage(1)
+    one.look()
+    assert full_collections() == before + 1
