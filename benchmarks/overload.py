@@ -20,14 +20,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from holdfast.sdk import Client, connect
 
@@ -37,11 +38,12 @@ from .harness.servers import Server, cpu_seconds, engine_statistics, memory_byte
 from .harness.workers import environment
 from .report import Goal, percentile, show, table
 
-_T = TypeVar("_T")
-
 TALKERS, TALK_TOKENS, QUICK_TOKENS = 4, 200, 40
 READERS, HALF_OPEN = 200, 2000
 GAP = 1.2
+WINDOWS = 3
+"""Windows of token gaps of each kind, in turn. Bad clients that are stopped in between keep their connections,
+as far as the server lets them."""
 SLO_SECONDS = 2.0
 QUEUE_SECONDS = 1.0
 """The server's `--max-queue-seconds` under overload."""
@@ -133,8 +135,8 @@ def _served(options: Options, folder: str, *words: str) -> Iterator[Server]:
 
 
 async def _bad_clients(options: Options, seconds: float, bad: dict[str, int]) -> dict[str, Any]:
-    """Measure other sessions' token gaps without bad clients, with bad clients of another server on the same
-    cores, and beside bad clients of the same server. ``bad``: how many of each kind, by its name."""
+    """Measure other sessions' token gaps while no bad client runs, while those of another server on these cores
+    do, and while those of the same server do, in turn. ``bad``: how many of each kind, by its name."""
     tokens = QUICK_TOKENS if options.quick else TALK_TOKENS
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -143,18 +145,32 @@ async def _bad_clients(options: Options, seconds: float, bad: dict[str, int]) ->
         _served(options, apart) as other,
     ):
         await _gaps(running, seconds / 3, tokens)
-        alone = await _gaps(running, seconds, tokens)
-        elsewhere, _ = await _attacked(other, bad, lambda: _gaps(running, seconds, tokens))
         before = memory_bytes(running.gateway)["now"]
-
-        async def watched() -> tuple[list[float], float, int]:
-            spent, began = cpu_seconds(running.gateway), time.perf_counter()
-            gaps = await _gaps(running, seconds, tokens)
-            cores = (cpu_seconds(running.gateway) - spent) / (time.perf_counter() - began)
-            return gaps, cores, memory_bytes(running.gateway)["now"] - before
-
-        (beside, cores, growth), sent = await _attacked(running, bad, watched)
-    gaps = {"alone": alone, "elsewhere": elsewhere, "beside": beside}
+        attackers = {
+            name: {kind: await _attack(target, kind, count) for kind, count in bad.items()}
+            for name, target in (("elsewhere", other), ("beside", running))
+        }
+        gaps: dict[str, list[float]] = {name: [] for name in ("alone", *attackers)}
+        spent = 0.0
+        try:
+            await _computed(other)
+            await _computed(running)
+            for _ in range(WINDOWS):
+                for name, found in gaps.items():
+                    _only(attackers, name)
+                    since = cpu_seconds(running.gateway)
+                    found += await _gaps(running, seconds / WINDOWS, tokens)
+                    spent += cpu_seconds(running.gateway) - since if name == "beside" else 0.0
+            growth = memory_bytes(running.gateway)["now"] - before
+            gone = [kind for kind, attacker in attackers["beside"].items() if attacker.returncode is not None]
+            if gone:
+                raise CannotMeasure(f"the bad clients ({gone[0]}) ended early")
+        finally:
+            _only(attackers, None)
+            sent = {
+                name: {kind: await _stopped(attacker) for kind, attacker in kinds.items()}
+                for name, kinds in attackers.items()
+            }
     if not all(gaps.values()):
         raise CannotMeasure("the talking sessions had no tokens")
     p90 = {name: 1000 * percentile(one, 0.9) for name, one in gaps.items()}
@@ -165,26 +181,17 @@ async def _bad_clients(options: Options, seconds: float, bad: dict[str, int]) ->
         "gap_ratio_to_alone": p90["beside"] / p90["alone"],
         "gaps": {name: len(one) for name, one in gaps.items()},
         "memory_growth_mib": growth / (1 << 20),
-        "gateway_cores": cores,
-        "bad_clients": sent,
+        "gateway_cores": spent / seconds,
+        "bad_clients": sent["beside"],
     }
 
 
-async def _attacked(
-    target: Server, bad: dict[str, int], measure: Callable[[], Awaitable[_T]]
-) -> tuple[_T, dict[str, dict[str, int]]]:
-    """Run ``measure`` while bad clients are connected to ``target``. Returns what it returned, and what the
-    clients counted. ``bad``: how many of each kind, by its name."""
-    attackers = {kind: await _attack(target, kind, count) for kind, count in bad.items()}
-    try:
-        await _computed(target)
-        measured = await measure()
-        gone = [kind for kind, attacker in attackers.items() if attacker.returncode is not None]
-        if gone:
-            raise CannotMeasure(f"the bad clients ({gone[0]}) ended early")
-    finally:
-        sent = {kind: await _stopped(attacker) for kind, attacker in attackers.items()}
-    return measured, sent
+def _only(attackers: dict[str, dict[str, asyncio.subprocess.Process]], name: str | None) -> None:
+    """Let only the bad clients under ``name`` run, and stop the others; None: let all run."""
+    for of, kinds in attackers.items():
+        for attacker in kinds.values():
+            with suppress(ProcessLookupError):
+                attacker.send_signal(signal.SIGCONT if name in (of, None) else signal.SIGSTOP)
 
 
 async def _gaps(running: Server, seconds: float, tokens: int) -> list[float]:
