@@ -13,7 +13,7 @@ from holdfast.gateway.cli.collector import NEVER, PRESSING, RESTING, YOUNG, Coll
 
 @pytest.fixture
 def collector() -> Iterator[tuple[Collector, list[bool]]]:
-    """One, and the list whose last entry says whether a turn runs."""
+    """A collector, and a list: its last entry says whether a turn runs."""
     thresholds, busy = gc.get_threshold(), [False]
     with patch("gc.freeze"):  # what pytest has made stays visible
         made = Collector(lambda: busy[-1])
