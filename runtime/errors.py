@@ -3,7 +3,7 @@
 RuntimeFault
 ├── ModelUnreadable           the model folder cannot be served
 │   ├── ConfigInvalid         config.json: missing, broken, or a field out of bounds
-│   ├── ShardMissing          a weights file named by the index is not there
+│   ├── ShardMissing          no weights file, or not one that the index names
 │   ├── TensorInvalid         a header, shape, dtype or range in a weights file is wrong
 │   └── UnsupportedArchitecture
 ├── SettingsInvalid           engine settings that contradict themselves or the model
@@ -60,7 +60,7 @@ class ConfigInvalid(ModelUnreadable):
 
 
 class ShardMissing(ModelUnreadable):
-    """A weights file that the index names is not there."""
+    """The weights are not there: neither a weights file nor an index, or not a file that the index names."""
 
 
 class TensorInvalid(ModelUnreadable):

@@ -49,8 +49,8 @@ def run(url: str, instructions: str, api_key: str | None) -> int:
 
 class ShownBranch:
     """A conversation, or a fork of it, with what the terminal has shown. ``chat``: its session. ``said``: for
-    each turn, the user's text and the reply. ``marks``: for each turn, the id of the item before it, which a
-    rewind of that turn goes back to."""
+    each turn, the user's text and the reply. ``marks``: for each turn, the id of the item before it (``root``
+    before the first), which a rewind of that turn goes back to."""
 
     def __init__(self, chat: SyncChat, said: list[tuple[str, str]], marks: list[str]) -> None:
         self.chat = chat

@@ -243,10 +243,12 @@ class EventLog:
         self._release(lane)
 
     def post_text(self, frames: DeltaFrames, text: str, lane: str) -> bool:
-        """Send more text of a reply's message to the socket within the call: the event that `post` would send.
-        Returns False, and does nothing, if events wait before it in the queue ``lane``, if the client has read
-        it already, or if the socket is gone or can take no more. ``frames``: encodes the events of that
-        message."""
+        """Send more text of a reply's message to the socket within the call, as `post` would send it.
+
+        Returns False, and does nothing, if events wait in the queue ``lane``, if the socket is gone or can take
+        no more, or if the reply is sent again from the journal and the client has read this event before. Then
+        use `post`. ``frames``: encodes the events of that message.
+        """
         outbox = self._outbox
         if outbox is None or not outbox.free or lane in self._lanes:
             return False

@@ -304,7 +304,8 @@ class DiskTier:
 
     def touch(self, key: bytes) -> None:
         """Note that the host tier evicts a record: with the next `store`, the disk process is told to count
-        it as used now. Does nothing if the record is not on disk, or too many such messages wait for that."""
+        it as used now. Does nothing if the record is neither on disk nor on its way there, or if too many
+        such messages wait for that."""
         if self.stored(key) and len(self._touched) < MOST_SUPERSEDED:
             self._touched[key] = True
 

@@ -66,8 +66,8 @@ class Registration:
             self._begun = True
 
     def use(self, slot: int) -> None:
-        """Note that a step copies this slot: its piece and the next `AHEAD` - 1 are to be registered, by the
-        thread. Does not wait."""
+        """Note that a step copies this slot: the thread will register (pin) its piece and the `AHEAD` - 1
+        pieces behind it. Does not wait; until then, copies of these pieces are slower."""
         first = slot // self._slots_each
         if self._refused or (first in self._registered and self._last(first) in self._registered):
             return

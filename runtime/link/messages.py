@@ -92,8 +92,8 @@ class TokenLimits(msgspec.Struct, frozen=True, array_like=True):
     """When a generation ends, and how its tokens are sent. It ends after ``max_tokens`` tokens, or at a stop
     id, which stays in the sequence.
 
-    No stop id is sampled before there are ``min_tokens`` tokens. The tokens of `Generate.generated_from`
-    count for both limits. ``gather``: tokens are collected and sent in one row once there are this many, or
+    No stop id is sampled before there are ``min_tokens`` tokens. The tokens that `Generate.generated_from` counts,
+    generated before an interruption, count for both limits. ``gather``: tokens are collected and sent in one row once there are this many, or
     when the generation ends.
     """
 
@@ -407,8 +407,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     them.
 
     ``epoch``: that of the sequence, see `SequenceState`; the gateway drops rows of an older epoch. ``finish``:
-    why the generation ended; None: it goes on. At the end ``length`` is the sequence's length and ``work`` is
-    set. With ``Finish.ERROR``, ``error`` says what went wrong and ``code`` names a class of
+    why the generation ended; None: it goes on. ``length``: the sequence's length. ``work``: at the end, what the
+    generation cost. With ``Finish.ERROR``, ``error`` says what went wrong and ``code`` names a class of
     ``runtime.errors``, or is empty. ``logprobs``, where requested, has one entry per token.
     ``prompt_logprobs``, where requested: those of the prompt's next tokens; a row may have nothing else.
     """

@@ -46,8 +46,9 @@ class IdleEviction:
         return len(self._expected)
 
     def put(self, sequence: Sequence) -> None:
-        """Insert an idle sequence, at the place that follows from its ``used`` and ``returns``. If it is here
-        already, it moves to its new place."""
+        """Insert an idle sequence. Its place follows from the time at which it is expected back (``returns``),
+        or if that is not known, from its last use (``used``). If it is here already, it moves to its new
+        place."""
         self.discard(sequence.id)
         expected = sequence.returns is not None
         time = sequence.used if sequence.returns is None else sequence.returns

@@ -357,7 +357,7 @@ def put(number: int, record: SessionRecord | Keyring) -> Fresh:
 
 
 def append(number: int, index: int, operation: AnyOperation) -> Fresh:
-    """The change that writes a session's operation number ``index``; a snapshot replaces all before it too.
+    """The record that holds a session's operation number ``index``; a snapshot replaces all before it too.
     Writes nothing itself: hand it to the journal. Raises what encoding raises."""
     kind = Kind.SNAPSHOT if isinstance(operation, SessionSnapshot) else Kind.OPERATION
     return Fresh(number, index, kind, msgspec.msgpack.encode(operation))

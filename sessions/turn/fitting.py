@@ -203,11 +203,13 @@ class _Sizes:
         return self._known[place]
 
     def first_guess(self, step: list[Unit], gone: set[int], wanted: int) -> int:
-        """An estimate of how many units (groups of segments that go together) of a step must be left out to
-        reach ``wanted`` tokens: at least one, none for an empty step.
+        """An estimate of how many units of ``step``, from the first one on, must be left out so that the prompt
+        has at most ``wanted`` tokens: at least one, none for an empty step.
 
-        It adds up the sizes of what stays, from the last unit of ``step`` back. So it never asks for the sizes
-        of the units before those. ``gone``: the segments that were left out before this step.
+        ``step``: one of the lists that `steps_of` yields; a unit is a group of segments that go together.
+        ``gone``: the segments that were left out before this step. It adds the sizes of the units to those of
+        all other segments that stay, from the last unit back, and stops at the first unit that is too much, so
+        the sizes of the units before that one are not asked for.
         """
         in_step = {place for unit in step for place in unit}
         kept = (at for at in range(len(self._segments)) if at not in gone and at not in in_step)
