@@ -234,7 +234,7 @@ class BoundedStrings:
             self._string.take(self._tokenizer.decode_bytes([token]))
 
     def bound(self, mask: NDArray[np.int64]) -> None:
-        """If the string that is open has ``most`` bytes or more, restrict ``mask``, in place, to tokens that end
+        """If the open string has ``most`` bytes or more, restrict ``mask``, in place, to the tokens that end
         it. If it allows none of these, as within a character of several bytes, it stays as it is. ``mask``:
         int64 ``[words]``, one bit per token."""
         if self._string.full:
