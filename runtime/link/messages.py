@@ -92,9 +92,9 @@ class TokenLimits(msgspec.Struct, frozen=True, array_like=True):
     """When a generation ends, and how its tokens are sent. It ends after ``max_tokens`` tokens, or at a stop
     id, which stays in the sequence.
 
-    No stop id is sampled before there are ``min_tokens`` tokens. The tokens that `Generate.generated_from` counts,
-    generated before an interruption, count for both limits. ``gather``: tokens are collected and sent in one row once there are this many, or
-    when the generation ends.
+    No stop id is sampled before there are ``min_tokens`` tokens. For both limits, tokens generated before an
+    interruption count, too (`Generate.generated_from`). ``gather``: tokens are collected and sent in one row
+    once there are this many, or when the generation ends.
     """
 
     max_tokens: int
