@@ -400,8 +400,8 @@ class Sequence:
             self.turn.resident = max(0, self.computed - self.work.total - self.from_tiers.host)
 
     def count_found(self, tokens: int) -> None:
-        """Count as resident ``tokens`` more, which the prefix cache gave after the turn had started, because other
-        turns have just computed them. Does nothing before the turn has started: its start counts what is
+        """Count as resident ``tokens`` more, which the prefix cache gave after the turn had started, because
+        other turns have just computed them. Does nothing before the turn has started: its start counts what is
         there."""
         if self.turn is not None and self.turn.resident is not None:
             self.turn.resident += tokens

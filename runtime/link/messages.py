@@ -407,8 +407,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     them.
 
     ``epoch``: that of the sequence, see `SequenceState`; the gateway drops rows of an older epoch. ``finish``:
-    why the generation ended; None: it goes on. ``length``: the sequence's length. ``work``: at the end, what the
-    generation cost. With ``Finish.ERROR``, ``error`` says what went wrong and ``code`` names a class of
+    why the generation ended; None: it goes on. ``length``: the sequence's length. ``work``: at the end, what
+    the generation cost. With ``Finish.ERROR``, ``error`` says what went wrong and ``code`` names a class of
     ``runtime.errors``, or is empty. ``logprobs``, where requested, has one entry per token.
     ``prompt_logprobs``, where requested: those of the prompt's next tokens; a row may have nothing else.
     """
