@@ -77,8 +77,8 @@ class ForkTree:
         self.open.add(record.id)
 
     def forked(self, session_id: str) -> None:
-        """Called when the session ``session_id``, now in memory, was made as a fork. It counts as unopened until
-        `client_opened`; a tree may have only so many unopened forks."""
+        """Called when the session ``session_id``, now in memory, was made as a fork. It counts as unopened
+        until `client_opened`; a tree may have only so many unopened forks."""
         self.unopened.add(session_id)
 
     def client_opened(self, session_id: str) -> None:

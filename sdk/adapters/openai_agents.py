@@ -177,9 +177,9 @@ class SessionModel(Model):
                 await self._drop(kept)
 
     async def _session(self, keys: list[_Key]) -> _Kept:
-        """The session to use, never a busy one: of those that hold the first of these items and no others, the one
-        that holds the most. If there is none, a new one; if there are `KEPT_SESSIONS` already, an idle one is
-        closed first, and if all are busy there is one more. ``keys``: those of the items."""
+        """The session to use, never a busy one: of those that hold the first of these items and no others, the
+        one that holds the most. If there is none, a new one; if there are `KEPT_SESSIONS` already, an idle one
+        is closed first, and if all are busy there is one more. ``keys``: those of the items."""
         fitting = [one for one in self._kept if not one.busy and keys[: len(one.keys)] == one.keys]
         if fitting:
             return max(fitting, key=lambda one: len(one.keys))

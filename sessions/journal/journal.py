@@ -316,9 +316,9 @@ class Journal:
         self._full = self._store.keep_shares(self.live)
 
     def _relieve(self) -> None:
-        """Remove from `_full` the tenants that no longer have more bytes in the journal than their share, so that
-        their turns may begin. No tenant is added here: `_keep_shares` does that, after it has erased what it can
-        of the tenant's closed sessions."""
+        """Remove from `_full` the tenants that no longer have more bytes in the journal than their share, so
+        that their turns may begin. No tenant is added here: `_keep_shares` does that, after it has erased what
+        it can of the tenant's closed sessions."""
         self._full &= self._store.shares.full()
 
     def _upkeep(self, work: Callable[[], object]) -> None:

@@ -321,9 +321,9 @@ class CallScanner:
     # --- forms with a closing tag ---
 
     def _in_first(self) -> Iterator[Piece]:
-        """Read what follows an opening tag. The call opens as soon as its head (its text up to the arguments, with
-        the tool's name) is there. Otherwise wait for the closing tag: then all the text between the tags is
-        calls, if it is nothing else, or plain text."""
+        """Read what follows an opening tag. The call opens as soon as its head (its text up to the arguments,
+        with the tool's name) is there. Otherwise wait for the closing tag: then all the text between the tags
+        is calls, if it is nothing else, or plain text."""
         closing = self._form.closing
         cut = self._held.find(closing)
         opened = self._opened(len(self._held) if cut < 0 else cut)
