@@ -12,8 +12,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
-# Import torch first: it loads its libgomp into the global scope, where numba finds it. So both use one pool of
-# threads, and waiting threads of one do not spin on the cores that the other needs.
+# Import torch first: it loads its libgomp into the global scope. A numba that asks for libgomp.so.1 finds it
+# there, and both use one pool of threads. The wheel of numba 0.68.1 asks for libgomp.so.1.0.0 and gets the
+# system's, a second pool: its threads wait for GOMP_SPINCOUNT turns on the cores that torch needs.
 import torch
 from numba import config, njit, set_num_threads
 
@@ -85,9 +86,9 @@ def in_order(function: Function) -> Function:
 
 
 def join_torch() -> None:
-    """Let numba use as many threads as torch does in this thread, from the same OpenMP pool.
+    """Let numba use as many threads as torch does in this thread, on OpenMP.
 
-    Numba's start sets OpenMP's thread number, which is torch's too, so it is set back.
+    With one pool (see the import of torch) numba's start sets torch's number of threads too, so it is set back.
     """
     threads = torch.get_num_threads()
     config.THREADING_LAYER = LAYER
