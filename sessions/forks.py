@@ -135,13 +135,12 @@ class Forks:
             if last is not None and last.ended is None and last.placed.turn is not None:
                 history.abort_turn(last.placed.turn)  # its client did not get it whole
                 operations.append(refused(last.id, None))
-            items = history.items()
-            shared = conversation.shared(history.preamble, items)
-            if not shared or not history.is_worth(shared):
+            shared = conversation.goes_on_in(history)
+            if not shared:
                 return None
-            if shared < len(items):
+            if shared < len(history):
                 history = history.branch(operations.append)
-                rewind(history, items[shared - 1].id, registry.language.tokenizer)
+                rewind(history, history.items()[shared - 1].id, registry.language.tokenizer)
             record = _begun_like(stored.record, config, Origin(session=number, operations=stored.written))
             session = registry.open(record, history, [*operations, Branched()], kept=kept)
         finally:

@@ -242,8 +242,8 @@ class SessionRegistry:
             return None
         if kept and not self.keeps(session, kept=True):
             return None
-        shared = conversation.shared(session.history.preamble, session.history.before_reply())
-        return (session, shared) if shared and session.history.is_worth(shared) else None
+        shared = conversation.goes_on_in(session.history)
+        return (session, shared) if shared else None
 
     def _stored(self, digest: Digest, unless: Container[int]) -> int | None:
         number = None if self.journal is None else self.journal.found(digest)
@@ -394,6 +394,7 @@ class SessionRegistry:
                 self.tenants.leave(stored.record.salt)
             log = JournaledLog(journal, number, stored.written, stored.record.salt)
             session = self._made(stored.record, log, replayed.history, keyring=stored.keyring)
+            session.history.drop_silent()
         except BaseException:
             journal.live.discard(number)
             raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -58,7 +58,7 @@ class Transcript:
     """A conversation that a client sends whole: its preamble (instructions and tools) and all its items.
 
     Names lead to its session, too. ``after``: that of the response that it continues; ``name``: that of the one
-    that it asks for; "": it has none. ``keys``: names that stay the same from turn to turn.
+    that it asks for: it has none. ``keys``: names that stay the same from turn to turn.
     """
 
     preamble: Preamble
@@ -178,6 +178,7 @@ class LiveSessions:
         salt: bytes,
         *,
         kept: bool = True,
+        truncates: bool = False,
     ) -> LiveSession:
         """A live session, attached to this connection, with the history ``transcript``.
 
@@ -188,23 +189,29 @@ class LiveSessions:
 
         ``owner``: the digest of the client's key. ``salt``: the salt of its tenant. ``kept``: whether the
         journal keeps the session; one that it does not keep may be forked from one that it keeps, but not the
-        other way round. Raises ``SessionLimit``, ``StorageUnavailable``, and for an item ``ItemInvalid`` or
-        ``ItemExists``.
+        other way round. ``truncates``: the request allows to leave out the oldest turns, and so may come behind
+        turns that have done so. Raises ``SessionLimit``, ``StorageUnavailable``, and for an item
+        ``ItemInvalid`` or ``ItemExists``.
         """
-        live, shared = await self._known_beginning(face, transcript, salt, kept=kept)
+        given = GivenConversation(salt, transcript.preamble, transcript.items, truncates=truncates)
+        names = [*filter(None, [transcript.after]), *transcript.keys]
+        live, shared = await self._known_beginning(face, given, names, kept=kept)
         if live is None:
             live = self.open(face, connection, owner, salt, kept=kept)
-            live.session.history.preamble = transcript.preamble
-            live.session.log.append(Configured(preamble=transcript.preamble))
         else:
             self._attach(live, connection)
+        history = live.session.history
         try:
+            if history.preamble != transcript.preamble:
+                history.preamble = transcript.preamble
+                live.session.log.append(Configured(preamble=transcript.preamble))
+            history.adopt(transcript.items[:shared])
             for item in transcript.items[shared:]:
-                live.session.history.insert(item)
+                history.insert(item)
             live.session.known_by(filter(None, [transcript.name]), lasting=False)
             live.session.known_by(transcript.keys, lasting=True)
         except BaseException:
-            if live.session.history.head is None:  # a new session: no client comes back to it
+            if history.head is None:  # a new session: no client comes back to it
                 await self.drop(live, connection)
             else:
                 self.left(live, connection)
@@ -212,14 +219,12 @@ class LiveSessions:
         return live
 
     async def _known_beginning(
-        self, face: Face, transcript: Transcript, salt: bytes, *, kept: bool
+        self, face: Face, conversation: GivenConversation, names: Sequence[str], *, kept: bool
     ) -> tuple[LiveSession | None, int]:
         """Find the longest known beginning of a conversation. Returns a live session that has this beginning
-        alone as its history, and the number of its items; (None, 0) if no beginning is known. ``kept``: whether
-        the journal is to keep the session."""
-        conversation = GivenConversation(salt, transcript.preamble, transcript.items)
-        names = [*filter(None, [transcript.after]), *transcript.keys]
-        tried: set[int] = set()
+        alone as its history, and the number of its items; (None, 0) if no beginning is known. ``names``: those
+        that may lead to its session. ``kept``: whether the journal is to keep the session."""
+        salt, tried = conversation.salt, set[int]()
         while found := self.registry.known(conversation, names, kept=kept, unless=tried):
             if isinstance(found, int):
                 tried.add(found)

@@ -155,7 +155,13 @@ class Transcripts:
             live = self._sessions.open(self, connection, client.owner, client.salt, kept=False)
         else:
             live = await self._sessions.continue_(
-                self, connection, ask.transcript, client.owner, client.salt, kept=ask.kept
+                self,
+                connection,
+                ask.transcript,
+                client.owner,
+                client.salt,
+                kept=ask.kept,
+                truncates=ask.request.truncation is not None,
             )
         turn = AskedTurn(live, ask)
         try:
@@ -360,24 +366,30 @@ class AskedTurn:
         """Begin the first reply, and wait until its prompt was accepted; raises the error by which it was
         refused. For an `Ask` with ``prompts``, begin all replies and wait for none."""
         ask = self._ask
-        for place, prompt in enumerate(ask.prompts):
-            for choice in range(ask.choices):
-                number = place * ask.choices + choice
-                self._start(replace(_choice(ask.request, number), prompt=prompt))
         if ask.prompts:
+            for number in range(len(ask.prompts) * ask.choices):
+                prompt = ask.prompts[number // ask.choices]
+                self._run(self._place(replace(_choice(ask.request, number), prompt=prompt)))
             return
-        self._start(ask.request)
+        self._run(self._place(ask.request))
+        for number in range(1, ask.choices):  # now, as the first reply may join the conversation soon
+            self._place(_choice(ask.request, number))
         self._first = await self._queues[0].take()
         for event in self._first:
             if isinstance(event, ReplyStarted):
                 self.input_tokens = event.input_tokens
 
-    def _start(self, request: TurnRequest) -> None:
+    def _place(self, request: TurnRequest) -> TurnResponse:
+        """Make the response to a request on the conversation as it is now. It does not run yet."""
+        request = replace(request, verbatim=True)
+        response = self.live.session.respond(request, whole_calls=self._ask.whole_calls)
+        self._responses.append(response)
+        return response
+
+    def _run(self, response: TurnResponse) -> None:
         side = self.live.face
         assert isinstance(side, _TranscriptSession), "only `Transcripts` makes asked turns"
-        response = self.live.session.respond(request, whole_calls=self._ask.whole_calls)
         self._queues.append(side.read(response))
-        self._responses.append(response)
         self.live.run(response)
 
     async def events(self, quiet: float | None = None) -> AsyncIterator[list[tuple[int, ReplyEvent]]]:
@@ -390,14 +402,12 @@ class AskedTurn:
         can send a sign of life; None: no batch is empty. Raises the error that ended a reply without its
         `ReplyDone`.
         """
-        taken, more = self._first, range(1, self._ask.choices)
+        taken = self._first
         while taken:
             if _has_output(taken):
                 quiet = None
-            if more and _has_output(taken):
-                for number in more:
-                    self._start(_choice(self._ask.request, number))
-                more = range(0)
+                for response in self._responses[len(self._queues) :]:
+                    self._run(response)
             yield self._noted([(0, event) for event in taken])
             if 0 in self.done or len(self._queues) > 1:
                 break
@@ -459,6 +469,7 @@ class AskedTurn:
                 await self.live.cancel(response.id)
         for response in self._responses:
             await self.live.wait_ended(response.id)
+            await response.aclose()  # it may not have run
 
 
 def _has_output(events: list[ReplyEvent]) -> bool:

@@ -40,12 +40,15 @@ _ENCODER = msgspec.msgpack.Encoder(order="sorted")
 
 class GivenConversation:
     """A conversation of the tenant with this ``salt``: its preamble and its items. Two tenants share no
-    digest."""
+    digest. ``truncates``: its oldest turns may be left out of the prompt."""
 
-    def __init__(self, salt: bytes, preamble: Preamble, items: Sequence[Item]) -> None:
+    def __init__(
+        self, salt: bytes, preamble: Preamble, items: Sequence[Item], *, truncates: bool = False
+    ) -> None:
         self.salt = salt
         self.preamble = preamble
         self.items = items
+        self._truncates = truncates
         self._hashed: dict[int, bytes] = {}  # hashes of items, by their places
 
     @property
@@ -72,6 +75,15 @@ class GivenConversation:
         pairs = enumerate(zip(self.items, items, strict=False))
         differs = (at for at, (one, other) in pairs if one is not other and not _same(one, other))
         return next(differs, min(len(self.items), len(items)))
+
+    def goes_on_in(self, history: History) -> int:
+        """How many first items it shares with the history of a session of its tenant, up to a reply that runs,
+        if it can go on behind them. 0 if it cannot: they have no tokens, or the history has left out something
+        that this conversation must keep."""
+        if history.gaps and not self._truncates:
+            return 0
+        shared = self.shared(history.preamble, history.before_reply())
+        return shared if shared and history.is_worth(shared) else 0
 
 
 def digest_of(salt: bytes, history: History) -> Digest:

@@ -17,11 +17,11 @@ from ..errors import ConversationBusy, CutInvalid
 from ..journal.records import Truncated
 from ..text.detokenizer import Detokenizer
 from ..text.tokenizer import ChatTokenizer
-from ..token_ids import Ids, bytes_of, ids_of
+from ..token_ids import Ids, bytes_of, ids_from, ids_of
 from ..tools.channels import CHANNEL
 from ..tools.formats import CLOSE, OPEN, REASONING
 from .history import ROOT, History
-from .items import Item, Message, new_id
+from .items import FunctionCall, Item, Message, new_id
 from .tree import TurnNode, TurnReply
 
 _FLAG = "[\U0001f1e6-\U0001f1ff]"
@@ -96,7 +96,7 @@ def _cut_at(history: History, tokens: int, tokenizer: ChatTokenizer) -> str:
         raise CutInvalid("The token is inside the model's input: name an item", param="to")
     inside = tokens - node.start
     if inside and inside >= len(node.reply.ids):
-        return node.reply.items[-1].id if node.reply.items else _before(node)
+        return node.reply.items[-1].id
     cut = cut_tokens(node.reply, inside, tokenizer) if inside else None
     if cut is None or not cut.items:
         return _before(node)
@@ -108,12 +108,7 @@ def _before(node: TurnNode) -> str:
     """The id of the last item before the reply of the turn ``node``; ``"root"`` if no item is before it."""
     if node.inputs:
         return node.inputs[-1].id
-    return ROOT if node.parent is None else _last(node.parent)
-
-
-def _last(node: TurnNode) -> str:
-    reply: TurnReply = node.reply
-    return reply.items[-1].id if reply.items else _before(node)
+    return ROOT if node.parent is None else node.parent.reply.items[-1].id
 
 
 # --- replies -----------------------------------------------------------------------------------------------
@@ -168,11 +163,9 @@ def cut_tokens(reply: TurnReply, keep: int, tokenizer: ChatTokenizer) -> Truncat
     """The operation that cuts the reply behind its first ``keep`` tokens. Changes nothing: `History.cut`
     applies the operation.
 
-    Raises ``CutInvalid`` if the place is inside a character or a tool call, if the reply has no items (only
-    reasoning), or if its tokens cannot be matched to its items.
+    Raises ``CutInvalid`` if the place is inside a character or a tool call, or if its tokens cannot be
+    matched to its items.
     """
-    if not reply.items:  # it has only reasoning
-        raise CutInvalid("A reply in which nothing was said cannot be cut", param="to")
     said = _ReplyText(reply, tokenizer)
     place = said.steps[keep]
     if not said.decodes(reply.ids[:keep], place) or inside_character(said.text, place):
@@ -190,6 +183,20 @@ def cut_tokens(reply: TurnReply, keep: int, tokenizer: ChatTokenizer) -> Truncat
             raise CutInvalid("A reply cannot be cut inside a tool call", param="to")
         items.append(cut_message(item, place - begin) if isinstance(item, Message) else item)
     return Truncated(item=reply.items[0].id, items=tuple(items), keep=keep)
+
+
+def trimmed(reply: TurnReply, tokenizer: ChatTokenizer) -> TurnReply | None:
+    """The reply without the tokens behind its last item: the rest of a stop string, a stop id, a call that
+    was cut before its name. None if that place cannot be found among its tokens: then it has to be replaced
+    by its items. A call that was cut keeps its tokens."""
+    last = reply.items[-1]
+    if isinstance(last, FunctionCall) and not last.complete:
+        return reply
+    cut = cut_after(reply, last.id, None, tokenizer)
+    if cut is None:
+        return None
+    tail = ids_from(cut.tail)
+    return reply if cut.keep == len(reply.ids) and not len(tail) else reply.up_to(cut.keep, tail, reply.items)
 
 
 class _ReplyText:

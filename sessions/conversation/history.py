@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TypeAlias, cast
 
+import msgspec
+
 from ..errors import ConversationBusy, ItemExists, ItemInvalid, ItemUnknown
 from ..journal.records import AnyOperation, Compacted, Deleted, Inserted, Rewound, Truncated
 from ..token_ids import ids_from
@@ -31,6 +33,8 @@ from .items import (
     ToolCalls,
     checked_item,
     checked_preamble,
+    new_id,
+    reads_alike,
     size_of,
 )
 from .tree import Draft, Script, Segment, TurnNode, TurnReply, matched
@@ -44,14 +48,16 @@ class RunningTurn:
     """A running turn: its ``slot`` in the history, where the reply will stand, and its prompt as items.
 
     ``left_out``: the segments (items and replies) that leave the context when the turn is committed, because
-    the prompt was too long; empty if it fits. ``on``: the last segment of the prompt, which stays: a rewind to
-    before it brings them back. None if none are left out.
+    the prompt was too long; empty if it fits. ``on``: the last segment of the prompt, which stays: a rewind
+    to before it brings them back. None if none are left out. ``rewritten``: the replies that are replaced by
+    their items when the turn is committed, because the prompt has those.
     """
 
     slot: ReplySlot
     script: Script
     left_out: tuple[Segment, ...] = ()
     on: Segment | None = None
+    rewritten: tuple[TurnReply, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +81,15 @@ class Placed:
             segments = self.script.segments
             left_out = tuple(segments[place] for place in sorted(places))
             turn = replace(turn, script=script, left_out=left_out, on=segments[-1])
+        return replace(self, script=script, turn=turn)
+
+    def rewritten(self, shared: int) -> Placed:
+        """The same request with a prompt in which only the first ``shared`` segments of the script are as
+        they were. The replies behind them are replaced by their items, in later turns too."""
+        script, turn = self.script.rewritten(shared), self.turn
+        if turn is not None:
+            replies = (one for one in self.script.segments[shared:] if isinstance(one, TurnReply))
+            turn = replace(turn, script=script, rewritten=tuple(replies))
         return replace(self, script=script, turn=turn)
 
 
@@ -183,6 +198,21 @@ class History:
         before = takewhile(lambda entry: entry is not self._slot, self._entries)
         return tuple(item for entry in before for item in _items_of(entry))
 
+    def adopt(self, items: Sequence[Item]) -> None:
+        """Take the text of its first items from ``items``, which a client sent for them. A reply keeps its
+        tokens, which a prompt that is ``verbatim`` compares with this text."""
+        at = 0
+        for entry in tuple(self._entries):
+            own = _items_of(entry)
+            given = items[at : at + len(own)]
+            at += len(own)
+            if len(given) < len(own) or all(map(reads_alike, own, given)):
+                continue
+            pairs = zip(own, given, strict=True)
+            taken = tuple(msgspec.structs.replace(new, id=old.id) for old, new in pairs)
+            keep = len(entry.ids) if isinstance(entry, TurnReply) else 0
+            self.cut(Truncated(item=own[0].id, items=taken, keep=keep, node=new_id("turn")))
+
     def is_worth(self, items: int) -> bool:
         """Whether its first ``items`` items, at least one, have tokens to go on from. They do if they hold a
         whole turn, or all items before the reply that runs."""
@@ -253,6 +283,19 @@ class History:
         del self._entries[place]
         self._replaced(entry, (), place)
         self.record(Deleted(item=item_id))
+
+    def drop_silent(self) -> None:
+        """Remove replies without items, which earlier versions kept: their tokens were in later prompts, and no
+        client could see or delete them."""
+        silent = [one for one in self._entries if isinstance(one, TurnReply) and not one.items]
+        for reply in silent:
+            place = self._index(reply)
+            self._edited(place)
+            self._own()
+            del self._entries[place]
+            self._replaced(reply, (), place)
+        if silent:
+            self.record(Deleted(item=""))
 
     def reply_of(self, item_id: str) -> TurnReply | None:
         """The reply that holds this item; None if the item is not part of a reply. Raises ``ItemUnknown``."""
@@ -337,11 +380,13 @@ class History:
         preamble: Preamble | None = None,
         items: tuple[Item, ...] | None = None,
         more: tuple[Item, ...] = (),
+        *,
+        verbatim: bool = False,
     ) -> Script:
         """The prompt, as items, of a turn that would begin now. Changes nothing.
 
-        ``preamble`` and ``items`` stand in the place of the conversation's own (None: those are used); ``more``
-        items follow them.
+        ``preamble`` and ``items`` stand in the place of the conversation's own (None: those are used);
+        ``more`` items follow them. ``verbatim``: as in `TurnRequest`.
         """
         heading = self._heading if preamble is None else size_of(preamble)
         if items is not None:
@@ -351,7 +396,7 @@ class History:
         if preamble is not None and preamble != self._preamble:
             return Script(preamble, (*segments, *more), miss=MissReason.OVERRIDDEN, heading=heading)
         base, miss, shared = self._base(segments)
-        return Script(self._preamble, (*segments, *more), base, miss, shared, self._heading)
+        return Script(self._preamble, (*segments, *more), base, miss, shared, self._heading, verbatim)
 
     def place(self, request: TurnRequest) -> Placed:
         """Begin the requested turn: make its prompt, and hold a slot at the history's end if its reply is to
@@ -360,7 +405,7 @@ class History:
         plain = preamble == self._preamble and request.input is None
         self.check_free(request)
         items = () if request.prompt is not None else request.input
-        script = self.script(None if plain else preamble, items, request.more)
+        script = self.script(None if plain else preamble, items, request.more, verbatim=request.verbatim)
         if request.out_of_band:
             return Placed(None, script, aside=True)
         turn = self._hold(script if plain else self.script())  # nothing after this may raise
@@ -379,17 +424,29 @@ class History:
         return RunningTurn(self._slot, script)
 
     def commit_turn(
-        self, turn: RunningTurn, draft: Draft, reply: TurnReply, node_id: str | None = None
+        self,
+        turn: RunningTurn,
+        draft: Draft,
+        reply: TurnReply,
+        node_id: str | None = None,
+        *,
+        loose: bool = False,
     ) -> TurnNode:
-        """End the turn with its reply, which takes the turn's slot. A new node of the tree becomes the head and
-        is returned. ``draft``: the prompt in tokens. ``node_id``: the node's id; None makes a new one."""
+        """End the turn with its reply, which takes the turn's slot. A new node of the tree becomes the head
+        and is returned. ``draft``: the prompt in tokens. ``node_id``: the node's id; None makes a new one.
+        ``loose``: the reply's items take the slot instead, because its ids say more than they do."""
         place = self._close(turn)
+        for rewritten in turn.rewritten:
+            if self._home.get(rewritten.items[0].id) is rewritten:
+                place += self._rewrite(rewritten)
         node = draft.node(reply, node_id)
         self._entries.insert(place, reply)
         self._home.update((item.id, reply) for item in reply.items)
         self.head = node
         self.rendered = turn.script.preamble
         self._leave_out(turn, place)
+        if loose:
+            self._rewrite(reply)
         return node
 
     def _leave_out(self, turn: RunningTurn, place: int) -> None:
@@ -554,12 +611,17 @@ class History:
         alone. The reply's token ids are lost. ``param``: the field that an ``ItemUnknown`` names."""
         entry = self._entry(item_id, param)
         if isinstance(entry, TurnReply):
-            place = self._index(entry)
-            self._edited(place)
-            self._own()
-            self._entries[place : place + 1] = entry.items
-            self._home.update((item.id, item) for item in entry.items)
-            self._replaced(entry, entry.items, place)
+            self._rewrite(entry)
+
+    def _rewrite(self, reply: TurnReply) -> int:
+        """Replace the reply by its items. Returns by how many entries the history grows."""
+        place = self._index(reply)
+        self._edited(place)
+        self._own()
+        self._entries[place : place + 1] = reply.items
+        self._home.update((item.id, item) for item in reply.items)
+        self._replaced(reply, reply.items, place)
+        return len(reply.items) - 1
 
 
 def _items_of(entry: _Entry) -> tuple[Item, ...]:

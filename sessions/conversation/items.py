@@ -59,11 +59,24 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False
 
 
-class Preamble(msgspec.Struct, frozen=True, kw_only=True):
-    """What the prompt holds before the first item: the instructions, and the tools that the model may call."""
+class Preamble(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What the prompt holds before the first item: the instructions, and the tools that the model may call.
+
+    Two are equal if a template writes the same for both: in a schema, 1 is not 1.0, and the order of keys
+    counts.
+    """
 
     instructions: str = ""
     tools: tuple[Tool, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Preamble) or self.instructions != other.instructions:
+            return False
+        encode = msgspec.msgpack.encode
+        return self.tools is other.tools or encode(self.tools) == encode(other.tools)
+
+    def __ne__(self, other: object) -> bool:  # msgspec's own compares identities
+        return not self == other
 
 
 def new_id(prefix: str) -> str:
@@ -117,6 +130,18 @@ def size_of(preamble: Preamble) -> int:
     """Roughly how many characters the instructions and tools of a preamble have."""
     tools = msgspec.msgpack.encode(preamble.tools) if preamble.tools else b""
     return len(preamble.instructions) + len(tools)
+
+
+def reads_alike(one: Item, other: Item) -> bool:
+    """Whether a template writes two items in the same way: they differ in their ids at most."""
+    match one, other:
+        case Message(), Message():
+            return one.role == other.role and one.text == other.text
+        case FunctionCall(), FunctionCall():
+            return (one.call_id, one.name, one.arguments) == (other.call_id, other.name, other.arguments)
+        case FunctionCallOutput(), FunctionCallOutput():
+            return (one.call_id, one.output) == (other.call_id, other.output)
+    return False
 
 
 class ToolCalls:

@@ -8,7 +8,7 @@ templates or of the engine.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -21,7 +21,8 @@ from .items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, ne
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnReply:
-    """What the model produced in one turn: its exact token ids, and the items that were read from them.
+    """What the model produced in one turn: the items that a client sees, one at least, and the exact token
+    ids that say them, with the model's reasoning before them. Nothing else is said by these ids.
 
     ``ended``: the last id is an end-of-turn token that the model sampled; false if the reply was cut.
     ``respelled``: how many of the last ids the model did not sample: a cut went through a token, and the part
@@ -36,7 +37,9 @@ class TurnReply:
     def up_to(self, keep: int, tail: Ids, items: tuple[Item, ...]) -> TurnReply:
         """The reply after a cut: its first ``keep`` ids, followed by the ids ``tail``. ``items``: those that
         are left of its items."""
-        return TurnReply(items, frozen(np.concatenate([self.ids[:keep], tail])), False, len(tail))
+        whole = keep == len(self.ids) and not len(tail)
+        ids = self.ids if whole else frozen(np.concatenate([self.ids[:keep], tail]))
+        return TurnReply(items, ids, self.ended and whole, len(tail))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,6 +129,9 @@ class Script:
     ``base``: the last turn with tokens that can be used again; None: everything is tokenized. ``shared``: how
     many of the first segments belong to ``base`` and its ancestors. ``miss``: why ``base`` is not the
     conversation's last turn; None if it is. ``heading``: roughly the number of characters of the preamble.
+
+    ``verbatim``: the conversation is its client's own text. The prompt reads as the template writes its
+    items, and the tokens of a turn are used again only if they decode to that text.
     """
 
     preamble: Preamble
@@ -134,6 +140,7 @@ class Script:
     miss: MissReason | None = None
     shared: int = 0
     heading: int = 0
+    verbatim: bool = False
 
     def characters(self) -> int:
         """Roughly how many characters must be tokenized, as a measure of the work. The text up to ``base`` is
@@ -150,16 +157,24 @@ class Script:
         base, shared = matched(self.base, kept)
         return replace(self, segments=kept, base=base, shared=shared, miss=MissReason.CONTEXT_TRUNCATED)
 
+    def rewritten(self, shared: int) -> Script:
+        """The same script with only its first ``shared`` segments, which must be whole turns, as they were.
+        The replies behind them are replaced by their items."""
+        base, _ = matched(self.base, self.segments[:shared])
+        segments = (*self.segments[:shared], *items_of(self.segments[shared:]))
+        miss = self.miss or (None if base is self.base else MissReason.HISTORY_EDITED)
+        return replace(self, segments=segments, base=base, shared=shared, miss=miss)
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The prompt of a turn, as tokens: the first ``keep`` tokens from the root to the end of ``parent``, which
-    are used again, and then ``prompt``.
+    """The prompt of a turn, as tokens: the first ``keep`` tokens from the root to the end of ``parent``,
+    which are used again, and then ``prompt``.
 
     ``parent``: the turn before; None if there is none. ``inputs``: the items after ``parent``; ``prompt`` is
-    their text in tokens. ``miss``: why ``parent`` is not the conversation's last turn; None if it is. ``path``:
-    all tokens from the root to the end of ``parent``, if they are at hand; None: they are collected from the
-    tree.
+    their text in tokens. ``miss``: why ``parent`` is not the conversation's last turn; None if it is.
+    ``path``: all tokens from the root to the end of ``parent``, if they are at hand; None: they are collected
+    from the tree.
     """
 
     parent: TurnNode | None
@@ -205,6 +220,15 @@ def turns_of(segments: tuple[Segment, ...]) -> Iterator[tuple[tuple[Item, ...], 
         else:
             inputs.append(segment)
     yield tuple(inputs), None
+
+
+def items_of(segments: Iterable[Segment]) -> Iterator[Item]:
+    """The items of these segments, in order, those of the replies included."""
+    for segment in segments:
+        if isinstance(segment, TurnReply):
+            yield from segment.items
+        else:
+            yield segment
 
 
 def _length(segment: Segment) -> int:

@@ -41,7 +41,7 @@ class Inserted(Operation, frozen=True, tag="inserted"):
 
 
 class Deleted(Operation, frozen=True, tag="deleted"):
-    """The item with the id ``item`` was removed."""
+    """The item with the id ``item`` was removed; "": all replies without items (`History.drop_silent`)."""
 
     item: str
 
@@ -112,12 +112,15 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ended(Operation, frozen=True, tag="ended"):
-    """A response ended. Its token ids are in its `Emitted` records.
+    """A response ended. Its token ids are in its `Emitted` records; if they say more than its items, ``cut``
+    says how many of the first ones stay, and ``tail`` (little-endian int32) follows these. ``loose``: none
+    stay, and the history has the items alone.
 
     ``kept``: it became a turn. ``spans``: the tree nodes that it added; turns that were rendered again come
     first, its own is the last. ``ended``: the last id is an end token. ``began``: false if it was refused
     before its first token. ``left_out``: what its prompt left out. ``stopped_by``: the stop string that ended
-    it.
+    it. ``shared``: only so many of the prompt's first items and replies were as in the history; the replies
+    behind them gave way to their items. None: all were.
     """
 
     response: str
@@ -132,6 +135,10 @@ class Ended(Operation, frozen=True, tag="ended"):
     error: Fault | None = None
     left_out: LeftOut | None = None
     stopped_by: str | None = None
+    shared: int | None = None
+    cut: int | None = None
+    tail: bytes = b""
+    loose: bool = False
 
 
 class ContextCut(Operation, frozen=True, tag="left_out"):

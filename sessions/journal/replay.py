@@ -17,7 +17,7 @@ import msgspec
 
 from ...runtime.link.messages import Sampling, TokenLogprob
 from .. import errors
-from ..conversation.history import ContextGap, History, Placed
+from ..conversation.history import ContextGap, History, Placed, RunningTurn
 from ..conversation.input_text_buffer import InputTextBuffer
 from ..conversation.items import Item, Tool, derived_id
 from ..conversation.tree import Draft, Script, Segment, TurnNode, TurnReply, turns_of
@@ -122,6 +122,8 @@ def _step(replayed: Replayed, operation: AnyOperation) -> None:
             history.insert(item, previous)
             if history.busy and (previous is None or previous in replayed.after_reply):
                 replayed.after_reply.add(item.id)
+        case records.Deleted(item=""):
+            history.drop_silent()
         case records.Deleted(item=item_id):
             history.delete(item_id)
             replayed.after_reply.discard(item_id)
@@ -190,8 +192,15 @@ def _end(history: History, past: Past, ended: Ended) -> None:
     if not ended.kept:
         history.abort_turn(turn)
         return
+    if ended.shared is not None:
+        past.placed = past.placed.rewritten(ended.shared)
+        turn = past.placed.turn
+        assert turn is not None, "it had one before"
     reply = TurnReply(ended.items, past.ids, ended.ended)
-    history.commit_turn(turn, _draft(turn.script, ended.spans), reply, ended.spans[-1].node)
+    if ended.cut is not None:
+        reply = reply.up_to(ended.cut, ids_from(ended.tail), ended.items)
+    node = ended.spans[-1].node
+    history.commit_turn(turn, _draft(turn.script, ended.spans), reply, node, loose=ended.loose)
 
 
 def _draft(script: Script, spans: tuple[Span, ...]) -> Draft:
@@ -221,22 +230,45 @@ def spans_of(script: Script, node: TurnNode) -> tuple[Span, ...]:
     return tuple(reversed(spans))
 
 
-def ended(response: str, done: ReplyDone, spans: tuple[Span, ...], by_itself: bool) -> Ended:
+@dataclass(frozen=True, slots=True)
+class KeptTurn:
+    """A turn that joins the history: ``turn``, its ``node`` with the reply, and ``said``, how many token ids
+    the reply had before those that say more than its items were taken out. ``loose``: the reply's items alone
+    join it."""
+
+    turn: RunningTurn
+    node: TurnNode
+    said: int
+    loose: bool
+
+
+def ended(response: str, done: ReplyDone, by_itself: bool, kept: KeptTurn | None) -> Ended:
     """The journal's operation for the end of the response with the id ``response``. ``done``: its last event.
-    ``spans``: the prompts of the tree nodes that it added (`spans_of`); empty if it did not become a turn.
-    ``by_itself``: its last id is an end token that the model sampled."""
-    return Ended(
+    ``by_itself``: its last id is an end token that the model sampled. ``kept``: None if it did not become a
+    turn."""
+    end = Ended(
         response=response,
         status=done.status,
         reason=done.reason,
-        kept=bool(spans),
         ended=by_itself,
         items=done.items,
-        spans=spans,
         usage=done.usage,
         error=None if done.error is None else fault_of(done.error),
         left_out=done.left_out,
         stopped_by=done.stopped_by,
+    )
+    if kept is None:
+        return end
+    turn, reply = kept.turn, kept.node.reply
+    sampled = len(reply.ids) - reply.respelled
+    return msgspec.structs.replace(
+        end,
+        kept=True,
+        spans=spans_of(turn.script, kept.node),
+        shared=turn.script.shared if turn.rewritten else None,
+        cut=None if sampled == kept.said else sampled,
+        tail=bytes_of(reply.ids[sampled:]),
+        loose=kept.loose,
     )
 
 

@@ -3,7 +3,8 @@ what is new.
 
 The template renders the whole conversation, with a sentinel for each reply. Only the text behind the last turn
 that keeps its tokens is tokenized; the replies' own ids replace the sentinels. So an earlier turn stays as the
-model saw it, even if the template would now write it differently.
+model saw it, even if the template would now write it differently. A prompt that is ``verbatim`` has no
+sentinels: the template writes the items of the replies, too.
 """
 
 from __future__ import annotations
@@ -13,13 +14,25 @@ from datetime import datetime
 from os.path import commonprefix
 
 import msgspec
+import numpy as np
 
 from ..conversation.items import FunctionCall, FunctionCallOutput, Growing, Item, Message, Preamble
-from ..conversation.tree import Draft, Paths, Script, Segment, TurnNode, TurnReply, turns_of
+from ..conversation.tree import (
+    Draft,
+    Paths,
+    Script,
+    Segment,
+    TurnNode,
+    TurnReply,
+    items_of,
+    matched,
+    turns_of,
+)
 from ..errors import PromptTooLong
-from ..token_ids import NONE, Ids
+from ..token_ids import NONE, Ids, frozen
 from ..workers import Stopped
 from .chat_template import ChatTemplate, RoleRules
+from .prompt_reuse import PromptReuse
 from .streaming_tokenizer import GrowingPrefix, StablePrefixRule
 from .tokenizer import ChatTokenizer
 
@@ -49,6 +62,7 @@ class Renderer:
         self._rule = prefix_rule
         self._growing = GrowingPrefix(prefix_rule)
         self._paths = Paths()
+        self._reuse = PromptReuse(tokenizer)
         self._heading: tuple[Preamble, int] | None = None
 
     def heading(self, preamble: Preamble, most: int) -> int:
@@ -85,6 +99,8 @@ class Renderer:
         before tokenizing if the text is too long, or as soon as that many tokens are made.
         """
         self._growing = GrowingPrefix(self._rule)  # the item that grew is complete: free what was kept for it
+        if script.verbatim:
+            return self._verbatim(script, most, stopped)
         pieces = self._template.pieces(script.preamble, script.segments)
         kept = _turns_on(script.base)
         turns = list(turns_of(script.segments))
@@ -95,6 +111,21 @@ class Renderer:
                 return draft
             parent = draft.node(reply)
         raise AssertionError("the last turn of a script has no reply")
+
+    def _verbatim(self, script: Script, most: int | None, stopped: Stopped) -> Draft:
+        """The prompt that the template writes for the items of ``script``, as `draft` gives it. It goes on
+        from the last turn that it contains, and copies what it contains of the next turn's prompt."""
+        (text,) = self._template.pieces(script.preamble, tuple(items_of(script.segments)))
+        found = self._reuse.find(script.base, text)
+        _, shared = matched(found.base, script.segments)
+        inputs = tuple(items_of(script.segments[shared:]))
+        piece = text[found.end :]
+        if not len(found.copied):
+            return self._join(found.base, inputs, piece, script, most, stopped)
+        before = found.keep + len(found.copied)
+        ids = self._encoded(piece, before, most, stopped, leads=False)
+        prompt = frozen(np.concatenate([found.copied, ids]))
+        return _checked(Draft(found.base, inputs, found.keep, prompt, script.miss), most)
 
     def stable_tokens(self, script: Script) -> Ids:
         """The part of the prompt's tokens, from the root, that stays the same however the script's last item
@@ -147,15 +178,17 @@ class Renderer:
         ``stopped``: once it returns true, tokenizing ends early. Raises ``PromptTooLong`` beyond ``most``.
         """
         kept = 0 if parent is None else parent.length
-        least = kept + self._tokenizer.least(piece)
+        ids = self._encoded(piece, kept, most, stopped, leads=parent is None)
+        return _checked(self._joined(parent, inputs, ids, script), most)
+
+    def _encoded(self, piece: str, before: int, most: int | None, stopped: Stopped, *, leads: bool) -> Ids:
+        """The ids of the text ``piece`` behind ``before`` tokens. Raises ``PromptTooLong`` before tokenizing
+        if all cannot be ``most`` tokens or fewer; stops early once they are more."""
+        least = before + self._tokenizer.least(piece)
         if most is not None and least > most:
             raise _too_long(least, most)
-        room = None if most is None else most - kept + 1 + SHARED  # the end of a reply may be in both
-        ids = self._rule.encode(piece, leads=parent is None, most=room, stopped=stopped)
-        draft = self._joined(parent, inputs, ids, script)
-        if most is not None and draft.keep + len(draft.prompt) > most:
-            raise _too_long(draft.keep + len(draft.prompt), most)
-        return draft
+        room = None if most is None else most - before + 1 + SHARED  # the end of a reply may be in both
+        return self._rule.encode(piece, leads=leads, most=room, stopped=stopped)
 
     def _joined(self, parent: TurnNode | None, inputs: tuple[Item, ...], ids: Ids, script: Script) -> Draft:
         """The prompt of one turn, in tokens: ``ids`` behind the reply of the turn ``parent``, so that this
@@ -167,11 +200,20 @@ class Renderer:
         """
         keep = 0 if parent is None else parent.length
         if parent is not None and parent.reply.ended:
-            said = parent.reply.ids[-SHARED:].tolist()
-            shared = next((n for n in range(1, SHARED + 1) if said[-n:] == ids[:n].tolist()), 0)
+            said, most = parent.reply.ids[-SHARED:].tolist(), 1 if script.verbatim else SHARED
+            shared = next((n for n in range(1, most + 1) if said[-n:] == ids[:n].tolist()), 0)
             ids, keep = ids[shared:], keep - (not shared)
-        path = self._paths.tokens(parent) if parent is not None and parent is script.base else None
+        kept = parent if script.verbatim or parent is script.base else None
+        path = None if kept is None else self._paths.tokens(kept)
         return Draft(parent, inputs, keep, ids, script.miss, path)
+
+
+def _checked(draft: Draft, most: int | None) -> Draft:
+    """The draft. Raises ``PromptTooLong`` if it has more than ``most`` tokens."""
+    tokens = draft.keep + len(draft.prompt)
+    if most is not None and tokens > most:
+        raise _too_long(tokens, most)
+    return draft
 
 
 def _too_long(least: int, most: int) -> PromptTooLong:

@@ -160,7 +160,7 @@ class StablePrefixRule:
             if (
                 ends
                 and text[end - 1 : end].strip()
-                and self._tokenizer.added.isdisjoint(split.ids[at - 1 : at + 1])
+                and self._tokenizer.added.keys().isdisjoint(split.ids[at - 1 : at + 1])
             ):
                 return at
         return 0

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Encoding, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Encoding, Tokenizer, models, pre_tokenizers
 
 from ...runtime.errors import ModelUnreadable
 from ...runtime.model.files import ModelFiles, files_of
@@ -86,8 +86,8 @@ class ChatTokenizer:
         self._newline: list[int] = self._encoded("\n").ids  # stands before text that does not lead
         self._leading = any(self._differs_inside(word) for word in PROBES)
         added = backend.get_added_tokens_decoder()
-        self.added = frozenset(added)
-        """Ids of the added tokens: they are matched as a whole, before any other text is tokenized."""
+        self.added: dict[int, AddedToken] = added
+        """The added tokens by id: they are matched as a whole, before any other text is tokenized."""
         self.special_ids = {known.content: token for token, known in added.items() if known.special}
         """Ids of the special tokens, which decoded replies leave out, by their text."""
         self._spelled: dict[str, list[int]] = {}

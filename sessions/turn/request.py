@@ -90,6 +90,8 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``tool_choice``: auto, none or required; with required the reply is only calls, of ``tool`` if that is set.
     ``allowed``: names of the only tools that may be called; none: nothing is ruled out.
     ``cycle_tokens``: so many repeated tokens end the reply, as in `cycles`; 0: none do.
+    ``verbatim``: the client sent the whole conversation with the request. The prompt reads as the template
+    writes its items, whatever tokens the session has of earlier turns.
     """
 
     sampling: Sampling = Sampling()
@@ -113,6 +115,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     more: tuple[Item, ...] = ()
     truncation: Truncation | None = None
     prompt: tuple[int, ...] | None = None
+    verbatim: bool = False
 
     @classmethod
     def checked(

@@ -13,13 +13,13 @@ from types import TracebackType
 
 from ...runtime.errors import EngineGone
 from ...runtime.link.messages import TokenLimits, TokenLogprob
-from ..conversation.edits import check_place, end_with
+from ..conversation.edits import check_place, end_with, trimmed
 from ..conversation.history import History, Placed, RunningTurn
 from ..conversation.items import new_id
-from ..conversation.tree import Draft, TurnReply
+from ..conversation.tree import Draft, TurnNode, TurnReply, matched
 from ..errors import EngineUnavailable, ItemUnknown, PromptTooLong, TurnFailed
-from ..journal.records import ContextCut, Emitted, Ended, Interrupted, Span
-from ..journal.replay import ended, reader_of, refused, spans_of
+from ..journal.records import ContextCut, Emitted, Ended, Interrupted
+from ..journal.replay import KeptTurn, ended, reader_of, refused
 from ..token_ids import NONE, Ids, common_prefix, ids_of, packed
 from ..workers import Stopped
 from .branch import Branch
@@ -36,6 +36,7 @@ from .events import (
 )
 from .fitting import FittedPrompt, PromptFit
 from .generation import ReplyEnd, ReplyRun, TellNow
+from .reply_reader import ReplyReader
 from .request import TurnRequest
 
 log = logging.getLogger(__name__)
@@ -174,10 +175,10 @@ class TurnResponse:
         )
         reader.feed(said.tolist())
         reader.finish(cut=not reader.ended)
-        reply = TurnReply(reader.items(), ids_of(reader.ids), reader.ended)
-        node = history.commit_turn(turn, self._draft, reply)
-        done = ReplyDone(ReplyStatus.CANCELLED, EndReason.CLIENT_CANCELLED, reply.items, TurnUsage())
-        return history, ended(self.id, done, spans_of(turn.script, node), reader.ended)
+        kept = self._kept(reader, cut=not reader.ended)
+        done = ReplyDone(ReplyStatus.CANCELLED, EndReason.CLIENT_CANCELLED, reader.items(), TurnUsage())
+        self._settle(history, turn, kept)
+        return history, ended(self.id, done, reader.ended, kept)
 
     async def aclose(self) -> None:
         """Cancel the reply and end the turn. Events that were not read are dropped. If the caller is cancelled
@@ -300,12 +301,17 @@ class TurnResponse:
             raise
         if fit.places:
             self._leave_out(fit)
+        kept, shared = said.parent, said.keep
+        if self._placed.script.verbatim:
+            kept = self._placed.script.base
+            shared = 0 if kept is None else common_prefix(prompt, kept.tokens())
+            self._rewrite(said)
         self._draft = said
         if self._turn is not None and self._aside:  # the history gets the reply without the overrides
             self._draft = await branch.draft(self._turn.script, stopped=self._given_up)
         self._prompt_tokens = len(prompt)
         await branch.sequence.wait_stopped()
-        self._new_tokens = len(said.prompt) + self._pending(said)
+        self._new_tokens = len(prompt) - shared + self._pending(kept, shared)
         if said.parent is None:  # nothing is used again, but the instructions are not new
             self._new_tokens -= fit.instructions
         if not self._aside:  # the last token is fed again
@@ -369,29 +375,35 @@ class TurnResponse:
             self._branch.history.record(cut)
         self._placed = self._placed.without(fit.places)
 
+    def _rewrite(self, draft: Draft) -> None:
+        """Bring the prompt as items to the turn from which its ``draft`` goes on: the replies behind it are
+        written as their items. Later turns do so, too, if this one joins the conversation."""
+        _, shared = matched(draft.parent, self._placed.script.segments)
+        if any(isinstance(segment, TurnReply) for segment in self._placed.script.segments[shared:]):
+            self._placed = self._placed.rewritten(shared)
+
     def _given_up(self) -> bool:
         """Whether the reply was cancelled before it said anything. Then its prompt need not be complete."""
         return self._cancelled is not None and not len(self._said)
 
-    def _pending(self, draft: Draft) -> int:
-        """How many tokens at the end of the last reply have no KV although the prompt ``draft`` keeps them:
-        they were sampled last, or tokenized again by a cut."""
-        if draft.parent is None or draft.keep < draft.parent.length:
+    def _pending(self, turn: TurnNode | None, keep: int) -> int:
+        """How many of the first ``keep`` tokens up to the end of a ``turn``, which the prompt keeps, have no
+        KV: at the end of its reply, they were sampled last, or tokenized again by a cut."""
+        if turn is None or keep < turn.length:
             return 0
-        return draft.parent.reply.respelled or self._branch.sequence.without_kv(draft.keep)
+        return turn.reply.respelled or self._branch.sequence.without_kv(keep)
 
     async def _conclude(self, run: ReplyRun, ending: ReplyEnd) -> None:
         if self.over:
             return
         try:
-            reply = TurnReply(run.reader.items(), ids_of(run.reader.ids), run.reader.ended)
-            done, kept = self._recorded_end(run, ending, reply)
+            done, kept = self._recorded_end(run, ending)
         except BaseException as fault:
             self.refuse(fault)
             raise
         self.over = True
         try:
-            if kept and self._cut is not None and any(item.id == self._cut[0] for item in reply.items):
+            if kept and self._cut is not None and any(item.id == self._cut[0] for item in done.items):
                 end_with(self._branch.history, *self._cut, self._branch.language.tokenizer)
         finally:
             self._events.append(done)
@@ -399,43 +411,51 @@ class TurnResponse:
             if self._aside:
                 await self._sequence.close()
 
-    def _recorded_end(self, run: ReplyRun, ending: ReplyEnd, reply: TurnReply) -> tuple[ReplyDone, bool]:
+    def _recorded_end(self, run: ReplyRun, ending: ReplyEnd) -> tuple[ReplyDone, bool]:
         """Commit the turn to the history, or take it back. Returns the last event, and whether the turn was
         committed.
 
         The journal gets its record first. If it refuses that, nothing has changed.
         """
         self._record_said(run)
-        history, turn, draft = self._branch.history, self._turn, self._draft
-        spans: tuple[Span, ...] = ()
-        node = None
-        if (
-            turn is not None
-            and draft is not None
-            and not self._request.prefill_only
-            and _is_kept(ending, reply)
-        ):
-            node = draft.node(reply)
-            spans = spans_of(turn.script, node)
+        history, turn, draft, reader = self._branch.history, self._turn, self._draft, run.reader
+        failed = ending.status is ReplyStatus.FAILED
+        kept = None if failed else self._kept(reader, cut=ending.status is not ReplyStatus.COMPLETED)
         self._restarted |= run.recovered
-        usage = self._usage(ending, len(reply.ids))
         done = ReplyDone(
             ending.status,
             ending.reason,
-            reply.items,
-            usage,
+            reader.items(),
+            self._usage(ending, len(reader.ids)),
             ending.error,
             self._left_out,
-            run.reader.stopped_by if ending.reason is EndReason.STOP else None,
+            reader.stopped_by if ending.reason is EndReason.STOP else None,
         )
-        history.record(ended(self.id, done, spans, run.reader.ended))
-        if turn is not None and draft is not None and node is not None:
-            history.commit_turn(turn, draft, reply, node.id)
-        elif turn is not None:
+        history.record(ended(self.id, done, reader.ended, kept))
+        if turn is not None:
+            self._settle(history, turn, kept)
+        if draft is not None and not self._aside and not failed:
+            self._branch.sequence.prefilled = draft.tokens() if kept is None else NONE
+        return done, kept is not None
+
+    def _kept(self, reader: ReplyReader, *, cut: bool) -> KeptTurn | None:
+        """The turn with the reply that ``reader`` has read. None if it does not join the history: it has no
+        item, or only its prompt was wanted. Tokens that say more than its items, which only a reply has that
+        was ``cut`` or that a stop string or a stop id ended, are taken out."""
+        turn, draft, items = self._turn, self._draft, reader.items()
+        if turn is None or draft is None or not items or self._request.prefill_only:
+            return None
+        whole = TurnReply(items, ids_of(reader.ids), reader.ended)
+        says_more = cut or reader.matched or reader.halted
+        reply = trimmed(whole, self._branch.language.tokenizer) if says_more else whole
+        return KeptTurn(turn, draft.node(reply or whole), len(reader.ids), loose=reply is None)
+
+    def _settle(self, history: History, turn: RunningTurn, kept: KeptTurn | None) -> None:
+        """End the running turn in ``history``: with its reply, or without one if it is not kept."""
+        if kept is None or self._draft is None:
             history.abort_turn(turn)
-        if draft is not None and not self._aside and ending.status is not ReplyStatus.FAILED:
-            self._branch.sequence.prefilled = draft.tokens() if self._request.prefill_only else NONE
-        return done, node is not None
+        else:
+            history.commit_turn(turn, self._draft, kept.node.reply, kept.node.id, loose=kept.loose)
 
     def _record_said(self, run: ReplyRun) -> None:
         """Let the journal take the ids that were read since the last time, with the session's next operations
@@ -472,8 +492,3 @@ class TurnResponse:
             restore_ms=round(1e3 * work.restore_seconds, 3),
             miss_reason=reason if missed else None,
         )
-
-
-def _is_kept(ending: ReplyEnd, reply: TurnReply) -> bool:
-    """Whether the turn joins the history. It does not if it failed or sampled nothing."""
-    return ending.status is not ReplyStatus.FAILED and len(reply.ids) > 0

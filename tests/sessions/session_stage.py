@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import wraps
 
 from holdfast.sessions.conversation.items import Message, Preamble, new_id
+from holdfast.sessions.journal.records import AnyOperation, SessionLog
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.text.language import Language
@@ -23,6 +24,17 @@ END = end_id(NAME)
 LANGUAGE = Language.of(ours(NAME))
 BROKEN = [-1]
 """Said by a recital, it is a fault of the engine."""
+
+
+class Kept(SessionLog):
+    """A journal in memory."""
+
+    def __init__(self, operations: list[AnyOperation]) -> None:
+        super().__init__()
+        self.operations = list(operations)
+
+    def _take(self, operation: AnyOperation) -> None:
+        self.operations.append(operation)
 
 
 def renderer_of(language: Language, now: datetime) -> Renderer:

@@ -47,16 +47,6 @@ def test_a_cut_falls_into_what_was_said_though_it_was_thought_before() -> None:
     assert left.items[0].text == "Hello"
 
 
-def test_a_reply_that_only_thought_cannot_be_cut() -> None:
-    reader = ReplyReader(TOKENIZER, end_ids=frozenset({END}), forms=Forms(reasoning=ReasoningForm.THINK))
-    reader.feed(toks("<think>\nHello there?"))
-    reader.finish(cut=True)
-    reply = TurnReply(reader.items(), ids_of(reader.ids), reader.ended)
-    assert reply.items == ()
-    with pytest.raises(CutInvalid):
-        cut_tokens(reply, 2, TOKENIZER)
-
-
 def text_of(ids: object) -> str:
     return backend(NAME).decode(list(ids), skip_special_tokens=True)
 

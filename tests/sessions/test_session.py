@@ -8,7 +8,12 @@ import sys
 import pytest
 
 from holdfast.sessions.conversation.items import FunctionCallOutput, Message, Preamble, Tool
+from holdfast.sessions.journal.records import AnyOperation, Begun, Emitted, Ended, Inserted, Span
+from holdfast.sessions.journal.replay import replay
+from holdfast.sessions.session import Session
+from holdfast.sessions.token_ids import packed
 from holdfast.sessions.turn.events import (
+    EndReason,
     MissReason,
     ReplyCallDone,
     ReplyCallStarted,
@@ -20,7 +25,9 @@ from holdfast.sessions.turn.request import TurnRequest
 from .scripted_link import ScriptedLink
 from .session_stage import (
     END,
+    LANGUAGE,
     NAME,
+    Kept,
     ask,
     one_shot,
     prompts,
@@ -221,13 +228,41 @@ async def test_a_reply_becomes_history_only_after_its_last_delta() -> None:
 
 
 @run
-async def test_an_empty_reply_is_a_turn_without_items() -> None:
+async def test_an_empty_reply_leaves_nothing() -> None:
     link = reciting("", "Ok")
     session = session_on(link)
     done = await ask(session, "Hi")
     assert (done.status, done.items) == (ReplyStatus.COMPLETED, ())
     await ask(session, "And?")
-    assert prompts(link)[1] == one_shot(("user", "Hi"), ("assistant", ""), ("user", "And?"))
+    assert prompts(link)[1] == one_shot(("user", "Hi"), ("user", "And?"))
+
+
+@run
+async def test_a_reply_without_items_that_an_earlier_version_kept_is_dropped() -> None:
+    """Its tokens were in each later prompt. The journal can be replayed after that, too."""
+    first = one_shot(("user", "Hi"))
+    item = Message(id="hi", role="user", text="Hi")
+    operations: list[AnyOperation] = [Inserted(item=item), Begun(response="old", request={})]
+    operations += [Emitted(response="old", ids=packed(toks("The capital")))]
+    span = Span(node="turn_old", keep=0, prompt=packed(first))
+    operations += [
+        Ended(
+            response="old",
+            status=ReplyStatus.COMPLETED,
+            reason=EndReason.STOP,
+            kept=True,
+            spans=(span,),
+        )
+    ]
+    link = reciting("Ok", "Fine")
+    for said in (("user", "And?"), ("user", "More?")):
+        replayed = replay(operations, max_items=10).history
+        session = Session("s", link, LANGUAGE, history=replayed, log=(log := Kept(operations)))
+        session.history.drop_silent()
+        before = tuple((item.role, item.text) for item in session.history.items())
+        await ask(session, said[1])
+        assert prompts(link)[-1] == one_shot(*before, said)
+        operations = log.operations
 
 
 @run

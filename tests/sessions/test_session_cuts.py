@@ -31,9 +31,7 @@ from .text.chat_languages import ours
 @pytest.mark.parametrize("ahead", [1, 3, 50])
 @pytest.mark.parametrize("tokens_per_row", [1, 4])
 @run
-async def test_a_stop_string_cuts_the_text_and_keeps_the_token_that_completes_it(
-    ahead: int, tokens_per_row: int
-) -> None:
+async def test_a_stop_string_cuts_the_text_and_the_tokens(ahead: int, tokens_per_row: int) -> None:
     said = "one two three four five six seven"
     link = reciting(said, "next", ahead=ahead, tokens_per_row=tokens_per_row)
     session = session_on(link)
@@ -41,15 +39,15 @@ async def test_a_stop_string_cuts_the_text_and_keeps_the_token_that_completes_it
     events, done = await read(session, TurnRequest.checked(stop=["ee fo", "zzz"]))
     assert (done.status, done.reason, done.stopped_by) == (ReplyStatus.COMPLETED, EndReason.STOP, "ee fo")
     assert text_of(events) == done.items[0].text == "one two thr"
-    kept = session.history.head.reply.ids.tolist()
-    assert kept == toks(said)[: len(kept)]
-    assert "ee fo" in ours(NAME).backend.decode(kept)
-    assert "ee fo" not in ours(NAME).backend.decode(kept[:-1])
-    await session._sequence.wait_stopped()
-    assert [held.tokens for held in link.held.values()] == [prompts(link)[0] + kept]
+    assert 7 <= done.usage.output_tokens < len(toks(said)), (
+        "those of the stop string were sampled, and no more"
+    )
     await ask(session, "More")
-    assert prompts(link)[1][: len(prompts(link)[0]) + len(kept)] == prompts(link)[0] + kept
-    assert prompts(link)[1][len(prompts(link)[0]) + len(kept)] == END  # closed as the template would
+    first, second = prompts(link)[:2]
+    kept = second[len(first) : second.index(END, len(first))]
+    assert second[: len(first)] == first and ours(NAME).backend.decode(kept) == "one two thr"
+    sampled = [token for token, wanted in zip(kept, toks(said), strict=False) if token == wanted]
+    assert len(sampled) >= len(kept) - 2, "all but the rest of a token are those that were sampled"
 
 
 @run

@@ -28,14 +28,14 @@ from hypothesis.stateful import (
 from holdfast.sessions.conversation.items import Message
 from holdfast.sessions.engine_copy import EngineCopy
 from holdfast.sessions.errors import ConversationBusy, CutInvalid, ItemUnknown
-from holdfast.sessions.journal.records import AnyOperation, SessionLog
+from holdfast.sessions.journal.records import AnyOperation
 from holdfast.sessions.journal.replay import replay
 from holdfast.sessions.session import Session
 from holdfast.sessions.turn.events import EndReason, ReplyDone, ReplyTextDelta
 from holdfast.sessions.turn.request import TurnRequest
 
 from .scripted_link import ScriptedLink
-from .session_stage import END, LANGUAGE, NAME, toks
+from .session_stage import END, LANGUAGE, NAME, Kept, toks
 from .text.chat_languages import backend
 
 WORDS = sorted(set(toks("one two three four five, six. Seven eight nine ten")))
@@ -58,11 +58,11 @@ def text_of(ids: list[int]) -> str:
 
 @dataclass
 class Said:
-    """One turn: what was asked, by ids, and the reply's tokens."""
+    """One turn: what was asked, by ids, and the reply's tokens and item."""
 
     inputs: list[tuple[str, str]]
     reply: list[int]
-    item: str | None
+    item: str
 
 
 @dataclass
@@ -87,9 +87,7 @@ class Shadow:
         """Ids and texts."""
         found = []
         for turn in self.turns:
-            found += turn.inputs
-            if turn.item is not None:
-                found.append((turn.item, text_of(turn.reply)))
+            found += [*turn.inputs, (turn.item, text_of(turn.reply))]
         return found + self.waiting
 
     def speak(self, most: int = LIMIT) -> list[int]:
@@ -100,13 +98,11 @@ class Shadow:
         return reply
 
     def go_back(self, at: int) -> None:
-        """Keep the first items, up to and with number ``at``; silent replies if one behind stays."""
+        """Keep the first items, up to and with number ``at``."""
         keep = {item_id for item_id, _ in self.items()[: at + 1]}
         turns, self.turns, waiting = self.turns, [], self.waiting
-        before = 0
         for turn in turns:
-            before += len(turn.inputs) + (turn.item is not None)
-            if turn.item in keep if turn.item is not None else before <= at:
+            if turn.item in keep:
                 self.turns.append(turn)
             else:
                 waiting = turn.inputs
@@ -134,17 +130,6 @@ def cut_ids(reply: list[int], end: int) -> list[int]:
         if length == end:
             return kept
     return kept
-
-
-class Kept(SessionLog):
-    """A journal in memory."""
-
-    def __init__(self, operations: list[AnyOperation]) -> None:
-        super().__init__()
-        self.operations = list(operations)
-
-    def _take(self, operation: AnyOperation) -> None:
-        self.operations.append(operation)
 
 
 class VerbsMachine(RuleBasedStateMachine):
@@ -205,13 +190,12 @@ class VerbsMachine(RuleBasedStateMachine):
     def count(self, shadow: Shadow, done: ReplyDone, end: int | None = None) -> bool:
         """The turn in the list, if it became one."""
         reply = shadow.speak(done.usage.output_tokens) if done.usage.output_tokens else []
-        if not reply:
-            return False
         assert "".join(item.text for item in done.items) == text_of(reply)
-        item = done.items[0].id if done.items else None
-        if end is not None and item is not None and end < len(text_of(reply)):
+        if not done.items:
+            return False
+        if end is not None and end < len(text_of(reply)):
             reply = cut_ids(reply, end)
-        shadow.turns.append(Said(shadow.waiting, reply, item))
+        shadow.turns.append(Said(shadow.waiting, reply, done.items[0].id))
         shadow.waiting = []
         return True
 
@@ -238,13 +222,11 @@ class VerbsMachine(RuleBasedStateMachine):
     @rule(index=INDEX, turn=INDEX, cut=FRACTIONS)
     def cut(self, index: int, turn: int, cut: float) -> None:
         session, shadow = self.one(index)
-        said = [turn for turn in shadow.turns if turn.item is not None]
-        if not said:
+        if not shadow.turns:
             return
-        one = said[turn % len(said)]
+        one = shadow.turns[turn % len(shadow.turns)]
         text = text_of(one.reply)
         end = round(cut * len(text))
-        assert one.item is not None
         for wrong in (len(text) + 1, 10_000):
             with pytest.raises(CutInvalid):
                 session.cut(one.item, wrong)
@@ -282,8 +264,6 @@ class VerbsMachine(RuleBasedStateMachine):
         session.rewind(len(before.prompt()) + keep)
         if keep == 0 or not text_of(one.reply[:keep]):
             shadow.turns, shadow.waiting = before.turns, one.inputs
-            while shadow.turns and not shadow.waiting and shadow.turns[-1].item is None:
-                shadow.waiting = shadow.turns.pop().inputs  # back to an item: a reply without one goes, too
         else:
             one.reply = one.reply[:keep]
             shadow.turns, shadow.waiting = shadow.turns[: at + 1], []
@@ -312,8 +292,9 @@ class VerbsMachine(RuleBasedStateMachine):
             items = [item for item, _ in [(item.id, 0) for item in response._run.reader.items()]]
             begun = response._run.reader._text
             name = begun[0] if begun else (items[0] if items else None)
-            mirror.turns.append(Said(mirror.waiting, reply, name if text_of(reply) else None))
-            mirror.waiting = []
+            if text_of(reply):
+                mirror.turns.append(Said(mirror.waiting, reply, name))
+                mirror.waiting = []
         known = mirror.items()
         at = None if item is None or not known else item % len(known)
         history, operations = session.branch(None if at is None else known[at][0])

@@ -103,7 +103,8 @@ async def test_a_tool_loop_goes_on_in_one_session() -> None:
     for before, usage in pairwise(usages):
         whole = before["input_tokens"] + before["cache_read_input_tokens"] + before["output_tokens"]
         assert usage["kv"]["prefilled"] == usage["kv"]["new"] == usage["input_tokens"]
-        assert usage["cache_read_input_tokens"] >= whole - 1, "the last sampled token has no KV yet"
+        # The last sampled token has no KV yet; the white space that the client stripped is tokenized anew.
+        assert usage["cache_read_input_tokens"] >= whole - 2
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -164,18 +164,18 @@ class TruncationMachine(RuleBasedStateMachine):
         while len(reply) < done.usage.output_tokens:
             reply.append(spoken(prompt + reply))
         assert done.usage.input_tokens == len(prompt)
-        order = tuple(entry.id for entry in self.list.inside if entry.id in gone and entry.id[:4] != "mute")
+        order = tuple(entry.id for entry in self.list.inside if entry.id in gone)
         whole = len(self.list.prompt(self.list.inside))
         if gone:
             assert isinstance(done.left_out, LeftOut) and done.left_out.items == order
             assert done.left_out.tokens <= whole - len(prompt)
         else:
             assert done.left_out is None
-        if not reply:
+        if not done.items:  # nothing was said: it is no turn
             return
         if gone:
             self.list.cuts.append((kept[-1].id, gone))
-        self.list.entries.append(Entry(done.items[0].id if done.items else f"mute {self.number}", "", reply))
+        self.list.entries.append(Entry(done.items[0].id, "", reply))
         head = self.session.history.head
         assert head is not None and head.tokens().tolist() == prompt + reply
         assert self.session._sequence.held.tolist() in ([prompt + reply, []] if died else [prompt + reply])
@@ -220,15 +220,13 @@ class TruncationMachine(RuleBasedStateMachine):
 
     @rule(item=INDEX)
     def rewind(self, item: int) -> None:
-        if any(entry.id.startswith("mute") for entry in self.list.entries):
-            return
         at = item % (len(self.list.entries) + 1) - 1
         self.session.rewind(self.list.entries[at].id if at >= 0 else "root")
         self.list.go_back(at)
 
     @rule(item=INDEX)
     def delete(self, item: int) -> None:
-        if not self.list.entries or self.list.entries[item % len(self.list.entries)].id.startswith("mute"):
+        if not self.list.entries:
             return
         at = item % len(self.list.entries)
         self.session.history.delete(self.list.entries[at].id)
@@ -237,7 +235,7 @@ class TruncationMachine(RuleBasedStateMachine):
     @rule(item=INDEX)
     def read(self, item: int) -> None:
         """Whatever has left the context can be read, and has its place."""
-        known = [entry.id for entry in self.list.entries if not entry.id.startswith("mute")]
+        known = [entry.id for entry in self.list.entries]
         assert [item.id for item in self.session.history.items()] == known
         if known:
             assert self.session.history.get(known[item % len(known)]).id == known[item % len(known)]
@@ -253,8 +251,6 @@ class TruncationMachine(RuleBasedStateMachine):
     @rule(item=st.one_of(st.none(), INDEX))
     def fork(self, item: int | None) -> None:
         """A fork goes on, and the original is what it was."""
-        if any(entry.id.startswith("mute") for entry in self.list.entries):
-            item = None
         before = [id(segment) for segment in self.session.history.segments()]
         mirror = deepcopy(self.list)
         at = None if item is None or not mirror.entries else item % len(mirror.entries)
@@ -267,7 +263,7 @@ class TruncationMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_context_is_as_the_list_says(self) -> None:
-        inside = [entry.id for entry in self.list.inside if not entry.id.startswith("mute")]
+        inside = [entry.id for entry in self.list.inside]
         segments = self.session.history.segments()
         items = [item for one in segments for item in (one.items if hasattr(one, "items") else (one,))]
         assert [item.id for item in items] == inside

@@ -198,9 +198,9 @@ class Talk:
     def say(self, item: Item) -> None:
         self.history.insert(item)
 
-    def prompt(self) -> list[int]:
-        """The ids before the model's next reply."""
-        self.turn = self.history.place(TurnRequest.checked()).turn
+    def prompt(self, *, verbatim: bool = False) -> list[int]:
+        """The ids before the model's next reply. ``verbatim``: as of a client that sends all of it again."""
+        self.turn = self.history.place(TurnRequest(verbatim=verbatim)).turn
         self.draft = self.renderer.draft(self.turn.script)
         return self.draft.tokens().tolist()
 

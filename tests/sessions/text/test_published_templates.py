@@ -348,3 +348,30 @@ def test_no_order_of_calls_outputs_and_messages_is_refused(name: str, steps: lis
                 else:
                     said = Message(id=new_id("item"), role="assistant", text="Fine thank you")
                     talk.reply(encoded(name, said.text), said)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_conversation_that_is_sent_whole_reads_as_transformers_writes_it(name: str) -> None:
+    """Whatever the model wrote: its tokens are used again only if they say the same."""
+    if PUBLISHED[name].results["plain"].startswith(REFUSED):
+        return
+    told = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there"}]
+    told.append({"role": "user", "content": "Again"})
+    before, after = theirs(name, told[:1]), theirs(name, told)
+    first, whole = encoded(name, before), encoded(name, after)
+    lead = after.removeprefix(before).partition("Hello there")[0] if after.startswith(before) else ""
+    for said in ("Hello there", "<think>\nHm.\n</think>\n\nHello there", " Hello there \n"):
+        talk = Talk(name)
+        talk.say(user("Hi"))
+        assert talk.prompt(verbatim=True) == first
+        reply = [*encoded(name, lead), *(token for character in said for token in encoded(name, character))]
+        talk.reply([*reply, talk.ends[0]], Message(id="reply", role="assistant", text="Hello there"))
+        talk.say(user("Again"))
+        again = talk.prompt(verbatim=True)
+        assert text_of(name, again) == text_of(name, whole)
+        kept = again[: len(first) + len(reply)] == first + reply
+        assert kept is (said == "Hello there" and PUBLISHED[name].results["plain"] == EQUAL)
+
+
+def text_of(name: str, ids: list[int]) -> str:
+    return str(tokenizer_of(name).decode(ids, skip_special_tokens=False))

@@ -127,7 +127,7 @@ WHILE_IT_IS_READ = {
     "feed": lambda session: (response_module.ReplyRun, "_read"),
     "finish": lambda session: (session._branch.sequence, "finish"),
     "reply": lambda session: (response_module, "TurnReply"),
-    "spans": lambda session: (response_module, "spans_of"),
+    "kept": lambda session: (response_module, "KeptTurn"),
     "usage": lambda session: (response_module.TurnResponse, "_usage"),
     "record": lambda session: (session.history, "record"),
     "end": lambda session: (response_module, "ended"),
