@@ -42,7 +42,7 @@ def row(tokens: list[int], sampling: Sampling, prompt: int = 0, seq: int = 0, ea
 def drawn(rows: list[PlanRow], logits: torch.Tensor) -> list[Any]:
     last = torch.tensor([int(one.tokens[-1]) for one in rows])
     lines = draw(rows, logits.clone(), last, NO_GRAMMARS, CPU).tolist()
-    made = [outcome(one, line, NO_GRAMMARS, CPU) for one, line in zip(rows, lines, strict=True)]
+    made = [outcome(one, line, NO_GRAMMARS) for one, line in zip(rows, lines, strict=True)]
     return [one[0] if isinstance(one, list) and len(one) == 1 else one for one in made]
 
 
