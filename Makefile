@@ -32,7 +32,7 @@ slow: .venv/ready .venv-clients/ready
 check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	MYPYPATH=.venv/types $(BIN)/mypy $(foreach room,$(ROOMS),-p holdfast.$(room))
+	MYPYPATH=.venv/types $(BIN)/mypy $(foreach room,$(ROOMS) tests.kernels.gpu,-p holdfast.$(room))
 
 # Long, and its figures mean little unless the machine is quiet. Results replace those in benchmarks/results/.
 bench: .venv/ready peers

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Ints = NDArray[np.int64]
+from .device import Device, Ints, device_of, upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,8 @@ class PagedBatch:
     ``[row_starts[r], row_starts[r + 1])``. ``context_lengths``: ``[rows]``, how many tokens a row's last
     token sees, with itself. ``tables``: ``[rows, most blocks of a row]`` block ids, padded with 0; the same
     ids name the blocks of every arena. ``groups``: the same rows as the reference backend groups them; empty
-    for the CPU backend. ``gathers``: results of `gathers_of` in this step, by (number of the arena's layers,
-    window).
+    for the CPU backend. ``device``: uploads what `gathers_of` lays out later; None: the arena's. ``gathers``:
+    results of `gathers_of` in this step, by (number of the arena's layers, window).
     """
 
     positions: Tensor
@@ -77,39 +76,23 @@ class PagedBatch:
     context_lengths: Tensor
     tables: Tensor
     groups: tuple[RowGroup, ...]
+    device: Device | None = None
     gathers: dict[tuple[int, int | None], tuple[Gather, ...]] = field(default_factory=dict, repr=False)
 
 
-ALIGNED = 2
-"""`upload` pads each array to a multiple of this many int64 numbers, so that the next one begins at a
-multiple of 16 bytes."""
-
-
-def upload(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
-    """Copy int64 arrays to ``device`` in one copy; returns a tensor for each, of its shape. On CUDA the copy
-    is asynchronous and from pinned memory.
-
-    Each array begins at a multiple of 16 bytes. Triton compiles a kernel again when a pointer's alignment
-    changes: without the padding, an odd number of rows would compile kernels in the middle of a step.
-    """
-    ends = list(accumulate((array.size + array.size % ALIGNED for array in arrays), initial=0))
-    host = torch.empty(ends[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
-    cells = host.numpy()
-    for array, at in zip(arrays, ends, strict=False):
-        cells[at : at + array.size] = array.reshape(-1)
-    packed = host.to(device, non_blocking=True) if device.type == "cuda" else host
-    return [packed[at : at + array.size].view(array.shape) for array, at in zip(arrays, ends, strict=False)]
-
-
 def lay_out(
-    arena: Tensor, firsts: Sequence[int], counts: Sequence[int], tables: Sequence[NDArray[np.int32]]
+    arena: Tensor,
+    firsts: Sequence[int],
+    counts: Sequence[int],
+    tables: Sequence[NDArray[np.int32]],
+    device: Device | None = None,
 ) -> PagedBatch:
     """Lay out a step's rows for attention. Row r computes ``counts[r]`` tokens from position ``firsts[r]``
     on.
 
-    ``arena`` ``[block, layer, k|v, head, slot, dim]`` gives the block size and the device only: the result
-    holds for all arenas of its block size. ``tables[r]`` has the row's block ids, at least ``ceil((first +
-    count) / block_tokens)`` of them. No reference to the tables is kept.
+    ``arena`` ``[block, layer, k|v, head, slot, dim]`` gives the block size, and the device if that is None:
+    the result holds for all arenas of its block size. ``tables[r]`` has the row's block ids, at least
+    ``ceil((first + count) / block_tokens)`` of them. No reference to the tables is kept.
     """
     slots_per_block = arena.shape[4]
     first, count = np.asarray(firsts, dtype=np.int64), np.asarray(counts, dtype=np.int64)
@@ -126,14 +109,15 @@ def lay_out(
 
     cut = list(_grouped(count, widths))
     tokens = [(starts[rows][:, None] + np.arange(count[rows[0]])).reshape(-1) for rows in cut]
-    at, to, row_starts, lengths, blocks, *where = upload(
-        [positions, slots, starts, context, padded, *tokens], arena.device
+    device = device or device_of(arena.device)
+    at, to, row_starts, lengths, blocks, *where = device.upload(
+        [positions, slots, starts, context, padded, *tokens]
     )
     groups = tuple(
         RowGroup(_span(own, up), int(count[rows[0]]), first[rows], padded[rows, : widths[rows].max()])
         for rows, own, up in zip(cut, tokens, where, strict=True)
     )
-    return PagedBatch(at, to, row_starts, lengths, blocks, groups)
+    return PagedBatch(at, to, row_starts, lengths, blocks, groups, device)
 
 
 def _grouped(count: Ints, widths: Ints) -> Iterator[Ints]:
@@ -171,7 +155,7 @@ def gathers_of(
     if made is None:
         drafts = [_draft(group, arena, window) for group in batch.groups]
         flat = [array for draft in drafts for array in (draft.tiles, draft.blank, draft.starts)]
-        parts = upload(flat, arena.device)
+        parts = (batch.device or device_of(arena.device)).upload(flat)
         triples = zip(batch.groups, parts[0::3], parts[1::3], parts[2::3], strict=True)
         made = tuple(
             Gather(

@@ -1,4 +1,4 @@
-"""The device as a step uses it: streams, events, copies to the host, and registered host memory.
+"""The device as a step uses it: streams, events, copies between it and the host, and registered host memory.
 
 All of the engine's use of the CUDA runtime goes through here. Kernels are launched while a device is
 ``active``. On a CPU every operation is complete when it returns.
@@ -7,13 +7,18 @@ All of the engine's use of the CUDA runtime goes through here. Kernels are launc
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Ints = NDArray[np.int64]
 
 
 class Event(Protocol):
@@ -62,6 +67,15 @@ class Device(Protocol):
         """A new stream, beside the current one."""
         ...
 
+    def synchronize(self) -> None:
+        """Block until all work that was enqueued on any stream is done."""
+        ...
+
+    def upload(self, arrays: Sequence[Ints]) -> list[Tensor]:
+        """Copy int64 arrays to the device, for work that the current stream gets from now on. Returns a
+        tensor for each, of its shape. The arrays may change afterwards."""
+        ...
+
     def fetch(self, tensor: Tensor) -> Tensor:
         """A copy of ``tensor`` in host memory. Read it after an event recorded behind this call."""
         ...
@@ -75,14 +89,35 @@ class Device(Protocol):
         ...
 
     def unregister(self, addresses: Iterable[int]) -> None:
-        """Undo `register` for the memory at these addresses. Call it before the memory is freed, as its
-        addresses may be used again."""
+        """Undo `register` for the memory at these addresses, once all work that was enqueued is done. Call it
+        before the memory is freed, as its addresses may be used again."""
         ...
 
 
 def device_of(device: torch.device) -> Device:
     """The `Device` for a torch device: a CUDA device, else the CPU."""
     return CudaDevice(device) if device.type == "cuda" else CpuDevice()
+
+
+ALIGNED = 2
+"""`upload` pads each array to a multiple of this many int64 numbers, so that the next one begins at a
+multiple of 16 bytes."""
+
+
+def upload(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
+    """Copy int64 arrays to ``device`` in one copy; returns a tensor for each, of its shape. On CUDA the copy
+    is asynchronous, from pinned memory that torch uses again when it is done.
+
+    Each array begins at a multiple of 16 bytes. Triton compiles a kernel again when a pointer's alignment
+    changes: without the padding, an odd number of rows would compile kernels in the middle of a step.
+    """
+    ends = list(accumulate((array.size + array.size % ALIGNED for array in arrays), initial=0))
+    host = torch.empty(ends[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
+    cells = host.numpy()
+    for array, at in zip(arrays, ends, strict=False):
+        cells[at : at + array.size] = array.reshape(-1)
+    packed = host.to(device, non_blocking=True) if device.type == "cuda" else host
+    return [packed[at : at + array.size].view(array.shape) for array, at in zip(arrays, ends, strict=False)]
 
 
 # --- this machine's processor ---------------------------------------------------------------------------------
@@ -104,6 +139,13 @@ class CpuDevice:
     def stream(self) -> Stream:
         """The same stream as `current`: there is no second one."""
         return _CALLER
+
+    def synchronize(self) -> None:
+        """Does nothing: all work is done already."""
+
+    def upload(self, arrays: Sequence[Ints]) -> list[Tensor]:
+        """Copies of the arrays, which are in host memory like all else."""
+        return upload(arrays, torch.device("cpu"))
 
     def fetch(self, tensor: Tensor) -> Tensor:
         """``tensor`` itself, which is in host memory already."""
@@ -170,6 +212,15 @@ class CudaDevice:
         with self.active():
             return _CudaStream(torch.cuda.Stream(self._index))  # type: ignore[no-untyped-call]
 
+    def synchronize(self) -> None:
+        """Block until all work on all streams of this device is done. Other Python threads run meanwhile.
+        Raises what torch raises for work that failed since."""
+        torch.cuda.synchronize(self._index)
+
+    def upload(self, arrays: Sequence[Ints]) -> list[Tensor]:
+        """Enqueue one copy of all arrays, from pinned memory, in the current stream."""
+        return upload(arrays, torch.device("cuda", self._index))
+
     def fetch(self, tensor: Tensor) -> Tensor:
         """Enqueue a copy of ``tensor`` into pinned host memory, behind the work in the current stream, and
         return that memory. Read it only after an event recorded behind this call."""
@@ -188,7 +239,10 @@ class CudaDevice:
         return f"cudaHostRegister of {size} bytes: error {code}" if code else ""
 
     def unregister(self, addresses: Iterable[int]) -> None:
-        """Undo `register` for the memory at these addresses; one that is not registered is ignored."""
+        """Wait for all work on the device, then undo `register` for the memory at these addresses; one that
+        is not registered is ignored."""
+        with suppress(RuntimeError):  # of a lost device, on which nothing runs any more
+            self.synchronize()
         with self.active():
             for address in addresses:
                 self._unregister(address)
@@ -258,7 +312,7 @@ class TorchRuntime:
         return int(self._torch.cudaHostRegister(address, size, flags))
 
     def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
-        """Undo the pinning of the memory at ``address``. It waits for copies from and to the memory."""
+        """Undo the pinning of the memory at ``address``, which no copy uses any more."""
         return int(self._torch.cudaHostUnregister(address))
 
     def cudaGetLastError(self) -> int:  # noqa: N802

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .batch import PagedBatch
+from .device import Device
 from .reference.penalties import Said
 from .reference.seeded_sampling import Typical
 
@@ -55,11 +56,13 @@ class Kernels(Protocol):
         firsts: Sequence[int],
         counts: Sequence[int],
         tables: Sequence[NDArray[np.int32]],
+        device: Device | None = None,
     ) -> PagedBatch:
         """Lay out a step's rows, once for all layers: row r computes ``counts[r]`` tokens from position
         ``firsts[r]`` on, and ``tables[r]`` has the ids of its blocks from position 0 on.
 
-        ``arena`` gives the block size and the device; the result holds for all arenas of its block size.
+        ``arena`` gives the block size, and the device if ``device`` is None; the result holds for all arenas of
+        its block size.
         """
         ...
 

@@ -64,14 +64,6 @@ class BlockMover:
         the arenas lie in a GPU's memory."""
         return None if self._stream is not None else self._of_block
 
-    def close(self) -> None:
-        """Wait for the moves in flight, and unregister the slots' memory."""
-        if self._saved is not None:
-            self._saved.done.wait()
-        if self._written is not None:
-            self._written.wait()
-        self.registration.close()
-
     def move(
         self,
         saves: Sequence[tuple[int, int, int]],

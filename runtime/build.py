@@ -81,7 +81,7 @@ def load_engine(
     def leave() -> None:
         engine.leave()
         if mover is not None:
-            mover.close()
+            mover.registration.close()
 
     return LoadedEngine(engine, hello, engine.due, leave, engine.answers)
 

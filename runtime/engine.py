@@ -37,8 +37,8 @@ AUDIT_EVERY = 64
 
 @dataclass(frozen=True, slots=True)
 class _NeverLaunched:
-    """The handle of a step that could not be launched. ``error``: what the launch raised; waiting for the
-    step raises it again."""
+    """The handle of a step that could not be launched, of which nothing runs. ``error``: what the launch
+    raised; waiting for the step raises it again."""
 
     error: Exception
 

@@ -150,6 +150,7 @@ class Runner(Protocol):
     def launch(self, plan: Plan) -> Handle:
         """Start a step; on a GPU it returns before the step is done.
 
-        What this or ``tokens`` raises fails the whole step; `EngineDied` says that the device is lost.
+        What this or ``tokens`` raises fails the whole step, of which nothing runs any more then; `EngineDied`
+        says that the device is lost.
         """
         ...

@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 
+from msgspec.structs import replace
+
 from ..runtime.link.client import EngineLink
 from .conversation.continuation import Digest, OpenConversations, digest_of, name_digest
 from .conversation.edits import rewind, shorten
@@ -126,7 +128,10 @@ class Session:
         self._check_open()
         self.check_turns()
         self.history.check_free(request)
-        bound = self._turn_grammar.prepare(request, request.preamble(self.history.preamble).tools)
+        tools = request.preamble(self.history.preamble).tools
+        if not tools:  # a call is for a client that can answer it
+            request = replace(request, parse_calls=False)
+        bound = self._turn_grammar.prepare(request, tools)
         form = {} if request.out_of_band else request_form(request)
         with ExitStack() as undo:  # until the journal has the turn, any error takes it back
             placed = self.history.place(request)

@@ -600,17 +600,3 @@ def doubled_classes() -> list[str]:
 def test_a_class_name_stands_for_one_class() -> None:
     found = doubled_classes()
     assert len(found) <= DOUBLED_CLASSES, found
-
-
-PATHS = re.compile(r"[`(]((?:[\w.-]+/)+(?:[\w.-]+\.(?:py|md|toml|json|example))?|[A-Z]+\.md)(?:::(\w+))?[`)]")
-
-
-def test_paths_in_the_documents_exist() -> None:
-    """Each file or folder (``kernels/cpu/``) in backticks or as a link, and each test behind ``::``."""
-    wrong = []
-    for document in DOCUMENTS:
-        for path, test in PATHS.findall((ROOT / document).read_text()):
-            there = ROOT / path
-            if not there.exists() or (test and f"def {test}(" not in there.read_text()):
-                wrong.append(f"{document}: {path}{'::' * bool(test)}{test}")
-    assert not wrong

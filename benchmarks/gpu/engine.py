@@ -69,7 +69,7 @@ def sanitizer(_: Bench) -> list[Figure]:
     if found is None:
         return [note("out-of-bounds reads", "compute-sanitizer is not installed")]
     wrapped = (found, "--tool", "memcheck", "--error-exitcode", "9")
-    status = _pytest([str(ROOT / "tests" / "kernels" / "test_gpu_kernels.py")], wrapped)
+    status = _pytest(_marked()["kernels"], wrapped)
     return [figure("kernels under compute-sanitizer, exit status", status, "", 0, "lower")]
 
 

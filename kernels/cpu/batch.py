@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..batch import PagedBatch
+from ..device import Device
 
 CHUNK_VECTORS = 256
 """A chunk (a row of several tokens) is attended to in pieces. One piece has at most this many query vectors:
@@ -32,10 +33,14 @@ class CpuBatch(PagedBatch):
 
 
 def lay_out(
-    arena: Tensor, firsts: Sequence[int], counts: Sequence[int], tables: Sequence[NDArray[np.int32]]
+    arena: Tensor,
+    firsts: Sequence[int],
+    counts: Sequence[int],
+    tables: Sequence[NDArray[np.int32]],
+    device: Device | None = None,
 ) -> CpuBatch:
     """Lay out a step's rows for attention. Row r computes ``counts[r]`` tokens from position ``firsts[r]``
-    on; ``tables[r]`` has its block ids; ``arena`` gives the block size.
+    on; ``tables[r]`` has its block ids; ``arena`` gives the block size. Nothing is uploaded.
 
     Unlike `kernels.batch.lay_out` it makes no ``groups``, which only the reference reads, but sorts the rows
     into those of one token and those of several.

@@ -16,7 +16,8 @@ from torch import Tensor
 from ..batch import Families, PagedBatch
 from ..float8 import E4M3
 from ..interface import Attention, HeadNorm
-from . import invariant_kernels, rowwise, seeded_sampling, store
+from ..reference.penalties import Said
+from . import invariant_kernels, penalties, rowwise, seeded_sampling, store
 from .decode import decode_attention
 from .extend import extend_attention
 from .prefix import prefix_attention
@@ -86,7 +87,8 @@ def attention(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]
 
 
 def stores(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """Yield the name and the launch of the kernel that norms, rotates and stores K and V, for ``shape``."""
+    """Yield the names and launches of the kernel that norms, rotates and stores K and V, and of the one that
+    copies blocks, for ``shape``."""
     heads = shape.q_heads + 2 * shape.kv_heads
     arena = empty(
         8, LAYERS, 2, shape.kv_heads, shape.block, shape.dim, dtype=shape.stored or shape.dtype, device=device
@@ -100,6 +102,7 @@ def stores(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]]:
         f"store {shape.name}",
         lambda: store.rotate_and_store(qkv, norm, (angle, angle), arena, 1, slots),
     )
+    yield f"copy {shape.name}", lambda: store.copy_blocks(arena, [0, 1], [2, 3])
 
 
 def rows(hidden: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
@@ -122,6 +125,20 @@ def draws(vocab: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
         yield f"draw {vocab} {name}", partial(seeded_sampling.sample, *arguments, candidates=candidates)
 
 
+def edits(vocab: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
+    """Yield the names and launches of what sampling needs beside the draw, for a vocabulary of ``vocab``
+    tokens: penalties, a grammar's mask, and log probabilities."""
+    logits = empty(ROWS, vocab, dtype=torch.float32, device=device)
+    rows, tokens = empty(ROWS, device=device), empty(300, device=device)
+    strengths = [empty(ROWS, dtype=torch.float64, device=device) for _ in range(3)]
+    masks = empty(ROWS, -(-vocab // 64), device=device)
+    said = Said(rows, tokens, tokens, tokens)
+    yield f"penalties {vocab}", partial(penalties.penalize, logits, said, *strengths)
+    yield f"mask {vocab}", partial(penalties.allow, logits, rows, masks)
+    for most in (0, 20):
+        yield f"scores {vocab} top {most}", partial(seeded_sampling.log_probabilities, logits, rows, most)
+
+
 def linears(width: int, outs: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
     """Yield the names and launches of the batch-invariant matrix product from ``width`` to ``outs`` numbers,
     in bfloat16 and float32."""
@@ -142,3 +159,4 @@ def all_launches(device: torch.device) -> Iterator[tuple[str, Launch]]:
     for width, outs in ((1024, 4096), (4096, 24_576)):
         yield from linears(width, outs, device)
     yield from draws(151_936, device)
+    yield from edits(151_936, device)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..batch import upload
+from ..device import upload
 from ..float8 import E4M3, as_bytes
 from ..interface import HeadNorm
 from .configurations import chosen

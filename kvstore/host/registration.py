@@ -99,7 +99,7 @@ class Registration:
                 self._wanted.remove(piece)
 
     def close(self) -> None:
-        """Unregister everything. Copies from and to the memory must be done."""
+        """Unregister everything, once the copies from and to the memory are done."""
         with self._lock:
             self._closed = True
             thread = self._thread

@@ -1,17 +1,20 @@
-"""Which exceptions of torch mean that the device is lost for this process.
+"""What an exception of torch leaves behind: a device that is lost for this process, or one that goes on.
 
 After an illegal access, a failed assertion or a hardware error each later call of the process fails: CUDA calls
 such errors sticky, and only a new process can use the device again. A refusal of a single call (out of memory,
-a launch out of bounds) leaves the device as it was. Numbers: ``cudaError_t`` of the CUDA runtime API.
+a launch out of bounds) leaves the device as it was, and it goes on with what it was given before. Numbers:
+``cudaError_t`` of the CUDA runtime API.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import clear_frames
 
 import torch
 
+from ...kernels.device import Device
 from ..errors import EngineDied
 
 REFUSALS = frozenset({1, 2, 9, 98, 200, 209, 701, 712, 713, 801})
@@ -48,12 +51,24 @@ def is_lost(error: Exception) -> bool:
 
 
 @contextmanager
-def device_watched() -> Iterator[None]:
-    """A context that raises ``EngineDied`` in place of an exception which means that the device is lost;
-    others pass."""
+def device_watched(device: Device) -> Iterator[None]:
+    """A context that an exception leaves only when ``device`` is done with all that it was given: a step that
+    failed half way has no copy under way, and its slots, blocks and tensors are free. Raises ``EngineDied`` in
+    place of an exception which means that the device is lost; others pass."""
     try:
         yield
     except Exception as error:
-        if is_lost(error):
-            raise EngineDied("the device is lost: " + str(error).split("\n", 1)[0][:200]) from error
+        lost = error if is_lost(error) else _unfinished(device)
+        if lost is not None:
+            raise EngineDied("the device is lost: " + str(lost).split("\n", 1)[0][:200]) from lost
+        clear_frames(error.__traceback__)  # else it keeps the memory that the next step may lack
         raise
+
+
+def _unfinished(device: Device) -> Exception | None:
+    """Wait until the device has nothing to do. Returns what it raised; None if it is done."""
+    try:
+        device.synchronize()
+    except Exception as error:
+        return error
+    return None

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...kernels.batch import PagedBatch, upload
+from ...kernels.batch import PagedBatch
 from ...kernels.device import Device, device_of
 from ...kvstore.arena import DeviceArena
 from ...kvstore.block_mover import BlockMover, Saving
@@ -66,32 +66,37 @@ class TorchRunner:
         """Start a step, and return its handle. Plans with the same step number (parts of one, run again) are
         fed by the same earlier step.
 
-        Raises what torch raises: then no row of this plan has an outcome. ``EngineDied``: the device is lost.
+        Raises what torch raises: then no row of this plan has an outcome, and nothing of it runs any more.
+        ``EngineDied``: the device is lost.
         """
-        with device_watched(), self._device.active(), torch.inference_mode():
-            kernels = self._decoder.kernels
-            saving = self._move(plan)
-            for arena in self._arenas if plan.copies else ():
-                kernels.copy_blocks(arena, (c.source for c in plan.copies), (c.target for c in plan.copies))
-            if plan.copies and self._mover is not None:
-                self._mover.copied()
-            if not plan.rows:
-                return TorchHandle(self._device, self._grammars, plan.rows, None, saving)
-            if plan.step != self._last.step:
-                self._before = self._last
-            batch = kernels.lay_out(
-                self._arenas[0],
-                [row.first for row in plan.rows],
-                [row.count for row in plan.rows],
-                [row.table for row in plan.rows],
-            )
-            tokens = self._input_ids(plan)
-            hidden = self._decoder.hidden(tokens, batch, self._arenas)
-            drawn = self._draw(plan, hidden, batch, tokens)
-            self._last = _Sampled(plan.step, drawn[:, 0])
-            starts = np.cumsum([0, *(row.count for row in plan.rows[:-1])])
-            scored = score(plan.rows, starts, hidden, self._decoder.logits, kernels)
-            return TorchHandle(self._device, self._grammars, plan.rows, drawn, saving, scored)
+        with device_watched(self._device), self._device.active(), torch.inference_mode():
+            return self._enqueue(plan)
+
+    def _enqueue(self, plan: Plan) -> TorchHandle:
+        kernels = self._decoder.kernels
+        saving = self._move(plan)
+        for arena in self._arenas if plan.copies else ():
+            kernels.copy_blocks(arena, (c.source for c in plan.copies), (c.target for c in plan.copies))
+        if plan.copies and self._mover is not None:
+            self._mover.copied()
+        if not plan.rows:
+            return TorchHandle(self._device, self._grammars, plan.rows, None, saving)
+        before = self._before if plan.step == self._last.step else self._last
+        batch = kernels.lay_out(
+            self._arenas[0],
+            [row.first for row in plan.rows],
+            [row.count for row in plan.rows],
+            [row.table for row in plan.rows],
+            self._device,
+        )
+        tokens = self._input_ids(plan, before)
+        hidden = self._decoder.hidden(tokens, batch, self._arenas)
+        drawn = self._draw(plan, hidden, batch, tokens)
+        starts = np.cumsum([0, *(row.count for row in plan.rows[:-1])])
+        scored = score(plan.rows, starts, hidden, self._decoder.logits, self._device, kernels)
+        handle = TorchHandle(self._device, self._grammars, plan.rows, drawn, saving, scored)
+        self._before, self._last = before, _Sampled(plan.step, drawn[:, 0])
+        return handle
 
     def _move(self, plan: Plan) -> Saving | None:
         if self._mover is None:
@@ -101,18 +106,18 @@ class TorchRunner:
         loads = [(load.slot, load.block) for load in plan.loads]
         return self._mover.move(saves, loads, plan.written(self._block_tokens) if saves else ())
 
-    def _input_ids(self, plan: Plan) -> Tensor:
-        """The step's token ids, int64 ``[tokens]``: those in the plan, and those that the step before
+    def _input_ids(self, plan: Plan, before: _Sampled) -> Tensor:
+        """The step's token ids, int64 ``[tokens]``: those in the plan, and those that the step ``before``
         samples."""
         waiting = np.zeros(1, dtype=np.int64)
         own = np.concatenate([waiting if row.fed_by is not None else row.tokens for row in plan.rows])
         starts = np.cumsum([0, *(row.count for row in plan.rows)])
         fed = [(starts[at], row.fed_by) for at, row in enumerate(plan.rows) if row.fed_by is not None]
         if not fed:
-            return upload([own], self._decoder.device)[0]
+            return self._device.upload([own])[0]
         places, sources = np.array(fed, dtype=np.int64).T
-        ids, to, by = upload([own, places, sources], self._decoder.device)
-        return ids.index_copy_(0, to, self._before.ids[by])
+        ids, to, by = self._device.upload([own, places, sources])
+        return ids.index_copy_(0, to, before.ids[by])
 
     def _draw(self, plan: Plan, hidden: Tensor, batch: PagedBatch, tokens: Tensor) -> Tensor:
         """Sample for the rows that ask for it. Returns the lines that `sampler.draw` makes, int64 ``[rows, 2
@@ -121,11 +126,11 @@ class TorchRunner:
         drawn = np.array([at for at, row in enumerate(plan.rows) if row.sampling is not None], dtype=np.int64)
         if not drawn.size:
             return torch.zeros((len(plan.rows), 2), dtype=torch.int64, device=hidden.device)
-        rows = upload([drawn], hidden.device)[0]
+        rows = self._device.upload([drawn])[0]
         last = batch.row_starts[rows + 1] - 1
         logits = self._decoder.logits(hidden[last])
         rows_drawn = [plan.rows[at] for at in drawn]
-        lines = draw(rows_drawn, logits, tokens[last], self._grammars, self._decoder.kernels)
+        lines = draw(rows_drawn, logits, tokens[last], self._grammars, self._device, self._decoder.kernels)
         if drawn.size == len(plan.rows):
             return lines
         whole = torch.zeros((len(plan.rows), lines.shape[1]), dtype=torch.int64, device=hidden.device)
@@ -150,6 +155,7 @@ class TorchHandle:
         saving: Saving | None = None,
         scored: Tensor | None = None,
     ) -> None:
+        self._device = device
         self._grammars = grammars
         self._rows = rows
         self._outcomes = None if outcomes is None else device.fetch(outcomes)
@@ -160,7 +166,7 @@ class TorchHandle:
     def tokens(self) -> list[Outcome]:
         """Wait for the step. Returns the outcomes, one for each of the plan's rows in order; none for a plan
         without rows."""
-        with device_watched():
+        with device_watched(self._device):
             self._done.wait()
             if self._saving is not None:
                 self._saving.wait()

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...kernels.batch import upload
+from ...kernels.device import Device, Ints
 from ...kernels.interface import Kernels
 from ...kernels.reference import backend, penalties
 from ...kernels.reference.penalties import NO_TOKEN, NOTHING, Said
@@ -35,7 +35,6 @@ _FAULTS = {_INFINITE: "logits are not finite", _FORBIDDEN: "every token is forbi
 SCORED_AT_ONCE = 128
 """Rows of logits that are made at once for log probabilities of prompts."""
 
-Ints = NDArray[np.int64]
 _Asked = list[tuple[PlanRow, Sampling]]
 
 
@@ -44,26 +43,27 @@ def draw(
     logits: Tensor,
     last: Tensor,
     grammars: Matchers,
+    device: Device,
     kernels: Kernels = backend,
 ) -> Tensor:
     """Sample one token for each row. Returns a line for each, to be read by `outcome`: int64 ``[rows, 2 +
     scores]``. May overwrite ``logits``.
 
     ``logits``: fp32 ``[rows, vocab]``. ``last``: the rows' last tokens, int64 ``[rows]``. ``grammars``: makes
-    the masks. ``kernels``: the backend that computes. Columns: the token id; a code for "sound" or for what
-    is wrong; and, if a row asks for log probabilities, the id's own, the ids of the n likeliest tokens and
-    their log probabilities (fp64 numbers as the int64 with the same bits).
+    the masks. ``device``: the one of the logits. ``kernels``: the backend that computes. Columns: the token
+    id; a code for "sound" or for what is wrong; and, if a row asks for log probabilities, the id's own, the
+    ids of the n likeliest tokens and their log probabilities (fp64 numbers as the int64 with the same bits).
     """
     asked = [(row, row.sampling) for row in rows if row.sampling is not None]
     # The sum of finite fp32 logits is finite, and of any others it is not: one pass, no mask.
     verdict = logits.sum(-1).isfinite().long()
     scored = [at for at, (_, one) in enumerate(asked) if one.logprobs is not None]
-    places = upload([np.array(scored, dtype=np.int64)], logits.device)[0] if scored else None
+    places = device.upload([np.array(scored, dtype=np.int64)])[0] if scored else None
     model = logits[places] if places is not None else None
-    if _edit(asked, logits, last, grammars, kernels):
+    if _edit(asked, logits, last, grammars, device, kernels):
         left = logits.amax(-1) > float("-inf")
         verdict = torch.where(left, verdict, torch.where(verdict == _SOUND, _FORBIDDEN, verdict))
-    ids = _choose(asked, logits, kernels)
+    ids = _choose(asked, logits, device, kernels)
     drawn = torch.stack((ids, verdict), dim=-1)
     if places is None or model is None:
         return drawn
@@ -90,7 +90,12 @@ def outcome(row: PlanRow, drawn: Sequence[int], grammars: Matchers) -> Outcome:
 
 
 def score(
-    rows: Sequence[PlanRow], starts: Ints, hidden: Tensor, head: Callable[[Tensor], Tensor], kernels: Kernels
+    rows: Sequence[PlanRow],
+    starts: Ints,
+    hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    device: Device,
+    kernels: Kernels,
 ) -> Tensor | None:
     """The log probabilities of all rows' ``scored`` tokens, in order, to be read by `prompt_scores`: int64
     ``[tokens, 1 + 2 most]``; None if no row has any.
@@ -106,7 +111,7 @@ def score(
     if not asked:
         return None
     at = np.concatenate([first + np.arange(len(tokens)) for first, tokens in asked])
-    places, ids = upload([at, np.concatenate([tokens for _, tokens in asked])], hidden.device)
+    places, ids = device.upload([at, np.concatenate([tokens for _, tokens in asked])])
     most = max(row.scored_top for row in rows if row.scored is not None)
     parts = []
     for begin in range(0, len(at), SCORED_AT_ONCE):
@@ -151,7 +156,9 @@ def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
 # --- before temperature: bias, penalties, forbidden tokens -----------------------------------------------
 
 
-def _edit(asked: _Asked, logits: Tensor, last: Tensor, masks: Matchers, kernels: Kernels) -> bool:
+def _edit(
+    asked: _Asked, logits: Tensor, last: Tensor, masks: Matchers, device: Device, kernels: Kernels
+) -> bool:
     """Apply to the logits, in place, what rows ask for: bias, penalties, forbidden tokens, bad words and
     grammars. Returns whether any row asks for one of them. ``last``: the rows' last tokens; ``masks``: makes
     the masks of grammars."""
@@ -162,7 +169,7 @@ def _edit(asked: _Asked, logits: Tensor, last: Tensor, masks: Matchers, kernels:
     makers = (_bias, _penalties, _bad_words, partial(_grammars, logits.shape[-1], masks))
     edits = [edit for make in makers if (edit := make(asked, kernels))]
     sizes = [len(arrays) for arrays, _ in edits]
-    tensors = iter(upload([array for arrays, _ in edits for array in arrays], logits.device))
+    tensors = iter(device.upload([array for arrays, _ in edits for array in arrays]))
     for size, (_, act) in zip(sizes, edits, strict=True):
         act([next(tensors) for _ in range(size)], logits, last)
     return True
@@ -274,7 +281,7 @@ def _past(row: PlanRow) -> NDArray[np.int32]:
 # --- temperature, limits, sampling ------------------------------------------------------------------------
 
 
-def _choose(asked: _Asked, logits: Tensor, kernels: Kernels) -> Tensor:
+def _choose(asked: _Asked, logits: Tensor, device: Device, kernels: Kernels) -> Tensor:
     """The next token of each row, int64 ``[rows]``. Rows with temperature 0 take the argmax, others a sample.
 
     ``asked``: each row of the plan with its sampling parameters. ``logits``: ``[rows, vocab]``, in the same
@@ -284,20 +291,19 @@ def _choose(asked: _Asked, logits: Tensor, kernels: Kernels) -> Tensor:
     if not warm:
         return logits.argmax(-1)
     if len(warm) == len(asked):
-        return _sample(asked, logits, kernels)
-    places = upload([_ints(warm)], logits.device)[0]
-    return logits.argmax(-1).index_copy_(
-        0, places, _sample([asked[at] for at in warm], logits[places], kernels)
-    )
+        return _sample(asked, logits, device, kernels)
+    places = device.upload([_ints(warm)])[0]
+    some = _sample([asked[at] for at in warm], logits[places], device, kernels)
+    return logits.argmax(-1).index_copy_(0, places, some)
 
 
-def _sample(asked: _Asked, logits: Tensor, kernels: Kernels) -> Tensor:
+def _sample(asked: _Asked, logits: Tensor, device: Device, kernels: Kernels) -> Tensor:
     vocab = logits.shape[-1]
     ones = [one for _, one in asked]
     cut = [one.top_k or vocab for one in ones if one.top_k or one.top_p < 1]
     typical = [at for at, one in enumerate(ones) if one.typical_p < 1]
     # One array for each argument, none a row of a larger one: so that each is aligned (see `upload`).
-    top_k, positions, seeds, rows, *reals = upload(
+    top_k, positions, seeds, rows, *reals = device.upload(
         [
             _ints([min(one.top_k, vocab) for one in ones]),
             _ints([row.first + row.count for row, _ in asked]),
@@ -307,8 +313,7 @@ def _sample(asked: _Asked, logits: Tensor, kernels: Kernels) -> Tensor:
             _bits([one.top_p for one in ones]),
             _bits([one.min_p for one in ones]),
             _bits([ones[at].typical_p for at in typical]),
-        ],
-        logits.device,
+        ]
     )
     temperature, top_p, min_p, mass = (one.view(torch.float64) for one in reals)
     return kernels.sample(

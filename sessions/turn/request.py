@@ -84,7 +84,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``truncation``: None refuses a prompt that does not fit. ``input`` is never truncated.
     ``prompt``: token ids that are the whole prompt, in place of the conversation and its template; for a
     request out of band. None: the conversation is the prompt.
-    ``parse_calls``: if false, tool calls are delivered as text.
+    ``parse_calls``: if false, tool calls are delivered as text; so are those of a turn without tools.
     ``parallel_calls``: if false, the reply ends behind its first call.
     ``format``: the grammar of the reply's text.
     ``tool_choice``: auto, none or required; with required the reply is only calls, of ``tool`` if that is set.

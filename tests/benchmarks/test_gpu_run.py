@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import signal
@@ -13,6 +14,8 @@ import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +27,7 @@ from holdfast.benchmarks.harness import servers
 from holdfast.benchmarks.harness.servers import run_seconds
 from holdfast.benchmarks.toys import make_toy
 from holdfast.runtime.model.load import load_model
+from holdfast.tests.test_house import names_in
 
 
 def test_child_processes_import_this_checkout_and_carried_wheels(
@@ -115,10 +119,60 @@ def test_missing_wheels_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert wheels.missing("engine") == ["neither-is-this", "not_there"]
 
 
-def test_files_of_the_gpu_mark_are_found_by_room() -> None:
-    found = {room: [Path(file).name for file in files] for room, files in engine._marked().items()}
-    assert set(found) == {"end_to_end", "kernels", "kvstore", "runtime"}
-    assert found["kernels"] == ["test_gpu_kernels.py"]
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of the parts that run tests, from the word behind Python on."""
+    asked: list[list[str]] = []
+
+    def ask(command: list[str], **_: object) -> SimpleNamespace:
+        asked.append(command[command.index(sys.executable) + 1 :])
+        return SimpleNamespace(returncode=0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.subprocess, "run", ask)
+        patch.setattr(engine.shutil, "which", lambda *_, **__: "compute-sanitizer")
+        for part in ("tests-kernels", "tests-kvstore", "tests", "sanitizer"):
+            lines, failure = run.measured(part, None, 60.0)
+            assert lines and not failure
+    return asked
+
+
+def test_the_commands_that_run_tests_on_a_gpu_select_tests(commands: list[list[str]]) -> None:
+    """As they stand, but that tests are only collected: each file can be imported and has one of the mark."""
+    files = sorted({word for command in commands for word in command if word.endswith(".py")})
+    words = {tuple(word for word in command if word not in files) for command in commands}
+    assert len(words) == 1 and {Path(file).relative_to(run.ROOT / "tests").parts[0] for file in files} == {
+        "end_to_end",
+        "kernels",
+        "kvstore",
+        "runtime",
+    }
+    command = [sys.executable, *words.pop(), "--collect-only", *files]
+    ran = subprocess.run(command, cwd=run.ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    for file in files:
+        assert f"{Path(file).relative_to(run.ROOT)}::" in ran.stdout
+
+
+def test_what_only_a_gpu_runs_can_be_imported(commands: list[list[str]]) -> None:
+    """Modules of other packages too, and in functions; but packages that are not here. `test_references` looks
+    at the rest."""
+    paths = [*(run.ROOT / "benchmarks" / "gpu").glob("*.py"), *(run.ROOT / "kernels" / "gpu").glob("*.py")]
+    paths += [Path(word) for command in commands for word in command if word.endswith(".py")]
+    for path in paths:
+        place = path.relative_to(run.ROOT)
+        import_module(".".join(["holdfast", *place.with_suffix("").parts]).removesuffix(".__init__"))
+        for node in ast.walk(ast.parse(path.read_text())):
+            for stem, name in names_in(place, node) if isinstance(node, ast.stmt) else ():
+                if find_spec(stem.split(".")[0]) is None or name == "annotations":
+                    continue
+                module = import_module(stem)
+                assert not name or hasattr(module, name) or find_spec(f"{stem}.{name}"), (
+                    f"{place}: {stem}.{name}"
+                )
+    for part in run.PARTS.values():
+        module_name, function = part.split(".")
+        assert hasattr(import_module(f"holdfast.benchmarks.gpu.{module_name}"), function)
 
 
 def test_a_model_with_failing_steps_is_not_measured(tmp_path: Path) -> None:

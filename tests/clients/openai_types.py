@@ -1,23 +1,26 @@
-"""Run by `.venv-clients`: what the `openai` package says of the Realtime protocol.
+"""Run by `.venv-clients`: what the `openai` package says of the Realtime protocol and of Responses.
 
 `parse` validates each line of standard input, a server event, against its types, and prints their names.
-`fields` prints the fields of its client events, as paths with `[]` for lists, and its event types.
+`responses` does that with events of a response's stream, and with the items in them. `fields` prints the fields
+of its client events, as paths with `[]` for lists, and its event types.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import types
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from openai.types.realtime import RealtimeClientEvent, RealtimeServerEvent
+from openai.types.responses import ResponseItem, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 
-def parse() -> list[str]:
+def parse(kind: Any = RealtimeServerEvent) -> list[str]:
     """The class each event is parsed as. Raises when one does not fit its type."""
-    adapter: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
     names = []
     for line in sys.stdin:
         event = json.loads(line)
@@ -25,6 +28,17 @@ def parse() -> list[str]:
         assert parsed.type == event["type"], (parsed, event)
         names.append(type(parsed).__name__)
     return names
+
+
+def responses() -> list[str]:
+    """The same for events of a response's stream; each item in them is parsed as one of a list, too."""
+    adapter: TypeAdapter[Any] = TypeAdapter(ResponseItem)
+    lines = sys.stdin.read().splitlines()
+    for event in map(json.loads, lines):
+        for item in event.get("response", {}).get("output", [event["item"]] if "item" in event else []):
+            adapter.validate_python(item)
+    sys.stdin = io.StringIO("\n".join(lines))
+    return parse(ResponseStreamEvent)
 
 
 def fields() -> dict[str, Any]:
@@ -74,4 +88,4 @@ def members(annotation: Any) -> list[Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"parse": parse, "fields": fields}[sys.argv[1]]()))
+    print(json.dumps({"parse": parse, "responses": responses, "fields": fields}[sys.argv[1]]()))

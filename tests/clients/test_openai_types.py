@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+from hypothesis import given
 
 from holdfast.gateway.realtime.conversation import Conversation
 from holdfast.gateway.realtime.effects import Send
@@ -29,6 +30,7 @@ from holdfast.sessions.turn.events import (
     ReplyTextDelta,
     TurnUsage,
 )
+from holdfast.tests.gateway.responses.test_every_end import Told, replies
 
 TEXT = Message(id="a", role="assistant", text="Hi")
 CALL = FunctionCall(id="f", call_id="c", name="add", arguments="{}")
@@ -123,6 +125,18 @@ def test_openai_parses_every_event_we_send(client_script: Callable[..., Any]) ->
     assert {type(event) for event in events} == standard
     frames = "\n".join(codec.encode(event).decode() for event in events)
     assert len(client_script("openai_types.py", "parse", given=frames)) == len(events)
+
+
+def test_openai_parses_every_response_we_send(client_script: Callable[..., Any]) -> None:
+    """Whatever a reply says, wherever it is cut, and however it ends."""
+    lines: list[str] = []
+
+    @given(replies())
+    def tell(one: Told) -> None:
+        lines.extend(msgspec.json.encode(event).decode() for event in one.events)
+
+    tell()
+    assert len(client_script("openai_types.py", "responses", given="\n".join(lines))) == len(lines) > 500
 
 
 def standard_fields(fields: dict[str, list[str]]) -> dict[str, list[str]]:

@@ -15,55 +15,12 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from holdfast.gateway.server import Serving
+from holdfast.tests.gateway.responses.standard import ITEMS, check_response
 
 from .wires import Json
 
 pytestmark = pytest.mark.anyio
 
-NUMBER, TEXT, LIST, TRUTH = (int, float), (str,), (list,), (bool,)
-NONE = type(None)
-RESOURCE: dict[str, tuple[type, ...]] = {
-    "id": TEXT,
-    "object": TEXT,
-    "created_at": (int,),
-    "completed_at": (int, NONE),
-    "status": TEXT,
-    "incomplete_details": (dict, NONE),
-    "model": TEXT,
-    "previous_response_id": (str, NONE),
-    "instructions": (str, NONE),
-    "output": LIST,
-    "error": (dict, NONE),
-    "tools": LIST,
-    "tool_choice": (str, dict),
-    "truncation": TEXT,
-    "parallel_tool_calls": TRUTH,
-    "text": (dict,),
-    "top_p": NUMBER,
-    "presence_penalty": NUMBER,
-    "frequency_penalty": NUMBER,
-    "top_logprobs": (int,),
-    "temperature": NUMBER,
-    "reasoning": (dict, NONE),
-    "user": (str, NONE),
-    "usage": (dict, NONE),
-    "max_output_tokens": (int, NONE),
-    "max_tool_calls": (int, NONE),
-    "store": TRUTH,
-    "background": TRUTH,
-    "service_tier": TEXT,
-    "metadata": (dict,),
-    "safety_identifier": (str, NONE),
-    "prompt_cache_key": (str, NONE),
-}
-"""The fields that the specification requires of a response, with their types."""
-ITEMS: dict[str, set[str]] = {
-    "message": {"id", "status", "role", "content"},
-    "function_call": {"id", "status", "call_id", "name", "arguments"},
-    "reasoning": {"id", "summary"},
-    "compaction": {"id", "encrypted_content"},
-}
-"""What it requires of items."""
 ENDS = ("response.completed", "response.incomplete", "response.failed")
 WEATHER = {
     "type": "function",
@@ -79,11 +36,8 @@ def said(text: str, role: str = "user", **fields: str) -> Json:
 
 def checked(response: Json, *kinds: str) -> Json:
     """A completed response, held against the specification. ``kinds``: types of items that it must have."""
-    for name, types in RESOURCE.items():
-        assert isinstance(response[name], types), (name, response[name])
-    assert response["object"] == "response" and response["status"] == "completed" and response["output"]
-    for item in response["output"]:
-        assert ITEMS[item["type"]] <= set(item), item
+    check_response(response)
+    assert response["status"] == "completed" and response["output"]
     assert {item["type"] for item in response["output"]} >= set(kinds)
     return response
 

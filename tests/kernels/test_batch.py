@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.kernels.batch import gathers_of, lay_out, upload
+from holdfast.kernels.batch import gathers_of, lay_out
 
 BLOCK = 4
 
@@ -75,20 +75,8 @@ def test_the_table_may_change_afterwards() -> None:
     assert batch.slots.tolist() == [5 * BLOCK, 5 * BLOCK + 1]
 
 
-def test_upload_keeps_shapes_and_values() -> None:
-    arrays = [np.arange(6).reshape(2, 3), np.zeros(0, dtype=np.int64), np.array([7])]
-    parts = upload(arrays, torch.device("cpu"))
-    assert [part.tolist() for part in parts] == [[[0, 1, 2], [3, 4, 5]], [], [7]]
-    arrays[0][:] = 9
-    assert parts[0][0, 0] == 0
-
-
 @pytest.mark.parametrize("rows", range(1, 6))
-def test_every_uploaded_array_is_aligned_whatever_stands_before_it(rows: int) -> None:
-    """To 16 bytes: for a pointer that is not, Triton compiles every kernel that takes it once more."""
-    arrays = [np.arange(rows), np.arange(rows + 1), np.zeros((rows, 3), dtype=np.int64), np.arange(2)]
-    for part, array in zip(upload(arrays, torch.device("cpu")), arrays, strict=True):
-        assert part.data_ptr() % 16 == 0 and part.tolist() == array.tolist()
+def test_every_array_of_a_layout_is_aligned(rows: int) -> None:
     batch = lay_out(arena(), [5] * rows, [1] * rows, [table(9, 7)] * rows)
     parts = (batch.positions, batch.slots, batch.row_starts, batch.context_lengths, batch.tables)
     assert [part.data_ptr() % 16 for part in parts] == [0] * 5

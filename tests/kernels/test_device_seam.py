@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 
@@ -58,6 +59,7 @@ class Calls:
     """What was asked of `torch.cuda`: the current device, and that of each stream and event as it was made."""
 
     current: int = 0
+    lost: bool = False
     made: list[tuple[str, int]] = field(default_factory=list)
 
 
@@ -87,7 +89,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
             assert stream.index == calls.current, "an event belongs to the device that is current"
             calls.made.append(("event", stream.index))
 
-    for name, fake in (("device", device), ("Stream", Stream), ("Event", Event), ("current_stream", Stream)):
+    def synchronize(index: int) -> None:
+        calls.made.append(("synchronize", index))
+        if calls.lost:
+            raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    fakes = {"device": device, "Stream": Stream, "Event": Event, "current_stream": Stream}
+    for name, fake in {**fakes, "synchronize": synchronize}.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: calls.current)
     return calls
@@ -157,3 +165,26 @@ def test_the_library_that_is_loaded_is_found_by_its_name() -> None:
     (path,) = seam._loaded("libpython3") or seam._loaded("libc.so") or seam._loaded("libc-")
     assert ctypes.CDLL(path)._handle
     assert not seam._loaded("libcudart_that_is_not_there")
+
+
+def test_an_upload_keeps_shapes_and_values() -> None:
+    arrays = [np.arange(6).reshape(2, 3), np.zeros(0, dtype=np.int64), np.array([7])]
+    parts = CpuDevice().upload(arrays)
+    assert [part.tolist() for part in parts] == [[[0, 1, 2], [3, 4, 5]], [], [7]]
+    arrays[0][:] = 9
+    assert parts[0][0, 0] == 0
+
+
+@pytest.mark.parametrize("rows", range(1, 6))
+def test_every_uploaded_array_is_aligned_whatever_stands_before_it(rows: int) -> None:
+    """To 16 bytes: for a pointer that is not, Triton compiles every kernel that takes it once more."""
+    arrays = [np.arange(rows), np.arange(rows + 1), np.zeros((rows, 3), dtype=np.int64), np.arange(2)]
+    for part, array in zip(CpuDevice().upload(arrays), arrays, strict=True):
+        assert part.data_ptr() % 16 == 0 and part.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_memory_is_unregistered_once_the_device_is_done_or_lost(lost: bool, calls: Calls) -> None:
+    runtime, calls.lost = StubRuntime(held={4096: 4096}), lost
+    cuda(runtime, index=1).unregister([4096])
+    assert calls.made == [("synchronize", 1)] and not runtime.held

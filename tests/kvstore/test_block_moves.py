@@ -131,7 +131,7 @@ def test_saves_run_beside_the_device_s_work_but_before_what_overwrites_them() ->
     saving = mover.move([(block, 40, 16) for block in (7,)], [])  # what an earlier call loads
     wait(saving)
     assert (torch.frombuffer(memory.payload(40), dtype=torch.bfloat16) == 7).all()
-    mover.close()
+    mover.registration.close()
     torch.cuda.synchronize()  # nothing is pending
     assert not mover.registration.registered
 

@@ -5,26 +5,36 @@ What is enqueued is a closure; each stream runs its own in order, and which stre
 host is garbage until then. Torch's own operations are put off like that, too, by a dispatch mode, so the
 code under test is that of the runner as it stands.
 
+Memory is torch's on CUDA: what an operation returns is freed with its last tensor, and then belongs to later
+work on the main stream, so garbage is written to it there; another stream that still reads it, reads garbage.
+The host memory that an upload leaves from is used again once the copy is done. A copy from or to host memory
+that is not registered holds up the host. And each call may be refused, as for want of memory (`refuse`).
+
 The decoder over it is that of `fakes`: KV is (position, digest), a token is a digest of all that was read.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cache, lru_cache
+from itertools import accumulate
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.kernels import batch
 from holdfast.kernels.batch import PagedBatch
+from holdfast.kernels.device import Ints
+from holdfast.kernels.reference import seeded_sampling
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.block_mover import BlockMover
 from holdfast.kvstore.groups import KVGroup
@@ -40,7 +50,8 @@ from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fakes import MASK, SECRET, SPACE, FakeDisk, draw, mix, take_in, weigh
 
-GARBAGE = 0x5A
+GARBAGE, NAN = 0x5A, 0xFF
+"""Bytes of memory that holds nothing: of integers, and of numbers that are not any."""
 CHUNKS = 4
 """A context goes through fp32 in pieces of 16 bits."""
 SPOILED = -1
@@ -54,22 +65,38 @@ class FakeStream:
         self.device = device
         self.queue: deque[Callable[[], bool]] = deque()
         self.enqueued = self.done = 0
+        self._freed: deque[tuple[int, np.ndarray]] = deque()  # memory, and how many closures may use it
 
     def enqueue(self, act: Callable[[], object]) -> None:
+        self.device.call()
         self._add(lambda: (act(), True)[1])
 
     def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         for target, source in pairs:
-            self.enqueue(lambda target=target, source=source: target.copy_(source))
+            to, by = self.device.unowned(target), self.device.unowned(source)
+            self.enqueue(lambda to=to, by=by: to.copy_(by))
+            if not (self.device.reaches(target) and self.device.reaches(source)):
+                FakeEvent(self, self.enqueued).wait()
 
     def record(self) -> FakeEvent:
         assert self.device.is_active or self is not self.device.main, (
             "an event of whichever device is current"
         )
+        self.device.call()
         return FakeEvent(self, self.enqueued)
 
     def follow(self, event: FakeEvent) -> None:
+        self.device.call()
         self._add(lambda: event.done)
+
+    def spoil(self, memory: np.ndarray) -> None:
+        """Let other things stand in ``memory`` behind all that was enqueued so far."""
+        self._freed.append((self.enqueued, memory))
+        self._spoil()
+
+    def _spoil(self) -> None:
+        while self._freed and self._freed[0][0] <= self.done:
+            self._freed.popleft()[1].view(np.uint8).fill(GARBAGE)
 
     def _add(self, act: Callable[[], bool]) -> None:
         self.queue.append(act)
@@ -82,6 +109,8 @@ class FakeStream:
             return False
         self.queue.popleft()
         self.done += 1
+        if self._freed:
+            self._spoil()
         return True
 
 
@@ -98,17 +127,24 @@ class FakeEvent:
 
     def wait(self) -> None:
         device = self.stream.device
+        device.call()
         device.stir()
         while not self.done:
             assert self.stream.advance() or device.advance(), "an event that nothing leads to"
 
 
 class FakeDevice:
-    """Implements `kernels.device.Device`. ``chance``: what runs when; ``late``: nothing runs before it must."""
+    """Implements `kernels.device.Device`. ``chance``: what runs when; ``late``: nothing runs before it must.
+
+    ``host``: the address and length of the host memory that copies may leave from or go to. ``calls``: how many
+    calls it took so far, each of which may be refused.
+    """
 
     overlaps = True
 
-    def __init__(self, chance: Random | None = None, *, late: bool = False) -> None:
+    def __init__(
+        self, chance: Random | None = None, *, late: bool = False, host: tuple[int, int] = (0, 0)
+    ) -> None:
         self.chance = chance or Random(0)
         self.late = late
         self.is_active = False
@@ -116,6 +152,26 @@ class FakeDevice:
         self.main = FakeStream(self)
         self.streams = [self.main]
         self.registered: dict[int, int] = {}
+        self.host = host
+        self.calls = 0
+        self.doomed: int | None = None  # the call of the next launch to refuse, see `BombedRunner`
+        self._refused_at: int | None = None
+        self._memory: dict[int, np.ndarray] = {}  # of tensors that are not freed yet, by address
+
+    def refuse(self, call: int | None) -> None:
+        """Refuse the ``call``-th call from now on, 0 for the next; None: none."""
+        self._refused_at = None if call is None else self.calls + call
+
+    def call(self) -> None:
+        """Each call of the device's: raises if it is the one to be refused."""
+        self.calls += 1
+        if self.calls - 1 == self._refused_at:
+            raise torch.OutOfMemoryError(f"CUDA out of memory, at call {self.calls}")
+
+    @property
+    def holds(self) -> int:
+        """How many tensors have memory of the device's."""
+        return len(self._memory)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -134,16 +190,70 @@ class FakeDevice:
         self.streams.append(FakeStream(self))
         return self.streams[-1]
 
+    def synchronize(self) -> None:
+        while any(stream.queue for stream in self.streams):
+            assert self.advance(), "streams that wait for each other"
+
+    def upload(self, arrays: Sequence[Ints]) -> list[Tensor]:
+        """From host memory that is used again once the copy is done."""
+        host = np.concatenate([one.reshape(-1) for one in arrays])
+        made = self.allocate((len(host),), (1,), torch.int64)
+        cells = self._memory[made.data_ptr()].view(np.int64)
+
+        def act() -> None:
+            cells[: len(host)] = host
+            host.fill(GARBAGE)
+
+        self.main.enqueue(act)
+        ends = list(accumulate((one.size for one in arrays), initial=0))
+        with torch._C._DisableTorchDispatch():
+            return [made[at : at + one.size].view(one.shape) for at, one in zip(ends, arrays, strict=False)]
+
     def fetch(self, tensor: Tensor) -> Tensor:
         host = garbage(tensor.shape, tensor.stride(), tensor.dtype)
         self.current().copy([(host, tensor)])
         return host
+
+    def allocate(self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor in memory of the device's, with garbage in it, which is freed with the last tensor in it."""
+        self.call()
+        last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if all(shape) else 0
+        memory = np.full((last + 1) * dtype.itemsize, NAN if dtype.is_floating_point else GARBAGE, np.uint8)
+        owner = memory[:]  # torch keeps this one, and what is enqueued only the memory
+        with torch._C._DisableTorchDispatch():
+            made = torch.frombuffer(owner, dtype=dtype).as_strided(shape, stride)
+        place = made.data_ptr()
+        self._memory[place] = memory
+        weakref.finalize(owner, self._free, place)
+        return made
+
+    def _free(self, place: int) -> None:
+        self.main.spoil(self._memory.pop(place))
+
+    def unowned(self, tensor: Tensor) -> Tensor:
+        """The same numbers at the same place, which do not keep the device's memory from being freed."""
+        memory = self._memory.get(tensor.untyped_storage().data_ptr())
+        if memory is None:
+            return tensor
+        with torch._C._DisableTorchDispatch():
+            cells = torch.frombuffer(memory, dtype=tensor.dtype)
+            return cells.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def reaches(self, tensor: Tensor) -> bool:
+        """Whether a copy of the tensor runs beside the host: not if it is in host memory that is not
+        registered."""
+        (start, size), first = self.host, tensor.data_ptr()
+        pinned = any(
+            at <= first and first + tensor.nbytes <= at + held for at, held in self.registered.items()
+        )
+        return pinned or not start <= first < start + size
 
     def register(self, address: int, size: int) -> str:
         self.registered[address] = size
         return ""
 
     def unregister(self, addresses: Iterable[int]) -> None:
+        self.synchronize()
         for address in addresses:
             del self.registered[address]
 
@@ -167,7 +277,7 @@ class FakeDevice:
 
 
 def garbage(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor on the host or the device; it is filled at once."""
+    """A tensor in host memory that is not written yet."""
     with torch._C._DisableTorchDispatch():
         tensor = torch.empty_strided(shape, stride, dtype=dtype)
         return tensor.fill_(float("nan") if dtype.is_floating_point else GARBAGE)
@@ -191,25 +301,43 @@ class _PutOff(TorchDispatchMode):
         assert not device.running, "what runs is not put off"
         kind = _kind(func)
         if kind is _Kind.AT_ONCE:
+            if not any(isinstance(one, Tensor) for one in args):
+                device.call()  # it takes memory
             return func(*args, **kwargs)
         if kind is _Kind.COMPOSITE:
             with self:
                 return func.decompose(*args, **kwargs)
         if kind is _Kind.WRITE:
-            device.main.enqueue(lambda: func(*args, **kwargs))
+            values, named = (
+                self._unowned(args),
+                dict(zip(kwargs, self._unowned(kwargs.values()), strict=True)),
+            )
+            device.main.enqueue(lambda: func(*values, **named))
             return kwargs.get("out", args[0])
         layouts = _returned(
             func, *_layouts(args), **dict(zip(kwargs, _layouts(kwargs.values()), strict=True))
         )
-        made = [garbage(one.shape, one.stride, one.dtype) for one in layouts]
+        made = [device.allocate(one.shape, one.stride, one.dtype) for one in layouts]
+        values, named = self._unowned(args), dict(zip(kwargs, self._unowned(kwargs.values()), strict=True))
+        targets = self._unowned(made)
 
         def act() -> None:
-            found = func(*args, **kwargs)
-            for target, source in zip(made, [found] if isinstance(found, Tensor) else found, strict=True):
+            found = func(*values, **named)
+            for target, source in zip(targets, [found] if isinstance(found, Tensor) else found, strict=True):
                 target.copy_(source)
 
         device.main.enqueue(act)
         return made[0] if len(func._schema.returns) == 1 else tuple(made)
+
+    def _unowned(self, values: Iterable[Any]) -> list[Any]:
+        return [
+            self._device.unowned(one)
+            if isinstance(one, Tensor)
+            else self._unowned(one)
+            if isinstance(one, list | tuple)
+            else one
+            for one in values
+        ]
 
 
 class _Kind(Enum):
@@ -292,6 +420,7 @@ class DigestDecoder:
         return self
 
     lay_out = staticmethod(batch.lay_out)
+    log_probabilities = staticmethod(seeded_sampling.log_probabilities)
 
     def copy_blocks(self, arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -> None:
         for source, target in zip(sources, targets, strict=True):
@@ -300,7 +429,7 @@ class DigestDecoder:
     def hidden(self, ids: Tensor, rows: PagedBatch, arenas: Sequence[Tensor]) -> Tensor:
         """Of each row's last token the context behind it, its position, and whether the row is sound."""
         assert self._device.is_active, "kernels for whichever device is current"
-        out = garbage((len(ids), CHUNKS + 2), (CHUNKS + 2, 1), torch.float32)
+        out = self._device.allocate((len(ids), CHUNKS + 2), (CHUNKS + 2, 1), torch.float32)
 
         def act() -> None:
             cells = arenas[0].view(torch.int64)  # [block, 1, position | digest, 1, slot, 1]
@@ -330,7 +459,7 @@ class DigestDecoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """The greedy token's is the greatest; behind the vocabulary stands the context, for other draws."""
         width = self._vocab_size + CHUNKS
-        out = garbage((len(hidden), width), (width, 1), torch.float32)
+        out = self._device.allocate((len(hidden), width), (width, 1), torch.float32)
 
         def act() -> None:
             out.zero_()
@@ -353,7 +482,7 @@ class DigestDecoder:
         positions: Tensor,
         **limits: object,
     ) -> Tensor:
-        out = garbage((len(logits),), (1,), torch.int64)
+        out = self._device.allocate((len(logits),), (1,), torch.int64)
 
         def act() -> None:
             numbers = zip(temperature.tolist(), seeds.tolist(), positions.tolist(), strict=True)
@@ -383,28 +512,51 @@ class PoisoningTier(HostTier):
 @dataclass(frozen=True)
 class _Bombed:
     handle: Handle
+    device: FakeDevice
     bomb: bool
 
     def tokens(self) -> list[Outcome]:
         outcomes = self.handle.tokens()
         if self.bomb:
+            self.device.doomed = None  # the next launch finds out which sequence it was
             raise RuntimeError("a bomb in flight")
         return outcomes
 
 
 class BombedRunner:
-    """A runner that fails on steps with some tokens: at their launch, or when they are waited for."""
+    """A runner that fails on steps with some tokens: at any call of their launch, or when they are waited for.
+    Also where `FakeDevice.doomed` says so."""
 
-    def __init__(self, runner: TorchRunner, launch_bombs: frozenset[int], late_bombs: frozenset[int]) -> None:
+    def __init__(
+        self,
+        runner: TorchRunner,
+        device: FakeDevice,
+        launch_bombs: frozenset[int],
+        late_bombs: frozenset[int],
+    ) -> None:
         self.runner = runner
+        self.device = device
         self.launch_bombs = launch_bombs
         self.late_bombs = late_bombs
+        self._most = 1  # calls of a launch so far
 
     def launch(self, plan: Plan) -> Handle:
         tokens = {token for row in plan.rows for token in row.tokens.tolist()}
-        if not self.launch_bombs.isdisjoint(tokens):
-            raise RuntimeError("a bomb at launch")
-        return _Bombed(self.runner.launch(plan), not self.late_bombs.isdisjoint(tokens))
+        bomb = not self.launch_bombs.isdisjoint(tokens)
+        doomed, self.device.doomed, before = self.device.doomed, None, self.device.calls
+        self.device.refuse(self.device.chance.randrange(self._most) if bomb else doomed)
+        try:
+            handle = self.runner.launch(plan)
+        finally:
+            self.device.refuse(None)
+            self._most = max(self._most, self.device.calls - before)
+        return _Bombed(handle, self.device, bomb or not self.late_bombs.isdisjoint(tokens))
+
+
+def place_of(memory: SlotMemory) -> tuple[int, int]:
+    """The address of the memory in this process, and its length."""
+    cells = torch.frombuffer(memory.map, dtype=torch.uint8)
+    return cells.data_ptr(), len(cells)
 
 
 def digest_arena(blocks: int, block_tokens: int) -> DeviceArena:
@@ -430,9 +582,11 @@ def device_engine(
     late_bombs: frozenset[int] = frozenset(),
 ) -> tuple[Engine, FakeDevice]:
     """As `fakes.fake_engine`, by the real runner and mover."""
-    device = FakeDevice(chance, late=late)
+    device = FakeDevice(chance, late=late, host=(0, 0) if memory is None else place_of(memory))
     arena = digest_arena(settings.blocks, settings.block_tokens)
     mover = None if memory is None else BlockMover([arena], memory, device=device)
+    if mover is not None and device.chance.random() < 0.5:
+        mover.registration.begin()
     decoder = DigestDecoder(device, vocab_size, poison)
     runner = TorchRunner(decoder, arena, mover=mover, device=device)  # type: ignore[arg-type]
     pool = BlockPool(settings.blocks, debug=True)
@@ -442,4 +596,5 @@ def device_engine(
         disk.begin(tier)
     scheduler = Scheduler(settings, pool, hasher, SPACE, tier, disk if tier is not None else None)  # type: ignore[arg-type]
     time = clock if disk is None or tier is None else disk.clock
-    return Engine(scheduler, BombedRunner(runner, launch_bombs, late_bombs), debug=True, clock=time), device
+    bombed = BombedRunner(runner, device, launch_bombs, late_bombs)
+    return Engine(scheduler, bombed, debug=True, clock=time), device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,22 +19,25 @@ from holdfast.runtime.kv_placement.costs import measure
 from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.model.load import load_model
 from holdfast.runtime.plan import BlockCopy, BlockLoad, BlockSave, Plan, PlanRow
-from holdfast.tests.runtime.fake_device import DigestDecoder, FakeDevice, digest_arena
+from holdfast.tests.runtime.fake_device import DigestDecoder, FakeDevice, digest_arena, place_of
 from holdfast.tests.runtime.fakes import GREEDY, Shadow, fake_memory
 
 BLOCKS, BLOCK, SLOTS, VOCAB = 8, 4, 6, 200
 
 
 class Parts:
-    """A device on which nothing runs before it is waited for, and a runner over it."""
+    """A device on which nothing runs before it is waited for, and a runner over it. ``registered``: so are the
+    slots; else copies from and to them hold up the host."""
 
-    def __init__(self) -> None:
-        self.device = FakeDevice(late=True)
+    def __init__(self, *, registered: bool = True) -> None:
         self.arena = digest_arena(BLOCKS, BLOCK)
         self.memory: SlotMemory = fake_memory(SLOTS, BLOCK)
+        self.device = FakeDevice(late=True, host=place_of(self.memory))
         self.mover = BlockMover([self.arena], self.memory, device=self.device)
         decoder = DigestDecoder(self.device, VOCAB, frozenset())
         self.runner = TorchRunner(decoder, self.arena, mover=self.mover, device=self.device)  # type: ignore[arg-type]
+        if registered:
+            self.mover.registration.begin()
         self.step = 0
 
     def run(self, *rows: PlanRow, **moves: object) -> list:
@@ -162,9 +166,90 @@ def test_a_calibration_times_the_copies_and_not_their_enqueueing(parts: Parts) -
 def test_memory_is_given_back_when_no_copy_is_in_flight(parts: Parts) -> None:
     payload = bytes(range(1, 1 + parts.memory.block_bytes))
     parts.memory.payload(0)[:] = payload
-    parts.mover.registration.begin()
     assert parts.device.registered
     parts.runner.launch(Plan(1, (), loads=(BlockLoad(0, 1),), saves=(BlockSave(3, 4, BLOCK),)))
-    parts.mover.close()
+    parts.mover.registration.close()
     assert not parts.device.registered
     assert parts.block(1) == payload
+
+
+# --- launches that fail half way ------------------------------------------------------------------------------
+
+
+def everything(step: int) -> Plan:
+    """A step with all that a step may have: moves, a copy, rows of each kind, log probabilities, edits."""
+    asks = Sampling(temperature=1.0, seed=2, logprobs=1, logit_bias=((3, 1.0),))
+    rows = (row(0, [5, 9, 13]), replace(row(2, [7], asks), fed_by=None, past=np.zeros(2, np.int32)))
+    saves = (BlockSave(2, 1, BLOCK), BlockSave(3, 4, 2))
+    return Plan(step, rows, (BlockCopy(5, 6),), saves, (BlockLoad(0, 5), BlockLoad(3, 7)))
+
+
+def calls_of_a_launch(registered: bool) -> int:
+    """How many calls of the device's `everything` takes."""
+    parts = Parts(registered=registered)
+    before = parts.device.calls
+    parts.runner.launch(everything(1))
+    return parts.device.calls - before
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_launch_that_fails_half_way_at_any_call_leaves_nothing_running(registered: bool) -> None:
+    """What it was to write may be written by others as soon as it has raised: no late copy comes over it. And
+    the memory that it took is free."""
+    calls = calls_of_a_launch(registered)
+    assert calls > 40
+    for call in range(calls):
+        parts = Parts(registered=registered)
+        parts.run(row(0, [1, 2]))  # feeds nothing, but leaves its ids on the device
+        held = parts.device.holds
+        parts.device.refuse(call)
+        with pytest.raises(torch.OutOfMemoryError) as refused:
+            parts.runner.launch(everything(2))
+        assert parts.device.holds == held, f"call {call}, {refused.value}"
+        marks = {slot: bytes([slot + 1]) * parts.memory.block_bytes for slot in range(SLOTS)}
+        for slot, mark in marks.items():
+            parts.memory.payload(slot)[:] = mark
+        parts.arena.kv.view(torch.uint8).fill_(7)
+        while parts.device.advance():
+            pass
+        assert {slot: bytes(parts.memory.payload(slot)) for slot in marks} == marks, f"call {call}"
+        assert parts.arena.kv.view(torch.uint8).eq(7).all(), f"call {call}"
+        assert parts.run(row(0, [5, 9])) == [[Shadow([5, 9], VOCAB).next()]]
+
+
+@pytest.mark.parametrize("behind", [0, 1], ids=["the step", "the step before it"])
+def test_a_step_that_fails_when_it_is_waited_for_leaves_nothing_running(behind: int) -> None:
+    """Waiting for its event may be refused, too."""
+    parts = Parts()
+    handles = [parts.runner.launch(everything(step)) for step in range(1, 2 + behind)]
+    parts.device.refuse(0)
+    with pytest.raises(torch.OutOfMemoryError):
+        handles[0].tokens()
+    assert not any(stream.queue for stream in parts.device.streams)
+
+
+def test_memory_that_is_freed_belongs_to_later_work() -> None:
+    """On the fake device as by torch on CUDA: another stream reads garbage, the main stream what was there."""
+    device = FakeDevice(late=True)
+    side, found = device.stream(), [torch.zeros(3, dtype=torch.int64) for _ in range(2)]
+    with device.active():
+        (numbers,) = device.upload([np.array([1, 2, 3])])
+        device.main.copy([(found[0], numbers)])
+        side.follow(device.main.record())
+        side.copy([(found[1], numbers)])
+        kept = numbers + 0
+        del numbers
+        fetched = device.fetch(kept)
+    while device.main.advance():
+        pass
+    device.synchronize()
+    assert found[0].tolist() == fetched.tolist() == [1, 2, 3] and found[1].tolist() != [1, 2, 3]
+
+
+def test_copies_of_host_memory_that_is_not_registered_hold_up_the_host() -> None:
+    for registered in (True, False):
+        parts = Parts(registered=registered)
+        parts.arena.bytes_of(2).fill_(7)
+        with parts.device.active():
+            parts.mover.move([(2, 1, BLOCK)], [])
+        assert (bytes(parts.memory.payload(1)) == bytes(parts.arena.bytes_of(2).numpy())) is not registered

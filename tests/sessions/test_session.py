@@ -105,9 +105,14 @@ async def test_a_tool_call_and_its_output() -> None:
 @run
 async def test_calls_are_text_when_they_are_not_wanted() -> None:
     written = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    tool = Tool(name="f")
+    for tools, fields in (((tool,), {"tool_choice": "none"}), ((), {}), ((tool,), {"tools": []})):
+        session = session_on(reciting(written), Preamble(tools=tools))
+        done = await ask(session, "Hi", **fields)
+        assert [item.text for item in done.items] == [written]
     session = session_on(reciting(written))
-    done = await ask(session, "Hi", tool_choice="none")
-    assert [item.text for item in done.items] == [written]
+    done = await ask(session, "Hi", tools=[tool])
+    assert [item.name for item in done.items] == ["f"]
 
 
 @run

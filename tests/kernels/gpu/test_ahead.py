@@ -5,6 +5,7 @@ Triton keeps what it compiled under ``build/triton``, by the hash of the source;
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -13,8 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
+
+from triton.runtime.jit import JITFunction
+
+from holdfast.kernels.gpu import configurations, support
+from holdfast.kernels.gpu.launches import all_launches
 
 ROOT = Path(__file__).parents[3]
 LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
@@ -74,6 +81,29 @@ def test_compiling_is_reported_once_before_and_after_and_for_one_thread() -> Non
     )
     kernels, told = json.loads(ran.stdout)
     assert told == [word for kernel in kernels for word in (kernel, "ended")] and kernels
+
+
+def launched(path: Path) -> set[str]:
+    """The kernels of a file that it launches: ``name[grid](...)``."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    kernels = {node.name for node in nodes if isinstance(node, ast.FunctionDef) and node.decorator_list}
+    called = [
+        node.func.value
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
+    ]
+    return kernels & {name.id for name in called if isinstance(name, ast.Name)}
+
+
+def test_every_kernel_has_a_launch_to_compile_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = set[str]()
+    for module in (configurations, support):
+        monkeypatch.setattr(module, "architecture", lambda device: 90)
+    monkeypatch.setattr(JITFunction, "run", lambda kernel, *_, **__: made.add(kernel.fn.__name__))
+    for _, launch in all_launches(torch.device("meta")):
+        launch()
+    every = set[str]().union(*map(launched, (ROOT / "kernels" / "gpu").glob("*.py")))
+    assert made == every and len(made) > 10
 
 
 @pytest.mark.timeout(600)

@@ -98,7 +98,7 @@ def test_kv_of_8_bits() -> None:
 
 
 def test_penalties_and_log_probabilities() -> None:
-    from holdfast.kernels.gpu import edits
+    from holdfast.kernels.gpu import backend
     from holdfast.kernels.reference import penalties, seeded_sampling
 
     logits = torch.randn(5, 151_936, device="cuda") * 3
@@ -109,11 +109,11 @@ def test_penalties_and_log_probabilities() -> None:
     strengths = [torch.full((4,), one, device="cuda").double() for one in (1.3, 0.2, -0.4)]
     expected, got = logits.clone(), logits.clone()
     penalties.penalize(expected, said, *strengths)
-    edits.penalize(got, said, *strengths)
+    backend.penalize(got, said, *strengths)
     assert torch.equal(got, expected)
     ids = torch.arange(5, device="cuda") * 1000
     ours, theirs = (
-        edits.log_probabilities(logits, ids, 20),
+        backend.log_probabilities(logits, ids, 20),
         seeded_sampling.log_probabilities(logits, ids, 20),
     )
     torch.testing.assert_close(ours[0], theirs[0], atol=1e-10, rtol=0)

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from holdfast.kernels.device import CpuDevice
 from holdfast.runtime.errors import EngineDied
 from holdfast.runtime.execution.device import device_watched, is_lost
 
@@ -42,20 +43,32 @@ def accelerator(text: str, code: int | None = None) -> Exception:
 )
 def test_what_is_lost_is_told_from_what_is_refused(error: Exception, lost: bool) -> None:
     assert is_lost(error) is lost
-    with pytest.raises(EngineDied if lost else type(error)) as raised, device_watched():
+    with pytest.raises(EngineDied if lost else type(error)) as raised, device_watched(CpuDevice()):
         raise error
     if lost:
         assert "the device is lost" in raised.value.message and "\n" not in raised.value.message
 
 
+def test_a_device_that_is_not_done_with_a_failed_step_is_lost() -> None:
+    """What it still does cannot be waited for."""
+
+    class Stuck(CpuDevice):
+        def synchronize(self) -> None:
+            raise ValueError("no answer")
+
+    with pytest.raises(EngineDied, match="no answer"), device_watched(Stuck()):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 LOSE = """
 import torch
+from holdfast.kernels.device import device_of
 from holdfast.runtime.execution.device import device_watched
 from holdfast.runtime.errors import EngineDied
 table = torch.zeros(4, device="cuda")
 torch.cuda.synchronize()
 try:
-    with device_watched():
+    with device_watched(device_of(table.device)):
         torch.embedding(table[:, None], torch.tensor([10**9], device="cuda"))  # asserts on the device
         torch.cuda.synchronize()
 except EngineDied as fault:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,17 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from holdfast.benchmarks.toys import make_toy
+from holdfast.kernels.device import device_of
 from holdfast.kvstore.arena import DeviceArena
+from holdfast.kvstore.block_mover import BlockMover
+from holdfast.kvstore.groups import KVGroup
+from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.runtime.execution import sampler
 from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.link.messages import Sampling, TokenLogprob
 from holdfast.runtime.model.decoder import Decoder
 from holdfast.runtime.model.load import LoadedModel, load_model
-from holdfast.runtime.plan import BlockCopy, Handle, Plan, PlanRow, RowFault, Scored
+from holdfast.runtime.plan import BlockCopy, BlockSave, Handle, Plan, PlanRow, RowFault, Scored
 
 BLOCKS, BLOCK = 128, 16
 GREEDY = Sampling()
@@ -274,3 +280,30 @@ def test_a_table_and_tokens_may_change_once_launched(model: LoadedModel) -> None
 def test_every_type_runs_on_every_device(device: str, dtype: str, folder: Path) -> None:
     said = Bench(load_model(folder, device, dtype)).say(0, prompt(30), 8, WARM)
     assert all(isinstance(token, int) and 0 <= token < 256 for token in said)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_launch_that_fails_behind_its_saves_has_no_copy_under_way(device: str) -> None:
+    group = KVGroup(0, tuple(range(8)), kv_heads=8, head_dim=128, dtype="bfloat16", block_tokens=16)
+    arena = DeviceArena(group, 64, device)
+    fd = make_memory(64 << 20)
+    memory = SlotMemory(fd, bytes(16), group.block_bytes)
+    os.close(fd)
+    mover = BlockMover([arena], memory)
+    mover.registration.begin()
+
+    def no_room(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    decoder: Any = SimpleNamespace(device=arena.device, kernels=SimpleNamespace(lay_out=no_room))
+    runner = TorchRunner(decoder, arena, mover=mover)
+    row = PlanRow(0, 0, 0, 1, np.zeros(1, np.int64), np.zeros(1, np.int32), GREEDY)
+    saves = tuple(BlockSave(block, block, 16) for block in range(1, 40))
+    with pytest.raises(torch.OutOfMemoryError):
+        runner.launch(Plan(1, (row,), saves=saves))
+    mark = bytes([9]) * memory.block_bytes
+    for save in saves:
+        memory.payload(save.slot)[:] = mark
+    device_of(arena.device).synchronize()
+    assert all(bytes(memory.payload(save.slot)) == mark for save in saves)
+    mover.registration.close()

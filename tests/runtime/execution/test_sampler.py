@@ -16,6 +16,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
+from holdfast.kernels.device import CpuDevice
 from holdfast.runtime.execution import sampler
 from holdfast.runtime.execution.sampler import draw, outcome
 from holdfast.runtime.grammar.llguidance import Matchers
@@ -25,6 +26,7 @@ from holdfast.runtime.plan import PlanRow, RowFault, Scored
 VOCAB = 48
 EOS = (0, 1)
 NO_GRAMMARS = Matchers()
+CPU = CpuDevice()
 TABLE = np.zeros(1, dtype=np.int32)
 
 
@@ -39,7 +41,7 @@ def row(tokens: list[int], sampling: Sampling, prompt: int = 0, seq: int = 0, ea
 
 def drawn(rows: list[PlanRow], logits: torch.Tensor) -> list[Any]:
     last = torch.tensor([int(one.tokens[-1]) for one in rows])
-    lines = draw(rows, logits.clone(), last, NO_GRAMMARS).tolist()
+    lines = draw(rows, logits.clone(), last, NO_GRAMMARS, CPU).tolist()
     made = [outcome(one, line, NO_GRAMMARS) for one, line in zip(rows, lines, strict=True)]
     return [one[0] if isinstance(one, list) and len(one) == 1 else one for one in made]
 
@@ -96,12 +98,12 @@ def test_the_last_token_comes_from_the_device() -> None:
         Sampling(frequency_penalty=1.0),
     ):
         fed = replace(row([3, 9], how, prompt=1), tokens=np.empty(0, dtype=np.int64), fed_by=0)
-        assert draw([fed], logits.clone(), torch.tensor([5]), NO_GRAMMARS)[0, 0] == 6
-        assert draw([fed], logits.clone(), torch.tensor([9]), NO_GRAMMARS)[0, 0] == 5
+        assert draw([fed], logits.clone(), torch.tensor([5]), NO_GRAMMARS, CPU)[0, 0] == 6
+        assert draw([fed], logits.clone(), torch.tensor([9]), NO_GRAMMARS, CPU)[0, 0] == 5
     fed = row([3, 9], Sampling(bad_words=((3, 4, 5),)))
     fed = replace(fed, past=np.array([8, 3], dtype=np.int32))
-    assert draw([fed], logits.clone(), torch.tensor([4]), NO_GRAMMARS)[0, 0] == 6
-    assert draw([fed], logits.clone(), torch.tensor([9]), NO_GRAMMARS)[0, 0] == 5
+    assert draw([fed], logits.clone(), torch.tensor([4]), NO_GRAMMARS, CPU)[0, 0] == 6
+    assert draw([fed], logits.clone(), torch.tensor([9]), NO_GRAMMARS, CPU)[0, 0] == 5
 
 
 def test_the_prompt_counts_for_repetition_alone() -> None:
@@ -117,7 +119,7 @@ def test_the_prompt_counts_for_repetition_alone() -> None:
 
 def test_rows_that_ask_for_nothing_cost_an_argmax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler.backend, "sample", None)
-    monkeypatch.setattr(sampler, "upload", None)
+    monkeypatch.setattr(CPU, "upload", None)
     logits = random_logits(3)
     rows = [replace(row([1], Sampling()), past=None) for _ in range(3)]
     assert drawn(rows, logits) == logits.argmax(-1).tolist()

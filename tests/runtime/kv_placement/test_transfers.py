@@ -5,11 +5,16 @@ A byte from the wrong slot, too early, too late or behind a tail's end gives a w
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 
 from holdfast.kvstore.host.slots import SlotState
 from holdfast.runtime.link.messages import Work
+from holdfast.runtime.settings import SchedulerSettings
+from holdfast.tests.runtime.fake_device import device_engine
+from holdfast.tests.runtime.fakes import FakeDisk, fake_memory
 from holdfast.tests.runtime.worlds import LAUNCH_BOMB, World, world
 
 ONE, TWO, THREE, FOUR = ([start, start + 1, start + 2, start + 3] for start in (30, 40, 50, 60))
@@ -291,3 +296,32 @@ def test_kv_of_closed_sessions_pushes_nothing_out_of_a_full_host_tier(depth: int
     here.reply(0, 2)
     work = work_of(here, 0)
     assert (work.host, work.recomputed) == (22, 0)
+
+
+def test_a_step_that_fails_half_way_changes_no_slot_that_is_used_again() -> None:
+    """Its saves are under way when a later call is refused; then the disk fills a slot that they had."""
+    failed = 0
+    for call in range(8):
+        numbers = {"blocks": 16, "max_context": 48, "block_tokens": 4, "max_step_tokens": 8, "depth": 2}
+        settings = SchedulerSettings(vocab_size=259, max_sequences=4, **numbers)
+        disk = FakeDisk(Random(3))
+        here = World(settings, memory=fake_memory(5, 4), disk=disk, late=True, make=device_engine)
+        here.open(0, ONE + TWO + [7])
+        here.reply(0, 3)
+        here.settle(0, disk=True, wait=True)
+        here.run()
+        while here.following:
+            here.step()
+        here.open(1, THREE + FOUR + [7])
+        here.reply(1, 3)
+        here.device.doomed = call
+        here.step()  # of saves alone
+        failed += here.engine.statistics()["isolations"]
+        here.stage(0, wait=True)
+        while here.following:
+            here.step()
+        here.reply(1, 3)
+        away(here, 0)
+        here.reply(0, 3)
+        assert here.scheduler.statistics()["host_damaged"] == 0, f"call {call}"
+    assert failed > 3

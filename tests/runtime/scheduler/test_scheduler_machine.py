@@ -262,6 +262,11 @@ class DeviceMachine(OverlapMachine):
     LATE = True
     MAKE = staticmethod(device_engine)
 
+    @rule(call=st.integers(0, 200))
+    def refuse(self, call) -> None:
+        """One call of the next launch, if it makes so many: the step fails half way, and can be made again."""
+        self.world.device.doomed = call
+
 
 def _run(machine: type[SchedulerMachine], policy: str, examples: int) -> None:
     """About 150 steps an example: 33,000 for a policy by the three machines, 700,000 in `make slow`."""

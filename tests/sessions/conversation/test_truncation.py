@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from holdfast.sessions.conversation.history import ROOT, History
-from holdfast.sessions.conversation.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble
+from holdfast.sessions.conversation.items import (
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Preamble,
+    Tool,
+)
 from holdfast.sessions.conversation.tree import Draft, Script, Segment, TurnReply
 from holdfast.sessions.errors import CallUnknown, ItemInvalid, PromptTooLong
 from holdfast.sessions.journal.replay import replay
@@ -465,8 +472,8 @@ def test_a_call_that_waits_is_not_summarised_away() -> None:
 @run
 async def test_a_long_tool_loop_leaves_out_its_oldest_rounds_and_keeps_the_question() -> None:
     calls = [f'<tool_call>\n{{"name": "look", "arguments": {{"at": {n}}}}}\n</tool_call>' for n in range(12)]
-    link = reciting(*calls, "done", max_context=260)
-    session = session_on(link)
+    link = reciting(*calls, "done", max_context=400)
+    session = session_on(link, Preamble(tools=(Tool(name="look"),)))
     say(session, "Look around")
     gone: list[str] = []
     for _ in calls:
