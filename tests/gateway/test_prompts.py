@@ -687,7 +687,7 @@ async def chat(on: Server, messages: list[Json], **fields: Any) -> str:
     [
         ("The capital", {"stop": ["T"]}),
         ("The capital", {"stop": ["The"]}),
-        ("<tool_call>\n{", {"max_tokens": 2}),
+        ("<tool_call>\n{", {"max_tokens": 2, "tools": [{"type": "function", "function": TOOL}]}),
         ("<think>\nHm", {"max_tokens": 3}),
         ("", {}),
     ],
@@ -703,7 +703,7 @@ async def test_a_reply_in_which_nothing_was_said_leaves_nothing(said: str, field
             for _ in range(3):
                 assert await chat(on, messages, **fields) == ""
             on.actor.line = ids("chatml", "Rome")
-            assert await chat(on, messages) == "Rome"
+            assert await chat(on, messages, tools=fields.get("tools")) == "Rome"
             assert len(set(on.actor.prompts)) == 1 and len(on.actor.prompts) == 4
     finally:
         await on.end()
