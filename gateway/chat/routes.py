@@ -104,7 +104,7 @@ class _ChatFace:
             kept = stack.pop_all()
             events = _streamed(kept, turn, reply, usage=usage)
             ended = partial(self._service.spawn_end, kept)
-            return EventStream(events, self._limits, {"x-request-id": reply.id}, ended)
+            return EventStream(events, {"x-request-id": reply.id}, ended)
         raise AssertionError("the block above returns")
 
     async def complete(self, request: Request) -> Response:
@@ -130,7 +130,7 @@ class _ChatFace:
             kept = stack.pop_all()
             events = _streamed(kept, turn, reply, usage=usage)
             ended = partial(self._service.spawn_end, kept)
-            return EventStream(events, self._limits, {"x-request-id": reply.id}, ended)
+            return EventStream(events, {"x-request-id": reply.id}, ended)
         raise AssertionError("the block above returns")
 
     async def tokenize(self, request: Request) -> Response:

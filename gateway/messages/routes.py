@@ -83,7 +83,7 @@ class _MessagesFace:
                 kept = stack.pop_all()
                 events = _streamed(kept, turn, reply, request_id, self._limits.ping_seconds)
                 ended = partial(self._service.spawn_end, kept)
-                return EventStream(events, self._limits, headers, ended)
+                return EventStream(events, headers, ended)
             await while_connected(request, turn.whole(reply.add))
             await turn.durable()
             return json_answer(reply.whole(), headers=headers)

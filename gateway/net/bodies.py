@@ -14,9 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ...sdk.errors import FrameMalformed, FrameTooLarge
+from ...sdk.errors import FrameTooLarge
 from ...sdk.frames.codec import decode_body
-from ..errors import SlowReader
 from ..settings import ClientLimits
 
 T = TypeVar("T")
@@ -28,22 +27,18 @@ DONE = b"data: [DONE]\n\n"
 
 async def read_body(request: Request, limits: ClientLimits) -> bytes:
     """Read the whole body of a request. Raises ``FrameTooLarge`` if it has more than ``limits.body_bytes``,
-    before it is read if the Content-Length header says so; ``FrameMalformed`` if it does not end within
-    ``limits.body_seconds``; Starlette's ``ClientDisconnect`` if the client leaves."""
+    before it is read if the Content-Length header says so; Starlette's ``ClientDisconnect`` if the client
+    leaves, or does not send it in time."""
     told = request.headers.get("content-length", "")
     if told.isdecimal() and int(told) > limits.body_bytes:
         raise _too_large(limits)
     pieces: list[bytes] = []
     size = 0
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            async for piece in request.stream():
-                size += len(piece)
-                if size > limits.body_bytes:
-                    raise _too_large(limits)
-                pieces.append(piece)
-    except TimeoutError:
-        raise FrameMalformed(f"The body did not end within {limits.body_seconds:g} s") from None
+    async for piece in request.stream():
+        size += len(piece)
+        if size > limits.body_bytes:
+            raise _too_large(limits)
+        pieces.append(piece)
     return b"".join(pieces)
 
 
@@ -101,21 +96,18 @@ class EventStream(StreamingResponse):
     """An HTTP answer that streams server-sent events. Each item of ``events`` is one or more whole events,
     encoded.
 
-    If the client leaves, ``events`` is cancelled where it waits. A client that takes nothing for
-    ``limits.stall_seconds`` is dropped. ``ended`` is called when nothing more is sent, also if nothing ever
-    was.
+    If the client leaves, or is dropped because it reads too slowly, ``events`` is cancelled where it waits.
+    ``ended`` is called when nothing more is sent, also if nothing ever was.
     """
 
     def __init__(
         self,
         events: AsyncIterator[bytes],
-        limits: ClientLimits,
         headers: dict[str, str] | None = None,
         ended: Callable[[], object] = lambda: None,
     ) -> None:
         unbuffered = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(events, 200, {**unbuffered, **(headers or {})}, "text/event-stream")
-        self._stall_seconds = limits.stall_seconds
         self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,16 +116,3 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._ended()
-
-    async def stream_response(self, send: Send) -> None:
-        """Send the answer's head, then each item of the stream. Raises ``SlowReader`` if the client takes
-        nothing for too long."""
-
-        async def send_in_time(message: Any) -> None:
-            try:
-                async with asyncio.timeout(self._stall_seconds):
-                    await send(message)
-            except TimeoutError:
-                raise SlowReader(f"the client took nothing for {self._stall_seconds:g} s") from None
-
-        await super().stream_response(send_in_time)

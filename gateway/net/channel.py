@@ -16,7 +16,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ...sdk.frames.packed import packed, unpacked
-from .listener import BURST, DROP
+from .websocket_connection import BURST, DROP
 
 SERVE = "holdfast.serve"
 """The place in the scope of an accepted WebSocket for the function that serves it to its end. The outermost

@@ -213,7 +213,7 @@ class _Responses:
         if streamed:
             events = _sent(running.events(asker=True))
             left = partial(self._left, running, background=bool(body.background))
-            return EventStream(events, face.limits, headers, left)
+            return EventStream(events, headers, left)
         if body.background:
             return json_answer(running.response, headers=headers)
         try:
@@ -262,10 +262,10 @@ class _Responses:
         begin = 1 + _number(request.query_params, "starting_after", -1, -1, LATEST)
         running = face.running(client, response_id)
         if running is not None and running.response.store:
-            return EventStream(_sent(running.events(begin)), face.limits)
+            return EventStream(_sent(running.events(begin)))
         _, note = await face.stored(client, response_id)
         told = ResponseReply.retold(note.response, len(note.input), note.cuts)
-        return EventStream(_sent(_batch([LoggedEvent.of(one) for one in told[begin:]])), face.limits)
+        return EventStream(_sent(_batch([LoggedEvent.of(one) for one in told[begin:]])))
 
     async def delete(self, request: Request) -> Response:
         """Serve ``DELETE /v1/responses/{id}``: forget the response."""

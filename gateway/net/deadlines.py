@@ -1,0 +1,204 @@
+"""How long a connection may take, from its accept to its end, whatever library reads its bytes.
+
+Each accepted socket has a `Deadline`, which is always in one `Phase`, and each phase ends in time::
+
+    accepted ──▶ HEAD ──▶ BODY ──▶ SERVED ──▶ IDLE ──▶ HEAD …
+                  │         └─────────────────▶ REST ──▶ IDLE …    answered before its body's end
+                  └──────▶ SERVED ──▶ MESSAGE ──▶ SERVED …         a WebSocket
+    CLOSING comes behind any of them
+
+A TLS handshake is a part of HEAD, and so is the handshake of a WebSocket until it is answered. A phase ends
+only when something has come of it: what a library drops without a word stays in HEAD, and is closed in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum, auto
+from itertools import islice
+from typing import Any, Protocol
+
+from ..settings import ClientLimits
+
+LEAST_TAKEN = 16 << 10
+"""The bytes that a slow client must take in the time of `Phase.SERVED` or `Phase.CLOSING`."""
+UNREAD = 64 << 10
+"""With more bytes than this unsent, the client of a request that is served counts as slow. It is asyncio's
+mark, above which nothing more is written."""
+
+
+class Phase(Enum):
+    """What a connection does. Its time is a field of `ClientLimits`."""
+
+    HEAD = auto()
+    """A request's head comes, or a WebSocket's handshake is not answered: ``header_seconds``."""
+    BODY = auto()
+    """A request's body comes: ``body_seconds``."""
+    SERVED = auto()
+    """The application has a request, or an open WebSocket, for as long as it wants. The connection is looked at
+    every ``stall_seconds``: a client that reads too slowly is dropped."""
+    MESSAGE = auto()
+    """A message on a WebSocket has begun, and has not ended: ``body_seconds``."""
+    REST = auto()
+    """The rest of a body comes after the answer, and is thrown away: ``header_seconds``."""
+    IDLE = auto()
+    """A request was answered, and nothing of a next one has come: ``idle_seconds``."""
+    CLOSING = auto()
+    """The server has closed the connection, and the client has not, or still reads: ``close_seconds``, and as
+    long again if the client took `LEAST_TAKEN`."""
+
+
+FREE = (Phase.IDLE, Phase.REST, Phase.CLOSING, Phase.HEAD)
+"""Phases in which a connection serves nobody. Where descriptors are short, these are cut, in this order."""
+
+
+class Clock(Protocol):
+    """What is used of an event loop."""
+
+    def time(self) -> float:
+        """Seconds that only grow."""
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Any:
+        """Call ``callback`` at this time; the result has ``cancel`` and ``when``."""
+
+
+class TimedConnection(Protocol):
+    """The asyncio protocol that reads a connection's bytes. ``transport``: the connection."""
+
+    transport: asyncio.Transport
+
+    def overdue(self, phase: Phase) -> None:
+        """Called when the time of a phase is over, other than `Phase.SERVED` and `Phase.CLOSING`: ends the
+        connection, or enters another phase."""
+
+
+class Deadline:
+    """The deadline of one connection. ``sock``: the accepted socket, if it is known."""
+
+    __slots__ = ("_all", "_connection", "_unsent", "due", "phase", "sock")
+
+    def __init__(self, deadlines: Deadlines, sock: socket.socket | None) -> None:
+        self.sock = sock
+        self.phase = Phase.HEAD
+        self.due = 0.0
+        self._all = deadlines
+        self._connection: TimedConnection | None = None
+        self._unsent = 0  # bytes, when the phase began
+
+    def watch(self, connection: TimedConnection) -> None:
+        """From now on ``connection`` reads the socket. The phase goes on."""
+        self._connection = connection
+
+    def enter(self, phase: Phase) -> None:
+        """The connection does something else: the time of this phase begins."""
+        if self._connection is not None:
+            self._unsent = self._connection.transport.get_write_buffer_size()
+        self._all.enter(self, phase)
+
+    def end(self) -> None:
+        """The connection is gone."""
+        self._all.forget(self)
+
+    def cut(self) -> None:
+        """End the connection at once. What is unsent is lost."""
+        self.end()
+        if self._connection is not None:
+            self._connection.transport.abort()
+        elif self.sock is not None:  # a TLS handshake: its transport sees the end of the socket
+            with suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
+
+    def over(self, *, ending: bool) -> None:
+        """Called when the time of the phase is over. ``ending``: the server ends, too."""
+        connection, phase = self._connection, self.phase
+        if connection is None or ending:
+            self.cut()
+        elif phase is not Phase.SERVED and phase is not Phase.CLOSING:
+            self.enter(Phase.CLOSING)  # whatever the connection makes of it
+            connection.overdue(phase)
+        elif self._stalls(connection.transport):
+            self.cut()
+        else:
+            self.enter(Phase.CLOSING if connection.transport.is_closing() else Phase.SERVED)
+
+    def _stalls(self, transport: asyncio.Transport) -> bool:
+        """Whether the client has taken too little since the phase began."""
+        taken = self._unsent - transport.get_write_buffer_size()
+        return taken < LEAST_TAKEN and (self.phase is Phase.CLOSING or self._unsent > UNREAD)
+
+
+class Deadlines:
+    """The deadlines of all connections of one server. The connections of one phase stand in the order in which
+    its time is over, so no more than one timer runs. ``clock``: the event loop."""
+
+    def __init__(self, limits: ClientLimits, clock: Clock) -> None:
+        self._clock = clock
+        self._seconds = {
+            Phase.HEAD: limits.header_seconds,
+            Phase.BODY: limits.body_seconds,
+            Phase.SERVED: limits.stall_seconds,
+            Phase.MESSAGE: limits.body_seconds,
+            Phase.REST: limits.header_seconds,
+            Phase.IDLE: limits.idle_seconds,
+            Phase.CLOSING: limits.close_seconds,
+        }
+        self._queues = {phase: OrderedDict[Deadline, None]() for phase in Phase}
+        self._timer: Any = None
+        self._ending = False
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def begin(self, sock: socket.socket | None = None) -> Deadline:
+        """Make the deadline of a connection that was accepted now."""
+        deadline = Deadline(self, sock)
+        self.enter(deadline, Phase.HEAD)
+        return deadline
+
+    def enter(self, deadline: Deadline, phase: Phase) -> None:
+        """Begin the time of this phase for one connection."""
+        if self._ending and deadline.phase is Phase.CLOSING:
+            return
+        self.forget(deadline)
+        deadline.phase, deadline.due = phase, self._clock.time() + self._seconds[phase]
+        self._queues[phase][deadline] = None
+        self._wake_at(deadline.due)
+
+    def forget(self, deadline: Deadline) -> None:
+        """The connection is gone, or is about to enter another phase."""
+        self._queues[deadline.phase].pop(deadline, None)
+
+    def close(self) -> None:
+        """The server ends: each connection has ``close_seconds`` from now, whatever it does."""
+        for deadline in [one for queue in self._queues.values() for one in queue]:
+            self.enter(deadline, Phase.CLOSING)
+        self._ending = True
+
+    def shed(self, most: int) -> int:
+        """Cut connections that serve nobody, at most so many: of each phase in `FREE` those that have waited
+        longest. Returns their number."""
+        found = [one for phase in FREE for one in islice(self._queues[phase], most)][:most]
+        for deadline in found:
+            deadline.cut()
+        return len(found)
+
+    def _wake_at(self, when: float) -> None:
+        if self._timer is not None and self._timer.when() > when:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self._clock.call_at(when, self._wake)
+
+    def _wake(self) -> None:
+        self._timer, now = None, self._clock.time()
+        for queue in self._queues.values():
+            while queue and (first := next(iter(queue))).due <= now:
+                del queue[first]
+                first.over(ending=self._ending)
+        for queue in self._queues.values():
+            if queue:
+                self._wake_at(next(iter(queue)).due)

@@ -1,0 +1,212 @@
+"""Each connection's phase ends in time, whatever order they come in, by one timer; those that serve nobody can
+be cut, the longest waiting first."""
+
+from __future__ import annotations
+
+import random
+import socket
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.gateway.net.deadlines import FREE, LEAST_TAKEN, UNREAD, Deadline, Deadlines, Phase
+from holdfast.gateway.settings import ClientLimits
+
+from .manual_clock import ManualClock
+
+LIMITS = replace(
+    ClientLimits(), header_seconds=10, idle_seconds=5, body_seconds=30, stall_seconds=20, close_seconds=3
+)
+SECONDS = {
+    Phase.HEAD: 10,
+    Phase.REST: 10,
+    Phase.IDLE: 5,
+    Phase.MESSAGE: 30,
+    Phase.BODY: 30,
+    Phase.SERVED: 20,
+    Phase.CLOSING: 3,
+}
+
+
+class Transport:
+    """``unsent``: bytes. ``closing``: it was closed. ``aborted``: at that time."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self.unsent = 0
+        self.closing = False
+        self.aborted: float | None = None
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def abort(self) -> None:
+        self.aborted = self.aborted if self.aborted is not None else self._clock.now
+
+
+class Connection:
+    """A connection that notes what it is told. ``deaf``: it does nothing then."""
+
+    def __init__(self, deadlines: Deadlines, clock: ManualClock, *, deaf: bool = False) -> None:
+        self.transport: Any = Transport(clock)
+        self._clock = clock
+        self._deaf = deaf
+        self.overdues: list[tuple[Phase, float]] = []
+        self.deadline: Deadline = deadlines.begin()
+        self.deadline.watch(self)
+
+    def overdue(self, phase: Phase) -> None:
+        self.overdues.append((phase, self._clock.now))
+        if not self._deaf:
+            self.transport.abort()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def deadlines(clock: ManualClock) -> Deadlines:
+    return Deadlines(LIMITS, clock)
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in (Phase.SERVED, Phase.CLOSING)])
+def test_a_phase_ends_in_its_time_and_its_connection_too_whatever_it_makes_of_it(
+    clock: ManualClock, deadlines: Deadlines, phase: Phase
+) -> None:
+    deaf, ends = Connection(deadlines, clock, deaf=True), Connection(deadlines, clock)
+    clock.advance(2)
+    for one in (deaf, ends):
+        one.deadline.enter(phase)
+    clock.advance(1000)
+    over = 2 + SECONDS[phase]
+    assert deaf.overdues == ends.overdues == [(phase, over)]
+    assert ends.transport.aborted == over and deaf.transport.aborted == over + SECONDS[Phase.CLOSING]
+
+
+def test_a_served_connection_is_dropped_when_its_client_takes_too_little(
+    clock: ManualClock, deadlines: Deadlines
+) -> None:
+    idle, reads, trickles = (Connection(deadlines, clock) for _ in range(3))
+    for one in (idle, reads, trickles):
+        one.deadline.enter(Phase.SERVED)
+    clock.advance(10)
+    reads.transport.unsent = trickles.transport.unsent = UNREAD + 3 * LEAST_TAKEN
+    clock.advance(15)  # looked at: from here on it counts
+    for _ in range(3):
+        reads.transport.unsent -= LEAST_TAKEN
+        trickles.transport.unsent -= LEAST_TAKEN - 1
+        clock.advance(SECONDS[Phase.SERVED])
+    assert trickles.transport.aborted == 40
+    clock.advance(1000)
+    assert idle.transport.aborted is None and reads.transport.aborted is None
+    assert not (idle.overdues or reads.overdues)
+
+
+def test_a_closed_connection_has_as_long_as_its_client_reads(
+    clock: ManualClock, deadlines: Deadlines
+) -> None:
+    reads, waits, unheard = (Connection(deadlines, clock) for _ in range(3))
+    reads.transport.unsent = 2 * LEAST_TAKEN
+    for one in (reads, waits):
+        one.transport.closing = True
+        one.deadline.enter(Phase.CLOSING)
+    unheard.deadline.enter(Phase.SERVED)
+    unheard.transport.closing = True  # a library closed it, and nobody was told
+    clock.advance(2)
+    reads.transport.unsent -= LEAST_TAKEN
+    clock.advance(1000)
+    assert waits.transport.aborted == 3
+    assert reads.transport.aborted == 6
+    assert unheard.transport.aborted == SECONDS[Phase.SERVED] + 3
+
+
+def test_a_socket_without_a_protocol_is_shut_when_its_time_is_over(
+    clock: ManualClock, deadlines: Deadlines
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        deadlines.begin(ours)
+        clock.advance(9.9)
+        assert len(deadlines) == 1
+        clock.advance(0.1)
+        assert theirs.recv(1) == b"" and len(deadlines) == 0
+    gone, other = socket.socketpair()
+    deadlines.begin(gone)
+    gone.close(), other.close()
+    clock.advance(10)
+    assert len(deadlines) == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_in_any_order_none_is_late_or_early_and_one_timer_runs(
+    clock: ManualClock, deadlines: Deadlines, seed: int
+) -> None:
+    rng = random.Random(seed)
+    alive: dict[Connection, tuple[Phase, float]] = {}
+    for _ in range(400):
+        match rng.randrange(4):
+            case 0:
+                alive[Connection(deadlines, clock)] = (Phase.HEAD, clock.now)
+            case 1 if alive:
+                one, phase = rng.choice(list(alive)), rng.choice(list(Phase))
+                one.deadline.enter(phase)
+                alive[one] = (phase, clock.now)
+            case 2 if alive:
+                one = rng.choice(list(alive))
+                one.deadline.end()
+                del alive[one]
+            case _:
+                clock.advance(rng.choice((0.0, 0.1, 1.0, 5.0)))
+        assert clock.pending <= 1
+        for one, (phase, since) in list(alive.items()):
+            over = since + SECONDS[phase]
+            if phase is Phase.SERVED:
+                assert one.transport.aborted is None
+                alive[one] = (phase, since if over > clock.now else over)
+            elif over <= clock.now:
+                assert one.transport.aborted == pytest.approx(over), phase
+                one.deadline.end()
+                del alive[one]
+            else:
+                assert one.transport.aborted is None
+        assert len(deadlines) == len(alive)
+
+
+def test_those_that_serve_nobody_are_cut_the_longest_waiting_first(
+    clock: ManualClock, deadlines: Deadlines
+) -> None:
+    made: dict[Phase, list[Connection]] = {}
+    for phase in Phase:
+        made[phase] = [Connection(deadlines, clock) for _ in range(3)]
+        for one in made[phase]:
+            one.deadline.enter(phase)
+            clock.advance(0.01)
+    wanted = [one for phase in FREE for one in made[phase]]
+    for count in (1, 4, 100):
+        cut, wanted = wanted[:count], wanted[count:]
+        assert deadlines.shed(count) == len(cut)
+        assert all(one.transport.aborted is not None for one in cut)
+        assert all(one.transport.aborted is None for one in wanted)
+    serving = [one for phase in Phase if phase not in FREE for one in made[phase]]
+    assert deadlines.shed(1) == 0 and len(deadlines) == len(serving)
+    assert all(one.transport.aborted is None for one in serving)
+
+
+def test_when_the_server_ends_all_have_one_time_whatever_they_do(
+    clock: ManualClock, deadlines: Deadlines
+) -> None:
+    made = [Connection(deadlines, clock) for _ in Phase]
+    for one, phase in zip(made, Phase, strict=True):
+        one.deadline.enter(phase)
+    deadlines.close()
+    clock.advance(2)
+    for one in made:
+        one.deadline.enter(Phase.SERVED)
+    clock.advance(1)
+    assert [one.transport.aborted for one in made] == [3] * len(made)
