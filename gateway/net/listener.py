@@ -97,6 +97,8 @@ class Listener(socket.socket):
     _door: Door | None = None
     _looks = True
     _most = sys.maxsize
+    _cut = 0  # the last time
+    _full = False
 
     @classmethod
     def of(cls, sock: socket.socket, door: Door | None = None, *, looks: bool = True) -> Listener:
@@ -120,18 +122,19 @@ class Listener(socket.socket):
         ``OSError`` like any socket, ``BlockingIOError`` if no connection waits, or after `PASS` refusals, so
         that the event loop does other things between them."""
         for _ in range(PASS):
+            if self._full:  # descriptors of those that were cut are free in the next pass
+                self._full = False
+                break
             try:
                 sock, peer = super().accept()
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
-                if self._shed():  # their descriptors are free in the next pass
-                    raise BlockingIOError from None
-                if not self._refuse(error):
+                if not self._shed() and not self._refuse(error):
                     raise
                 continue
             if sock.fileno() >= self._most and not self._shed():
-                self._answer(sock, f"{self._most} of its files and connections are open")
+                self._answer(sock, f"{self._most} files and connections are open")
                 continue
             if self._refusing:
                 self._refusing = False
@@ -165,11 +168,13 @@ class Listener(socket.socket):
         return False
 
     def _shed(self) -> bool:
-        """Cut some connections that serve nobody. Returns whether there were any."""
-        count = 0 if self._door is None else self._door.deadlines.shed(SHED)
-        if count:
-            log.warning("descriptors are short: %d connections without a request were closed", count)
-        return count > 0
+        """Cut some connections that serve nobody. Returns whether descriptors will be free for that, or because
+        of those that were cut before."""
+        before, self._cut = self._cut, 0 if self._door is None else self._door.deadlines.shed(SHED)
+        if self._cut:
+            log.warning("descriptors are short: %d connections without a request were closed", self._cut)
+        self._full = bool(before or self._cut)
+        return self._full
 
     def _refuse(self, error: OSError) -> bool:
         """Answer one waiting connection with 503 and close it, by means of the spare descriptor. Returns False
