@@ -10,7 +10,8 @@ GatewayError
 ├── KeysUnusable ── LimitsTooLarge
 ├── NetworkInvalid, CertificateUnusable, NameUnusable, TracingUnavailable
 ├── KeyInvalid, HostRefused, OriginRefused, KeyRemoved
-├── SlowReader, SlowSender, TooManyControlFrames, TooManyFragments, TooManyInvalid, TooManyChunks
+├── SlowReader, SlowSender, TooManyControlFrames, TooManyFragments, TooManyInvalid
+├── TooManyChunks, TooManyBodies
 ├── HeadInvalid, HeadTooLarge, NoDescriptors
 ├── TooManyResponses, TooManyMoves, NothingToCancel, RateLimited, QueueTooLong
 ├── ResponseUnknown, PreviousResponseUnknown, ConversationUnknown
@@ -194,6 +195,12 @@ class TooManyChunks(GatewayError):
     """The body of an HTTP request comes in too many small chunks."""
 
     wire = _invalid("too_many_chunks")
+
+
+class TooManyBodies(GatewayError):
+    """The bodies of a tenant's requests take as much memory as they may."""
+
+    wire = _busy("too_many_bodies")
 
 
 class TooManyControlFrames(GatewayError):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -42,6 +42,8 @@ from .text.renderer import Renderer
 from .token_ids import Ids, frozen
 from .turn.request import RequestBounds
 from .workers import Stopped, Workers
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +159,15 @@ class SessionRegistry:
             said = language.prefix_rule.encode(language.tokenizer.mark(begun), leads=False, most=most)
             return frozen(np.concatenate([prompt, said]))
 
-        if script.characters() < self.settings.aside_characters:
-            return render(bool)
-        return await self.tenants[salt].slot.run(render)
+        return await self.aside(salt, script.characters(), render)
+
+    async def aside(self, salt: bytes, size: int, work: Callable[[Stopped], _T]) -> _T:
+        """Call ``work`` and return its result: if ``size``, in characters or bytes, is large, at the tenant's
+        place at the worker threads. ``work`` gets a function that returns true once the caller was
+        cancelled."""
+        if size < self.settings.aside_characters:
+            return work(bool)
+        return await self.tenants[salt].slot.run(work)
 
     @property
     def bounds(self) -> RequestBounds:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,8 +33,9 @@ from ...sessions.turn.events import (
     ReplyStatus,
     ReplyTextDelta,
 )
-from ...sessions.turn.request import RequestBounds, TurnRequest
+from ...sessions.turn.request import RequestBounds, TurnRequest, token_ids
 from ...sessions.turn.response import TurnResponse
+from ...sessions.workers import Stopped
 from ..access.auth import TurnCaller, caller_of, owners_of
 from ..access.turn_queue import Place
 from .session import LiveSession
@@ -129,6 +130,27 @@ class Transcripts:
         ids = await registry.prompt_tokens(client.salt, preamble, transcript.items, begun)
         found: list[int] = ids.tolist()
         return found
+
+    def raw_tokens(self, text: str, *, special: bool, stopped: Stopped, most: int | None = None) -> list[int]:
+        """The token ids of a text without a chat template. Takes long for a long text: call it in
+        `Service.aside`. ``special``: with the tokens that the tokenizer puts around a text. ``most``: the
+        context in tokens, into which they must fit with one token more; None: any number. Raises
+        ``PromptTooLong``, before all are made."""
+        language = self._sessions.registry.language
+        least = language.tokenizer.least(text)
+        if most is None or least < most:
+            ids = language.prefix_rule.raw(text, special=special, most=most, stopped=stopped)
+            least = len(ids)
+        if most is not None and least >= most:
+            raise PromptTooLong.of(f"it has at least {least} tokens", most, least, param="prompt")
+        return ids
+
+    def raw_text(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, special tokens included. Takes long for many: call it in
+        `Service.aside`. Raises ``SamplingInvalid`` for an id that is not in the vocabulary."""
+        ids = token_ids("tokens", tokens, self.bounds.vocab_size)
+        (text,) = self.tokenizer.backend.decode_batch([ids], skip_special_tokens=False)  # others may run
+        return str(text)
 
     @property
     def sampling(self) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Phase(Enum):
 
 
 FREE = (Phase.IDLE, Phase.REST, Phase.CLOSING, Phase.HEAD)
-"""Phases in which a connection serves nobody. Where descriptors are short, these are cut, in this order."""
+"""Phases in which a connection has no request. Where descriptors are short, these are cut, in this order."""
 
 
 class Clock(Protocol):
@@ -77,7 +77,7 @@ class TimedConnection(Protocol):
 
 
 class Deadline:
-    """The deadline of one connection. ``sock``: the accepted socket, if it is known."""
+    """The deadline of one connection. ``sock``: its socket, if there is one."""
 
     __slots__ = ("_all", "_connection", "_unsent", "due", "phase", "sock")
 
@@ -96,7 +96,7 @@ class Deadline:
     def enter(self, phase: Phase) -> None:
         """The connection does something else: the time of this phase begins."""
         if self._connection is not None:
-            self._unsent = self._connection.transport.get_write_buffer_size()
+            self._unsent = _unsent(self._connection.transport)
         self._all.enter(self, phase)
 
     def end(self) -> None:
@@ -108,7 +108,7 @@ class Deadline:
         self.end()
         if self._connection is not None:
             self._connection.transport.abort()
-        elif self.sock is not None:  # a TLS handshake: its transport sees the end of the socket
+        if self.sock is not None:  # for TLS, of which asyncio aborts no handshake and no second close
             with suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)
 
@@ -127,8 +127,16 @@ class Deadline:
 
     def _stalls(self, transport: asyncio.Transport) -> bool:
         """Whether the client has taken too little since the phase began."""
-        taken = self._unsent - transport.get_write_buffer_size()
+        taken = self._unsent - _unsent(transport)
         return taken < LEAST_TAKEN and (self.phase is Phase.CLOSING or self._unsent > UNREAD)
+
+
+def _unsent(transport: asyncio.Transport) -> int:
+    """The bytes that were written and are not sent."""
+    try:
+        return transport.get_write_buffer_size()
+    except AttributeError:  # of a TLS transport that was closed twice
+        return 0
 
 
 class Deadlines:
@@ -179,7 +187,7 @@ class Deadlines:
         self._ending = True
 
     def shed(self, most: int) -> int:
-        """Cut connections that serve nobody, at most so many: of each phase in `FREE` those that have waited
+        """Cut connections that have no request, at most so many: of each phase in `FREE` those that have waited
         longest. Returns their number."""
         found = [one for phase in FREE for one in islice(self._queues[phase], most)][:most]
         for deadline in found:

@@ -72,7 +72,7 @@ class Door:
     def pick_up(self, sock: socket.socket) -> tuple[Deadline, Place | None]:
         """The deadline of a connection that is made now, and the place of the request that has come on it; None
         if none has come yet."""
-        return self._accepted.pop(sock.fileno(), None) or (self.deadlines.begin(), None)
+        return self._accepted.pop(sock.fileno(), None) or (self.deadlines.begin(sock), None)
 
     def _leave(self, accepted: tuple[Deadline, Place | None] | None) -> None:
         if accepted is not None:
@@ -86,7 +86,7 @@ class Listener(socket.socket):
     """A listening socket that answers what is refused before a connection is made of it: requests that its
     `Door` refuses, and all when the process has no file descriptor left.
 
-    Where descriptors are short, connections that serve nobody are cut first (`Deadlines.shed`). Without a
+    Where descriptors are short, connections that have no request are cut first (`Deadlines.shed`). Without a
     descriptor a connection would stay in the kernel's queue and wake the event loop again and again. So one is
     kept spare: it is closed so that the connection can be accepted, answered and closed. A line in the log says
     when that begins and when it ends.
@@ -168,8 +168,8 @@ class Listener(socket.socket):
         return False
 
     def _shed(self) -> bool:
-        """Cut some connections that serve nobody. Returns whether descriptors will be free for that, or because
-        of those that were cut before."""
+        """Cut some connections that have no request. Returns whether descriptors will be free for that, or for
+        those that were cut before."""
         before, self._cut = self._cut, 0 if self._door is None else self._door.deadlines.shed(SHED)
         if self._cut:
             log.warning("descriptors are short: %d connections without a request were closed", self._cut)

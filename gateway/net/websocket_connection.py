@@ -354,8 +354,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
 
     def shutdown(self) -> None:
         """Called by uvicorn when the server ends: closes the socket. One that was closed already for breaking a
-        limit is aborted, because TLS would wait for its peer, and so is one without an answer."""
-        if Hold.BROKEN_OFF in self._holds or Hold.HANDSHAKE in self._holds:
+        limit, or by its peer, is aborted, because TLS would wait for the peer; so is one without an answer."""
+        if self.transport.is_closing() or not {Hold.BROKEN_OFF, Hold.HANDSHAKE}.isdisjoint(self._holds):
             self.transport.abort()
         else:
             super().shutdown()

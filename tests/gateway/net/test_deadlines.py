@@ -1,4 +1,4 @@
-"""Each connection's phase ends in time, whatever order they come in, by one timer; those that serve nobody can
+"""Each connection's phase ends in time, whatever order they come in, by one timer; those without a request can
 be cut, the longest waiting first."""
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def test_in_any_order_none_is_late_or_early_and_one_timer_runs(
         assert len(deadlines) == len(alive)
 
 
-def test_those_that_serve_nobody_are_cut_the_longest_waiting_first(
+def test_those_that_have_no_request_are_cut_the_longest_waiting_first(
     clock: ManualClock, deadlines: Deadlines
 ) -> None:
     made: dict[Phase, list[Connection]] = {}

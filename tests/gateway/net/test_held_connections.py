@@ -330,6 +330,25 @@ async def test_frames_behind_a_handshake_are_read_and_garbage_there_closes() -> 
         assert struct.pack("!H", 1002) in told
 
 
+@both
+async def test_the_server_ends_beside_clients_that_hold_what_they_or_it_closed(tls: bool) -> None:
+    """A WebSocket that its client has closed by a frame, and one that the server closes, over a connection that
+    stays; a request without its body; a handshake of TLS."""
+    slow = replace(PATIENT, close_seconds=0.3)
+    closing = GET + UPGRADE + END + b"\x88\x82\x00\x00\x00\x00\x03\xe8"
+    async with held(slow, tls=tls) as server:
+        clients = [await server.connect(plain=True)]
+        for sent in (closing, GET + UPGRADE + END, POST + b"Content-Length: 5\r\n\r\nab", GET, GET + END):
+            reader, writer = await server.connect()
+            clients.append((reader, writer))
+            writer.write(sent)
+            if sent in (closing, GET + UPGRADE + END, GET + END):
+                await reader.readuntil(b"\r\n\r\n")
+            writer.transport.pause_reading()
+    for _, writer in clients:
+        writer.transport.abort()
+
+
 def drawn(rng: random.Random) -> list[bytes]:
     """The bytes of one connection, in pieces: requests of all kinds, whole, damaged, cut, glued."""
     data = b""
