@@ -44,6 +44,8 @@ from .turn.request import RequestBounds
 from .workers import Stopped, Workers
 
 _T = TypeVar("_T")
+MOST_TRIED = 1024
+"""The most beginnings of a conversation that are hashed to find its session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,8 @@ class SessionRegistry:
         nothing is known.
 
         ``names``: those that the client gives it. Items that it shares with an open session of such a name are
-        compared, and only those behind them are hashed. A closed session of such a name comes before the
+        compared, and only those behind them are hashed. Without a name it is found by one of its `MOST_TRIED`
+        longest beginnings. A closed session of such a name comes before the
         beginnings that do not hold all that the model has written. ``kept``: a session that is created with
         ``kept`` may come from the answer. ``unless``: numbers in the journal that are no answer.
         """
@@ -229,7 +232,8 @@ class SessionRegistry:
         ids = {session_id for digest in digests for session_id in self._conversations.find(digest)}
         best = max(filter(None, map(sharing, ids)), key=itemgetter(1), default=None)
         stored = [number for digest in digests if (number := self._stored(digest, unless)) is not None]
-        for length in range(len(conversation.items), 0 if best is None else best[1], -1):
+        whole = len(conversation.items)
+        for length in range(whole, max(whole - MOST_TRIED, 0 if best is None else best[1]), -1):
             digest = conversation.digest(length)
             for found in filter(None, map(sharing, self._conversations.find(digest))):
                 if found[1] >= length:

@@ -20,7 +20,7 @@ from starlette.requests import HTTPConnection
 
 from ...runtime.link.client import EngineLink
 from ...sessions.conversation.items import FunctionCall, FunctionCallOutput, Item, Message, checked_preamble
-from ...sessions.errors import HandleUnknown, PromptTooLong, StorageUnavailable
+from ...sessions.errors import HandleUnknown, ItemInvalid, PromptTooLong, StorageUnavailable
 from ...sessions.registry import Reopened
 from ...sessions.session import Session
 from ...sessions.text.tokenizer import ChatTokenizer
@@ -194,15 +194,22 @@ class Transcripts:
             self._sessions.left(live, connection)
 
     def _check_length(self, ask: Ask) -> None:
-        """Raise ``PromptTooLong`` for a prompt that cannot fit into the context, before it reaches the journal.
-        A list of token ids is counted; of a conversation only one with too many characters is refused here."""
-        context = self._link.hello.max_context
+        """Raise ``PromptTooLong`` for a prompt that cannot fit into the context, ``ItemInvalid`` for one with
+        more items than a session may have, before it reaches the journal. Token ids are counted; of a
+        conversation only one with too many items or characters is refused here."""
+        context, items = self._link.hello.max_context, len(ask.transcript.items)
         if longest := max(map(len, ask.prompts), default=0):
             if longest >= context:
                 raise PromptTooLong.of(f"it has {longest} tokens", context, longest, param="prompt")
             return
+        if items > (may := self._sessions.registry.settings.max_items):
+            raise ItemInvalid(f"A conversation holds at most {may} items; this one has {items}")
+        if ask.request.truncation is not None:
+            return
+        if items >= context:
+            raise PromptTooLong.of(f"it has {items} items, each of a token or more", context, items)
         most = self._sessions.registry.most_characters
-        if most is None or ask.request.truncation is not None:
+        if most is None:
             return
         size = len(ask.transcript.preamble.instructions) + sum(map(_characters, ask.transcript.items))
         if size > most:
