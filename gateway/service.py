@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -33,7 +34,7 @@ from .live.sessions import LiveSessions
 from .live.transcripts import Transcripts
 from .live.turns import Turns
 from .metrics.prometheus import MetricsSnapshot, TenantSnapshot
-from .net.bodies import CONVERSATION, BodyBound, BodyMemory, check_bytes, read_body, told_bytes
+from .net.bodies import CONVERSATION, BodyBound, BodyMemory, read_body, told_bytes
 from .net.channel import Channel
 from .net.outbox import Outbox
 from .realtime.session import RealtimeDefaults, RealtimeFace
@@ -238,17 +239,19 @@ class Service:
         """Read the body of a request and decode it. Returns what ``decode`` returns, and the body's size in
         bytes. ``bound``: how large it may be; for a large one this waits until the engine is loaded.
 
-        Raises ``FrameTooLarge``, ``TooManyBodies``, ``EngineLoading``, ``Draining``, what `read_body` raises,
-        and what ``decode`` does.
+        Raises ``FrameTooLarge``, ``PromptTooLong``, ``TooManyBodies``, ``EngineLoading``, ``Draining``, what
+        `read_body` raises, and what ``decode`` does.
         """
         salt, limits, told = request.scope.get(TENANT, b""), self.settings.limits, told_bytes(request)
         if self.context is None and (told or 0) > bound.size:
             await self.loaded()
+            self.admit(None)
         context = self.context or 0
-        most = bound.most_bytes(context, limits)
-        check_bytes(told or 0, most)
-        async with self._bodies.held(salt, most if told is None else told, limits.body_seconds):
-            data = await read_body(request, most)
+        check_size = partial(bound.check_size, context=context, limits=limits)
+        check_size(told or 0)
+        most = min(bound.most_bytes(context), limits.body_bytes) if told is None else told
+        async with self._bodies.held(salt, most, limits.body_seconds):
+            data = await read_body(request, check_size)
             bound.check(data, context)
             return await self.aside(salt, len(data), lambda _: decode(data)), len(data)
 

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from ...sdk.errors import FrameTooLarge
 from ...sdk.frames.codec import has_more_values
+from ...sessions.errors import PromptTooLong
 from ..errors import TooManyBodies
 from ..settings import ClientLimits
 
@@ -41,9 +42,18 @@ class BodyBound:
     values: int = 1 << 15
     token_values: int = 4
 
-    def most_bytes(self, context: int, limits: ClientLimits) -> int:
+    def most_bytes(self, context: int) -> int:
         """The most bytes with a context of so many tokens."""
-        return min(limits.body_bytes, self.size + context * self.token_bytes)
+        return self.size + context * self.token_bytes
+
+    def check_size(self, size: int, context: int, limits: ClientLimits) -> None:
+        """Raise ``FrameTooLarge`` for a body of so many bytes that is larger than any may be, ``PromptTooLong``
+        for one that is too large for the context."""
+        if size > limits.body_bytes:
+            raise FrameTooLarge(f"The body has more than {limits.body_bytes} bytes: send less in one request")
+        if size > self.most_bytes(context):
+            tokens = size // self.token_bytes
+            raise PromptTooLong.of(f"its {size} bytes are those of at least {tokens} tokens", context, tokens)
 
     def check(self, data: bytes, context: int) -> None:
         """Raise ``FrameTooLarge`` if ``data`` holds too many values."""
@@ -119,24 +129,18 @@ def told_bytes(request: Request) -> int | None:
     return int(told) if told.isdecimal() else None
 
 
-async def read_body(request: Request, most: int) -> bytes:
-    """Read the whole body of a request. Raises ``FrameTooLarge`` if it has more than ``most`` bytes, before it
-    is read if its head says so; Starlette's ``ClientDisconnect`` if the client leaves, or does not send it in
-    time."""
-    check_bytes(told_bytes(request) or 0, most)
+async def read_body(request: Request, check_size: Callable[[int], None]) -> bytes:
+    """Read the whole body of a request. ``check_size``: raises for a body of so many bytes that is too large,
+    before it is read if its head tells its size. Raises Starlette's ``ClientDisconnect`` if the client leaves,
+    or does not send it in time."""
+    check_size(told_bytes(request) or 0)
     pieces: list[bytes] = []
     size = 0
     async for piece in request.stream():
         size += len(piece)
-        check_bytes(size, most)
+        check_size(size)
         pieces.append(piece)
     return b"".join(pieces)
-
-
-def check_bytes(size: int, most: int) -> None:
-    """Raise ``FrameTooLarge`` for a body of more than ``most`` bytes."""
-    if size > most:
-        raise FrameTooLarge(f"The body has more than {most} bytes: send less in one request")
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
