@@ -29,6 +29,8 @@ LEAST_TAKEN = 16 << 10
 UNREAD = 64 << 10
 """With more bytes than this unsent, the client of a request that is served counts as slow. It is asyncio's
 mark, above which nothing more is written."""
+MOST_UNREAD = 32 << 20
+"""The most bytes of answers that wait for clients which have nothing more to ask, together."""
 
 
 class Phase(Enum):
@@ -79,7 +81,7 @@ class TimedConnection(Protocol):
 class Deadline:
     """The deadline of one connection. ``sock``: its socket, if there is one."""
 
-    __slots__ = ("_all", "_connection", "_unsent", "due", "phase", "sock")
+    __slots__ = ("_all", "_connection", "due", "phase", "sock", "unsent")
 
     def __init__(self, deadlines: Deadlines, sock: socket.socket | None) -> None:
         self.sock = sock
@@ -87,7 +89,8 @@ class Deadline:
         self.due = 0.0
         self._all = deadlines
         self._connection: TimedConnection | None = None
-        self._unsent = 0  # bytes, when the phase began
+        self.unsent = 0
+        """Bytes that were not sent when the phase began."""
 
     def watch(self, connection: TimedConnection) -> None:
         """From now on ``connection`` reads the socket. The phase goes on."""
@@ -95,9 +98,8 @@ class Deadline:
 
     def enter(self, phase: Phase) -> None:
         """The connection does something else: the time of this phase begins."""
-        if self._connection is not None:
-            self._unsent = _unsent(self._connection.transport)
-        self._all.enter(self, phase)
+        unsent = 0 if self._connection is None else _unsent(self._connection.transport)
+        self._all.enter(self, phase, unsent)
 
     def end(self) -> None:
         """The connection is gone."""
@@ -127,8 +129,8 @@ class Deadline:
 
     def _stalls(self, transport: asyncio.Transport) -> bool:
         """Whether the client has taken too little since the phase began."""
-        taken = self._unsent - _unsent(transport)
-        return taken < LEAST_TAKEN and (self.phase is Phase.CLOSING or self._unsent > UNREAD)
+        taken = self.unsent - _unsent(transport)
+        return taken < LEAST_TAKEN and (self.phase is Phase.CLOSING or self.unsent > UNREAD)
 
 
 def _unsent(transport: asyncio.Transport) -> int:
@@ -155,6 +157,7 @@ class Deadlines:
             Phase.CLOSING: limits.close_seconds,
         }
         self._queues = {phase: OrderedDict[Deadline, None]() for phase in Phase}
+        self._unread = 0  # bytes that connections without a request have not been sent
         self._timer: Any = None
         self._ending = False
 
@@ -167,23 +170,32 @@ class Deadlines:
         self.enter(deadline, Phase.HEAD)
         return deadline
 
-    def enter(self, deadline: Deadline, phase: Phase) -> None:
-        """Begin the time of this phase for one connection."""
+    def enter(self, deadline: Deadline, phase: Phase, unsent: int = 0) -> None:
+        """Begin the time of this phase for one connection. ``unsent``: bytes that wait to be sent to it."""
         if self._ending and deadline.phase is Phase.CLOSING:
             return
         self.forget(deadline)
+        deadline.unsent = unsent
         deadline.phase, deadline.due = phase, self._clock.time() + self._seconds[phase]
         self._queues[phase][deadline] = None
         self._wake_at(deadline.due)
+        if phase in FREE:
+            self._unread += deadline.unsent
+            if self._unread > MOST_UNREAD:
+                self._cut_unread()
 
     def forget(self, deadline: Deadline) -> None:
         """The connection is gone, or is about to enter another phase."""
-        self._queues[deadline.phase].pop(deadline, None)
+        queue = self._queues[deadline.phase]
+        if deadline in queue:
+            del queue[deadline]
+            if deadline.phase in FREE:
+                self._unread -= deadline.unsent
 
     def close(self) -> None:
         """The server ends: each connection has ``close_seconds`` from now, whatever it does."""
         for deadline in [one for queue in self._queues.values() for one in queue]:
-            self.enter(deadline, Phase.CLOSING)
+            self.enter(deadline, Phase.CLOSING, deadline.unsent)
         self._ending = True
 
     def shed(self, most: int) -> int:
@@ -193,6 +205,14 @@ class Deadlines:
         for deadline in found:
             deadline.cut()
         return len(found)
+
+    def _cut_unread(self) -> None:
+        """Cut connections without a request that have not read their answers, the longest waiting first, until
+        half of `MOST_UNREAD` is free."""
+        for deadline in [one for phase in FREE for one in self._queues[phase] if one.unsent]:
+            if self._unread <= MOST_UNREAD // 2:
+                break
+            deadline.cut()
 
     def _wake_at(self, when: float) -> None:
         if self._timer is not None and self._timer.when() > when:
@@ -205,7 +225,7 @@ class Deadlines:
         self._timer, now = None, self._clock.time()
         for queue in self._queues.values():
             while queue and (first := next(iter(queue))).due <= now:
-                del queue[first]
+                self.forget(first)
                 first.over(ending=self._ending)
         for queue in self._queues.values():
             if queue:

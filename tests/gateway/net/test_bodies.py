@@ -1,4 +1,5 @@
-"""The memory for bodies: each tenant has its own, and its requests get it in order, whatever becomes of them."""
+"""The memory for bodies: each tenant has its own, and its requests get it in order, whatever becomes of
+them."""
 
 from __future__ import annotations
 

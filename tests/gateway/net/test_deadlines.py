@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.gateway.net.deadlines import FREE, LEAST_TAKEN, UNREAD, Deadline, Deadlines, Phase
+from holdfast.gateway.net.deadlines import (
+    FREE,
+    LEAST_TAKEN,
+    MOST_UNREAD,
+    UNREAD,
+    Deadline,
+    Deadlines,
+    Phase,
+)
 from holdfast.gateway.settings import ClientLimits
 
 from .manual_clock import ManualClock
@@ -196,6 +204,25 @@ def test_those_that_have_no_request_are_cut_the_longest_waiting_first(
     serving = [one for phase in Phase if phase not in FREE for one in made[phase]]
     assert deadlines.shed(1) == 0 and len(deadlines) == len(serving)
     assert all(one.transport.aborted is None for one in serving)
+
+
+def test_answers_that_are_not_read_take_no_more_than_so_much_memory(
+    clock: ManualClock, deadlines: Deadlines
+) -> None:
+    size = MOST_UNREAD // 16
+    made: list[Connection] = []
+    for _ in range(100):
+        made += [Connection(deadlines, clock) for _ in range(3)]
+        read, unread, served = made[-3:]
+        unread.transport.unsent = served.transport.unsent = size
+        for one, phase in ((read, Phase.IDLE), (unread, Phase.CLOSING), (served, Phase.SERVED)):
+            one.deadline.enter(phase)
+        left = [one for one in made if one.transport.aborted is None]
+        waits = [one for one in left if one.deadline.phase is Phase.CLOSING]
+        assert sum(one.transport.unsent for one in waits) <= MOST_UNREAD
+        assert waits[-1] is unread, "the last"
+        assert all(one in left for one in made if one.deadline.phase is not Phase.CLOSING)
+    assert len(deadlines) == len(left) >= 200
 
 
 def test_when_the_server_ends_all_have_one_time_whatever_they_do(
