@@ -109,8 +109,10 @@ def measure(options: Options, seconds: float, names: Sequence[str], *, quiet: bo
             Goal(f"{name}: {late}", 1000 * ttft, "ms", most, "lower"),
             Goal(f"{name}: memory growth", flooded.growth / (1 << 20), "MiB", GROWTH_MIB, "lower"),
             Goal(f"{name}: turns lost or refused", float(len(flooded.failed)), "", 0.0, "lower"),
-            Goal(f"{name}: sessions of {PROMISED}", float(flooded.opened), "", float(alone.opened), "higher"),
         ]
+        if FLOODS[name].opens:
+            most = float(alone.opened)
+            goals.append(Goal(f"{name}: sessions of {PROMISED}", float(flooded.opened), "", most, "higher"))
     if not quiet:
         _table(found)
     settings = {"model": "pocket", "threads": options.threads, "quick": options.quick, "seconds": seconds}

@@ -416,7 +416,7 @@ FLOODS: dict[str, Attack] = {
         POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
     ),
     "held: answers": _holding(
-        GET + b"\r\n", GET.replace(b"/", b"/asyncapi.json", 1) + b"\r\n", (GET + b"\r\n") * 20, reads=False
+        GET + b"\r\n", GET.replace(b"/", b"/asyncapi.json", 1) + b"\r\n", (GET + b"\r\n") * 3, reads=False
     ),
     "bodies: 30 MB": _posting(
         ("/tokenize", _json(prompt="a" * (30 * MIB))),
@@ -432,7 +432,7 @@ FLOODS: dict[str, Attack] = {
         ("/detokenize", _numbers("tokens", 8_000)), ("/v1/completions", _numbers("prompt", 80_000))
     ),
     "bodies: prompts": _posting(
-        ("/v1/completions", _json(prompt=[_words(6_000)] * 200)),
+        ("/v1/completions", _json(prompt=[_words(6_000)] * 50)),
         (
             "/v1/messages/count_tokens",
             _json(model="pocket", messages=[{"role": "user", "content": _words(MIB)}]),

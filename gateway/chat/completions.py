@@ -38,6 +38,8 @@ from .reply import finish_reason
 from .translate import sampling_of, structured_of
 
 MAX_PROMPTS = 256
+MOST_CONTEXTS = 16
+"""The prompts of one request have at most so many times the tokens that the context holds."""
 MAX_LOGPROBS = 20
 DEFAULT_TOKENS = 16
 """The most tokens of a reply if its request sets no limit, as the standard has it."""
@@ -142,14 +144,15 @@ def prompts_of(
     body: CompletionRequest, transcripts: Transcripts, stopped: Stopped = bool
 ) -> list[tuple[int, ...]]:
     """The token ids of each prompt in the body's ``prompt``. Raises ``FieldInvalid`` if that is not of a valid
-    form, or a prompt has no tokens; ``PromptTooLong`` for the first that does not fit into the context."""
+    form, a prompt has no tokens, or all have too many together; ``PromptTooLong`` for the first that does not
+    fit into the context."""
     given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if given and all(_is_id(one) for one in given):
         given = [given]
     if not 1 <= len(given) <= MAX_PROMPTS or not all(map(_is_prompt, given)):
         told = f"`prompt` must be a text, 1 to {MAX_PROMPTS} texts, token ids, or lists of token ids"
         raise FieldInvalid(told, "prompt")
-    context, special = transcripts.context, body.add_special_tokens
+    context, special, total = transcripts.context, body.add_special_tokens, 0
     found: list[tuple[int, ...]] = []
     for one in given:
         if isinstance(one, str):
@@ -161,6 +164,10 @@ def prompts_of(
         if not ids:
             raise FieldInvalid("A prompt has no tokens", "prompt")
         found.append(tuple(ids))
+        total += len(ids)
+        if total > MOST_CONTEXTS * context:
+            most = MOST_CONTEXTS * context
+            raise FieldInvalid(f"The prompts have more than {most} tokens together: send fewer", "prompt")
     return found
 
 

@@ -393,6 +393,7 @@ class AskedTurn:
             for choice in range(ask.choices):
                 number = place * ask.choices + choice
                 self._start(replace(_choice(ask.request, number), prompt=prompt))
+                await asyncio.sleep(0)  # there may be thousands: others have their turn
         if ask.prompts:
             return
         self._start(ask.request)
