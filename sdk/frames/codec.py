@@ -56,7 +56,7 @@ def decode_client(frame: bytes | str, max_bytes: int = MAX_FRAME_BYTES) -> Clien
     """The client event in `frame`. Raises `FrameTooLarge` above `max_bytes`, else the `FrameError` that fits;
     its `param` is the path of the field at fault, and its `event_id` the event's own id, each None if it cannot
     be told."""
-    data = _checked(frame, max_bytes)
+    data = checked(frame, max_bytes)
     try:
         return _CLIENT.decode(data)
     except msgspec.ValidationError as error:
@@ -137,7 +137,7 @@ def framed(event: ClientEvent) -> bytes:
         raise FrameMalformed("The text holds a lone surrogate, which is no character") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise FrameMalformed(_quoted(f"The event cannot be written as JSON: {error}")) from None
-    return _checked(frame, MAX_FRAME_BYTES)
+    return checked(frame, MAX_FRAME_BYTES)
 
 
 def has_more_values(data: bytes, most: int) -> bool:
@@ -161,7 +161,9 @@ def _has_half_pair(data: bytes) -> bool:
     return _HALF.search(_PAIR.sub(b" ", data)) is not None
 
 
-def _checked(frame: bytes | str, max_bytes: int) -> bytes:
+def checked(frame: bytes | str, max_bytes: int) -> bytes:
+    """The bytes of a frame that is small enough to be decoded. Raises `FrameTooLarge` above `max_bytes`, or
+    above `MAX_FRAME_VALUES` values, and `FrameMalformed` for text that cannot be encoded."""
     try:
         data = frame.encode() if isinstance(frame, str) else frame
     except UnicodeEncodeError:
