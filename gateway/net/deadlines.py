@@ -1,13 +1,13 @@
 """How long a connection may take, from its accept to its end, whatever library reads its bytes.
 
-Each accepted socket has a `Deadline`, which is always in one `Phase`, and each phase ends in time::
+Each accepted socket has a `Deadline`, which is always in one `ConnectionStage`, and each stage ends in time::
 
     accepted ──▶ HEAD ──▶ BODY ──▶ SERVED ──▶ IDLE ──▶ HEAD …
                   │         └─────────────────▶ REST ──▶ IDLE …    answered before its body's end
                   └──────▶ SERVED ──▶ MESSAGE ──▶ SERVED …         a WebSocket
     CLOSING comes behind any of them
 
-A TLS handshake is a part of HEAD, and so is the handshake of a WebSocket until it is answered. A phase ends
+A TLS handshake is a part of HEAD, and so is the handshake of a WebSocket until it is answered. A stage ends
 only when something has come of it: what a library drops without a word stays in HEAD, and is closed in time.
 """
 
@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from ..settings import ClientLimits
 
 LEAST_TAKEN = 16 << 10
-"""The bytes that a slow client must take in the time of `Phase.SERVED` or `Phase.CLOSING`."""
+"""The bytes that a slow client must take in the time of SERVED or CLOSING."""
 UNREAD = 64 << 10
 """With more bytes than this unsent, the client of a request that is served counts as slow. It is asyncio's
 mark, above which nothing more is written."""
@@ -33,7 +33,7 @@ MOST_UNREAD = 32 << 20
 """The most bytes of answers that wait for clients which have nothing more to ask, together."""
 
 
-class Phase(Enum):
+class ConnectionStage(Enum):
     """What a connection does. Its time is a field of `ClientLimits`."""
 
     HEAD = auto()
@@ -54,11 +54,11 @@ class Phase(Enum):
     long again if the client took `LEAST_TAKEN`."""
 
 
-FREE = (Phase.IDLE, Phase.REST, Phase.CLOSING, Phase.HEAD)
-"""Phases in which a connection has no request. Where descriptors are short, these are cut, in this order."""
+FREE = (ConnectionStage.IDLE, ConnectionStage.REST, ConnectionStage.CLOSING, ConnectionStage.HEAD)
+"""Stages in which a connection has no request. Where descriptors are short, these are cut, in this order."""
 
 
-class Clock(Protocol):
+class Timers(Protocol):
     """What is used of an event loop."""
 
     def time(self) -> float:
@@ -73,33 +73,33 @@ class TimedConnection(Protocol):
 
     transport: asyncio.Transport
 
-    def overdue(self, phase: Phase) -> None:
-        """Called when the time of a phase is over, other than `Phase.SERVED` and `Phase.CLOSING`: ends the
-        connection, or enters another phase."""
+    def overdue(self, stage: ConnectionStage) -> None:
+        """Called when the time of a stage is over, other than SERVED and CLOSING: ends the connection, or enters
+        another stage."""
 
 
 class Deadline:
     """The deadline of one connection. ``sock``: its socket, if there is one."""
 
-    __slots__ = ("_all", "_connection", "due", "phase", "sock", "unsent")
+    __slots__ = ("_all", "_connection", "due", "sock", "stage", "unsent")
 
     def __init__(self, deadlines: Deadlines, sock: socket.socket | None) -> None:
         self.sock = sock
-        self.phase = Phase.HEAD
+        self.stage = ConnectionStage.HEAD
         self.due = 0.0
         self._all = deadlines
         self._connection: TimedConnection | None = None
         self.unsent = 0
-        """Bytes that were not sent when the phase began."""
+        """Bytes that were not sent when the stage began."""
 
     def watch(self, connection: TimedConnection) -> None:
-        """From now on ``connection`` reads the socket. The phase goes on."""
+        """From now on ``connection`` reads the socket. The stage goes on."""
         self._connection = connection
 
-    def enter(self, phase: Phase) -> None:
-        """The connection does something else: the time of this phase begins."""
+    def enter(self, stage: ConnectionStage) -> None:
+        """The connection does something else: the time of this stage begins."""
         unsent = 0 if self._connection is None else _unsent(self._connection.transport)
-        self._all.enter(self, phase, unsent)
+        self._all.enter(self, stage, unsent)
 
     def end(self) -> None:
         """The connection is gone."""
@@ -115,22 +115,24 @@ class Deadline:
                 self.sock.shutdown(socket.SHUT_RDWR)
 
     def over(self, *, ending: bool) -> None:
-        """Called when the time of the phase is over. ``ending``: the server ends, too."""
-        connection, phase = self._connection, self.phase
+        """Called when the time of the stage is over. ``ending``: the server ends, too."""
+        connection, stage = self._connection, self.stage
         if connection is None or ending:
             self.cut()
-        elif phase is not Phase.SERVED and phase is not Phase.CLOSING:
-            self.enter(Phase.CLOSING)  # whatever the connection makes of it
-            connection.overdue(phase)
+        elif stage is not ConnectionStage.SERVED and stage is not ConnectionStage.CLOSING:
+            self.enter(ConnectionStage.CLOSING)  # whatever the connection makes of it
+            connection.overdue(stage)
         elif self._stalls(connection.transport):
             self.cut()
         else:
-            self.enter(Phase.CLOSING if connection.transport.is_closing() else Phase.SERVED)
+            self.enter(
+                ConnectionStage.CLOSING if connection.transport.is_closing() else ConnectionStage.SERVED
+            )
 
     def _stalls(self, transport: asyncio.Transport) -> bool:
-        """Whether the client has taken too little since the phase began."""
+        """Whether the client has taken too little since the stage began."""
         taken = self.unsent - _unsent(transport)
-        return taken < LEAST_TAKEN and (self.phase is Phase.CLOSING or self.unsent > UNREAD)
+        return taken < LEAST_TAKEN and (self.stage is ConnectionStage.CLOSING or self.unsent > UNREAD)
 
 
 def _unsent(transport: asyncio.Transport) -> int:
@@ -142,21 +144,21 @@ def _unsent(transport: asyncio.Transport) -> int:
 
 
 class Deadlines:
-    """The deadlines of all connections of one server. The connections of one phase stand in the order in which
+    """The deadlines of all connections of one server. The connections of one stage stand in the order in which
     its time is over, so no more than one timer runs. ``clock``: the event loop."""
 
-    def __init__(self, limits: ClientLimits, clock: Clock) -> None:
+    def __init__(self, limits: ClientLimits, clock: Timers) -> None:
         self._clock = clock
         self._seconds = {
-            Phase.HEAD: limits.header_seconds,
-            Phase.BODY: limits.body_seconds,
-            Phase.SERVED: limits.stall_seconds,
-            Phase.MESSAGE: limits.body_seconds,
-            Phase.REST: limits.header_seconds,
-            Phase.IDLE: limits.idle_seconds,
-            Phase.CLOSING: limits.close_seconds,
+            ConnectionStage.HEAD: limits.header_seconds,
+            ConnectionStage.BODY: limits.body_seconds,
+            ConnectionStage.SERVED: limits.stall_seconds,
+            ConnectionStage.MESSAGE: limits.body_seconds,
+            ConnectionStage.REST: limits.header_seconds,
+            ConnectionStage.IDLE: limits.idle_seconds,
+            ConnectionStage.CLOSING: limits.close_seconds,
         }
-        self._queues = {phase: OrderedDict[Deadline, None]() for phase in Phase}
+        self._queues = {stage: OrderedDict[Deadline, None]() for stage in ConnectionStage}
         self._unread = 0  # bytes that connections without a request have not been sent
         self._timer: Any = None
         self._ending = False
@@ -167,41 +169,41 @@ class Deadlines:
     def begin(self, sock: socket.socket | None = None) -> Deadline:
         """Make the deadline of a connection that was accepted now."""
         deadline = Deadline(self, sock)
-        self.enter(deadline, Phase.HEAD)
+        self.enter(deadline, ConnectionStage.HEAD)
         return deadline
 
-    def enter(self, deadline: Deadline, phase: Phase, unsent: int = 0) -> None:
-        """Begin the time of this phase for one connection. ``unsent``: bytes that wait to be sent to it."""
-        if self._ending and deadline.phase is Phase.CLOSING:
+    def enter(self, deadline: Deadline, stage: ConnectionStage, unsent: int = 0) -> None:
+        """Begin the time of this stage for one connection. ``unsent``: bytes that wait to be sent to it."""
+        if self._ending and deadline.stage is ConnectionStage.CLOSING:
             return
         self.forget(deadline)
         deadline.unsent = unsent
-        deadline.phase, deadline.due = phase, self._clock.time() + self._seconds[phase]
-        self._queues[phase][deadline] = None
+        deadline.stage, deadline.due = stage, self._clock.time() + self._seconds[stage]
+        self._queues[stage][deadline] = None
         self._wake_at(deadline.due)
-        if phase in FREE:
+        if stage in FREE:
             self._unread += deadline.unsent
             if self._unread > MOST_UNREAD:
                 self._cut_unread()
 
     def forget(self, deadline: Deadline) -> None:
-        """The connection is gone, or is about to enter another phase."""
-        queue = self._queues[deadline.phase]
+        """The connection is gone, or is about to enter another stage."""
+        queue = self._queues[deadline.stage]
         if deadline in queue:
             del queue[deadline]
-            if deadline.phase in FREE:
+            if deadline.stage in FREE:
                 self._unread -= deadline.unsent
 
     def close(self) -> None:
         """The server ends: each connection has ``close_seconds`` from now, whatever it does."""
         for deadline in [one for queue in self._queues.values() for one in queue]:
-            self.enter(deadline, Phase.CLOSING, deadline.unsent)
+            self.enter(deadline, ConnectionStage.CLOSING, deadline.unsent)
         self._ending = True
 
     def shed(self, most: int) -> int:
-        """Cut connections that have no request, at most so many: of each phase in `FREE` those that have waited
+        """Cut connections that have no request, at most so many: of each stage in `FREE` those that have waited
         longest. Returns their number."""
-        found = [one for phase in FREE for one in islice(self._queues[phase], most)][:most]
+        found = [one for stage in FREE for one in islice(self._queues[stage], most)][:most]
         for deadline in found:
             deadline.cut()
         return len(found)
@@ -209,7 +211,7 @@ class Deadlines:
     def _cut_unread(self) -> None:
         """Cut connections without a request that have not read their answers, the longest waiting first, until
         half of `MOST_UNREAD` is free."""
-        for deadline in [one for phase in FREE for one in self._queues[phase] if one.unsent]:
+        for deadline in [one for stage in FREE for one in self._queues[stage] if one.unsent]:
             if self._unread <= MOST_UNREAD // 2:
                 break
             deadline.cut()

@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's protocol with h11, behind a check of each head and a deadline for each phase.
+"""One HTTP connection: uvicorn's protocol with h11, behind a check of each head and a deadline for each stage.
 
 Uvicorn and h11 themselves keep partial heads for ever, read a head that two programs can read in two ways, and
 take any number of chunks of one byte.
@@ -17,7 +17,7 @@ from ..access.auth import refusal
 from ..access.turn_queue import PLACE, Place
 from ..errors import GatewayError, HeadInvalid, HeadTooLarge, SlowSender, TooManyChunks
 from ..settings import ClientLimits
-from .deadlines import Phase
+from .deadlines import ConnectionStage
 from .heads import HEAD_END, check_head, whole_answer
 from .listener import Door, Refused
 from .websocket_connection import LimitedWebSocket
@@ -90,20 +90,20 @@ class LimitedHTTP(H11Protocol):
 
     def _follow(self) -> None:
         """Follow the parser: how much of a request has come?"""
-        theirs, phase = self.conn.their_state, self.deadline.phase
+        theirs, stage = self.conn.their_state, self.deadline.stage
         if self._over:
             return
         if theirs is h11.IDLE:  # the body of an answered request has ended
             self._await_next()
-        elif phase is Phase.HEAD:
-            self.deadline.enter(Phase.BODY if theirs is h11.SEND_BODY else Phase.SERVED)
-        elif phase is Phase.BODY and theirs is not h11.SEND_BODY:
-            self.deadline.enter(Phase.SERVED)
+        elif stage is ConnectionStage.HEAD:
+            self.deadline.enter(ConnectionStage.BODY if theirs is h11.SEND_BODY else ConnectionStage.SERVED)
+        elif stage is ConnectionStage.BODY and theirs is not h11.SEND_BODY:
+            self.deadline.enter(ConnectionStage.SERVED)
 
     def _take_head(self, data: bytes) -> None:
         """Take bytes of a head. If it is whole, decide about the request, and have it served."""
-        if self.deadline.phase is Phase.IDLE:
-            self.deadline.enter(Phase.HEAD)
+        if self.deadline.stage is ConnectionStage.IDLE:
+            self.deadline.enter(ConnectionStage.HEAD)
         searched = 0
         if self._head is not None:
             searched = max(0, len(self._head) - 2)
@@ -170,9 +170,9 @@ class LimitedHTTP(H11Protocol):
         if self._over:
             return
         if self.transport.is_closing():
-            self.deadline.enter(Phase.CLOSING)
+            self.deadline.enter(ConnectionStage.CLOSING)
             return
-        self.deadline.enter(Phase.REST)
+        self.deadline.enter(ConnectionStage.REST)
         self.flow.resume_reading()
         if self.conn.our_state is h11.DONE and self.conn.their_state is h11.DONE:
             self.conn.start_next_cycle()
@@ -181,7 +181,7 @@ class LimitedHTTP(H11Protocol):
     def _await_next(self) -> None:
         """Nothing of a request is left: wait for the next one. What has come of it already goes the same way
         as what comes later."""
-        self.deadline.enter(Phase.IDLE)
+        self.deadline.enter(ConnectionStage.IDLE)
         behind = self.conn.trailing_data[0]
         if behind:
             self.conn = CheckedParser(self.limits.header_bytes)
@@ -193,7 +193,7 @@ class LimitedHTTP(H11Protocol):
         if refused.close or self.transport.get_write_buffer_size():  # or the client reads no answers
             self._end()
         else:
-            self.deadline.enter(Phase.IDLE)
+            self.deadline.enter(ConnectionStage.IDLE)
 
     def send_400_response(self, msg: str) -> None:
         """Called when the parser can read no more: tells the client, if it has no answer yet, and ends."""
@@ -217,28 +217,28 @@ class LimitedHTTP(H11Protocol):
         self._over, self._head = True, None
         self._abandon()
         if self.transport.can_write_eof():
-            self.deadline.enter(Phase.REST)
+            self.deadline.enter(ConnectionStage.REST)
             self.flow.resume_reading()
             self.transport.write_eof()
         else:
-            self.deadline.enter(Phase.CLOSING)
+            self.deadline.enter(ConnectionStage.CLOSING)
             self.transport.close()
 
     # --- the end --------------------------------------------------------------------------------------------
 
-    def overdue(self, phase: Phase) -> None:
-        """Called when the time of a phase is over (`TimedConnection`): ends the connection. Half a head is
+    def overdue(self, stage: ConnectionStage) -> None:
+        """Called when the time of a stage is over (`TimedConnection`): ends the connection. Half a head is
         answered; to a client that has sent nothing an answer would be one to its next request."""
         limits = self.limits
-        if phase is Phase.HEAD and self._head is not None:
+        if stage is ConnectionStage.HEAD and self._head is not None:
             told = f"The request's head did not end within {limits.header_seconds:g} s"
             self._turn_away(SlowSender(f"{told}: send it at once"))
-        elif phase is Phase.BODY and (self.flow.read_paused or self.cycle.response_started):
-            self.deadline.enter(phase)  # the application reads no body now
-        elif phase is Phase.BODY:
+        elif stage is ConnectionStage.BODY and (self.flow.read_paused or self.cycle.response_started):
+            self.deadline.enter(stage)  # the application reads no body now
+        elif stage is ConnectionStage.BODY:
             told = f"The request's body did not end within {limits.body_seconds:g} s"
             self._turn_away(SlowSender(f"{told}: send less, or faster"))
-        elif phase is Phase.REST:
+        elif stage is ConnectionStage.REST:
             self.transport.abort()
         else:
             self.transport.close()

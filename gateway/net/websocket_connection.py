@@ -28,7 +28,7 @@ from websockets.server import ServerProtocol
 
 from ..errors import GatewayError, SlowSender, TooManyControlFrames, TooManyFragments, wire_error
 from ..settings import ClientLimits
-from .deadlines import Deadline, Phase
+from .deadlines import ConnectionStage, Deadline
 from .flag import Flag
 from .rates import TokenBucket
 
@@ -147,7 +147,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         target, method = event.target.decode("ascii"), event.method.decode("ascii")
         self.handle_connect(Request(target, Headers(fields), method, f"HTTP/{version}"))
         if self.transport.is_closing():  # it is no valid handshake, and was answered
-            self.deadline.enter(Phase.CLOSING)
+            self.deadline.enter(ConnectionStage.CLOSING)
             return
         self.scope["headers"] = [(name.lower(), value) for name, value in event.headers]
         self._unparsed += behind
@@ -187,7 +187,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
                 seconds = max(seconds, RATE_PAUSE_SECONDS)
                 self._rate_pause = self.loop.call_later(seconds, self._release, Hold.RATE)
         if self.transport.is_closing():
-            self.deadline.enter(Phase.CLOSING)
+            self.deadline.enter(ConnectionStage.CLOSING)
 
     def handle_events(self) -> None:
         """Called after bytes were parsed: handles their frames. The first one that breaks a limit closes the
@@ -229,9 +229,9 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         if self._fragments > self.limits.fragments:
             return TooManyFragments()
         if frame.fin and self._fragments > 1:
-            self.deadline.enter(Phase.SERVED)
+            self.deadline.enter(ConnectionStage.SERVED)
         elif not frame.fin and self._fragments == 1:
-            self.deadline.enter(Phase.MESSAGE)
+            self.deadline.enter(ConnectionStage.MESSAGE)
         if frame.fin:
             self._fragments = 0
         return None
@@ -295,7 +295,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self.pong_timer = self.loop.call_later(self.ping_timeout, self.keepalive_timeout)
             return
         super().keepalive_timeout()
-        self.deadline.enter(Phase.CLOSING)
+        self.deadline.enter(ConnectionStage.CLOSING)
 
     # --- writing --------------------------------------------------------------------------------------------
 
@@ -312,13 +312,13 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self._answer_ping()
         self._release(Hold.WRITES)
 
-    def overdue(self, phase: Phase) -> None:
-        """Called when the time of a phase is over (`TimedConnection`): ends the socket. A message that is not
+    def overdue(self, stage: ConnectionStage) -> None:
+        """Called when the time of a stage is over (`TimedConnection`): ends the socket. A message that is not
         read, because of a `Hold`, may have ended long ago: it gets its time again."""
-        if phase is not Phase.MESSAGE:
+        if stage is not ConnectionStage.MESSAGE:
             self.transport.abort()
         elif self._holds:
-            self.deadline.enter(Phase.MESSAGE)
+            self.deadline.enter(ConnectionStage.MESSAGE)
         else:
             self._break_off(SlowSender())
 
@@ -347,7 +347,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
         self.close_sent = True
         self.transport.write(b"".join(self.conn.data_to_send()))
-        self.deadline.enter(Phase.CLOSING)
+        self.deadline.enter(ConnectionStage.CLOSING)
         self.close_timer = self.loop.call_later(self.limits.close_seconds, self.transport.abort)
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -393,15 +393,15 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             self.handshake_complete = True
-            self.deadline.enter(Phase.CLOSING)
+            self.deadline.enter(ConnectionStage.CLOSING)
         elif message["type"] == "websocket.accept":
-            self.deadline.enter(Phase.SERVED)
+            self.deadline.enter(ConnectionStage.SERVED)
             self.request.headers.clear()
             self.response.headers.clear()
             cast("list[tuple[bytes, bytes]]", self.scope["headers"]).clear()
             self._release(Hold.HANDSHAKE)
         elif message["type"] == "websocket.close":  # the application takes no messages any more
-            self.deadline.enter(Phase.CLOSING)
+            self.deadline.enter(ConnectionStage.CLOSING)
             self._release(Hold.APPLICATION)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from ..errors import FrameMalformed, FrameTooLarge
-from .codec import MAX_FRAME_VALUES
 
 PACKED = "holdfast.msgpack"
 
@@ -19,14 +18,15 @@ def packed(frame: bytes) -> bytes:
     return msgspec.msgpack.encode(msgspec.json.decode(frame))
 
 
-def unpacked(frame: bytes, max_bytes: int) -> bytes:
+def unpacked(frame: bytes, max_bytes: int, max_values: int | None = None) -> bytes:
     """The same object as JSON text. ``frame``: one in MessagePack, from a peer. Raises `FrameTooLarge` above
-    ``max_bytes``, and `FrameMalformed` for what is no MessagePack or holds what JSON has not: binary data,
-    extensions, numbers that are not finite, keys that are no strings."""
+    ``max_bytes``, or above ``max_values`` values, names included (None: there may be any number); and
+    `FrameMalformed` for what is no MessagePack or holds what JSON has not: binary data, extensions, numbers
+    that are not finite, keys that are no strings."""
     if len(frame) > max_bytes:
         raise FrameTooLarge(f"The frame has {len(frame)} bytes; at most {max_bytes} are allowed")
-    if _has_more_values(frame, MAX_FRAME_VALUES):
-        raise FrameTooLarge(f"The frame has more than {MAX_FRAME_VALUES} values: send less in one frame")
+    if max_values is not None and _has_more_values(frame, max_values):
+        raise FrameTooLarge(f"The frame has more than {max_values} values: send less in one frame")
     try:
         whole = msgspec.msgpack.decode(frame)
         if _is_json(whole):

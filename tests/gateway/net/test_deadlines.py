@@ -1,4 +1,4 @@
-"""Each connection's phase ends in time, whatever order they come in, by one timer; those without a request can
+"""Each connection's stage ends in time, whatever order they come in, by one timer; those without a request can
 be cut, the longest waiting first."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from holdfast.gateway.net.deadlines import (
     UNREAD,
     Deadline,
     Deadlines,
-    Phase,
 )
+from holdfast.gateway.net.deadlines import ConnectionStage as Stage
 from holdfast.gateway.settings import ClientLimits
 
 from .manual_clock import ManualClock
@@ -27,13 +27,13 @@ LIMITS = replace(
     ClientLimits(), header_seconds=10, idle_seconds=5, body_seconds=30, stall_seconds=20, close_seconds=3
 )
 SECONDS = {
-    Phase.HEAD: 10,
-    Phase.REST: 10,
-    Phase.IDLE: 5,
-    Phase.MESSAGE: 30,
-    Phase.BODY: 30,
-    Phase.SERVED: 20,
-    Phase.CLOSING: 3,
+    Stage.HEAD: 10,
+    Stage.REST: 10,
+    Stage.IDLE: 5,
+    Stage.MESSAGE: 30,
+    Stage.BODY: 30,
+    Stage.SERVED: 20,
+    Stage.CLOSING: 3,
 }
 
 
@@ -63,12 +63,12 @@ class Connection:
         self.transport: Any = Transport(clock)
         self._clock = clock
         self._deaf = deaf
-        self.overdues: list[tuple[Phase, float]] = []
+        self.overdues: list[tuple[Stage, float]] = []
         self.deadline: Deadline = deadlines.begin()
         self.deadline.watch(self)
 
-    def overdue(self, phase: Phase) -> None:
-        self.overdues.append((phase, self._clock.now))
+    def overdue(self, stage: Stage) -> None:
+        self.overdues.append((stage, self._clock.now))
         if not self._deaf:
             self.transport.abort()
 
@@ -83,18 +83,21 @@ def deadlines(clock: ManualClock) -> Deadlines:
     return Deadlines(LIMITS, clock)
 
 
-@pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in (Phase.SERVED, Phase.CLOSING)])
-def test_a_phase_ends_in_its_time_and_its_connection_too_whatever_it_makes_of_it(
-    clock: ManualClock, deadlines: Deadlines, phase: Phase
+@pytest.mark.parametrize(
+    "stage",
+    [stage for stage in Stage if stage not in (Stage.SERVED, Stage.CLOSING)],
+)
+def test_a_stage_ends_in_its_time_and_its_connection_too_whatever_it_makes_of_it(
+    clock: ManualClock, deadlines: Deadlines, stage: Stage
 ) -> None:
     deaf, ends = Connection(deadlines, clock, deaf=True), Connection(deadlines, clock)
     clock.advance(2)
     for one in (deaf, ends):
-        one.deadline.enter(phase)
+        one.deadline.enter(stage)
     clock.advance(1000)
-    over = 2 + SECONDS[phase]
-    assert deaf.overdues == ends.overdues == [(phase, over)]
-    assert ends.transport.aborted == over and deaf.transport.aborted == over + SECONDS[Phase.CLOSING]
+    over = 2 + SECONDS[stage]
+    assert deaf.overdues == ends.overdues == [(stage, over)]
+    assert ends.transport.aborted == over and deaf.transport.aborted == over + SECONDS[Stage.CLOSING]
 
 
 def test_a_served_connection_is_dropped_when_its_client_takes_too_little(
@@ -102,14 +105,14 @@ def test_a_served_connection_is_dropped_when_its_client_takes_too_little(
 ) -> None:
     idle, reads, trickles = (Connection(deadlines, clock) for _ in range(3))
     for one in (idle, reads, trickles):
-        one.deadline.enter(Phase.SERVED)
+        one.deadline.enter(Stage.SERVED)
     clock.advance(10)
     reads.transport.unsent = trickles.transport.unsent = UNREAD + 3 * LEAST_TAKEN
     clock.advance(15)  # looked at: from here on it counts
     for _ in range(3):
         reads.transport.unsent -= LEAST_TAKEN
         trickles.transport.unsent -= LEAST_TAKEN - 1
-        clock.advance(SECONDS[Phase.SERVED])
+        clock.advance(SECONDS[Stage.SERVED])
     assert trickles.transport.aborted == 40
     clock.advance(1000)
     assert idle.transport.aborted is None and reads.transport.aborted is None
@@ -123,15 +126,15 @@ def test_a_closed_connection_has_as_long_as_its_client_reads(
     reads.transport.unsent = 2 * LEAST_TAKEN
     for one in (reads, waits):
         one.transport.closing = True
-        one.deadline.enter(Phase.CLOSING)
-    unheard.deadline.enter(Phase.SERVED)
-    unheard.transport.closing = True  # a library closed it, and nobody was told
+        one.deadline.enter(Stage.CLOSING)
+    unheard.deadline.enter(Stage.SERVED)
+    unheard.transport.closing = True  # a library closed it, and told no one
     clock.advance(2)
     reads.transport.unsent -= LEAST_TAKEN
     clock.advance(1000)
     assert waits.transport.aborted == 3
     assert reads.transport.aborted == 6
-    assert unheard.transport.aborted == SECONDS[Phase.SERVED] + 3
+    assert unheard.transport.aborted == SECONDS[Stage.SERVED] + 3
 
 
 def test_a_socket_without_a_protocol_is_shut_when_its_time_is_over(
@@ -156,15 +159,15 @@ def test_in_any_order_none_is_late_or_early_and_one_timer_runs(
     clock: ManualClock, deadlines: Deadlines, seed: int
 ) -> None:
     rng = random.Random(seed)
-    alive: dict[Connection, tuple[Phase, float]] = {}
+    alive: dict[Connection, tuple[Stage, float]] = {}
     for _ in range(400):
         match rng.randrange(4):
             case 0:
-                alive[Connection(deadlines, clock)] = (Phase.HEAD, clock.now)
+                alive[Connection(deadlines, clock)] = (Stage.HEAD, clock.now)
             case 1 if alive:
-                one, phase = rng.choice(list(alive)), rng.choice(list(Phase))
-                one.deadline.enter(phase)
-                alive[one] = (phase, clock.now)
+                one, stage = rng.choice(list(alive)), rng.choice(list(Stage))
+                one.deadline.enter(stage)
+                alive[one] = (stage, clock.now)
             case 2 if alive:
                 one = rng.choice(list(alive))
                 one.deadline.end()
@@ -172,13 +175,13 @@ def test_in_any_order_none_is_late_or_early_and_one_timer_runs(
             case _:
                 clock.advance(rng.choice((0.0, 0.1, 1.0, 5.0)))
         assert clock.pending <= 1
-        for one, (phase, since) in list(alive.items()):
-            over = since + SECONDS[phase]
-            if phase is Phase.SERVED:
+        for one, (stage, since) in list(alive.items()):
+            over = since + SECONDS[stage]
+            if stage is Stage.SERVED:
                 assert one.transport.aborted is None
-                alive[one] = (phase, since if over > clock.now else over)
+                alive[one] = (stage, since if over > clock.now else over)
             elif over <= clock.now:
-                assert one.transport.aborted == pytest.approx(over), phase
+                assert one.transport.aborted == pytest.approx(over), stage
                 one.deadline.end()
                 del alive[one]
             else:
@@ -189,19 +192,19 @@ def test_in_any_order_none_is_late_or_early_and_one_timer_runs(
 def test_those_that_have_no_request_are_cut_the_longest_waiting_first(
     clock: ManualClock, deadlines: Deadlines
 ) -> None:
-    made: dict[Phase, list[Connection]] = {}
-    for phase in Phase:
-        made[phase] = [Connection(deadlines, clock) for _ in range(3)]
-        for one in made[phase]:
-            one.deadline.enter(phase)
+    made: dict[Stage, list[Connection]] = {}
+    for stage in Stage:
+        made[stage] = [Connection(deadlines, clock) for _ in range(3)]
+        for one in made[stage]:
+            one.deadline.enter(stage)
             clock.advance(0.01)
-    wanted = [one for phase in FREE for one in made[phase]]
+    wanted = [one for stage in FREE for one in made[stage]]
     for count in (1, 4, 100):
         cut, wanted = wanted[:count], wanted[count:]
         assert deadlines.shed(count) == len(cut)
         assert all(one.transport.aborted is not None for one in cut)
         assert all(one.transport.aborted is None for one in wanted)
-    serving = [one for phase in Phase if phase not in FREE for one in made[phase]]
+    serving = [one for stage in Stage if stage not in FREE for one in made[stage]]
     assert deadlines.shed(1) == 0 and len(deadlines) == len(serving)
     assert all(one.transport.aborted is None for one in serving)
 
@@ -215,25 +218,29 @@ def test_answers_that_are_not_read_take_no_more_than_so_much_memory(
         made += [Connection(deadlines, clock) for _ in range(3)]
         read, unread, served = made[-3:]
         unread.transport.unsent = served.transport.unsent = size
-        for one, phase in ((read, Phase.IDLE), (unread, Phase.CLOSING), (served, Phase.SERVED)):
-            one.deadline.enter(phase)
+        for one, stage in (
+            (read, Stage.IDLE),
+            (unread, Stage.CLOSING),
+            (served, Stage.SERVED),
+        ):
+            one.deadline.enter(stage)
         left = [one for one in made if one.transport.aborted is None]
-        waits = [one for one in left if one.deadline.phase is Phase.CLOSING]
+        waits = [one for one in left if one.deadline.stage is Stage.CLOSING]
         assert sum(one.transport.unsent for one in waits) <= MOST_UNREAD
         assert waits[-1] is unread, "the last"
-        assert all(one in left for one in made if one.deadline.phase is not Phase.CLOSING)
+        assert all(one in left for one in made if one.deadline.stage is not Stage.CLOSING)
     assert len(deadlines) == len(left) >= 200
 
 
 def test_when_the_server_ends_all_have_one_time_whatever_they_do(
     clock: ManualClock, deadlines: Deadlines
 ) -> None:
-    made = [Connection(deadlines, clock) for _ in Phase]
-    for one, phase in zip(made, Phase, strict=True):
-        one.deadline.enter(phase)
+    made = [Connection(deadlines, clock) for _ in Stage]
+    for one, stage in zip(made, Stage, strict=True):
+        one.deadline.enter(stage)
     deadlines.close()
     clock.advance(2)
     for one in made:
-        one.deadline.enter(Phase.SERVED)
+        one.deadline.enter(Stage.SERVED)
     clock.advance(1)
     assert [one.transport.aborted for one in made] == [3] * len(made)

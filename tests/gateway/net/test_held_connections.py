@@ -32,7 +32,7 @@ HASTY = replace(
     ping_seconds=0.3,
     send_buffer_bytes=4096,
 )
-PATIENT = replace(ClientLimits(), **dict.fromkeys(("header_seconds", "idle_seconds", "body_seconds"), 60.0))
+PATIENT = replace(ClientLimits(), **dict.fromkeys(("header_seconds", "body_seconds"), 60.0))
 HOST = b"Host: localhost\r\n"
 GET = b"GET / HTTP/1.1\r\n" + HOST
 POST = b"POST / HTTP/1.1\r\n" + HOST
@@ -46,22 +46,30 @@ MEBIBYTE = 1 << 20
 
 
 async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
-    """``/large`` is answered with a mebibyte, ``/silent`` when its client leaves; else with what it sent. A
-    WebSocket's messages come back."""
+    """``/large`` is answered with a mebibyte, ``/endless`` for ever, ``/early`` before its body, ``/silent``
+    when its client leaves; others with what they sent. A WebSocket's messages come back."""
     if scope["type"] == "websocket":
         await receive()
+        if scope["path"] == "/silent":
+            await receive()
+            return
         await send({"type": "websocket.accept"})
         while (message := await receive())["type"] == "websocket.receive":
             await send({"type": "websocket.send", "text": message["text"]})
         return
     body, more = b"", True
-    while more or scope["path"] == "/silent":
+    while (more and scope["path"] != "/early") or scope["path"] == "/silent":
         message = await receive()
         if message["type"] == "http.disconnect":
             return
         body, more = body + message.get("body", b""), message.get("more_body", False)
     if scope["path"] == "/large":
         body = b"x" * MEBIBYTE
+    if scope["path"] == "/endless":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"x" * 4096, "more_body": True})
+            await asyncio.sleep(0)
     length = b"%d" % len(body)
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
     await send({"type": "http.response.body", "body": body})
@@ -151,6 +159,7 @@ CUT: dict[str, tuple[bytes, list[int]]] = {
     "a WebSocket that sends nothing": (GET + UPGRADE + END, [101]),
     "a WebSocket with half a frame": (GET + UPGRADE + END + b"\x81\xfe\x00", [101]),
     "a WebSocket with half a message": (GET + UPGRADE + END + b"\x01\x81\x00\x00\x00\x00a", [101]),
+    "a WebSocket that is not answered": (GET.replace(b"/", b"/silent", 1) + UPGRADE + END, []),
     "rubbish": (b"\x00\xff" * 100, [400]),
     "a TLS hello": (TLS_HELLO, [400]),
 }
@@ -182,11 +191,12 @@ async def test_a_tls_handshake_that_does_not_end_is_over_in_time() -> None:
 
 
 @both
-async def test_an_answer_that_is_not_read_is_dropped(tls: bool) -> None:
+async def test_an_answer_or_a_stream_that_is_not_read_is_dropped(tls: bool) -> None:
     large = GET.replace(b"/", b"/large", 1)
     async with held(tls=tls) as server:
         clients = []
-        for sent in (large + END, large + b"Connection: close\r\n\r\n", (large + END) * 3):
+        endless = large.replace(b"large", b"endless")
+        for sent in (large + END, large + b"Connection: close\r\n\r\n", (large + END) * 3, endless + END):
             reader, writer = await server.connect()
             clients.append(writer)
             writer.write(sent)
@@ -292,6 +302,12 @@ async def test_a_head_that_can_be_read_in_two_ways_is_refused_and_ends_its_conne
         assert statuses(await server.told(GET + END + refused)) == [200, 400]
         assert statuses(await server.told(POST + b"Content-Length: 2\r\n\r\nab" + refused)) == [200, 400]
         assert statuses(await server.told(POST + b"Content-Length: 2\r\n\r\na", b"b" + refused)) == [200, 400]
+        reader, writer = await server.connect()
+        writer.write(POST.replace(b"/", b"/early", 1) + b"Content-Length: 2\r\n\r\na")
+        assert statuses(await reader.readuntil(b"\r\n\r\n")) == [200]
+        writer.write(b"b" + refused)
+        assert statuses(await ended(reader)) == [400], "behind a body that came after its answer"
+        writer.transport.abort()
 
 
 async def test_chunks_in_http_1_0_are_refused() -> None:

@@ -16,7 +16,7 @@ import websockets
 from websockets.asyncio.client import ClientConnection
 
 from holdfast.gateway.access.turn_queue import PLACE, Place, TurnQueue
-from holdfast.gateway.net.deadlines import Deadlines, Phase
+from holdfast.gateway.net.deadlines import ConnectionStage, Deadlines
 from holdfast.gateway.net.http_connection import LimitedHTTP, http_protocol
 from holdfast.gateway.net.listener import Decide, Door, Refused, listen
 from holdfast.gateway.net.serving import served
@@ -131,7 +131,7 @@ async def test_each_refusal_gives_its_connection_as_much_time_as_an_answer_does(
         for sent, told in ((refused, b"no"), (refused, b"no"), (REQUEST + b"\r\n", b"hi"), (refused, b"no")):
             writer.write(sent)
             await reader.readuntil(told)
-            assert made[0].deadline.phase is Phase.IDLE, "no head is awaited"
+            assert made[0].deadline.stage is ConnectionStage.IDLE, "no head is awaited"
             times.append(made[0].deadline.due)
         assert times == sorted(set(times))
 
