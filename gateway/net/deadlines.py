@@ -74,8 +74,8 @@ class TimedConnection(Protocol):
     transport: asyncio.Transport
 
     def overdue(self, stage: ConnectionStage) -> None:
-        """Called when the time of a stage is over, other than SERVED and CLOSING: ends the connection, or enters
-        another stage."""
+        """Called when the time of a stage is over, other than SERVED and CLOSING: ends the connection, or
+        enters another stage."""
 
 
 class Deadline:
