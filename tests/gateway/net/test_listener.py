@@ -174,3 +174,20 @@ def test_connections_beyond_the_file_table_are_refused_and_later_ones_accepted(
     with socket.create_connection(listener.getsockname()), listener.accept()[0]:
         pass
     assert [record.message for record in caplog.records][1:] == ["connections are accepted again"]
+
+
+def test_connections_without_a_request_make_room_for_others(
+    guarded: Listener, choosing: Choosing, request: pytest.FixtureRequest
+) -> None:
+    """The longest waiting goes; its descriptor is free in the next pass of the event loop."""
+    waiting = sent(guarded, b"")
+    held, _ = guarded.accept()
+    with waiting, sent(guarded, b"GET it") as other:
+        request.getfixturevalue("full_table")
+        with pytest.raises(BlockingIOError):
+            guarded.accept()
+        assert waiting.recv(1) == b"", "it was shut"
+        held.close()
+        accepted, peer = guarded.accept()
+        with accepted:
+            assert peer == other.getsockname() and choosing.seen[-1] == b"GET it"
