@@ -29,8 +29,9 @@ LEAST_TAKEN = 16 << 10
 UNREAD = 64 << 10
 """With more bytes than this unsent, the client of a request that is served counts as slow. It is asyncio's
 mark, above which nothing more is written."""
-MOST_UNREAD = 32 << 20
-"""The most bytes of answers that wait for clients which have nothing more to ask, together."""
+MOST_HELD = 32 << 20
+"""The most bytes that are kept for all connections without a request: unread answers, and heads that are not
+whole."""
 
 
 class ConnectionStage(Enum):
@@ -81,7 +82,7 @@ class TimedConnection(Protocol):
 class Deadline:
     """The deadline of one connection. ``sock``: its socket, if there is one."""
 
-    __slots__ = ("_all", "_connection", "due", "sock", "stage", "unsent")
+    __slots__ = ("_all", "_connection", "due", "held", "sock", "stage")
 
     def __init__(self, deadlines: Deadlines, sock: socket.socket | None) -> None:
         self.sock = sock
@@ -89,8 +90,9 @@ class Deadline:
         self.due = 0.0
         self._all = deadlines
         self._connection: TimedConnection | None = None
-        self.unsent = 0
-        """Bytes that were not sent when the stage began."""
+        self.held = 0
+        """Bytes that are kept for the connection: what was unsent when the stage began, and what has come of a
+        head."""
 
     def watch(self, connection: TimedConnection) -> None:
         """From now on ``connection`` reads the socket. The stage goes on."""
@@ -100,6 +102,10 @@ class Deadline:
         """The connection does something else: the time of this stage begins."""
         unsent = 0 if self._connection is None else _unsent(self._connection.transport)
         self._all.enter(self, stage, unsent)
+
+    def hold(self, size: int) -> None:
+        """So many bytes more are kept of a head."""
+        self._all.hold(self, size)
 
     def end(self) -> None:
         """The connection is gone."""
@@ -131,8 +137,8 @@ class Deadline:
 
     def _stalls(self, transport: asyncio.Transport) -> bool:
         """Whether the client has taken too little since the stage began."""
-        taken = self.unsent - _unsent(transport)
-        return taken < LEAST_TAKEN and (self.stage is ConnectionStage.CLOSING or self.unsent > UNREAD)
+        taken = self.held - _unsent(transport)
+        return taken < LEAST_TAKEN and (self.stage is ConnectionStage.CLOSING or self.held > UNREAD)
 
 
 def _unsent(transport: asyncio.Transport) -> int:
@@ -159,7 +165,7 @@ class Deadlines:
             ConnectionStage.CLOSING: limits.close_seconds,
         }
         self._queues = {stage: OrderedDict[Deadline, None]() for stage in ConnectionStage}
-        self._unread = 0  # bytes that connections without a request have not been sent
+        self._held = 0  # bytes, for all connections without a request
         self._timer: Any = None
         self._ending = False
 
@@ -177,14 +183,24 @@ class Deadlines:
         if self._ending and deadline.stage is ConnectionStage.CLOSING:
             return
         self.forget(deadline)
-        deadline.unsent = unsent
+        deadline.held = 0
         deadline.stage, deadline.due = stage, self._clock.time() + self._seconds[stage]
         self._queues[stage][deadline] = None
         self._wake_at(deadline.due)
-        if stage in FREE:
-            self._unread += deadline.unsent
-            if self._unread > MOST_UNREAD:
-                self._cut_unread()
+        self.hold(deadline, unsent)
+
+    def hold(self, deadline: Deadline, size: int) -> None:
+        """So many bytes more are kept for one connection. If those without a request have too many together,
+        the longest waiting of them that have any are cut, until half of `MOST_HELD` is free."""
+        deadline.held += size
+        if deadline.stage not in FREE:
+            return
+        self._held += size
+        if self._held > MOST_HELD:
+            for one in [one for stage in FREE for one in self._queues[stage] if one.held]:
+                if self._held <= MOST_HELD // 2:
+                    break
+                one.cut()
 
     def forget(self, deadline: Deadline) -> None:
         """The connection is gone, or is about to enter another stage."""
@@ -192,12 +208,12 @@ class Deadlines:
         if deadline in queue:
             del queue[deadline]
             if deadline.stage in FREE:
-                self._unread -= deadline.unsent
+                self._held -= deadline.held
 
     def close(self) -> None:
         """The server ends: each connection has ``close_seconds`` from now, whatever it does."""
         for deadline in [one for queue in self._queues.values() for one in queue]:
-            self.enter(deadline, ConnectionStage.CLOSING, deadline.unsent)
+            self.enter(deadline, ConnectionStage.CLOSING, deadline.held)
         self._ending = True
 
     def shed(self, most: int) -> int:
@@ -207,14 +223,6 @@ class Deadlines:
         for deadline in found:
             deadline.cut()
         return len(found)
-
-    def _cut_unread(self) -> None:
-        """Cut connections without a request that have not read their answers, the longest waiting first, until
-        half of `MOST_UNREAD` is free."""
-        for deadline in [one for stage in FREE for one in self._queues[stage] if one.unsent]:
-            if self._unread <= MOST_UNREAD // 2:
-                break
-            deadline.cut()
 
     def _wake_at(self, when: float) -> None:
         if self._timer is not None and self._timer.when() > when:

@@ -104,7 +104,7 @@ class LimitedHTTP(H11Protocol):
         """Take bytes of a head. If it is whole, decide about the request, and have it served."""
         if self.deadline.stage is ConnectionStage.IDLE:
             self.deadline.enter(ConnectionStage.HEAD)
-        searched = 0
+        searched, more = 0, len(data)
         if self._head is not None:
             searched = max(0, len(self._head) - 2)
             self._head += data
@@ -118,6 +118,7 @@ class LimitedHTTP(H11Protocol):
             )
         elif found is None:
             self._head = self._head or bytearray(data)
+            self.deadline.hold(more)
         else:
             self._head = None
             self._take_request(bytes(data), found.end())

@@ -13,7 +13,7 @@ import pytest
 from holdfast.gateway.net.deadlines import (
     FREE,
     LEAST_TAKEN,
-    MOST_UNREAD,
+    MOST_HELD,
     UNREAD,
     Deadline,
     Deadlines,
@@ -212,7 +212,7 @@ def test_those_that_have_no_request_are_cut_the_longest_waiting_first(
 def test_answers_that_are_not_read_take_no_more_than_so_much_memory(
     clock: ManualClock, deadlines: Deadlines
 ) -> None:
-    size = MOST_UNREAD // 16
+    size = MOST_HELD // 16
     made: list[Connection] = []
     for _ in range(100):
         made += [Connection(deadlines, clock) for _ in range(3)]
@@ -226,10 +226,28 @@ def test_answers_that_are_not_read_take_no_more_than_so_much_memory(
             one.deadline.enter(stage)
         left = [one for one in made if one.transport.aborted is None]
         waits = [one for one in left if one.deadline.stage is Stage.CLOSING]
-        assert sum(one.transport.unsent for one in waits) <= MOST_UNREAD
+        assert sum(one.transport.unsent for one in waits) <= MOST_HELD
         assert waits[-1] is unread, "the last"
         assert all(one in left for one in made if one.deadline.stage is not Stage.CLOSING)
     assert len(deadlines) == len(left) >= 200
+
+
+def test_heads_that_do_not_end_take_no_more_than_so_much_memory(
+    clock: ManualClock, deadlines: Deadlines
+) -> None:
+    made = [Connection(deadlines, clock) for _ in range(3)]
+    first, second, third = made
+    first.deadline.hold(MOST_HELD // 2)
+    second.deadline.hold(MOST_HELD // 2)
+    third.deadline.enter(Stage.SERVED)
+    third.deadline.hold(MOST_HELD)
+    assert not any(one.transport.aborted == 0 for one in made)
+    second.deadline.hold(1)
+    assert first.transport.aborted == 0, "the longest waiting"
+    assert second.transport.aborted == 0, "and more, until half is free"
+    assert third.transport.aborted is None
+    clock.advance(9)
+    assert len(deadlines) == 1
 
 
 def test_when_the_server_ends_all_have_one_time_whatever_they_do(
