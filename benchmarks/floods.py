@@ -5,6 +5,9 @@ priority); the victim is promised 50 sessions, opens them one by one with a turn
 The report compares the victim's TTFT, token gaps and refusals alone and under the flood, and the growth of the
 gateway's memory. The 90th percentile of the victim's gaps during the flood counts as the length of an engine
 step.
+
+Beside connections that are held without a key, the server has few descriptors, and the victim connects anew for
+each turn. Beside those and beside long bodies, its TTFT at the 99th percentile may be 50 ms longer.
 """
 
 from __future__ import annotations
@@ -32,9 +35,12 @@ from .report import Goal, percentile, show, summary, table
 PROMISED = 50
 STEPS = 3.0
 GROWTH_MIB = 64.0
+LONGER_MS = 50.0
+FILES = 256
 LOOK_SECONDS = 0.05
 WARM_TURNS = 10
 OUT_TOKENS = 12
+LENGTH: dict[str, Any] = {"temperature": 0, "min_output_tokens": OUT_TOKENS, "max_output_tokens": OUT_TOKENS}
 LATE_SECONDS = 30.0
 KEYS = f"""\
 [tenants.attacker]
@@ -94,12 +100,19 @@ def measure(options: Options, seconds: float, names: Sequence[str], *, quiet: bo
         if not alone.ttft:
             raise CannotMeasure(f"before {name} no turn was completed: {alone.failed[:1]}")
         limit = percentile(alone.ttft, 0.9) + STEPS * percentile(flooded.gaps, 0.9)
+        late, most = "p90 TTFT", 1000 * limit
+        ttft = percentile(flooded.ttft, 0.9)
+        if not FLOODS[name].opens:
+            late, most = "p99 TTFT", 1000 * percentile(alone.ttft, 0.99) + LONGER_MS
+            ttft = percentile(flooded.ttft, 0.99)
         goals += [
-            Goal(f"{name}: p90 TTFT", 1000 * percentile(flooded.ttft, 0.9), "ms", 1000 * limit, "lower"),
+            Goal(f"{name}: {late}", 1000 * ttft, "ms", most, "lower"),
             Goal(f"{name}: memory growth", flooded.growth / (1 << 20), "MiB", GROWTH_MIB, "lower"),
             Goal(f"{name}: turns lost or refused", float(len(flooded.failed)), "", 0.0, "lower"),
-            Goal(f"{name}: sessions of {PROMISED}", float(flooded.opened), "", float(alone.opened), "higher"),
         ]
+        if FLOODS[name].opens:
+            most = float(alone.opened)
+            goals.append(Goal(f"{name}: sessions of {PROMISED}", float(flooded.opened), "", most, "higher"))
     if not quiet:
         _table(found)
     settings = {"model": "pocket", "threads": options.threads, "quick": options.quick, "seconds": seconds}
@@ -111,9 +124,10 @@ async def _flood(options: Options, name: str, seconds: float) -> tuple[Window, W
         keys = Path(folder) / "keys.toml"
         keys.write_text(KEYS)
         words = ("--device", "cpu", "--keys", str(keys), "--store", str(Path(folder) / "store"))
-        with server("pocket", options.threads, *words) as running:
+        held = FLOODS[name].held
+        with server("pocket", options.threads, *words, files=FILES if held else None) as running:
             await victim(running, seconds, turns=WARM_TURNS)
-            alone = await victim(running, seconds)
+            alone = await victim(running, seconds, anew=held)
             command = (sys.executable, "-m", "holdfast.benchmarks.harness.flood", name, running.url)
             attacker = await asyncio.create_subprocess_exec(
                 *(*command, "attacker-key", str(seconds)),
@@ -121,7 +135,7 @@ async def _flood(options: Options, name: str, seconds: float) -> tuple[Window, W
                 env=environment(1, ours=True),
             )
             try:
-                flooded = await victim(running, seconds)
+                flooded = await victim(running, seconds, anew=held)
                 said, _ = await asyncio.wait_for(attacker.communicate(), LATE_SECONDS)
             finally:
                 with suppress(ProcessLookupError):
@@ -131,9 +145,9 @@ async def _flood(options: Options, name: str, seconds: float) -> tuple[Window, W
             return alone, flooded, json.loads(said)
 
 
-async def victim(running: Server, seconds: float, *, turns: int | None = None) -> Window:
-    """Take turns as the victim, for so many seconds; or, if ``turns`` is set, so many turns. Returns what was
-    measured."""
+async def victim(running: Server, seconds: float, *, turns: int | None = None, anew: bool = False) -> Window:
+    """Take turns as the victim, for so many seconds; or, if ``turns`` is set, so many turns. ``anew``: each on
+    a connection of its own, which its TTFT includes. Returns what was measured."""
     window = Window()
     before, spent = memory_bytes(running.gateway)["now"], cpu_seconds(running.gateway)
     began = time.perf_counter()
@@ -147,11 +161,11 @@ async def victim(running: Server, seconds: float, *, turns: int | None = None) -
             ):
                 try:
                     async with asyncio.timeout(LATE_SECONDS):
+                        if anew:
+                            await _anew(running, window)
+                            continue
                         if len(chats) < PROMISED:
-                            opening = client.session(
-                                temperature=0, min_output_tokens=OUT_TOKENS, max_output_tokens=OUT_TOKENS
-                            )
-                            chats.append(await stack.enter_async_context(opening))
+                            chats.append(await stack.enter_async_context(client.session(**LENGTH)))
                         await _turn(chats[len(window.ttft) % len(chats)], window)
                 except (SDKError, TimeoutError) as fault:
                     window.failed.append(f"{type(fault).__name__}: {fault}")
@@ -164,8 +178,14 @@ async def victim(running: Server, seconds: float, *, turns: int | None = None) -
     return window
 
 
-async def _turn(chat: Chat, window: Window) -> None:
+async def _anew(running: Server, window: Window) -> None:
     began = time.perf_counter()
+    async with connect(running.url, api_key="victim-key") as client, client.session(**LENGTH) as chat:
+        await _turn(chat, window, began)
+
+
+async def _turn(chat: Chat, window: Window, began: float | None = None) -> None:
+    began = time.perf_counter() if began is None else began
     said = [time.perf_counter() async for _ in chat.say("My name is Marisol. What is my name?")]
     window.ttft.append(said[0] - began)
     window.gaps += [later - earlier for earlier, later in pairwise(said)]

@@ -10,7 +10,9 @@ GatewayError
 ├── KeysUnusable ── LimitsTooLarge
 ├── NetworkInvalid, CertificateUnusable, NameUnusable, TracingUnavailable
 ├── KeyInvalid, HostRefused, OriginRefused, KeyRemoved
-├── SlowReader, TooManyControlFrames, TooManyFragments, TooManyInvalid
+├── SlowReader, SlowSender, TooManyControlFrames, TooManyFragments, TooManyInvalid
+├── TooManyChunks, TooManyBodies
+├── HeadInvalid, HeadTooLarge, NoDescriptors
 ├── TooManyResponses, TooManyMoves, NothingToCancel, RateLimited, QueueTooLong
 ├── ResponseUnknown, PreviousResponseUnknown, ConversationUnknown
 ├── TooManyLanes, TooManyRequests
@@ -163,6 +165,42 @@ class SlowReader(GatewayError):
     """A client took no frame for too long."""
 
     wire = _invalid("slow_reader", 408, close=1008)
+
+
+class SlowSender(GatewayError):
+    """A request's head or body, or a message on a WebSocket, did not end in its time."""
+
+    wire = _invalid("request_timeout", 408, close=1008)
+
+
+class HeadInvalid(GatewayError):
+    """The head of an HTTP request is not valid, or can be read in two ways."""
+
+    wire = _invalid("invalid_http_request")
+
+
+class HeadTooLarge(GatewayError):
+    """The head of an HTTP request has too many bytes or lines."""
+
+    wire = _invalid("headers_too_large", 431)
+
+
+class NoDescriptors(GatewayError):
+    """The process has no file descriptor left for a connection."""
+
+    wire = _server("too_many_connections", 503)
+
+
+class TooManyChunks(GatewayError):
+    """The body of an HTTP request comes in too many small chunks."""
+
+    wire = _invalid("too_many_chunks")
+
+
+class TooManyBodies(GatewayError):
+    """The bodies of a tenant's requests take as much memory as they may."""
+
+    wire = _busy("too_many_bodies")
 
 
 class TooManyControlFrames(GatewayError):

@@ -6,18 +6,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import uvicorn
 from msgspec.structs import replace
 
 from ..runtime.kv_placement.sizing import refusal
@@ -30,7 +27,8 @@ from .access.tenants import Tenants, check, check_leases
 from .app import build_app
 from .compose import model_name, opened
 from .errors import AddressUnusable, PortTaken, TracingUnavailable
-from .net.listener import Door, Listener, http_protocol, listen, websocket_protocol
+from .net.listener import listen
+from .net.serving import served
 from .net.tls import renew, server_context
 from .service import Service
 from .settings import GatewaySettings
@@ -58,40 +56,6 @@ class Serving:
 FAIR_SHARES = "fair_shares"
 """The name of the scheduling policy that shares the engine between tenants, so that none waits for another's
 queue."""
-TICK_SECONDS = 1.0
-"""Seconds between two updates of the Date header of answers."""
-
-
-class _Server(uvicorn.Server):
-    """Uvicorn's server without signal handling. ``listening`` is set when it accepts connections; `leave` makes
-    it end."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-        self._leaving = asyncio.Event()
-
-    def leave(self) -> None:
-        """Make the server close all connections and end. Returns at once."""
-        self.should_exit = True
-        self._leaving.set()
-
-    async def main_loop(self) -> None:
-        """Return when `leave` is called; until then update the Date header of answers once a second. Uvicorn's
-        own loop wakes ten times a second."""
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TICK_SECONDS):
-                    await self._leaving.wait()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listening.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers: the command line handles signals."""
-        yield
 
 
 @asynccontextmanager
@@ -117,11 +81,11 @@ async def serving(
     engine_settings = replace(engine_settings, tenants=tenants.budgets(), disk_reserve=reserve)
     name = model_name(engine_settings.model)
     async with _traced(settings, name) as tracer:
-        with _listen(settings) as sock:
+        with bound_socket(settings) as sock:
             engine = engine or ChildEngine(engine_settings, on_heartbeat=heard)
             shared = engine_settings.policy == FAIR_SHARES
             service = Service(settings, name, engine.link, tenants, shared=shared, tracer=tracer)
-            async with _listening(service, sock, secured) as url:
+            async with reachable(service, sock, secured) as url:
                 listening(url)
                 async with opened(service, engine_settings.model, engine):
                     hello = engine.link.hello
@@ -175,7 +139,8 @@ def _changed(before: Tenants, now: Tenants, closed: int) -> str:
     return told
 
 
-def _listen(settings: GatewaySettings) -> socket.socket:
+def bound_socket(settings: GatewaySettings) -> socket.socket:
+    """The listening socket of a server with these settings. Raises ``AddressUnusable``."""
     try:
         return listen(settings.host, settings.port, settings.limits)
     except (OSError, UnicodeError) as error:  # `UnicodeError` for a name that cannot be a host
@@ -187,46 +152,15 @@ def _listen(settings: GatewaySettings) -> socket.socket:
 
 
 @asynccontextmanager
-async def _listening(
-    service: Service, sock: socket.socket, secured: ssl.SSLContext | None
+async def reachable(
+    service: Service, sock: socket.socket, secured: ssl.SSLContext | None = None
 ) -> AsyncIterator[str]:
-    """Accept connections on ``sock`` during the block; at its end close them with 1012. Yields the server's
-    URL. ``secured``: the TLS context; None without TLS."""
-    keys, root_path = (lambda: service.tenants.keys), service.settings.network.root_path
-    door = Door(Admission(service.turns, keys, root_path).decide)
-    server = _Server(_config(service, secured, door))
-    url = _url(sock, secured)
-    listener = Listener.of(sock, door if secured is None else None)  # the server closes it
-    running = asyncio.create_task(server.serve(sockets=[listener]), name="holdfast-gateway")
-    listening = asyncio.create_task(server.listening.wait())
-    try:
-        await asyncio.wait({running, listening}, return_when=asyncio.FIRST_COMPLETED)
+    """Serve all routes of ``service`` on ``sock`` during the block; at its end close all connections. Yields
+    the server's URL. ``secured``: the TLS context; None without TLS."""
+    url, settings = _url(sock, secured), service.settings
+    admission = Admission(service.turns, lambda: service.tenants.keys, settings.network.root_path)
+    async with served(build_app(service), sock, settings.limits, secured, admission.decide):
         yield url
-    finally:
-        listening.cancel()
-        server.leave()
-        await running
-
-
-def _config(service: Service, secured: ssl.SSLContext | None, door: Door) -> uvicorn.Config:
-    limits = service.settings.limits
-    return uvicorn.Config(
-        build_app(service),
-        http=http_protocol(limits, door),
-        ws=websocket_protocol(limits),
-        ws_max_size=limits.socket_bytes,
-        ws_per_message_deflate=False,
-        ws_ping_interval=limits.ping_seconds,
-        ws_ping_timeout=limits.ping_seconds,
-        timeout_graceful_shutdown=int(limits.close_seconds),
-        lifespan="off",
-        log_config=None,
-        log_level=logging.WARNING,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # `BehindProxy` reads them
-        ssl_context_factory=None if secured is None else lambda config, default: secured,
-    )
 
 
 def _url(sock: socket.socket, secured: ssl.SSLContext | None) -> str:

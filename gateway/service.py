@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from starlette.requests import Request
 
 from ..runtime.errors import EngineGone
 from ..runtime.link.client import EngineLink
@@ -20,6 +23,8 @@ from ..runtime.link.messages import Phase
 from ..sessions.journal.journal import Journal
 from ..sessions.registry import SessionRegistry
 from ..sessions.stored import StoredObjects
+from ..sessions.workers import Stopped
+from .access.auth import TENANT
 from .access.rate_limits import RateLimiter
 from .access.tenants import ALLOWED, Tenants
 from .access.turn_queue import TurnQueue
@@ -29,6 +34,7 @@ from .live.sessions import LiveSessions
 from .live.transcripts import Transcripts
 from .live.turns import Turns
 from .metrics.prometheus import MetricsSnapshot, TenantSnapshot
+from .net.bodies import CONVERSATION, BodyBound, BodyMemory, read_body, told_bytes
 from .net.channel import Channel
 from .net.outbox import Outbox
 from .realtime.session import RealtimeDefaults, RealtimeFace
@@ -40,6 +46,10 @@ if TYPE_CHECKING:  # it needs an extra
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
+ASIDE_BYTES = 4096
+"""Bodies of fewer bytes are decoded while the engine loads."""
 LOADING = {Phase.LOADING: "loading weights", Phase.COMPILING: "compiling kernels"}
 """What an engine that is not ready is doing, by its phase, for the text of ``EngineLoading``. In any other
 phase the journal is being opened."""
@@ -118,6 +128,7 @@ class Service:
         self._link = link
         self._sockets: dict[asyncio.Task[None], ServedSocket] = {}
         self._stored: StoredObjects | None = None
+        self._bodies = BodyMemory()
         self._works: set[asyncio.Task[Any]] = set()
         self._draining = False
         self._opened = asyncio.Event()  # no request waits for the engine any more
@@ -221,6 +232,39 @@ class Service:
                     await self._opened.wait()
         finally:
             self._waiting -= 1
+
+    async def read(
+        self, request: Request, decode: Callable[[bytes], _T], bound: BodyBound = CONVERSATION
+    ) -> tuple[_T, int]:
+        """Read the body of a request and decode it. Returns what ``decode`` returns, and the body's size in
+        bytes. ``bound``: how large it may be; for a large one this waits until the engine is loaded.
+
+        Raises ``FrameTooLarge``, ``PromptTooLong``, ``TooManyBodies``, ``EngineLoading``, ``Draining``, what
+        `read_body` raises, and what ``decode`` does.
+        """
+        salt, limits, told = request.scope.get(TENANT, b""), self.settings.limits, told_bytes(request)
+        if self.context is None and (told or 0) > bound.size:
+            await self.loaded()
+            self.admit(None)
+        context = self.context or 0
+        check_size = partial(bound.check_size, context=context, limits=limits)
+        check_size(told or 0)
+        most = min(bound.most_bytes(context), limits.body_bytes) if told is None else told
+        async with self._bodies.held(salt, most, limits.body_seconds):
+            data = await read_body(request, check_size)
+            bound.check(data, context)
+            return await self.aside(salt, len(data), lambda _: decode(data)), len(data)
+
+    async def aside(self, salt: bytes, size: int, work: Callable[[Stopped], _T]) -> _T:
+        """Call ``work``, which takes long if ``size``, in bytes, is large, and return its result: it may run on
+        a worker thread, as `SessionRegistry.aside` has it. For a large one this waits until the engine is
+        loaded. ``salt``: of its tenant. Raises ``EngineLoading``, ``Draining``, and what ``work`` does."""
+        if self._live is None:
+            if size < ASIDE_BYTES:
+                return work(bool)
+            await self.loaded()
+        live = self._live or self.admit(None)
+        return await live.registry.aside(salt, size, work)
 
     async def transcripts(self, model: str | None) -> Transcripts:
         """The object that runs turns for clients that send the whole conversation with each request. ``model``:

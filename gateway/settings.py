@@ -41,7 +41,7 @@ class ClientLimits:
     body_bytes: int = 32 << 20
     """The longest body of an HTTP request: a client that sends the whole conversation may have a long one."""
     body_seconds: float = 30.0
-    """The time in which the body of an HTTP request must end."""
+    """The time in which the body of an HTTP request must end, and a message on a WebSocket."""
     outbox_events: int = 256
     outbox_bytes: int = 1 << 20
     """If so many events (``outbox_events``) or bytes are unsent on a socket, its replies wait. A slow reader
@@ -49,7 +49,8 @@ class ClientLimits:
     stall_seconds: float = 20.0
     """A client that takes no frame for this long is dropped, with the reason ``slow_reader``."""
     close_seconds: float = 5.0
-    """The time that a client has to take the server's close frame."""
+    """The time that a client has to take the server's close frame, and to close a connection that the server
+    has closed."""
     parallel_responses: int = 8
     """Responses of one session that may run at once, out-of-band ones included."""
     moves: int = 8
@@ -57,8 +58,12 @@ class ClientLimits:
     send_buffer_bytes: int = 256 << 10
     """The kernel's buffer for one socket (by default some 4 MB for a stalled client)."""
     header_seconds: float = 10.0
-    """A connection is closed if it has not sent all of a request's head in this time, or if it still sends the
-    body this long after the answer."""
+    """A connection is closed if it has not sent all of a request's head in this time, with a TLS handshake
+    before it, or if it still sends the body this long after the answer."""
+    header_bytes: int = 32 << 10
+    """The longest head of a request, cookies included. A longer one is refused with 431."""
+    idle_seconds: float = 5.0
+    """A connection is closed if so long after an answer no other request has come on it."""
     ping_seconds: float = 20.0
     """The time between two keepalive pings, and the time that the client has to answer each."""
     resume_seconds: float = 120.0

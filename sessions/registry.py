@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -42,6 +42,10 @@ from .text.renderer import Renderer
 from .token_ids import Ids, frozen
 from .turn.request import RequestBounds
 from .workers import Stopped, Workers
+
+_T = TypeVar("_T")
+MOST_TRIED = 1024
+"""The most beginnings of a conversation that are hashed to find its session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +161,15 @@ class SessionRegistry:
             said = language.prefix_rule.encode(language.tokenizer.mark(begun), leads=False, most=most)
             return frozen(np.concatenate([prompt, said]))
 
-        if script.characters() < self.settings.aside_characters:
-            return render(bool)
-        return await self.tenants[salt].slot.run(render)
+        return await self.aside(salt, script.characters(), render)
+
+    async def aside(self, salt: bytes, size: int, work: Callable[[Stopped], _T]) -> _T:
+        """Call ``work`` and return its result: if ``size``, in characters or bytes, is large, at the tenant's
+        place at the worker threads. ``work`` gets a function that returns true once the caller was
+        cancelled."""
+        if size < self.settings.aside_characters:
+            return work(bool)
+        return await self.tenants[salt].slot.run(work)
 
     @property
     def bounds(self) -> RequestBounds:
@@ -208,7 +218,8 @@ class SessionRegistry:
         nothing is known.
 
         ``names``: those that the client gives it. Items that it shares with an open session of such a name are
-        compared, and only those behind them are hashed. A closed session of such a name comes before the
+        compared, and only those behind them are hashed. Without a name it is found by one of its `MOST_TRIED`
+        longest beginnings. A closed session of such a name comes before the
         beginnings that do not hold all that the model has written. ``kept``: a session that is created with
         ``kept`` may come from the answer. ``unless``: numbers in the journal that are no answer.
         """
@@ -221,7 +232,8 @@ class SessionRegistry:
         ids = {session_id for digest in digests for session_id in self._conversations.find(digest)}
         best = max(filter(None, map(sharing, ids)), key=itemgetter(1), default=None)
         stored = [number for digest in digests if (number := self._stored(digest, unless)) is not None]
-        for length in range(len(conversation.items), 0 if best is None else best[1], -1):
+        whole = len(conversation.items)
+        for length in range(whole, max(whole - MOST_TRIED, 0 if best is None else best[1]), -1):
             digest = conversation.digest(length)
             for found in filter(None, map(sharing, self._conversations.find(digest))):
                 if found[1] >= length:

@@ -1,4 +1,6 @@
-"""Threads for work on long texts, which would block the event loop.
+"""Threads for work on long texts and bodies, which would block the event loop. It is done in pieces of a few
+milliseconds, or by libraries that leave the interpreter to others. The threads have the priority of the event
+loop: one with a lower priority would keep the interpreter from it while other processes run.
 
 A tenant has one thread at a time, so that many long texts of one tenant do not delay the others.
 """
@@ -6,18 +8,12 @@ A tenant has one thread at a time, so that many long texts of one tenant do not 
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, TypeVar
 
 THREADS = 4
-NICENESS = 5
-"""Niceness of the worker threads, on Linux, so that the event loop goes first."""
-
 Stopped = Callable[[], bool]
 """Returns whether the caller was cancelled. Long work calls it from time to time, to end early."""
 
@@ -28,7 +24,7 @@ class Workers:
     """The pool of threads that all tenants share. The threads start with the first work."""
 
     def __init__(self, threads: int = THREADS) -> None:
-        self._threads = ThreadPoolExecutor(threads, "holdfast-text", _lower_priority)
+        self._threads = ThreadPoolExecutor(threads, "holdfast-text")
         self._running: set[asyncio.Future[Any]] = set()
 
     async def aclose(self) -> None:
@@ -78,9 +74,3 @@ class WorkerSlot:
         self._free.release()
         if not running.cancelled():
             running.exception()  # marks it as retrieved: the caller may be gone
-
-
-def _lower_priority() -> None:
-    if sys.platform == "linux":
-        with suppress(OSError):  # a sandbox may forbid it
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -60,6 +60,7 @@ class BadClients:
         try:
             async with self._gate:
                 self._join()
+                await connection.connect()
                 await connection.open()
                 await connection.until("session.created")
             item = {

@@ -19,9 +19,11 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+UPGRADE = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13")
 TEXT, PING, CONTINUATION = 1, 9, 0
 CLOSE = 8
 READ_BYTES = 1 << 16
@@ -31,6 +33,7 @@ PING_BYTES = 125
 FORK_FRAMES, CHILDREN = 157, 64
 HUGE_PROMPT, LONG_PROMPT = 960_000, 27_000
 SOCKETS = 16
+HELD, HOLD_SECONDS = 600, 1.0
 TALKERS, TALK_TOKENS, ASIDES, ASIDE_TOKENS = 64, 500, 8, 64
 CONTEXT_PROMPT = 8_000  # characters: about 3,000 tokens of the pocket model
 
@@ -68,34 +71,37 @@ class RawSocket:
         self._read = bytearray()
         self._loop = asyncio.get_running_loop()
 
-    async def open(self) -> RawSocket:
-        """Connect and make the handshake. Returns itself. Raises ``SocketClosed``."""
+    async def connect(self) -> None:
+        """Connect, and send nothing. Raises ``SocketClosed``."""
         self._socket = socket.socket()
         if self._receive_bytes is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
         self._socket.setblocking(False)
-        host, port = self._address.hostname, self._address.port
-        words = (
-            "GET /v1/realtime HTTP/1.1",
-            f"Host: {host}:{port}",
-            "Upgrade: websocket",
-            "Connection: Upgrade",
-            f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}",
-            "Sec-WebSocket-Version: 13",
-            f"Authorization: Bearer {self._key}",
-        )
         try:
-            await self._loop.sock_connect(self._socket, (host, port))
-            await self.send(("\r\n".join(words) + "\r\n\r\n").encode())
-            while b"\r\n\r\n" not in self._read:
-                await self._more()
+            await self._loop.sock_connect(self._socket, (self._address.hostname, self._address.port))
         except OSError as fault:
             raise SocketClosed(str(fault)) from None
+
+    def head(self, method: str, path: str, *more: str) -> bytes:
+        """The head of a request, with the key and these lines ``more``."""
+        address = self._address
+        words = (f"{method} {path} HTTP/1.1", f"Host: {address.hostname}:{address.port}")
+        return "\r\n".join((*words, f"Authorization: Bearer {self._key}", *more, "", "")).encode()
+
+    async def open(self) -> None:
+        """Make the handshake of a WebSocket. Raises ``SocketClosed``."""
+        key = base64.b64encode(os.urandom(16)).decode()
+        await self.send(self.head("GET", "/v1/realtime", *UPGRADE, f"Sec-WebSocket-Key: {key}"))
+        if await self.answered() != 101:
+            raise SocketClosed("the handshake was refused")
+
+    async def answered(self) -> int:
+        """Read the head of an answer. Returns its status. Raises ``SocketClosed``."""
+        while b"\r\n\r\n" not in self._read:
+            await self._more()
         head, _, rest = bytes(self._read).partition(b"\r\n\r\n")
         self._read = bytearray(rest)
-        if b" 101 " not in head.split(b"\r\n")[0]:
-            raise SocketClosed(head.split(b"\r\n")[0].decode(errors="replace"))
-        return self
+        return int(head.split(b" ")[1])
 
     async def send(self, data: bytes) -> None:
         try:
@@ -162,25 +168,30 @@ class Flood:
         self.end = end
         self.tokens = tokens
         self.counts: Counter[str] = Counter()
+        self.made: dict[str, bytes] = {}  # bodies that are sent again and again, by path
 
     async def run(self, name: str) -> None:
-        sockets, attack, receive_bytes = (FLOODS | CROWDS)[name]
-        workers = [self._again(attack, at, receive_bytes) for at in range(sockets)]
+        attack = (FLOODS | CROWDS)[name]
+        workers = [self._again(attack, at) for at in range(attack.sockets)]
         with suppress(TimeoutError):
             async with asyncio.timeout(self.end - time.monotonic()):
                 await asyncio.gather(*workers)
 
-    async def _again(self, attack: Attack, at: int, receive_bytes: int | None) -> None:
+    async def _again(self, attack: Attack, at: int) -> None:
+        if attack.held:  # it is about connections that stay, not about many at once
+            await asyncio.sleep(HOLD_SECONDS * random.random())
         while time.monotonic() < self.end:
-            connection = RawSocket(self.url, self.key, receive_bytes)
+            connection = RawSocket(self.url, self.key, attack.receive_bytes)
             try:
-                await connection.open()
+                await connection.connect()
+                if attack.opens:
+                    await connection.open()
                 self.counts["sockets"] += 1
-                await attack(self, connection, at)
+                await attack.run(self, connection, at)
             except SocketClosed as cut:
                 self.counts["cut"] += 1
                 self.counts[f"cut: {cut}"[:100]] += 1
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(2 * HOLD_SECONDS * random.random() if attack.held else RETRY_SECONDS)
             finally:
                 connection.close()
 
@@ -316,27 +327,135 @@ class Flood:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-Attack = Callable[[Flood, RawSocket, int], Awaitable[None]]
-FLOODS: dict[str, tuple[int, Attack, int | None]] = {
-    "forks": (1, Flood.forks, None),
-    "pings": (4, Flood.pings, 4096),
-    "fragments": (2, Flood.fragments, None),
-    "rubbish": (2, Flood.rubbish, None),
-    "huge prompts": (2, Flood.huge_prompts, None),
-    "long prompts": (SOCKETS, Flood.long_prompts, None),
-    "trees": (2, Flood.trees, None),
-    "grammars": (SOCKETS, Flood.grammars, None),
-}
-"""The attacks by name: how many sockets, what each of them does, and its receive buffer in bytes (None: the
-system's default)."""
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """One way to attack. ``sockets``: how many there are at a time. ``run``: what each of them does, with its
+    number. ``receive_bytes``: its receive buffer; None: the system's default. ``opens``: it is a WebSocket,
+    with its handshake made; else it is only connected. ``held``: connections without a key, which the server
+    must not keep."""
 
-CROWDS: dict[str, tuple[int, Attack, int | None]] = {
-    "talkers": (TALKERS, Flood.talkers, None),
-    "asides": (SOCKETS * 2, Flood.asides, None),
-    "prompts": (SOCKETS, Flood.prompts, None),
+    sockets: int
+    run: Callable[[Flood, RawSocket, int], Awaitable[None]]
+    receive_bytes: int | None = None
+    opens: bool = True
+    held: bool = False
+
+
+def _holding(*sent: bytes, reads: bool = True) -> Attack:
+    """Connections on each of which one of these is sent, and then nothing more. ``reads``: until they are
+    closed, answers are read."""
+
+    async def hold(flood: Flood, connection: RawSocket, at: int) -> None:
+        await connection.send(sent[at % len(sent)])
+        while True:
+            if reads:
+                await connection.receive()
+            await asyncio.sleep(HOLD_SECONDS if not reads else 0)
+
+    return Attack(HELD, hold, 4096, opens=False, held=True)
+
+
+def _posting(*bodies: tuple[str, Callable[[], bytes]], sockets: int = 4) -> Attack:
+    """Requests with these bodies, by path, one after another on each of so many connections."""
+
+    async def post(flood: Flood, connection: RawSocket, at: int) -> None:
+        path, made = bodies[at % len(bodies)]
+        if path not in flood.made:
+            flood.made[path] = made()
+        body = flood.made[path]
+        await connection.send(
+            connection.head("POST", path, f"Content-Length: {len(body)}", "Connection: close")
+        )
+        sending = asyncio.ensure_future(connection.send(body))
+        try:
+            flood.counts[f"{path} {await connection.answered()}"] += 1
+            while True:
+                await connection.receive()
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    return Attack(sockets, post, opens=False)
+
+
+def _words(size: int) -> str:
+    return " ".join(f"alpha {at} beta" for at in range(size // 12))[:size]
+
+
+def _json(**fields: Any) -> Callable[[], bytes]:
+    return lambda: json.dumps(fields).encode()
+
+
+def _numbers(field: str, count: int) -> Callable[[], bytes]:
+    return lambda: b'{"%s":[%s7]}' % (field.encode(), b"7," * (count - 1))
+
+
+MIB = 1 << 20
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+OPENING = GET + "\r\n".join((*UPGRADE, "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "")).encode()
+FLOODS: dict[str, Attack] = {
+    "forks": Attack(1, Flood.forks),
+    "pings": Attack(4, Flood.pings, 4096),
+    "fragments": Attack(2, Flood.fragments),
+    "rubbish": Attack(2, Flood.rubbish),
+    "huge prompts": Attack(2, Flood.huge_prompts),
+    "long prompts": Attack(SOCKETS, Flood.long_prompts),
+    "trees": Attack(2, Flood.trees),
+    "grammars": Attack(SOCKETS, Flood.grammars),
+    "held: silent": _holding(b"", b"G", b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n", b"\x16\x03\x01"),
+    "held: heads": _holding(GET, GET + b"Cookie: " + b"c" * 30_000, OPENING),
+    "held: upgrades": _holding(
+        OPENING + b"Transfer-Encoding: chunked\r\n\r\n",
+        OPENING + b"Cookie: " + b"c" * 9000 + b"\r\n\r\n",
+        OPENING.replace(b"dGhl", b"d" * 9000) + b"\r\n",
+    ),
+    "held: bodies": _holding(
+        POST + b"Content-Length: 5\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab",
+        POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ),
+    "held: answers": _holding(
+        GET + b"\r\n", GET.replace(b"/", b"/asyncapi.json", 1) + b"\r\n", (GET + b"\r\n") * 3, reads=False
+    ),
+    "bodies: 30 MB": _posting(
+        ("/tokenize", _json(prompt="a" * (30 * MIB))),
+        ("/v1/completions", _json(prompt="a " * (15 * MIB))),
+        ("/v1/chat/completions", _json(messages=[{"role": "user", "content": "a " * (15 * MIB)}])),
+        ("/v1/responses", _json(input="a " * (15 * MIB))),
+    ),
+    "bodies: text": _posting(("/tokenize", _json(prompt=_words(500_000)))),
+    "bodies: ids": _posting(
+        ("/detokenize", _numbers("tokens", 8_000_000)), ("/v1/completions", _numbers("prompt", 4_000_000))
+    ),
+    "bodies: most ids": _posting(
+        ("/detokenize", _numbers("tokens", 8_000)), ("/v1/completions", _numbers("prompt", 80_000))
+    ),
+    "bodies: prompts": _posting(
+        ("/v1/completions", _json(prompt=[_words(6_000)] * 50)),
+        (
+            "/v1/messages/count_tokens",
+            _json(model="pocket", messages=[{"role": "user", "content": _words(MIB)}]),
+        ),
+    ),
+    "bodies: messages": _posting(
+        ("/v1/chat/completions", _json(messages=[{"role": "user", "content": "a"}] * 8_000)),
+        ("/v1/responses/input_tokens", _json(input=[{"role": "user", "content": "a"}] * 8_000)),
+    ),
+    "bodies: values": _posting(
+        ("/v1/chat/completions", _numbers("x", 700_000)),
+        ("/v1/responses", lambda: b'{"input":[' + b"[]," * 400_000 + b"0]}"),
+        ("/v1/messages", lambda: b'{"messages":[' + b'{"a":1},' * 180_000 + b"0]}"),
+    ),
 }
-"""Further attacks, in the same form, by tenants that send only what is allowed, but more than the engine can
-compute at once."""
+"""The attacks by name."""
+
+CROWDS: dict[str, Attack] = {
+    "talkers": Attack(TALKERS, Flood.talkers),
+    "asides": Attack(SOCKETS * 2, Flood.asides),
+    "prompts": Attack(SOCKETS, Flood.prompts),
+}
+"""Further attacks by tenants that send only what is allowed, but more than the engine can compute at once."""
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from .options import CannotMeasure
 from .workers import environment
 
 PROGRAM = "from holdfast.gateway.cli.main import main; main()"
+FEW = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({0}, {0})); "
 _TICK = os.sysconf("SC_CLK_TCK")
 LEAVE_SECONDS = 20.0
 
@@ -33,10 +34,12 @@ class Server:
 
 
 @contextmanager
-def server(model: str, threads: int, *words: str) -> Iterator[Server]:
-    """Run ``holdfast serve`` with these options until the end of the block. Raises ``CannotMeasure``, with the
-    server's last line, if it does not start."""
-    with started(("-c", PROGRAM, "serve", model, "--port", "0", *words), threads) as (url, pid):
+def server(model: str, threads: int, *words: str, files: int | None = None) -> Iterator[Server]:
+    """Run ``holdfast serve`` with these options until the end of the block. ``files``: the most descriptors it
+    may have; None: as many as this process. Raises ``CannotMeasure``, with the server's last line, if it does
+    not start."""
+    program = PROGRAM if files is None else FEW.format(files) + PROGRAM
+    with started(("-c", program, "serve", model, "--port", "0", *words), threads) as (url, pid):
         yield Server(url, pid, _child_of(pid))
 
 

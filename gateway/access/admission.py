@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from email.utils import formatdate
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
-from uvicorn.protocols.http.h11_impl import STATUS_PHRASES
 
 from ..errors import GatewayError
 from ..live.turns import Turns
+from ..net.heads import whole_answer
 from ..net.listener import Refused
 from .auth import MESSAGES, Keys, TurnCaller, key_of, refusal, salt_of
 from .rate_limits import RateLimiter
@@ -69,7 +67,7 @@ class Admission:
             close = close or headers.get("connection", "").lower() == "close"
             scope = {"path": path, "root_path": self._root_path, "headers": raw, "client": peer}
             limits = limit_headers(self._turns.rates, caller, path.removeprefix(self._root_path))
-            return Refused(_answer(refusal(error, scope), limits, close=close), close)
+            return Refused(whole_answer(refusal(error, scope), limits, close=close), close)
         return Place(self._turns.queue, caller.salt) if self._turns.queue.seconds_per_start else None
 
     def _caller(self, headers: Headers) -> TurnCaller | None:
@@ -88,13 +86,3 @@ def limit_headers(rates: RateLimiter, caller: TurnCaller, path: str) -> dict[str
     if path == MESSAGES:
         return {**left.headers(), **left.messages_headers(time.time())}
     return left.headers()
-
-
-def _answer(response: Response, more: dict[str, str], *, close: bool) -> bytes:
-    """A whole answer, as bytes. ``more``: headers besides its own."""
-    response.headers.update(
-        {"date": formatdate(usegmt=True), **more, **({"connection": "close"} if close else {})}
-    )
-    head = b"".join(b"%s: %s\r\n" % pair for pair in response.raw_headers)
-    status = response.status_code
-    return b"HTTP/1.1 %d %s\r\n%s\r\n%s" % (status, STATUS_PHRASES[status], head, response.body)

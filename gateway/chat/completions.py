@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ from msgspec import UNSET, Meta, UnsetType
 from ...sdk.errors import FieldInvalid, FieldUnsupported
 from ...sdk.frames.sampling import TokenId
 from ...sessions.conversation.items import Preamble
-from ...sessions.text.tokenizer import ChatTokenizer
+from ...sessions.errors import PromptTooLong
 from ...sessions.turn.events import (
     ReplyDone,
     ReplyEvent,
@@ -29,14 +29,17 @@ from ...sessions.turn.events import (
     ReplyTextDelta,
     TokenScore,
 )
-from ...sessions.turn.request import RequestBounds, TurnRequest
+from ...sessions.turn.request import TurnRequest
+from ...sessions.workers import Stopped
 from ..live.sessions import Transcript
-from ..live.transcripts import Ask
+from ..live.transcripts import Ask, Transcripts
 from .frames import ChatMessage, ChatTool, CompletionUsage, FinishReason, PromptTokensDetails, SamplingBody
 from .reply import finish_reason
 from .translate import sampling_of, structured_of
 
 MAX_PROMPTS = 256
+MOST_CONTEXTS = 16
+"""The prompts of one request have at most so many times the tokens that the context holds."""
 MAX_LOGPROBS = 20
 DEFAULT_TOKENS = 16
 """The most tokens of a reply if its request sets no limit, as the standard has it."""
@@ -108,17 +111,18 @@ def is_unserved(path: str, value: Any) -> bool:
 
 
 def ask_of(
-    body: CompletionRequest, tokenizer: ChatTokenizer, bounds: RequestBounds, sampling: Mapping[str, Any]
+    body: CompletionRequest, transcripts: Transcripts, stopped: Stopped = bool
 ) -> tuple[Ask, list[str]]:
     """The turns that a body asks for, and the text of each prompt if the body wants them echoed, else an empty
-    list. ``sampling``: the model's defaults, for fields that the body leaves out. ``bounds``: what the model
-    allows.
+    list. ``transcripts``: the model's tokenizer, context and defaults. Takes long for long prompts. Once
+    ``stopped`` returns true, the result may be incomplete.
 
-    Raises ``FieldInvalid``, ``FieldUnsupported``, and what `TurnRequest.checked` raises.
+    Raises ``FieldInvalid``, ``FieldUnsupported``, ``PromptTooLong``, and what `TurnRequest.checked` raises.
     """
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise FieldUnsupported("`best_of` is served only as the same number as `n`", "best_of")
-    prompts = prompts_of(body, tokenizer)
+    bounds, backend = transcripts.bounds, transcripts.tokenizer.backend
+    prompts = prompts_of(body, transcripts, stopped)
     most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     request = TurnRequest.checked(
         bounds=bounds,
@@ -128,28 +132,43 @@ def ask_of(
         max_output_tokens=most,
         top_logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
-        **sampling_of(body, sampling),
+        **sampling_of(body, transcripts.sampling),
     )
     for prompt in prompts[1:]:
         TurnRequest.checked(bounds=bounds, out_of_band=True, prompt=prompt)
-    texts = [tokenizer.backend.decode(list(prompt)) for prompt in prompts] if body.echo else []
+    texts = [backend.decode(list(prompt)) for prompt in prompts] if body.echo else []
     return Ask(Transcript(Preamble(), ()), request, body.n or 1, prompts=tuple(prompts)), texts
 
 
-def prompts_of(body: CompletionRequest, tokenizer: ChatTokenizer) -> list[tuple[int, ...]]:
+def prompts_of(
+    body: CompletionRequest, transcripts: Transcripts, stopped: Stopped = bool
+) -> list[tuple[int, ...]]:
     """The token ids of each prompt in the body's ``prompt``. Raises ``FieldInvalid`` if that is not of a valid
-    form, or a prompt has no tokens."""
+    form, a prompt has no tokens, or all have too many together; ``PromptTooLong`` for the first that does not
+    fit into the context."""
     given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if given and all(_is_id(one) for one in given):
         given = [given]
     if not 1 <= len(given) <= MAX_PROMPTS or not all(map(_is_prompt, given)):
         told = f"`prompt` must be a text, 1 to {MAX_PROMPTS} texts, token ids, or lists of token ids"
         raise FieldInvalid(told, "prompt")
-    special = body.add_special_tokens
-    found = [encoded(tokenizer, one, special=special) if isinstance(one, str) else one for one in given]
-    if not all(found):
-        raise FieldInvalid("A prompt has no tokens", "prompt")
-    return [tuple(ids) for ids in found]
+    context, special, total = transcripts.context, body.add_special_tokens, 0
+    found: list[tuple[int, ...]] = []
+    for one in given:
+        if isinstance(one, str):
+            ids = transcripts.raw_tokens(one, special=special, most=context, stopped=stopped)
+        elif len(one) >= context:
+            raise PromptTooLong.of(f"it has {len(one)} tokens", context, len(one), param="prompt")
+        else:
+            ids = one
+        if not ids:
+            raise FieldInvalid("A prompt has no tokens", "prompt")
+        found.append(tuple(ids))
+        total += len(ids)
+        if total > MOST_CONTEXTS * context:
+            most = MOST_CONTEXTS * context
+            raise FieldInvalid(f"The prompts have more than {most} tokens together: send fewer", "prompt")
+    return found
 
 
 def _is_id(value: Any) -> bool:
@@ -158,17 +177,6 @@ def _is_id(value: Any) -> bool:
 
 def _is_prompt(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, list) and all(map(_is_id, value)))
-
-
-def encoded(tokenizer: ChatTokenizer, text: str, *, special: bool) -> list[int]:
-    """The token ids of a text. ``special``: with the tokens that the tokenizer puts around a text. Raises
-    ``FieldInvalid`` for a lone surrogate."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise FieldInvalid("The text holds a lone surrogate, which is no character", "prompt") from None
-    ids: list[int] = tokenizer.backend.encode(text, add_special_tokens=special).ids
-    return ids
 
 
 # --- the answer ---------------------------------------------------------------------------------------------

@@ -10,15 +10,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...sdk.frames.codec import decode_body
 from ...sessions.conversation.items import new_id
+from ...sessions.errors import PromptTooLong
 from ...sessions.turn.events import ReplyDone
-from ...sessions.turn.request import token_ids
 from ..access.auth import refusing
 from ..documents.rows import RouteRow
 from ..errors import http_answer
 from ..live.session import log_refusal
 from ..live.transcripts import AskedTurn, requester_of
-from ..net.bodies import DONE, EventStream, json_answer, read_json, sent_event, while_connected
+from ..net.bodies import (
+    DONE,
+    IDS,
+    PROMPTS,
+    TEXT,
+    EventStream,
+    json_answer,
+    sent_event,
+    while_connected,
+)
 from ..service import Service
 from . import completions, frames
 from .reply import ChatReply
@@ -83,16 +93,19 @@ def chat_routes(service: Service) -> list[Route]:
 class _ChatFace:
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._limits = service.settings.limits
 
     async def chat(self, request: Request) -> Response:
         """Serve ``POST /v1/chat/completions``: run the turn and answer with all replies, or with a stream."""
-        body = await read_json(request, self._limits, frames.REQUEST, frames.is_unserved)
+        client = requester_of(request)
+        body, size = await self._service.read(
+            request, lambda data: decode_body(data, frames.REQUEST, frames.is_unserved)
+        )
         transcripts = await self._service.transcripts(body.model)
-        ask = ask_of(body, transcripts.bounds, transcripts.sampling, transcripts.default_max_tokens)
+        bounds, sampling, most = transcripts.bounds, transcripts.sampling, transcripts.default_max_tokens
+        ask = await self._service.aside(client.salt, size, lambda _: ask_of(body, bounds, sampling, most))
         model = body.model or self._service.model
         async with AsyncExitStack() as stack:
-            turn = await stack.enter_async_context(transcripts.turn(requester_of(request), ask))
+            turn = await stack.enter_async_context(transcripts.turn(client, ask))
             reply = ChatReply(
                 new_id("chatcmpl").replace("_", "-"), model, choices=ask.choices, logprobs=bool(body.logprobs)
             )
@@ -104,24 +117,26 @@ class _ChatFace:
             kept = stack.pop_all()
             events = _streamed(kept, turn, reply, usage=usage)
             ended = partial(self._service.spawn_end, kept)
-            return EventStream(events, self._limits, {"x-request-id": reply.id}, ended)
+            return EventStream(events, {"x-request-id": reply.id}, ended)
         raise AssertionError("the block above returns")
 
     async def complete(self, request: Request) -> Response:
         """Serve ``POST /v1/completions``: complete the prompts and answer with all replies, or with a
         stream."""
-        body = await read_json(request, self._limits, completions.REQUEST, completions.is_unserved)
+        client = requester_of(request)
+        body, size = await self._service.read(
+            request,
+            lambda data: decode_body(data, completions.REQUEST, completions.is_unserved),
+            PROMPTS,
+        )
         transcripts = await self._service.transcripts(body.model)
-        ask, prompts = completions.ask_of(
-            body,
-            transcripts.tokenizer,
-            transcripts.bounds,
-            transcripts.sampling,
+        ask, prompts = await self._service.aside(
+            client.salt, size, lambda stopped: completions.ask_of(body, transcripts, stopped)
         )
         model = body.model or self._service.model
         reply = completions.CompletionReply(new_id("cmpl").replace("_", "-"), model, body, prompts)
         async with AsyncExitStack() as stack:
-            turn = await stack.enter_async_context(transcripts.turn(requester_of(request), ask))
+            turn = await stack.enter_async_context(transcripts.turn(client, ask))
             if not body.stream:
                 await while_connected(request, turn.whole(reply.add))
                 await turn.durable()
@@ -130,31 +145,47 @@ class _ChatFace:
             kept = stack.pop_all()
             events = _streamed(kept, turn, reply, usage=usage)
             ended = partial(self._service.spawn_end, kept)
-            return EventStream(events, self._limits, {"x-request-id": reply.id}, ended)
+            return EventStream(events, {"x-request-id": reply.id}, ended)
         raise AssertionError("the block above returns")
 
     async def tokenize(self, request: Request) -> Response:
         """Serve ``POST /tokenize``: answer with the token ids of a text, or of a conversation's prompt."""
-        body = await read_json(request, self._limits, completions.TOKENIZE)
-        transcripts = await self._service.transcripts(body.model)
-        if body.messages is None:
-            ids = completions.encoded(
-                transcripts.tokenizer, body.prompt or "", special=body.add_special_tokens
-            )
-        else:
-            transcript = transcript_of(body.messages, tools_of(body.tools or ()))
-            ids = await transcripts.prompt_tokens(requester_of(request), transcript)
-        return json_answer(
-            completions.Tokenized(count=len(ids), max_model_len=transcripts.context, tokens=ids)
+        client = requester_of(request)
+        body, size = await self._service.read(
+            request, lambda data: decode_body(data, completions.TOKENIZE), TEXT
         )
+        transcripts = await self._service.transcripts(body.model)
+        text, special, context = body.prompt, body.add_special_tokens, transcripts.context
+
+        def answer(ids: list[int]) -> Response:
+            return json_answer(completions.Tokenized(count=len(ids), max_model_len=context, tokens=ids))
+
+        if text is not None:
+            return await self._service.aside(
+                client.salt,
+                size,
+                lambda stopped: answer(transcripts.raw_tokens(text, special=special, stopped=stopped)),
+            )
+        transcript = transcript_of(body.messages or (), tools_of(body.tools or ()))
+        return answer(await transcripts.prompt_tokens(client, transcript))
 
     async def detokenize(self, request: Request) -> Response:
-        """Serve ``POST /detokenize``: answer with the text of token ids, special tokens included."""
-        body = await read_json(request, self._limits, completions.DETOKENIZE)
+        """Serve ``POST /detokenize``: answer with the text of token ids, special tokens included. There may be
+        as many as the context holds."""
+        body, size = await self._service.read(
+            request, lambda data: decode_body(data, completions.DETOKENIZE), IDS
+        )
         transcripts = await self._service.transcripts(body.model)
-        ids = token_ids("tokens", body.tokens, transcripts.bounds.vocab_size)
-        text: str = transcripts.tokenizer.backend.decode(list(ids), skip_special_tokens=False)
-        return json_answer(completions.Detokenized(prompt=text))
+        most = transcripts.context
+        if len(body.tokens) > most:
+            raise PromptTooLong.of(
+                f"there are {len(body.tokens)} token ids", most, len(body.tokens), param="tokens"
+            )
+        return await self._service.aside(
+            requester_of(request).salt,
+            size,
+            lambda _: json_answer(completions.Detokenized(prompt=transcripts.raw_text(body.tokens))),
+        )
 
 
 async def _streamed(

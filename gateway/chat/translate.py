@@ -220,6 +220,8 @@ def structured_of(body: frames.SamplingBody) -> Grammar | None:
 
 
 def _schema(schema: dict[str, Any] | str, param: str) -> dict[str, Any]:
+    if isinstance(schema, str):
+        checked_grammar(Grammar(GrammarKind.JSON, schema), param)  # one that is too long is not read
     try:
         found = json.loads(schema) if isinstance(schema, str) else schema
     except (ValueError, RecursionError):

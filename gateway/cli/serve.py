@@ -33,6 +33,8 @@ EXIT_REFUSED = 2
 WATCH_SECONDS = 1.0
 """Seconds between two looks at the files of keys and certificate. A changed file is read at the second look,
 when it is the same as at the first."""
+SWITCH_SECONDS = 0.001
+"""How long the event loop waits for a worker thread that computes in Python: not 5 ms, as by default."""
 REFUSALS = (
     *(RuntimeFault, SessionError),
     *(AddressUnusable, KeysUnusable, CertificateUnusable, TracingUnavailable),
@@ -44,6 +46,7 @@ def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
     """Run a server until a signal ends it. Returns the exit code: 0, or 2 if it could not start or run; then
     the last line on stderr says why."""
     repeats, cause = RepeatFilter(), ""
+    sys.setswitchinterval(SWITCH_SECONDS)
     with logging_lines("holdfast", engine_settings.logs, repeats) as lines:
         try:
             asyncio.run(_until_signal(settings, engine_settings, lines))

@@ -33,6 +33,9 @@ _T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
 
+SLICE = 256
+"""The most items that are added to a session without a pause."""
+
 
 class Face(Protocol):
     """The code of one protocol that clients speak. It makes the live sessions of its clients, each with a
@@ -206,8 +209,10 @@ class LiveSessions:
                 history.preamble = transcript.preamble
                 live.session.log.append(Configured(preamble=transcript.preamble))
             history.adopt(transcript.items[:shared])
-            for item in transcript.items[shared:]:
+            for at, item in enumerate(transcript.items[shared:], 1):
                 history.insert(item)
+                if not at % SLICE:  # others have their turn
+                    await asyncio.sleep(0)
             live.session.known_by(filter(None, [transcript.name]), lasting=False)
             live.session.known_by(transcript.keys, lasting=True)
         except BaseException:

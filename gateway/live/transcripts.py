@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ from starlette.requests import HTTPConnection
 
 from ...runtime.link.client import EngineLink
 from ...sessions.conversation.items import FunctionCall, FunctionCallOutput, Item, Message, checked_preamble
-from ...sessions.errors import HandleUnknown, PromptTooLong, StorageUnavailable
+from ...sessions.errors import HandleUnknown, ItemInvalid, PromptTooLong, StorageUnavailable
 from ...sessions.registry import Reopened
 from ...sessions.session import Session
 from ...sessions.text.tokenizer import ChatTokenizer
@@ -33,8 +33,9 @@ from ...sessions.turn.events import (
     ReplyStatus,
     ReplyTextDelta,
 )
-from ...sessions.turn.request import RequestBounds, TurnRequest
+from ...sessions.turn.request import RequestBounds, TurnRequest, token_ids
 from ...sessions.turn.response import TurnResponse
+from ...sessions.workers import Stopped
 from ..access.auth import TurnCaller, caller_of, owners_of
 from ..access.turn_queue import Place
 from .session import LiveSession
@@ -130,6 +131,27 @@ class Transcripts:
         found: list[int] = ids.tolist()
         return found
 
+    def raw_tokens(self, text: str, *, special: bool, stopped: Stopped, most: int | None = None) -> list[int]:
+        """The token ids of a text without a chat template. Takes long for a long text: call it in
+        `Service.aside`. ``special``: with the tokens that the tokenizer puts around a text. ``most``: the
+        context in tokens, into which they must fit with one token more; None: any number. Raises
+        ``PromptTooLong``, before all are made."""
+        language = self._sessions.registry.language
+        least = language.tokenizer.least(text)
+        if most is None or least < most:
+            ids = language.prefix_rule.raw(text, special=special, most=most, stopped=stopped)
+            least = len(ids)
+        if most is not None and least >= most:
+            raise PromptTooLong.of(f"it has at least {least} tokens", most, least, param="prompt")
+        return ids
+
+    def raw_text(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, special tokens included. Takes long for many: call it in
+        `Service.aside`. Raises ``SamplingInvalid`` for an id that is not in the vocabulary."""
+        ids = token_ids("tokens", tokens, self.bounds.vocab_size)
+        (text,) = self.tokenizer.backend.decode_batch([ids], skip_special_tokens=False)  # others may run
+        return str(text)
+
     @property
     def sampling(self) -> dict[str, Any]:
         """The sampling parameters that the model itself recommends, as keyword arguments of
@@ -178,15 +200,22 @@ class Transcripts:
             self._sessions.left(live, connection)
 
     def _check_length(self, ask: Ask) -> None:
-        """Raise ``PromptTooLong`` for a prompt that cannot fit into the context, before it reaches the journal.
-        A list of token ids is counted; of a conversation only one with too many characters is refused here."""
-        context = self._link.hello.max_context
+        """Raise ``PromptTooLong`` for a prompt that cannot fit into the context, ``ItemInvalid`` for one with
+        more items than a session may have, before it reaches the journal. Token ids are counted; of a
+        conversation only one with too many items or characters is refused here."""
+        context, items = self._link.hello.max_context, len(ask.transcript.items)
         if longest := max(map(len, ask.prompts), default=0):
             if longest >= context:
                 raise PromptTooLong.of(f"it has {longest} tokens", context, longest, param="prompt")
             return
+        if items > (may := self._sessions.registry.settings.max_items):
+            raise ItemInvalid(f"A conversation holds at most {may} items; this one has {items}")
+        if ask.request.truncation is not None:
+            return
+        if items >= context:
+            raise PromptTooLong.of(f"it has {items} items, each of a token or more", context, items)
         most = self._sessions.registry.most_characters
-        if most is None or ask.request.truncation is not None:
+        if most is None:
             return
         size = len(ask.transcript.preamble.instructions) + sum(map(_characters, ask.transcript.items))
         if size > most:
@@ -370,6 +399,7 @@ class AskedTurn:
             for number in range(len(ask.prompts) * ask.choices):
                 prompt = ask.prompts[number // ask.choices]
                 self._run(self._place(replace(_choice(ask.request, number), prompt=prompt)))
+                await asyncio.sleep(0)  # there may be thousands: others have their turn
             return
         self._run(self._place(ask.request))
         for number in range(1, ask.choices):  # now, as the first reply may join the conversation soon

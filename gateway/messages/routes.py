@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...sdk.errors import FieldUnsupported
+from ...sdk.frames.codec import decode_body
 from ...sessions.conversation.items import new_id
 from ...sessions.turn.events import ReplyDone
 from ..access.auth import MESSAGES, refusing
@@ -20,7 +21,7 @@ from ..documents.rows import RouteRow
 from ..errors import ThreadsNotServed, messages_answer
 from ..live.session import log_refusal
 from ..live.transcripts import AskedTurn, Requester, Transcripts, requester_of
-from ..net.bodies import EventStream, json_answer, read_json, sent_event, while_connected
+from ..net.bodies import EventStream, json_answer, sent_event, while_connected
 from ..service import Service
 from . import frames
 from .reply import MessageReply
@@ -69,12 +70,14 @@ class _MessagesFace:
 
     async def create(self, request: Request) -> Response:
         """Serve ``POST /v1/messages``: run the turn and answer with the reply, or with a stream."""
-        body = await self._read(request, frames.REQUEST)
+        client = requester_of(request)
+        body, size = await self._read(request, frames.REQUEST)
         transcripts = await self._service.transcripts(body.model)
-        client, prompt = requester_of(request), None
+        prompt = None
         if begun(body):
-            prompt = tuple(await self._begun_prompt(transcripts, client, body))
-        ask = ask_of(body, transcripts.bounds, transcripts.sampling, prompt)
+            prompt = tuple(await self._begun_prompt(transcripts, client, body, size))
+        bounds, sampling = transcripts.bounds, transcripts.sampling
+        ask = await self._service.aside(client.salt, size, lambda _: ask_of(body, bounds, sampling, prompt))
         reply, request_id = MessageReply(body.model, body), new_id("req")
         headers = {"request-id": request_id}
         async with AsyncExitStack() as stack:
@@ -83,7 +86,7 @@ class _MessagesFace:
                 kept = stack.pop_all()
                 events = _streamed(kept, turn, reply, request_id, self._limits.ping_seconds)
                 ended = partial(self._service.spawn_end, kept)
-                return EventStream(events, self._limits, headers, ended)
+                return EventStream(events, headers, ended)
             await while_connected(request, turn.whole(reply.add))
             await turn.durable()
             return json_answer(reply.whole(), headers=headers)
@@ -92,28 +95,35 @@ class _MessagesFace:
     async def count(self, request: Request) -> Response:
         """Serve ``POST /v1/messages/count_tokens``: answer with the number of tokens of a conversation's
         prompt."""
-        body = await self._read(request, frames.COUNT)
+        body, size = await self._read(request, frames.COUNT)
         transcripts = await self._service.transcripts(body.model)
-        ids = await self._begun_prompt(transcripts, requester_of(request), body)
+        ids = await self._begun_prompt(transcripts, requester_of(request), body, size)
         return json_answer(frames.TokenCount(input_tokens=len(ids)), headers={"request-id": new_id("req")})
 
     async def _begun_prompt(
-        self, transcripts: Transcripts, client: Requester, body: frames.MessagesRequest | frames.CountRequest
+        self,
+        transcripts: Transcripts,
+        client: Requester,
+        body: frames.MessagesRequest | frames.CountRequest,
+        size: int,
     ) -> list[int]:
-        """The token ids of the prompt. If the last message is the assistant's, its text is put behind the
-        opening of the reply, so that the reply continues it. Raises ``FieldUnsupported`` if there is such a
-        text and the model's replies do not begin with their text."""
+        """The token ids of the prompt. ``size``: of the body, in bytes. If the last message is the assistant's,
+        its text is put behind the opening of the reply, so that the reply continues it. Raises
+        ``FieldUnsupported`` if there is such a text and the model's replies do not begin with their text."""
         text = begun(body)
         if text and not transcripts.opens_plainly:
             told = (
                 "This model reasons before it answers: a reply cannot continue the assistant's last message"
             )
             raise FieldUnsupported(told, f"messages[{len(body.messages) - 1}].role")
-        return await transcripts.prompt_tokens(client, transcript_of(body), text)
+        transcript = await self._service.aside(client.salt, size, lambda _: transcript_of(body))
+        return await transcripts.prompt_tokens(client, transcript, text)
 
-    async def _read(self, request: Request, decoder: msgspec.json.Decoder[_T]) -> _T:
+    async def _read(self, request: Request, decoder: msgspec.json.Decoder[_T]) -> tuple[_T, int]:
         try:
-            return await read_json(request, self._limits, decoder, frames.is_unserved)
+            return await self._service.read(
+                request, lambda data: decode_body(data, decoder, frames.is_unserved)
+            )
         except FieldUnsupported as error:
             if error.param == "thread":
                 raise ThreadsNotServed("`thread` is not served: send the whole conversation") from None

@@ -6,7 +6,10 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,9 +17,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ...sdk.errors import FrameMalformed, FrameTooLarge
-from ...sdk.frames.codec import decode_body
-from ..errors import SlowReader
+from ...sdk.errors import FrameTooLarge
+from ...sdk.frames.codec import has_more_values
+from ...sessions.errors import PromptTooLong
+from ..errors import TooManyBodies
 from ..settings import ClientLimits
 
 T = TypeVar("T")
@@ -26,37 +30,117 @@ DONE = b"data: [DONE]\n\n"
 """The last event of a stream of Chat Completions or Completions."""
 
 
-async def read_body(request: Request, limits: ClientLimits) -> bytes:
-    """Read the whole body of a request. Raises ``FrameTooLarge`` if it has more than ``limits.body_bytes``,
-    before it is read if the Content-Length header says so; ``FrameMalformed`` if it does not end within
-    ``limits.body_seconds``; Starlette's ``ClientDisconnect`` if the client leaves."""
+@dataclass(frozen=True, slots=True)
+class BodyBound:
+    """How large the body of a request may be, by what fits into the model's context: so many bytes (``size``),
+    and ``token_bytes`` more for each token of it; so many ``values`` (numbers, texts, lists and objects of
+    JSON), and ``token_values`` more. Far more than any prompt that fits, and so little that it is decoded in
+    the time of a few tokens."""
+
+    size: int = 1 << 20
+    token_bytes: int = 64
+    values: int = 1 << 15
+    token_values: int = 4
+
+    def most_bytes(self, context: int) -> int:
+        """The most bytes with a context of so many tokens."""
+        return self.size + context * self.token_bytes
+
+    def check_size(self, size: int, context: int, limits: ClientLimits) -> None:
+        """Raise ``FrameTooLarge`` for a body of so many bytes that is larger than any may be, ``PromptTooLong``
+        for one that is too large for the context."""
+        if size > limits.body_bytes:
+            raise FrameTooLarge(f"The body has more than {limits.body_bytes} bytes: send less in one request")
+        if size > self.most_bytes(context):
+            tokens = size // self.token_bytes
+            raise PromptTooLong.of(f"its {size} bytes are those of at least {tokens} tokens", context, tokens)
+
+    def check(self, data: bytes, context: int) -> None:
+        """Raise ``FrameTooLarge`` if ``data`` holds too many values."""
+        most = self.values + context * self.token_values
+        if has_more_values(data, most):
+            raise FrameTooLarge(f"The body has more than {most} values: send less in one request")
+
+
+CONVERSATION = BodyBound()
+"""A conversation, with tools and schemas."""
+TEXT = BodyBound(size=1 << 16)
+"""One text."""
+PROMPTS = BodyBound(values=1 << 17)
+"""Several prompts, as texts or token ids."""
+IDS = BodyBound(size=1 << 16, token_bytes=16, token_values=2)
+"""Token ids."""
+
+
+class BodyMemory:
+    """The memory for bodies that are read and decoded. ``most``: bytes for each tenant. A tenant that has no
+    room left waits, each request in its turn, and its bytes stay with their sender."""
+
+    def __init__(self, most: int = 16 << 20) -> None:
+        self.most = most
+        self._used = Counter[bytes]()
+        self._waiting: dict[bytes, deque[tuple[int, asyncio.Future[None]]]] = {}
+
+    @asynccontextmanager
+    async def held(self, salt: bytes, size: int, seconds: float) -> AsyncIterator[None]:
+        """Take ``size`` bytes, at most `most`, of the tenant's room for the block. Raises ``TooManyBodies`` if
+        there is none within so many ``seconds``."""
+        size = min(size, self.most)
+        if salt in self._waiting or self._used[salt] + size > self.most:
+            await self._wait(salt, size, seconds)
+        else:
+            self._used[salt] += size
+        try:
+            yield
+        finally:
+            self._give_back(salt, size)
+
+    async def _wait(self, salt: bytes, size: int, seconds: float) -> None:
+        granted = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(salt, deque()).append((size, granted))
+        try:
+            async with asyncio.timeout(seconds):
+                await granted
+        except BaseException as error:
+            self._give_back(salt, 0 if granted.cancelled() else size)  # it may come in the same moment
+            if isinstance(error, TimeoutError):
+                told = f"Other requests of this tenant have {self.most} bytes of bodies in work"
+                raise TooManyBodies(f"{told}: send fewer at once") from None
+            raise
+
+    def _give_back(self, salt: bytes, size: int) -> None:
+        """Give back room, and give it to those that wait, in their order, as far as it reaches."""
+        self._used[salt] -= size
+        waiting = self._waiting.get(salt, deque())
+        while waiting and (waiting[0][1].done() or self._used[salt] + waiting[0][0] <= self.most):
+            wanted, granted = waiting.popleft()
+            if not granted.done():  # it waits still
+                self._used[salt] += wanted
+                granted.set_result(None)
+        if not waiting:
+            self._waiting.pop(salt, None)
+        if not self._used[salt]:
+            del self._used[salt]
+
+
+def told_bytes(request: Request) -> int | None:
+    """The size of a request's body, if its head tells it."""
     told = request.headers.get("content-length", "")
-    if told.isdecimal() and int(told) > limits.body_bytes:
-        raise _too_large(limits)
+    return int(told) if told.isdecimal() else None
+
+
+async def read_body(request: Request, check_size: Callable[[int], None]) -> bytes:
+    """Read the whole body of a request. ``check_size``: raises for a body of so many bytes that is too large,
+    before it is read if its head tells its size. Raises Starlette's ``ClientDisconnect`` if the client leaves,
+    or does not send it in time."""
+    check_size(told_bytes(request) or 0)
     pieces: list[bytes] = []
     size = 0
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            async for piece in request.stream():
-                size += len(piece)
-                if size > limits.body_bytes:
-                    raise _too_large(limits)
-                pieces.append(piece)
-    except TimeoutError:
-        raise FrameMalformed(f"The body did not end within {limits.body_seconds:g} s") from None
+    async for piece in request.stream():
+        size += len(piece)
+        check_size(size)
+        pieces.append(piece)
     return b"".join(pieces)
-
-
-async def read_json(
-    request: Request,
-    limits: ClientLimits,
-    decoder: msgspec.json.Decoder[T],
-    unserved: Callable[[str, Any], bool] = lambda path, value: False,
-) -> T:
-    """Read a request's JSON body as the decoder's type. ``unserved(path, value)``: whether the protocol's
-    standard has this field with this value, which the server does not serve; then the error says so. Raises
-    what `read_body` raises, and a `FrameError` that names the wrong field."""
-    return decode_body(await read_body(request, limits), decoder, unserved)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -81,10 +165,6 @@ async def _left(request: Request) -> None:
         pass
 
 
-def _too_large(limits: ClientLimits) -> FrameTooLarge:
-    return FrameTooLarge(f"The body has more than {limits.body_bytes} bytes")
-
-
 def json_answer(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """An HTTP answer with ``body``, a struct or anything else that msgspec encodes, as JSON."""
     return Response(_ENCODER.encode(body), status, headers, "application/json")
@@ -101,21 +181,18 @@ class EventStream(StreamingResponse):
     """An HTTP answer that streams server-sent events. Each item of ``events`` is one or more whole events,
     encoded.
 
-    If the client leaves, ``events`` is cancelled where it waits. A client that takes nothing for
-    ``limits.stall_seconds`` is dropped. ``ended`` is called when nothing more is sent, also if nothing ever
-    was.
+    If the client leaves, or is dropped because it reads too slowly, ``events`` is cancelled where it waits.
+    ``ended`` is called when nothing more is sent, also if nothing ever was.
     """
 
     def __init__(
         self,
         events: AsyncIterator[bytes],
-        limits: ClientLimits,
         headers: dict[str, str] | None = None,
         ended: Callable[[], object] = lambda: None,
     ) -> None:
         unbuffered = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(events, 200, {**unbuffered, **(headers or {})}, "text/event-stream")
-        self._stall_seconds = limits.stall_seconds
         self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,16 +201,3 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._ended()
-
-    async def stream_response(self, send: Send) -> None:
-        """Send the answer's head, then each item of the stream. Raises ``SlowReader`` if the client takes
-        nothing for too long."""
-
-        async def send_in_time(message: Any) -> None:
-            try:
-                async with asyncio.timeout(self._stall_seconds):
-                    await send(message)
-            except TimeoutError:
-                raise SlowReader(f"the client took nothing for {self._stall_seconds:g} s") from None
-
-        await super().stream_response(send_in_time)

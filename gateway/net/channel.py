@@ -15,8 +15,9 @@ from anyio import (
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from ...sdk.frames.codec import MAX_FRAME_VALUES
 from ...sdk.frames.packed import packed, unpacked
-from .listener import BURST, DROP
+from .websocket_connection import BURST, DROP
 
 SERVE = "holdfast.serve"
 """The place in the scope of an accepted WebSocket for the function that serves it to its end. The outermost
@@ -126,7 +127,7 @@ class PackedChannel(SocketChannel):
         """The next frame as JSON; one that came as text is passed on. Raises ``ChannelClosed``, and what
         `unpacked` raises."""
         frame = await super().receive()
-        return frame if isinstance(frame, str) else unpacked(frame, self._frame_bytes)
+        return frame if isinstance(frame, str) else unpacked(frame, self._frame_bytes, MAX_FRAME_VALUES)
 
     async def send(self, frame: bytes) -> None:
         """Send one binary frame. Raises ``ChannelClosed``."""

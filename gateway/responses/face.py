@@ -16,8 +16,9 @@ from ...sdk.errors import FieldInvalid, FieldMissing
 from ...sessions.conversation.items import new_id
 from ...sessions.errors import ConversationBusy, ItemUnknown
 from ...sessions.stored import StoredObject
+from ...sessions.workers import Stopped
 from ..errors import ConversationUnknown, PreviousResponseUnknown, ResponseUnknown
-from ..live.transcripts import Requester
+from ..live.transcripts import Ask, Requester
 from ..service import Service
 from . import frames, notes
 from .events import CompactionResult, CountedInput, ResponseFault, ResponseObject, ToldConversation
@@ -38,6 +39,11 @@ from .translate import (
     transcript_of,
 )
 
+ITEM_BYTES = 64
+"""For `Service.aside` an item counts as so many bytes: it takes a few microseconds to translate, however long
+its text is."""
+MOST_ITEMS = 20_000
+"""The most items of a stored conversation, as of any other."""
 LOCAL = 64
 """The most unstored responses that one connection remembers."""
 
@@ -115,18 +121,16 @@ class ResponsesFace:
         response_id = new_id("resp")
         past = await self._past(client, body.previous_response_id, body.conversation_id, local)
         given = await self._given(client, body.input, response_id, past.items, steers)
-        transcript = transcript_of(
-            body.instructions, tools_of(body.tools), [*past.items, *given], len(past.items) + len(steers)
-        )
-        transcript = named_by(body, transcript, response_id)
-        ask = ask_of(
-            body,
-            transcript,
-            transcripts.bounds,
-            transcripts.sampling,
-            transcripts.default_max_tokens,
-            streamed=streamed,
-        )
+        bounds, sampling, most = transcripts.bounds, transcripts.sampling, transcripts.default_max_tokens
+
+        def asked(_: Stopped) -> Ask:
+            items, first = [*past.items, *given], len(past.items) + len(steers)
+            transcript = transcript_of(body.instructions, tools_of(body.tools), items, first)
+            named = named_by(body, transcript, response_id)
+            return ask_of(body, named, bounds, sampling, most, streamed=streamed)
+
+        size = ITEM_BYTES * (len(past.items) + len(given))
+        ask = await self.service.aside(client.salt, size, asked)
         model = body.model or self.service.model
         begun = response_of(body, response_id, model, int(time.time()), ask.request)
         if not generate:
@@ -177,7 +181,7 @@ class ResponsesFace:
     ) -> Continued:
         if conversation is not None:
             stored = await self.conversation(client, conversation)
-            return Continued(notes.items_of(stored.notes), stored)
+            return Continued(await self.items(client, stored.notes), stored)
         if previous is None:
             return Continued([])
         if local is not None and (known := local.find(previous)) is not None:
@@ -188,7 +192,7 @@ class ResponsesFace:
         found = await self.service.stored.find(client.salt, previous)
         if found is None or notes.response_in(found) is None:
             raise PreviousResponseUnknown(previous)
-        return Continued(notes.items_of(found.notes), found)
+        return Continued(await self.items(client, found.notes), found)
 
     async def _given(
         self,
@@ -210,7 +214,16 @@ class ResponsesFace:
         def name(prefix: str) -> str:
             return item_id(prefix, owner_id, next(numbers))
 
-        return [*kept_items(steers, name, {}), *kept_items(given, name, referred, param)]
+        def kept(_: Stopped) -> list[KeptItem]:
+            return [*kept_items(steers, name, {}), *kept_items(given, name, referred, param)]
+
+        return await self.service.aside(
+            client.salt, ITEM_BYTES * (isinstance(given, list) and len(given)), kept
+        )
+
+    async def items(self, client: Requester, stored: Sequence[bytes]) -> list[KeptItem]:
+        """All items in the notes of a stored object, as `notes.items_of` finds them."""
+        return await self.service.aside(client.salt, sum(map(len, stored)), lambda _: notes.items_of(stored))
 
     async def _referred(
         self, client: Requester, given: str | Sequence[GivenItem] | None, known: Iterable[KeptItem]
@@ -225,7 +238,7 @@ class ResponsesFace:
             suffix = response_named(name)
             for owner_id in (f"resp_{suffix}", f"conv_{suffix}"):
                 stored = None if suffix is None else await self.service.stored.find(client.salt, owner_id)
-                items = [] if stored is None else notes.items_of(stored.notes)
+                items = [] if stored is None else await self.items(client, stored.notes)
                 found.update((item.id, item) for item in items if item.id == name)
         return found
 
@@ -272,7 +285,7 @@ class ResponsesFace:
         if running is not None and running.response.store:
             await running.ended()
         stored, note = await self.stored(client, response_id)
-        before = notes.items_of(stored.notes[: -stored.own])
+        before = await self.items(client, stored.notes[: -stored.own])
         return [*before, *note.before, *note.input]
 
     # --- without a response ---------------------------------------------------------------------------------
@@ -287,7 +300,11 @@ class ResponsesFace:
         items = [*past.items, *given]
         if not items:
             raise FieldMissing("Missing required parameter: 'input'", "input")
-        transcript = transcript_of(body.instructions, tools_of(body.tools), items, len(past.items))
+        transcript = await self.service.aside(
+            client.salt,
+            ITEM_BYTES * len(items),
+            lambda _: transcript_of(body.instructions, tools_of(body.tools), items, len(past.items)),
+        )
         return CountedInput(input_tokens=len(await transcripts.prompt_tokens(client, transcript)))
 
     async def compact(self, client: Requester, body: frames.CompactBody) -> CompactionResult:
@@ -301,8 +318,14 @@ class ResponsesFace:
         items = [*past.items, *given]
         if not items:
             raise FieldInvalid("There is nothing to shorten: give `input` or `previous_response_id`", "input")
-        transcript = transcript_of(body.instructions, (), items, len(past.items))
-        ask = summary_ask(transcript, transcripts.bounds, transcripts.sampling)
+        bounds, sampling = transcripts.bounds, transcripts.sampling
+        ask = await self.service.aside(
+            client.salt,
+            ITEM_BYTES * len(items),
+            lambda _: summary_ask(
+                transcript_of(body.instructions, (), items, len(past.items)), bounds, sampling
+            ),
+        )
         reply = ResponseReply(ResponseObject(id=result_id, created_at=int(time.time()), model=body.model), 0)
         async with transcripts.turn(client, ask) as turn:
             await turn.whole(lambda _, event: reply.take(event))
@@ -369,10 +392,11 @@ class ResponsesFace:
         ``FieldInvalid``, ``StorageUnavailable``."""
         self.service.stored.check(client.salt)
         kept = await self.conversation(client, conversation_id)
-        first = notes.made_items(kept)
-        given = await self._given(
-            client, items, conversation_id, notes.items_of(kept.notes), first=first, param="items"
-        )
+        first, there = notes.made_items(kept), await self.items(client, kept.notes)
+        if len(there) + len(items) > MOST_ITEMS or sum(map(len, kept.notes)) > self.limits.body_bytes:
+            told = f"A conversation holds at most {MOST_ITEMS} items, in {self.limits.body_bytes} bytes"
+            raise FieldInvalid(f"{told}: begin another one", "items")
+        given = await self._given(client, items, conversation_id, there, first=first, param="items")
         kept = await self.conversation(
             client, conversation_id
         )  # it may have grown while references were read
@@ -383,7 +407,7 @@ class ResponsesFace:
     async def remove_item(self, client: Requester, conversation_id: str, item: str) -> ToldConversation:
         """Remove an item from a conversation. Raises ``ConversationUnknown``, ``ItemUnknown``."""
         kept = await self.conversation(client, conversation_id)
-        item_in(notes.items_of(kept.notes), item)
+        item_in(await self.items(client, kept.notes), item)
         self.service.stored.append(kept, notes.encoded(RemovedNote(item=item)))
         await self.service.stored.durable()
         told = notes.conversation_in(kept)

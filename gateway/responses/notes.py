@@ -73,19 +73,19 @@ def decoded(note: bytes) -> Note:
 def items_of(notes: Sequence[bytes]) -> list[KeptItem]:
     """All items of an object, those of its past first, in order, without those that were removed. ``notes``:
     the notes of the object."""
-    pieces: dict[str, list[KeptItem]] = {}
+    pieces: dict[str, tuple[int, list[KeptItem]]] = {}
+    removed: dict[str, int] = {}  # the place of the note that removed an item, by its id
     for at, raw in enumerate(notes):
         match decoded(raw):
             case KeptResponse() as note:
-                pieces[note.response.id] = note.items
+                pieces[note.response.id] = at, note.items
             case ItemsNote(items=items):
-                pieces[str(at)] = items
+                pieces[str(at)] = at, items
             case RemovedNote(item=gone):
-                for key, items in pieces.items():
-                    pieces[key] = [item for item in items if item.id != gone]
+                removed[gone] = at
             case ConversationNote():
                 continue
-    return [item for items in pieces.values() for item in items]
+    return [item for at, items in pieces.values() for item in items if removed.get(item.id, -1) < at]
 
 
 def response_in(stored: StoredObject) -> KeptResponse | None:

@@ -18,7 +18,7 @@ from ...sessions.errors import TurnFailed
 from ..access.auth import KEY, Endpoint, refusal, refusing
 from ..documents.rows import RouteRow, SocketRow
 from ..live.transcripts import requester_of
-from ..net.bodies import DONE, EventStream, json_answer, read_body, while_connected
+from ..net.bodies import DONE, EventStream, json_answer, while_connected
 from ..net.channel import SERVE, SocketChannel
 from ..realtime.socket import ClientIdentity
 from ..service import Service
@@ -213,7 +213,7 @@ class _Responses:
         if streamed:
             events = _sent(running.events(asker=True))
             left = partial(self._left, running, background=bool(body.background))
-            return EventStream(events, face.limits, headers, left)
+            return EventStream(events, headers, left)
         if body.background:
             return json_answer(running.response, headers=headers)
         try:
@@ -262,10 +262,10 @@ class _Responses:
         begin = 1 + _number(request.query_params, "starting_after", -1, -1, LATEST)
         running = face.running(client, response_id)
         if running is not None and running.response.store:
-            return EventStream(_sent(running.events(begin)), face.limits)
+            return EventStream(_sent(running.events(begin)))
         _, note = await face.stored(client, response_id)
         told = ResponseReply.retold(note.response, len(note.input), note.cuts)
-        return EventStream(_sent(_batch([LoggedEvent.of(one) for one in told[begin:]])), face.limits)
+        return EventStream(_sent(_batch([LoggedEvent.of(one) for one in told[begin:]])))
 
     async def delete(self, request: Request) -> Response:
         """Serve ``DELETE /v1/responses/{id}``: forget the response."""
@@ -328,8 +328,9 @@ class _Conversations:
 
     async def items(self, request: Request) -> Response:
         """Serve ``GET /v1/conversations/{id}/items``: answer with a page of the items."""
-        kept = await self._face.conversation(requester_of(request), request.path_params["conversation_id"])
-        return json_answer(page_of(notes.items_of(kept.notes), request.query_params))
+        client = requester_of(request)
+        kept = await self._face.conversation(client, request.path_params["conversation_id"])
+        return json_answer(page_of(await self._face.items(client, kept.notes), request.query_params))
 
     async def add(self, request: Request) -> Response:
         """Serve ``POST /v1/conversations/{id}/items``: add items and answer with them."""
@@ -340,8 +341,10 @@ class _Conversations:
 
     async def item(self, request: Request) -> Response:
         """Serve ``GET /v1/conversations/{id}/items/{item_id}``: answer with one item."""
-        kept = await self._face.conversation(requester_of(request), request.path_params["conversation_id"])
-        return json_answer(item_in(notes.items_of(kept.notes), request.path_params["item_id"]))
+        client = requester_of(request)
+        kept = await self._face.conversation(client, request.path_params["conversation_id"])
+        items = await self._face.items(client, kept.notes)
+        return json_answer(item_in(items, request.path_params["item_id"]))
 
     async def remove(self, request: Request) -> Response:
         """Serve ``DELETE /v1/conversations/{id}/items/{item_id}``: remove the item and answer with the
@@ -352,7 +355,8 @@ class _Conversations:
 
 
 async def _body(face: ResponsesFace, request: Request, form: type[T]) -> T:
-    return frames.decoded(await read_body(request, face.limits) or b"{}", form)
+    body, _ = await face.service.read(request, lambda data: frames.decoded(data or b"{}", form))
+    return body
 
 
 async def _sent(batches: AsyncIterator[list[LoggedEvent]]) -> AsyncIterator[bytes]:

@@ -22,6 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ...sdk.errors import FieldInvalid, FrameError, FrameTooLarge
+from ...sdk.frames.codec import checked
 from ...sessions.conversation.items import new_id
 from ...sessions.turn.events import EndReason
 from ..errors import (
@@ -176,9 +177,7 @@ class ResponsesSocket:
         while True:
             frame = await self._channel.receive()
             try:
-                if len(frame) > self._limits.frame_bytes:
-                    raise FrameTooLarge(f"A frame has at most {self._limits.frame_bytes} bytes")
-                event = decoded_event(frame)
+                event = decoded_event(checked(frame, self._limits.frame_bytes))
             except FrameError as error:
                 await self._refuse_frame(frame, error)
             else:
@@ -187,7 +186,7 @@ class ResponsesSocket:
 
     async def _refuse_frame(self, frame: bytes | str, error: FrameError) -> None:
         try:
-            found = msgspec.json.decode(frame) if len(frame) <= self._limits.frame_bytes else None
+            found = None if isinstance(error, FrameTooLarge) else msgspec.json.decode(frame)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             found = None
         names = found if isinstance(found, dict) else {}

@@ -74,7 +74,7 @@ class ResponseCreate(ClientFrame, frozen=True, tag="response.create"):
     reads them, after the conversation's items.
     """
 
-    items: Annotated[list[AnyItem], Meta(max_length=4096)] = msgspec.field(default_factory=list)
+    items: Annotated[list[AnyItem], Meta(max_length=512)] = msgspec.field(default_factory=list)
     response: ResponseParams | None = None
 
 

@@ -35,6 +35,9 @@ ALIKE = 8
 FIRST_CHARACTERS = 1024
 """So many characters of the first item are hashed."""
 
+MOST_CANONICAL = 1 << 16
+"""A call's arguments of more characters are compared as they are spelled."""
+
 _ENCODER = msgspec.msgpack.Encoder(order="sorted")
 
 
@@ -188,6 +191,8 @@ def _content(item: Item, most: int | None = None) -> tuple[str, ...]:
 
 
 def _canonical(arguments: str) -> str:
+    if len(arguments) > MOST_CANONICAL:
+        return arguments
     try:
         return json.dumps(json.loads(arguments or "{}"), sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):

@@ -345,7 +345,8 @@ class History:
             raise ConversationBusy("A response writes this conversation")
         segments = self.segments()
         gone = tuple(segments[place] for place in sorted(places))
-        kept = [segment for place, segment in enumerate(segments) if place not in places]
+        left = frozenset(places)
+        kept = [segment for place, segment in enumerate(segments) if place not in left]
         place = self._index(kept[0]) if kept else len(self._entries)
         self._check_new(checked_item(item))
         self._own()

@@ -119,6 +119,9 @@ class Paths:
 WRITTEN = 16
 """Writing a text with the chat template is at least this many times faster than tokenizing it."""
 
+AROUND = 32
+"""The template takes as long to write one message, without its text, as so many characters take to tokenize."""
+
 Segment: TypeAlias = Item | TurnReply
 
 
@@ -144,16 +147,18 @@ class Script:
 
     def characters(self) -> int:
         """Roughly how many characters must be tokenized, as a measure of the work. The text up to ``base`` is
-        only written with the template, so a `WRITTEN`-th of it counts."""
+        only written with the template, so a `WRITTEN`-th of it counts; each segment counts as `AROUND`
+        more."""
         new, old = self.segments[self.shared :], self.segments[: self.shared]
         heading = 0 if old else self.heading
         before = (sum(map(_length, old)) + self.heading - heading) // WRITTEN
-        return sum(map(_length, new)) + before + heading
+        return sum(map(_length, new)) + before + heading + AROUND * len(self.segments)
 
     def without(self, places: Collection[int]) -> Script:
         """The same script without the segments at the indexes ``places``. Turns before the first of them can
         still use their tokens again."""
-        kept = tuple(segment for place, segment in enumerate(self.segments) if place not in places)
+        gone = frozenset(places)
+        kept = tuple(segment for place, segment in enumerate(self.segments) if place not in gone)
         base, shared = matched(self.base, kept)
         return replace(self, segments=kept, base=base, shared=shared, miss=MissReason.CONTEXT_TRUNCATED)
 

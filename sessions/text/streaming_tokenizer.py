@@ -85,6 +85,25 @@ class StablePrefixRule:
                 break
         return frozen(np.concatenate(ids))
 
+    def raw(
+        self,
+        text: str,
+        *,
+        special: bool,
+        most: int | None = None,
+        stopped: Callable[[], bool] = bool,
+    ) -> list[int]:
+        """The ids of a text without marks, as the tokenizers library makes them: names of control tokens in it
+        count as those tokens. ``special``: with the tokens that the tokenizer puts around a text. Stops early
+        as `encode` does; then the ids are incomplete."""
+        before, after = self._tokenizer.around if special else ([], [])
+        ids = list(before)
+        for piece, _ in self._plain_pieces(text, 0, len(text), leads=True):
+            ids += piece
+            if stopped() or (most is not None and len(ids) >= most):
+                break
+        return ids + after
+
     def pieces(self, text: str, *, leads: bool, start: int = 0) -> Iterator[tuple[list[int], int]]:
         """The ids of rendered text from ``start`` on in pieces, each with the character it ends at.
 
@@ -111,7 +130,7 @@ class StablePrefixRule:
             else:
                 size *= 2  # a word is longer than that
         if start < end:
-            yield self._tokenizer.encode(text[start:end], leads=leads), end
+            yield self._tokenizer.split(text[start:end], leads=leads).ids, end
 
     def prefix_of(self, text: str, *, leads: bool) -> StablePrefix:
         """The stable prefix of rendered text that is still being written at its end.
@@ -138,7 +157,7 @@ class StablePrefixRule:
             end = size if self._single else 0
             if self._spaces_split and not self._single:
                 end = max((found.start() for found in _WORD_BEGINS.finditer(text, 0, size)), default=0)
-            ids = self._tokenizer.encode(text[:end], leads=leads)
+            ids = self._tokenizer.split(text[:end], leads=leads).ids
             return StablePrefix(ids, len(ids), end)
         split = self._tokenizer.split(text, leads=leads)
         stable = _stable_tokens(split)

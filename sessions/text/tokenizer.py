@@ -109,6 +109,11 @@ class ChatTokenizer:
         self._takes_space = any(known.lstrip or known.rstrip for known in added.values())
         self.longest = _longest(backend)
         """Bytes of text that one token can stand for, at most; None without a bound."""
+        whole = backend.encode(PROBES[0], add_special_tokens=True)
+        own = len(self._encoded(PROBES[0]).ids)
+        first = next((at for at, added in enumerate(whole.special_tokens_mask) if not added), 0)
+        self.around = whole.ids[:first], whole.ids[first + own :]
+        """Ids of the tokens that the tokenizer puts before and behind a text by itself."""
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:

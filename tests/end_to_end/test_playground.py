@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from websockets.asyncio.client import connect
 
-from holdfast.gateway.server import Serving, _listen, _listening, serving
+from holdfast.gateway.server import Serving, bound_socket, reachable, serving
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings, Network
 from holdfast.runtime.link.messages import Heartbeat, Phase
@@ -539,8 +539,8 @@ class Loads(Scripted):
 async def test_a_server_that_loads_shows_its_phase_until_it_is_ready(browser: Browser) -> None:
     settings, link = GatewaySettings(port=0), Loads(spoken, END)
     service = Service(settings, "scripted", link)
-    with _listen(settings) as sock:
-        async with _listening(service, sock, None) as url:
+    with bound_socket(settings) as sock:
+        async with reachable(service, sock) as url:
             page = await browser.open(url)
             await page.resize(1280, 860)
             await page.until("document.querySelector('#loading')?.checkVisibility()")

@@ -17,8 +17,11 @@ import trustme
 import uvicorn
 import websockets
 
-from holdfast.gateway.net.listener import http_protocol, listen, websocket_protocol
+from holdfast.gateway.net.deadlines import Deadlines
+from holdfast.gateway.net.http_connection import http_protocol
+from holdfast.gateway.net.listener import Door, listen
 from holdfast.gateway.net.rates import Rate, TokenBucket
+from holdfast.gateway.net.websocket_connection import websocket_protocol
 from holdfast.gateway.settings import ClientLimits
 
 pytestmark = pytest.mark.anyio
@@ -109,7 +112,7 @@ async def listening(
     secured, trusting = contexts() if tls else (None, None)
     config = uvicorn.Config(
         app,
-        http=http_protocol(limits),
+        http=http_protocol(limits, Door(Deadlines(limits, asyncio.get_running_loop()))),
         ws=websocket_protocol(limits),
         lifespan="off",
         log_config=None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -372,8 +373,8 @@ def test_the_refused_are_refused_by_name() -> None:
         '{"type":"response.create","event_id":"\ud800"}',
         b'{"type":"response.create","event_id":"\\ud800"}',
         b'{"type":"response.create"',
-        b'{"type":"session.update","session":{"audio":' + b"[" * 100_000,
-        b'{"a":' * 50_000,
+        b'{"type":"session.update","session":{"audio":' + b"[" * 30_000,
+        b'{"a":' * 30_000,
         b"\xef\xbb\xbf{}",
         b'{"type":"response.create"}{}',
     ],
@@ -489,6 +490,58 @@ def test_messagepack_and_json_hold_the_same_object(value: dict[str, Any]) -> Non
     else:
         with pytest.raises(errors.FrameMalformed):
             packed.unpacked(msgspec.msgpack.encode(value), 1 << 20)
+
+
+def values_in(value: Any) -> int:
+    """How many values JSON holds: each list or object, and its entries beyond the first."""
+    if not isinstance(value, dict | list):
+        return 0
+    inner = list(value.values()) if isinstance(value, dict) else value
+    return 1 + max(0, len(inner) - 1) + sum(map(values_in, inner))
+
+
+@given(JSON, st.integers(0, 6), st.booleans())
+def test_values_are_counted_without_decoding_them(value: Any, off: int, ascii_only: bool) -> None:
+    """Whatever the texts hold: commas, brackets, quotes, backslashes."""
+    whole = {"x": value, ',[{"\\': [',"[', "\\", '\\"{,']}
+    data = json.dumps(whole, ensure_ascii=ascii_only, separators=(",", ":")).encode(errors="replace")
+    most = max(0, values_in(whole) - 3 + off)
+    assert codec.has_more_values(data, most) == (values_in(whole) > most)
+
+
+@pytest.mark.parametrize("piece", [b"1,", b"[],", b'{"a":1},', b'"\\"",'])
+def test_a_frame_of_too_many_values_is_refused_in_both_forms(piece: bytes) -> None:
+    frame = b'{"type":"session.update","x":[' + piece * 40_000 + b"0]}"
+    assert isinstance(refused(frame), errors.FrameTooLarge)
+    with pytest.raises(errors.FrameTooLarge):
+        packed.unpacked(packed.packed(frame), 1 << 20, codec.MAX_FRAME_VALUES)
+    text = b'{"type":"session.update","x":"' + b",[{" * 40_000 + b'"}'
+    assert not isinstance(refused(text), errors.FrameTooLarge)
+    packed.unpacked(packed.packed(text), 1 << 20, codec.MAX_FRAME_VALUES)
+    assert packed.unpacked(packed.packed(frame), 1 << 20), "a server may send more"
+
+
+@given(JSON, st.integers(0, 5))
+def test_packed_values_are_counted_without_decoding_them(value: Any, off: int) -> None:
+    """Of frames that are long enough to be counted."""
+    whole = {"x": value, "y": ["z" * 40_000, 1 << 40, -(1 << 40), 1.5, None, "é" * 300]}
+    frame = msgspec.msgpack.encode({**whole, "w": [0] * (codec.MAX_FRAME_VALUES - off - 14)})
+    names_too = sum(1 for _ in walked(msgspec.msgpack.decode(frame)))
+    try:
+        packed.unpacked(frame, 1 << 20, codec.MAX_FRAME_VALUES)
+    except errors.FrameTooLarge:
+        assert names_too > codec.MAX_FRAME_VALUES
+    except errors.FrameMalformed:  # a number that is not finite
+        assert names_too <= codec.MAX_FRAME_VALUES
+    else:
+        assert names_too <= codec.MAX_FRAME_VALUES
+
+
+def walked(value: Any) -> Iterator[Any]:
+    yield value
+    for inner in value.items() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        for one in inner if isinstance(value, dict) else (inner,):
+            yield from walked(one)
 
 
 def leaves(value: Any) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from holdfast.gateway.access.auth import salt_of
 from holdfast.gateway.access.turn_queue import LEAST_SAMPLES, Place, TurnQueue
 from holdfast.gateway.app import build_app
 from holdfast.gateway.net.listener import Refused
-from holdfast.gateway.server import _listen, _listening
+from holdfast.gateway.server import bound_socket, reachable
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.tests.gateway.keyed_service import FILE, KeyedService, keyed
@@ -195,9 +195,9 @@ class Dialled:
 @asynccontextmanager
 async def dialled(folder: Path) -> AsyncIterator[Dialled]:
     async with keyed(folder, port=0, max_queue_seconds=1.0) as served:
-        with _listen(served.service.settings) as sock:
+        with bound_socket(served.service.settings) as sock:
             host, port = sock.getsockname()
-            async with _listening(served.service, sock, None):
+            async with reachable(served.service, sock):
                 yield Dialled(served, host, port)
 
 

@@ -11,8 +11,11 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.gateway.access.turn_queue import Place, TurnQueue
+from holdfast.gateway.net.deadlines import Deadlines
 from holdfast.gateway.net.listener import PASS, Door, Listener, Refused, listen
 from holdfast.gateway.settings import ClientLimits
+
+from .manual_clock import ManualClock
 
 
 @pytest.fixture
@@ -49,7 +52,7 @@ def choosing() -> Choosing:
 
 @pytest.fixture
 def door(choosing: Choosing) -> Door:
-    return Door(choosing)
+    return Door(Deadlines(ClientLimits(), ManualClock()), choosing)
 
 
 @pytest.fixture
@@ -103,9 +106,8 @@ def test_an_accepted_request_keeps_its_place_until_its_connection_is_made(
 ) -> None:
     with sent(guarded, b"ADMIT it"), guarded.accept()[0] as accepted:
         assert len(choosing.queue) == 1
-        fd = accepted.fileno()
-        place = door.pick_up(fd)
-        assert place is not None and door.pick_up(fd) is None
+        _, place = door.pick_up(accepted)
+        assert place is not None and door.pick_up(accepted)[1] is None
         place.abandon()
         assert len(choosing.queue) == 0
 
@@ -125,7 +127,7 @@ def test_another_connection_with_its_descriptor_does_not_get_it(
         with sent(guarded, b"ADMIT it"), guarded.accept()[0] as accepted:
             fd = accepted.fileno()
         with sent(guarded, data), guarded.accept()[0] as other:
-            assert other.fileno() == fd and door.pick_up(fd) is None
+            assert other.fileno() == fd and door.pick_up(other)[1] is None
             assert len(choosing.queue) == 0
 
 
@@ -161,7 +163,7 @@ def test_connections_beyond_the_file_table_are_refused_and_later_ones_accepted(
     for client in clients:
         with client:
             client.settimeout(60)
-            assert client.recv(100).startswith(b"HTTP/1.1 503 ")
+            assert client.recv(1000).startswith(b"HTTP/1.1 503 ")
     (line,) = [record.message for record in caplog.records]
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert f"RLIMIT_NOFILE is {most} open files (ulimit -n)" in line
@@ -172,3 +174,20 @@ def test_connections_beyond_the_file_table_are_refused_and_later_ones_accepted(
     with socket.create_connection(listener.getsockname()), listener.accept()[0]:
         pass
     assert [record.message for record in caplog.records][1:] == ["connections are accepted again"]
+
+
+def test_connections_without_a_request_make_room_for_others(
+    guarded: Listener, choosing: Choosing, request: pytest.FixtureRequest
+) -> None:
+    """The longest waiting goes; its descriptor is free in the next pass of the event loop."""
+    waiting = sent(guarded, b"")
+    held, _ = guarded.accept()
+    with waiting, sent(guarded, b"GET it") as other:
+        request.getfixturevalue("full_table")
+        with pytest.raises(BlockingIOError):
+            guarded.accept()
+        assert waiting.recv(1) == b"", "it was shut"
+        held.close()
+        accepted, peer = guarded.accept()
+        with accepted:
+            assert peer == other.getsockname() and choosing.seen[-1] == b"GET it"

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from holdfast.sessions.text.streaming_tokenizer import GrowingPrefix, StablePrefixRule
 from holdfast.sessions.text.tokenizer import ChatTokenizer
@@ -131,6 +142,40 @@ def test_settled_tokens_begin_those_of_the_whole_text(kind: str, written: list[s
     whole = chat.encode(head + chat.mark(text) + tail, leads=True)
     early = StablePrefixRule(chat).prefix_of(head + chat.mark(text[:cut]), leads=True).ids
     assert whole[: len(early)] == early
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "cuts within characters", "strips", "begins anew", "takes space"])
+@pytest.mark.parametrize("special", [True, False])
+def test_a_long_text_in_pieces_has_the_ids_of_the_tokenizer(kind: str, special: bool) -> None:
+    """With the names of control tokens in it, words longer than a piece, white space, and what the tokenizer
+    puts around a text."""
+    chat = tokenizer(kind) if kind in KINDS else odd(kind)
+    backend = Tokenizer.from_str(chat.backend.to_str())
+    begins, ends = (chat.backend.token_to_id(name) for name in SPECIALS)
+    if begins is not None and ends is not None:
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{SPECIALS[0]} $A {SPECIALS[1]}",
+            special_tokens=[(SPECIALS[0], begins), (SPECIALS[1], ends)],
+        )
+    rule = StablePrefixRule(ChatTokenizer(backend, FAMILIES["chatml"].template))
+    rng = random.Random(5)
+    words = "".join(rng.choice((*SNIPPETS, *SPECIALS, " and so on", *CORPUS)) for _ in range(4_000))
+    texts = [
+        "",
+        "a",
+        "Hello there",
+        " " * 40_000,
+        "a" * 40_000,
+        "你好天气" * 10_000,
+        words,
+        words + "b" * 40_000,
+    ]
+    for text in texts:
+        if kind == "letters":
+            text = "".join(one for one in text if one in set("".join(CORPUS)))
+        assert rule.raw(text, special=special) == backend.encode(text, add_special_tokens=special).ids
+    some = rule.raw(words, special=special, most=100)
+    assert 100 <= len(some) < 20_000, "it ends early"
 
 
 @pytest.mark.parametrize("kind", KINDS)
