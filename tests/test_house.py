@@ -51,7 +51,7 @@ DOUBLED_CLASSES = 10
 INSIDE = {
     "kvstore": [
         ["errors", "system_limits"],
-        ["groups", "keys", "block_table", "eviction"],
+        ["groups", "keys", "block_table", "priorities", "slices", "eviction"],
         ["quotas", "prefix_index", "arena"],
         ["pool", "host"],
         ["block_mover", "disk"],

@@ -17,6 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from ..errors import LeakFound
 from ..quotas import FairOrder
+from ..slices import sliced
 from .slots import SlotMemory, SlotState
 
 AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
@@ -326,27 +327,43 @@ class HostTier:
         }
 
     def audit(self) -> None:
-        """Check that the tier's own state and the memory's directory agree. O(slots): for idle moments.
+        """Check that the tier's own state and the memory's directory agree. O(slots).
 
         Raises `LeakFound`: they do not.
         """
-        memory, ranked = self.memory, set(self._order.slots())
-        ready = ranked - self._readers.keys()
-        states = memory.directory["state"]
-        expected = np.full(memory.slots, SlotState.FREE, dtype=np.uint32)
-        for slots, state in (
-            (ready, SlotState.READY),
-            (self._filling, SlotState.FILLING),
-            (self._readers, SlotState.READING),
-        ):
-            expected[list(slots)] = state
-        wrong = np.nonzero(states != expected)[0].tolist()
-        counted = len(self._free) + len(ready) + len(self._filling) + len(self._readers)
-        if wrong or counted != memory.slots or not ranked <= self._key_of.keys():
-            raise LeakFound(f"host tier: {counted} of {memory.slots} slots counted, wrong {wrong[:8]}")
-        filled = {key: slot for key, slot in self._slot_of.items() if slot not in self._filling}
-        if filled != self._here:
-            raise LeakFound(f"host tier: {len(self._here)} records can be read, {len(filled)} are filled")
+        for _ in self.audit_in_slices():
+            continue
+
+    def audit_in_slices(self) -> Iterator[None]:
+        """Audit, a slice of bounded size at a time: yields between two slices, and the tier may change
+        meanwhile. Raises `LeakFound`."""
+        states = self.memory.directory["state"]
+        for part in sliced(range(self.memory.slots)):
+            pairs = zip(part, states[part[0] : part[-1] + 1].tolist(), strict=True)
+            wrong = [
+                slot for slot, state in pairs if state != self._state_of(slot) or not self._is_known(slot)
+            ]
+            kept = sum(slot not in self._order for slot in self._readers)  # these keep their places
+            counted = len(self._free) + len(self._order) + len(self._filling) + kept
+            if wrong or counted != self.memory.slots:
+                slots = self.memory.slots
+                raise LeakFound(f"host tier: {counted} of {slots} slots counted, wrong {wrong[:8]}")
+            yield
+
+    def _state_of(self, slot: int) -> SlotState:
+        """The state that the directory should have for a slot."""
+        if slot in self._filling:
+            return SlotState.FILLING
+        if slot in self._readers:
+            return SlotState.READING
+        return SlotState.READY if slot in self._order else SlotState.FREE
+
+    def _is_known(self, slot: int) -> bool:
+        """Whether the slot's record is found by its key exactly if it is filled."""
+        key = self._key_of.get(slot)
+        if key is None:
+            return slot not in self._order
+        return self._slot_of.get(key) == slot and (self._here.get(key) == slot) is (slot not in self._filling)
 
     def _adopt(self) -> list[int]:
         """Take over the records that the memory's directory lists, from an earlier process; slots that were

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ...kvstore.disk.client import DiskTier
-from ...kvstore.host.tier import HostTier
 from ..sequence import Sequence
 from .block_manager import BlockManager
 from .costs import CostBook
@@ -36,7 +35,9 @@ class Offload:
     _costs: CostBook | None
     _idle: OrderedDict[int, tuple[Sequence, float]] = field(default_factory=OrderedDict)
     _queue: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-    _leaving: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # to store before they are evicted
+    _leaving: OrderedDict[bytes, None] = field(
+        default_factory=OrderedDict
+    )  # to store before they are evicted
 
     def rest(self, sequence: Sequence, now: float) -> None:
         """Note that a turn of the sequence ended: `tick` queues its records for the disk after

@@ -258,7 +258,7 @@ class Transfers:
         tier = {f"host_{name}": value for name, value in self.tier.statistics().items()}
         return {**tier, "host_saved": self.saved, "host_loaded": self.loaded}
 
-    def audit(self) -> None:
-        """Check the host tier's state. Raises `LeakFound`."""
+    def audit_in_slices(self) -> Iterator[None]:
+        """Check the host tier's state, a slice at a time (`HostTier.audit_in_slices`). Raises `LeakFound`."""
         if self.tier is not None:
-            self.tier.audit()
+            yield from self.tier.audit_in_slices()
