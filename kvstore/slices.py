@@ -8,8 +8,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-SLICE = 1024
-"""The most items of a slice: some 0.1 ms of work."""
+SLICE = 64
+"""The most items of a slice: some 0.02 ms of work."""
 
 
 def sliced(items: Iterable[T], size: int = SLICE) -> Iterator[list[T]]:
