@@ -257,14 +257,16 @@ class EvictionOrder:
         O(changes of the order since the last call).
         """
         fresh: list[int] = []
+        lines, leased = self._lines, self._leased
         while True:
-            first = next((at for at, line in enumerate(self._lines) if line.others), TOP + 2)
-            last = next((at for at in range(TOP + 1, -1, -1) if self._lines[at].foreseen), -1)
-            foreseen = sum(len(line.foreseen) for line in self._lines)
-            if foreseen > most or first < last or (last > TOP and self._leased.passed):
-                self._withdrawn.append(self._lines[last].retreat())
-            elif foreseen < most and first <= TOP + 1 and len(fresh) < at_once:
-                fresh.append(self._lines[first].advance())
+            first = next((at for at, line in enumerate(lines) if line.others), len(lines))
+            last = next((at for at in range(len(lines) - 1, -1, -1) if lines[at].foreseen), -1)
+            foreseen = sum(len(line.foreseen) for line in lines)
+            passed = first < last or (lines[last] is leased and leased.passed)
+            if foreseen > most:
+                self._withdrawn.append(lines[last].retreat())
+            elif first < len(lines) and (foreseen < most or passed) and len(fresh) < at_once:
+                fresh.append(lines[first].advance())
             else:
                 return fresh
 
