@@ -480,9 +480,13 @@ class BlockPool:
             yield
         seen: Counter[int] = Counter()
         wrong: dict[str, list[int]] = defaultdict(list)
-        groups = {"free": self._free, "held": references, "fenced": self._fenced}
-        groups["cached"] = chain(self._cached.unleased(), self._cached.leased())
-        for state, blocks in groups.items():
+        groups: tuple[tuple[str, Iterable[int]], ...] = (
+            ("free", self._free),
+            ("held", references),
+            ("fenced", self._fenced),
+            ("cached", chain(self._cached.unleased(), self._cached.leased())),
+        )
+        for state, blocks in groups:
             for part in sliced(blocks):
                 seen.update(part)
                 for block in part:

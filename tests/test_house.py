@@ -35,7 +35,7 @@ LAYERS = {
     "gateway": {"sessions", "runtime", "sdk"},
     "benchmarks": {"sdk", "kernels", "kvstore", "runtime", "sessions", "gateway"},
 }
-COMMON = {"holdfast.kvstore.log_lines"}
+COMMON = {"holdfast.kvstore.log_lines", "holdfast.kvstore.slices"}
 """Modules that all rooms above may import: every process of a server logs in one form."""
 LAZY = {("gateway", "benchmarks")}  # the CLI's `holdfast bench`, by importlib
 SDK_NEEDS = {"msgspec", "websockets", "anyio"}

@@ -96,13 +96,13 @@ class LiveSession:
     the turns of all sessions of the server. ``caller``: the client for which its turns run.
     """
 
-    def __init__(self, session: Session, face: SessionFace) -> None:
+    def __init__(self, session: Session, face: SessionFace, turns: Turns | None = None) -> None:
         self.session = session
         self.face = face
         self.resumable = False
         self.disposable = False
         self.draining = False
-        self.turns = Turns()
+        self.turns = turns or Turns()
         self.caller = TurnCaller()
         self._running: dict[str, TurnResponse] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -98,10 +99,11 @@ class LiveSessions:
         self._live: dict[str, LiveSession] = {}
         self._connections: dict[str, SessionConnection] = {}
         self._leases: dict[str, tuple[asyncio.TimerHandle, bytes]] = {}  # each with its tenant's salt
-        self._left: dict[bytes, dict[str, LiveSession]] = {}
-        """By tenant's salt, the sessions without a connection by id. Those without one for longest come
-        first."""
-        self._unopened: dict[bytes, dict[str, tuple[LiveSession, float]]] = {}
+        # OrderedDict: its first is O(1) even after deletions.
+        self._left: dict[bytes, OrderedDict[str, LiveSession]] = {}
+        """By tenant's salt, the sessions without a connection that may be closed at rest, by id. Those without
+        one for longest come first."""
+        self._unopened: dict[bytes, OrderedDict[str, tuple[LiveSession, float]]] = {}
         """By tenant's salt, the forks that no client has opened yet, by id, each with the time on the loop's
         clock at which it was made. The oldest come first."""
         self._leaving: set[asyncio.Task[None]] = set()
@@ -110,11 +112,6 @@ class LiveSessions:
 
     def __len__(self) -> int:
         return len(self._live)
-
-    @property
-    def responses(self) -> int:
-        """The number of turns that run, in all sessions."""
-        return sum(len(live.running) for live in self._live.values())
 
     def live(self) -> list[LiveSession]:
         """All live sessions."""
@@ -157,17 +154,10 @@ class LiveSessions:
         it. Raises ``SessionLimit`` if that does not suffice; then none is closed.
         """
         idle = {
-            tenant: (live.id for live in left.values() if self._may_go(live))
-            for tenant, left in self._left.items()
-            if left
+            tenant: (live.id for live in left.values() if live.at_rest) for tenant, left in self._left.items()
         }
         for session_id in self.registry.tenants.room(salt, more, idle):
             self._put_away(self._live[session_id])
-
-    def _may_go(self, live: LiveSession) -> bool:
-        if not live.at_rest:
-            return False
-        return live.session.log.durable or live.disposable or self.forks.unopened(live.session)
 
     async def continue_(
         self,
@@ -327,7 +317,8 @@ class LiveSessions:
             log.info("session forked", extra=about(child.id, parent=live.id))
             self._live[child.id] = child
             self._begin_lease(child)
-            self._unopened.setdefault(salt, {})[child.id] = (child, asyncio.get_running_loop().time())
+            forks = self._unopened.setdefault(salt, OrderedDict())
+            forks[child.id] = (child, asyncio.get_running_loop().time())
         return made
 
     def _thin_forks(self, salt: bytes, more: int) -> None:
@@ -337,7 +328,7 @@ class LiveSessions:
         Forks younger than ``young_seconds`` stay, and so do those that are not in the journal. Raises
         ``SessionLimit`` if there are too many of these; then none is closed.
         """
-        forks, most = self._unopened.get(salt, {}), self._limits.unopened_forks
+        forks, most = self._unopened.get(salt, OrderedDict()), self._limits.unopened_forks
         excess = len(forks) + more - most
         if excess > 0:
             born = asyncio.get_running_loop().time() - self._limits.young_seconds
@@ -436,15 +427,18 @@ class LiveSessions:
         salt = self.registry.record_of(live.id).salt
         timer = loop.call_later(self._limits.resume_seconds, self._put_away, live)
         self._leases[live.id] = (timer, salt)
-        self._left.setdefault(salt, {})[live.id] = live
+        if live.session.log.durable or live.disposable or self.forks.unopened(live.session):
+            self._left.setdefault(salt, OrderedDict())[live.id] = live
 
     def _end_lease(self, session_id: str) -> None:
         """End the lease of a session, if it has one, because it is on a connection again or is being closed."""
         timer, salt = self._leases.pop(session_id, (None, b""))
         if timer is not None:
             timer.cancel()
-            self._left[salt].pop(session_id)
-            self._unopened.get(salt, {}).pop(session_id, None)
+            for parts in (self._left, self._unopened):
+                part = parts.get(salt)
+                if part is not None and part.pop(session_id, None) is not None and not part:
+                    del parts[salt]
 
     def _discard(self, session: Session, *, interrupt: bool = False) -> None:
         """Close, in a task, a session for which its face could not make a live session.
@@ -460,7 +454,7 @@ class LiveSessions:
         self._live[live.id] = live
         self._connections[live.id] = connection
         self._end_lease(live.id)
-        live.turns, live.caller = self.turns, connection.caller
+        live.caller = connection.caller
         return live
 
     def _put_away(self, live: LiveSession) -> None:

@@ -195,7 +195,7 @@ class Transcripts:
 
     def begin(self, session: Session, config: bytes) -> LiveSession:
         """Make a live session of a new session. ``config`` is not used."""
-        live = LiveSession(session, _TranscriptSession(self))
+        live = LiveSession(session, _TranscriptSession(self), self._sessions.turns)
         live.disposable = True
         return live
 

@@ -172,7 +172,7 @@ class RealtimeSession:
         self, face: RealtimeFace, session: Session, config: RealtimeConfig, replies: int = 0
     ) -> None:
         limits = face.limits
-        self.live = LiveSession(session, self)
+        self.live = LiveSession(session, self, face.sessions.turns)
         self.session = session
         self._face = face
         self._config = config
