@@ -299,15 +299,16 @@ class LiveSessions:
         self, live: LiveSession, children: int, at: str | None, compaction: ForkSummary | None
     ) -> list[LiveSession]:
         self.forks.check(live.id, children)
+        face = live.face  # it may be let go meanwhile
         salt = self.registry.record_of(live.id).salt
         self._thin_forks(salt, children)
         self.make_room(salt, children)
-        configs = [live.face.child_config() for _ in range(children)]
+        configs = [face.child_config() for _ in range(children)]
         sessions = await self.forks.fork(live.id, configs, at, compaction)
         made: list[LiveSession] = []
         try:
             for session, config in zip(sessions, configs, strict=True):
-                made.append(live.face.fork(session, config))
+                made.append(face.fork(session, config))
         except BaseException:  # no client has a handle of any of them
             for session in sessions:
                 await self.registry.discard(session.id)
