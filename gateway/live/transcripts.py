@@ -320,7 +320,11 @@ class EventQueue:
         if not self._ended:
             self._news.clear()
         elif not taken and self._error is not None:
-            raise self._error
+            error, self._error = self._error, None
+            try:
+                raise error
+            finally:
+                del error  # breaks the cycle of frame and exception
         return taken
 
     def close(self) -> None:
