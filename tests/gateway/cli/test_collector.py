@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.gateway.cli.collector import NEVER, PRESSING, RESTING, YOUNG, Collector
+from holdfast.gateway.cli.collector import NEVER, RESTING, YOUNG, Collector
 
 
 @pytest.fixture
@@ -52,17 +52,3 @@ def test_it_waits_until_two_looks_found_no_turn(collector: tuple[Collector, list
     assert full_collections() == before + 1
     one.look()
     assert full_collections() == before + 1, "nothing has grown since"
-
-
-def test_what_leaves_cycles_behind_all_the_time_is_collected_beside_turns(
-    collector: tuple[Collector, list[bool]],
-) -> None:
-    one, busy = collector
-    before = full_collections()
-    busy.append(True)
-    garbage(PRESSING - 1)
-    one.look()
-    assert full_collections() == before
-    garbage(1)
-    one.look()
-    assert full_collections() == before + 1
