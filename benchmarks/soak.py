@@ -16,12 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, TypeAlias
 
 from .harness.options import CannotMeasure, Options, options_of, parser_of, run
 from .harness.plots import Axes, Curve, Picture, draw
@@ -41,7 +41,9 @@ LOOK_SECONDS, LATE_SECONDS = 0.2, 60.0
 """``LATE_SECONDS``: the clients' first turn ends within this time, or they are broken."""
 SMALL = ("--kv-bytes", "64MiB", "--host-bytes", "128MiB", "--disk-bytes", "256MiB")
 TINY = ("--kv-bytes", "8MiB", "--host-bytes", "1MiB", "--disk-bytes", "1MiB")
-SIZES: dict[str, tuple[str, ...]] = {"default": (), "small": SMALL}
+Sizes: TypeAlias = Mapping[str, tuple[str, ...]]
+"""Options of the server, by a name."""
+SIZES: Sizes = {"default": (), "small": SMALL}
 FULL = 0.85
 """A tier is full from here on: KV on disk has heads and gaps besides, and not every free block can be used."""
 PROCESSES = ("gateway", "engine", "disk")
@@ -97,16 +99,15 @@ def main(words: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(words)
     options = options_of(chosen)
     if options.quick:
-        course, sizes = Course(conversations=12, minutes=3, seconds=0.5, rest=0.0), {"small": TINY}
+        course = Course(conversations=12, minutes=3, seconds=0.5, rest=0.0)
+        sizes: Sizes = {"small": TINY}
     else:
         course = Course(chosen.conversations, chosen.minutes)
         sizes = {name: SIZES[name] for name in (("small",) if chosen.small else chosen.sizes)}
     return run("soak", lambda: measure(options, course, sizes, quiet=chosen.json))
 
 
-def measure(
-    options: Options, course: Course, sizes: dict[str, tuple[str, ...]], *, quiet: bool = False
-) -> None:
+def measure(options: Options, course: Course, sizes: Sizes, *, quiet: bool = False) -> None:
     found: dict[str, Any] = {}
     goals: list[Goal] = []
     for name, words in sizes.items():

@@ -13,9 +13,9 @@ class TaskGroup(asyncio.TaskGroup):
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         try:
-            return await super().__aexit__(kind, error, trace)
+            await super().__aexit__(kind, error, trace)
         except BaseExceptionGroup as group:
             group.__traceback__ = None
             raise
