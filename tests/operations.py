@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import sys
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,19 +40,32 @@ class Operations:
 
 
 class Lines:
-    """Counts lines. ``begin`` and ``end``: in each thread that is to be counted."""
+    """Counts lines. ``begin`` and ``end``: in each thread that is to be counted, or in all that begin after
+    `everywhere`."""
 
     def __init__(self) -> None:
         self.count = 0
+        self._on = False
+
+    @contextmanager
+    def everywhere(self) -> Iterator[None]:
+        """Count in the threads that begin during the block, too, between `begin` and `end` in this one."""
+        threading.settrace(self._on_call)
+        try:
+            yield
+        finally:
+            threading.settrace(None)  # type: ignore[arg-type]
 
     def begin(self) -> None:
+        self._on = True
         sys.settrace(self._on_call)
 
     def end(self) -> None:
         sys.settrace(None)
+        self._on = False
 
     def _on_call(self, frame: FrameType, event: str, arg: Any) -> Any:
-        return self._on_line if frame.f_code.co_filename.startswith(ROOMS) else None
+        return self._on_line if self._on and frame.f_code.co_filename.startswith(ROOMS) else None
 
     def _on_line(self, frame: FrameType, event: str, arg: Any) -> Any:
         self.count += event == "line"
