@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Protocol, TypeVar
 
 from ...kvstore.log_lines import about
+from ...kvstore.slices import sliced
 from ...sessions.conversation.continuation import GivenConversation
 from ...sessions.conversation.items import Item, Preamble
 from ...sessions.errors import RecordDamaged, SessionLimit, StorageUnavailable
@@ -27,7 +28,7 @@ from ...sessions.registry import Reopened, SessionRegistry
 from ...sessions.session import ForkSummary, Session
 from ..access.auth import TurnCaller
 from ..settings import ClientLimits
-from .session import LiveSession, spawn
+from .session import LiveSession, SessionFace, spawn
 from .turns import Turns
 
 _T = TypeVar("_T")
@@ -396,15 +397,20 @@ class LiveSessions:
 
     def alarm(self, fault: StorageUnavailable) -> None:
         """Called when the journal cannot write, because of ``fault``: calls every session's
-        `SessionFace.alarm`."""
-        for live in self.live():
-            live.face.alarm(fault)
+        `SessionFace.alarm`, some at a time."""
+        spawn(self._tell_all(lambda face: face.alarm(fault)), self._works)
 
     def recovered(self, lost_seconds: float) -> None:
         """Called when another engine has taken over after ``lost_seconds`` without one: calls every session's
-        `SessionFace.recovered`."""
-        for live in self.live():
-            live.face.recovered(lost_seconds)
+        `SessionFace.recovered`, some at a time."""
+        spawn(self._tell_all(lambda face: face.recovered(lost_seconds)), self._works)
+
+    async def _tell_all(self, tell: Callable[[SessionFace], None]) -> None:
+        for part in sliced(self.live()):
+            for live in part:
+                if live.id in self._live:
+                    tell(live.face)
+            await asyncio.sleep(0)
 
     def stop(self) -> None:
         """Called when the server begins to end. From now on, a session is closed in memory as soon as it has no
