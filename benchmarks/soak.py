@@ -55,7 +55,7 @@ STOP_MS = 100.0
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class SoakLength:
     """How long the traffic lasts: at least so many ``conversations`` and until all tiers are full, at most so
     many ``minutes`` of so many ``seconds``. ``rest``: seconds that a rest may last."""
 
@@ -66,7 +66,7 @@ class Course:
 
 
 @dataclass(slots=True)
-class Heard:
+class TurnsHeard:
     """What the clients have told: when each turn ended and its TTFT in seconds, when each conversation ended,
     and the failures."""
 
@@ -99,15 +99,15 @@ def main(words: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(words)
     options = options_of(chosen)
     if options.quick:
-        course = Course(conversations=12, minutes=3, seconds=0.5, rest=0.0)
+        course = SoakLength(conversations=12, minutes=3, seconds=0.5, rest=0.0)
         sizes: Sizes = {"small": TINY}
     else:
-        course = Course(chosen.conversations, chosen.minutes)
+        course = SoakLength(chosen.conversations, chosen.minutes)
         sizes = {name: SIZES[name] for name in (("small",) if chosen.small else chosen.sizes)}
     return run("soak", lambda: measure(options, course, sizes, quiet=chosen.json))
 
 
-def measure(options: Options, course: Course, sizes: Sizes, *, quiet: bool = False) -> None:
+def measure(options: Options, course: SoakLength, sizes: Sizes, *, quiet: bool = False) -> None:
     found: dict[str, Any] = {}
     goals: list[Goal] = []
     for name, words in sizes.items():
@@ -122,7 +122,7 @@ def measure(options: Options, course: Course, sizes: Sizes, *, quiet: bool = Fal
     show("soak", options.seed, {**settings, "sizes": found}, goals, options.out, quiet=quiet)
 
 
-def _soak(options: Options, course: Course, words: Sequence[str]) -> dict[str, Any]:
+def _soak(options: Options, course: SoakLength, words: Sequence[str]) -> dict[str, Any]:
     """Run the traffic on a new server with these options. Returns the figures."""
     with tempfile.TemporaryDirectory() as folder:
         stops = Path(folder, "stops")
@@ -133,11 +133,11 @@ def _soak(options: Options, course: Course, words: Sequence[str]) -> dict[str, A
             for part in (course.conversations // EARLY, course.conversations):
                 soak.talk(f"{options.seed} {part}", part, fill=part == course.conversations)
                 soak.rest()
-        return soak.told([Stop(*map(float, line.split())) for line in stops.read_text().splitlines()])
+        return soak.told([LoopStop(*map(float, line.split())) for line in stops.read_text().splitlines()])
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class LoopStop:
     """A stop of the event loop: when it ended, how long it was, and how long the loop computed in it."""
 
     at: float
@@ -148,13 +148,13 @@ class Stop:
 class Soak:
     """The traffic on one server, and what is seen of the server meanwhile."""
 
-    def __init__(self, running: Server, course: Course) -> None:
+    def __init__(self, running: Server, course: SoakLength) -> None:
         self._running = running
         self._course = course
         self._processes = {"gateway": running.gateway, "engine": running.engine}
         if running.disk is not None:
             self._processes["disk"] = running.disk
-        self._heard = Heard()
+        self._heard = TurnsHeard()
         self._spans: list[tuple[float, float]] = []  # when each minute began and ended
         self._minutes: list[dict[str, Any]] = []
         self._rests: list[dict[str, Any]] = []
@@ -183,7 +183,7 @@ class Soak:
             time.sleep(1.0)
         self._rests.append(self._seen())
 
-    def told(self, stops: Sequence[Stop]) -> dict[str, Any]:
+    def told(self, stops: Sequence[LoopStop]) -> dict[str, Any]:
         """All figures. ``stops``: of the event loop, since the server began to load."""
         heard = self._heard
         if not heard.turns or not self._spans:
@@ -236,7 +236,7 @@ class Soak:
 
 
 @contextmanager
-def _clients(url: str, seed: str, heard: Heard) -> Iterator[None]:
+def _clients(url: str, seed: str, heard: TurnsHeard) -> Iterator[None]:
     """Run the clients during the block; at its end they go to the ends of their conversations."""
     command = (sys.executable, "-m", "holdfast.benchmarks.harness.mix", url, seed)
     environ = environment(1, ours=True)
@@ -255,10 +255,10 @@ def _clients(url: str, seed: str, heard: Heard) -> Iterator[None]:
             listening.join()
 
 
-def _longest(stops: Sequence[Stop], began: float, ended: float) -> dict[str, float]:
+def _longest(stops: Sequence[LoopStop], began: float, ended: float) -> dict[str, float]:
     """The longest stop in a time, and what was computed in it, in milliseconds; zeros if there was none."""
     found = [stop for stop in stops if began <= stop.at < ended]
-    longest = max(found, key=lambda stop: stop.seconds, default=Stop(0.0, 0.0, 0.0))
+    longest = max(found, key=lambda stop: stop.seconds, default=LoopStop(0.0, 0.0, 0.0))
     return {"whole": 1000 * longest.seconds, "computed": 1000 * longest.computed}
 
 

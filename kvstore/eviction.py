@@ -144,7 +144,7 @@ class _Leased:
 class EvictionOrder:
     """The cached blocks of a pool of ``blocks`` blocks, in the order in which they are evicted. Hits and
     leases are remembered for all its blocks, cached or not. ``withdrawn`` gets each block that was foreseen
-    and is so no longer, for whatever reason; who foresees takes them out."""
+    and is so no longer, for whatever reason; the caller of `foresee` takes them out."""
 
     def __init__(self, blocks: int, withdrawn: list[int] | None = None) -> None:
         self._room = max(1, blocks // RANK_SHARE)

@@ -14,7 +14,7 @@ SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class StreamedReply:
     """A reply's text, the seconds to its ``first`` piece, and the turn's KV ``receipt``."""
 
     text: str
@@ -22,7 +22,7 @@ class Said:
     receipt: dict[str, int]
 
 
-def streamed(client: http.client.HTTPConnection, body: Json) -> Said:
+def streamed(client: http.client.HTTPConnection, body: Json) -> StreamedReply:
     """Send the request with this ``body``, and read the reply as it comes. Raises ``RuntimeError`` if it is
     refused or fails."""
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
@@ -44,4 +44,4 @@ def streamed(client: http.client.HTTPConnection, body: Json) -> Said:
                 pieces.append(choice["delta"]["content"])
         receipt = chunk.get("kv", receipt)
     answer.read()
-    return Said("".join(pieces), first or time.perf_counter() - began, receipt)
+    return StreamedReply("".join(pieces), first or time.perf_counter() - began, receipt)

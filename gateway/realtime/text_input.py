@@ -23,7 +23,7 @@ BufferEvent: TypeAlias = client.TextAppend | client.TextReplace | client.TextCle
 
 
 class HistoryEnd(Protocol):
-    """The conversation that a text is streamed into, at whose end it becomes an item."""
+    """The end of the conversation that a text is streamed into: there the text becomes an item."""
 
     def check_call(self, call_id: str, param: str) -> None:
         """Raise an error that names the field ``param`` if the tool call ``call_id`` cannot be answered now."""

@@ -26,7 +26,7 @@ SOME = 24
 
 
 class Crowd:
-    """A service with ``size`` times `SOME` stored conversations and sessions that nobody has open, as many
+    """A service with ``size`` times `SOME` stored conversations and sessions that are not open, as many
     conversations that are open, and as many open sessions, half of them with a connection."""
 
     def __init__(self, stage: Stage, client: Client, lines: Lines) -> None:
