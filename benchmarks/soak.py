@@ -138,11 +138,13 @@ def _soak(options: Options, course: SoakLength, words: Sequence[str]) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class LoopStop:
-    """A stop of the event loop: when it ended, how long it was, and how long the loop computed in it."""
+    """A stop of the event loop: when it ended, how long it was, and for how much of it the loop computed, and
+    waited for a core, in seconds."""
 
     at: float
     seconds: float
     computed: float
+    queued: float
 
 
 class Soak:
@@ -256,10 +258,11 @@ def _clients(url: str, seed: str, heard: TurnsHeard) -> Iterator[None]:
 
 
 def _longest(stops: Sequence[LoopStop], began: float, ended: float) -> dict[str, float]:
-    """The longest stop in a time, and what was computed in it, in milliseconds; zeros if there was none."""
+    """The longest stop in a time, and its parts, in milliseconds; zeros if there was none."""
     found = [stop for stop in stops if began <= stop.at < ended]
-    longest = max(found, key=lambda stop: stop.seconds, default=LoopStop(0.0, 0.0, 0.0))
-    return {"whole": 1000 * longest.seconds, "computed": 1000 * longest.computed}
+    longest = max(found, key=lambda stop: stop.seconds, default=LoopStop(0.0, 0.0, 0.0, 0.0))
+    parts = {"whole": longest.seconds, "computed": longest.computed, "queued": longest.queued}
+    return {name: round(1000 * seconds, 3) for name, seconds in parts.items()}
 
 
 def _goals(name: str, found: dict[str, Any]) -> list[Goal]:

@@ -37,6 +37,7 @@ from ..errors import GatewayError, TooManyControlFrames, TooManyFragments, wire_
 from ..settings import ClientLimits
 from .flag import Flag
 from .rates import TokenBucket
+from .transports import let_go
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +148,7 @@ def http_protocol(limits: ClientLimits, door: Door | None = None) -> type[asynci
             self._abandon()
             self._disarm()
             super().connection_lost(exc)
+            let_go(self.transport)
 
         def _refuse(self, refused: Refused) -> None:
             self.transport.write(refused.answer)
@@ -522,6 +524,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         if not self.close_sent:
             self._parse(rest=True)
         super().connection_lost(exc)
+        let_go(self.transport)
 
 
 @lru_cache(maxsize=4096)

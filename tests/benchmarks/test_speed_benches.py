@@ -227,7 +227,8 @@ def test_soak_watches_every_process_of_the_server(tmp_path: Path) -> None:
         assert seen["stored_sessions"] >= seen["open_sessions"] >= 0
         assert all(0 <= share <= 1 for share in seen["filled"].values())
     assert max(minute["turns_per_second"] for minute in one["minutes"]) > 0
-    assert one["longest_stop_ms"]["whole"] > one["longest_stop_ms"]["computed"] > 0
+    stop = one["longest_stop_ms"]
+    assert stop["computed"] > 0 and stop["whole"] > stop["computed"] + stop["queued"] - 1
     assert {goal["unit"] for goal in told["goals"]} == {"", "x", "B", "ms"}
     assert (tmp_path / "soak.png").stat().st_size > 0
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from websockets.asyncio.client import connect as dial
+from websockets.sync.client import connect as socket_of
 
 from holdfast.gateway.server import Serving
 from holdfast.gateway.settings import ClientLimits, GatewaySettings
@@ -21,7 +22,7 @@ from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import connect
 from holdfast.tests.threaded import serving
 
-from .wires import LONG, Json, Wire, wire
+from .wires import LONG, Json, Wire, get, wire
 
 pytestmark = pytest.mark.anyio
 
@@ -229,6 +230,20 @@ async def test_a_closed_session_is_freed_without_the_garbage_collector(server: S
         assert garbage() == []
 
 
+async def test_its_connection_is_freed_too(server: Serving) -> None:
+    def talk() -> None:  # with clients that have no transports of their own
+        with socket_of(server.url.replace("http", "ws", 1) + "/v1/realtime", proxy=None) as socket:
+            socket.recv()
+
+    before = asyncio.all_tasks()
+    with no_collector():
+        await get(server.url, "/health")
+        await asyncio.to_thread(talk)
+        while left := asyncio.all_tasks() - before:
+            await asyncio.wait(left)
+        assert garbage("asyncio.") == []
+
+
 @contextmanager
 def no_collector() -> Iterator[None]:
     gc.collect()
@@ -239,12 +254,13 @@ def no_collector() -> Iterator[None]:
         gc.enable()
 
 
-def garbage() -> list[str]:
-    """What of the server's own only the garbage collector frees: the names of its objects and functions."""
+def garbage(*rooms: str) -> list[str]:
+    """What of these rooms, the server's by default, only the garbage collector frees: the names of its objects
+    and functions."""
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         gc.collect()
-        return sorted({name for name in map(name_of, gc.garbage) if name.startswith(OURS)})
+        return sorted({name for name in map(name_of, gc.garbage) if name.startswith(rooms or OURS)})
     finally:
         gc.set_debug(0)
         gc.garbage.clear()

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-COPIED = ("kernels", "kvstore", "runtime", "sessions", "tests")
+COPIED = ("gateway", "kernels", "kvstore", "runtime", "sdk", "sessions", "tests")
 AT_ONCE = 2
 CI = ("CI", "BUILD_NUMBER")
 """If one is set, pytest prints a failed comparison in full: a diff of random bytes, which takes minutes."""
