@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Sequence, Set
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from datetime import datetime
 from functools import cache
 from operator import itemgetter
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 import numpy as np
@@ -85,7 +85,7 @@ class SessionRegistry:
         self._by_handle: dict[bytes, Session] = {}
         self._closing: dict[str, asyncio.Event] = {}  # by id
         self._closing_handles: dict[bytes, asyncio.Event] = {}  # the same ones, by their handles' digests
-        self._reopening = defaultdict[bytes, asyncio.Lock](asyncio.Lock)  # by owner: one session at a time
+        self._reopening = WeakValueDictionary[bytes, asyncio.Lock]()  # by owner: one session at a time
         self._opened = self._reopened = 0
         self._workers = Workers()
         self.tenants = OpenTenants(self.settings.tenants, self.settings.max_sessions, self._workers)
@@ -276,7 +276,7 @@ class SessionRegistry:
         owners = {owner} if former_owner is None else {owner, former_owner}
         async with AsyncExitStack() as reopening:
             for one in sorted(owners):  # in one order, so that two clients never wait for each other
-                await reopening.enter_async_context(self._reopening[one])
+                await reopening.enter_async_context(self._reopened_by(one))
             found: Session | Reopened | None = self._by_handle.get(digest)
             if found is None and self.journal is not None:
                 found = await self._reopen(self.journal, digest, owners, make_room or self.tenants.check)
@@ -291,8 +291,11 @@ class SessionRegistry:
 
     async def wait_for_reopening(self, owner: bytes) -> None:
         """Wait until no session of this owner is being opened from the journal."""
-        async with self._reopening[owner]:
+        async with self._reopened_by(owner):
             return
+
+    def _reopened_by(self, owner: bytes) -> asyncio.Lock:
+        return self._reopening.setdefault(owner, asyncio.Lock())
 
     def close(
         self,
