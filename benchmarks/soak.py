@@ -5,8 +5,9 @@ minute the turns per second, TTFT, the CPU time of a turn, the memory and the de
 processes, how full the tiers are, and the longest stop of the gateway's event loop. The stops are measured
 inside the server, between two looks of the loop at its sockets (`harness/watched_server.py`).
 
-After a tenth of the conversations, and at the end, the clients rest until no session is open. The gateway's
-memory then is what closed sessions leave behind; the goal allows a kilobyte for each that is stored.
+The gateway's memory at the end is compared with that after a tenth of the conversations, but not with one
+before `EARLY_SECONDS`: until then more sessions are open from minute to minute, as those of clients that have
+left are closed after 120 s. The goal allows a kilobyte for each session that is stored.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from .harness.workers import environment
 from .report import Goal, percentile, show, table
 
 CONVERSATIONS = 20_000
-EARLY = 10
-"""The first rest comes after one part in so many of the conversations."""
+EARLY, EARLY_SECONDS = 10, 240.0
+"""``EARLY``: one part in so many of the conversations."""
 MOST_MINUTES = 60.0
 MINUTE = 60.0
 REST_SECONDS = 200.0
-"""A rest ends then, even if sessions are still open; they are closed 120 s after their client has left."""
+"""The server is looked at once more when no session is open, or after this time."""
 LOOK_SECONDS, LATE_SECONDS = 0.2, 60.0
 """``LATE_SECONDS``: the clients' first turn ends within this time, or they are broken."""
 SMALL = ("--kv-bytes", "64MiB", "--host-bytes", "128MiB", "--disk-bytes", "256MiB")
@@ -57,7 +58,7 @@ STOP_MS = 100.0
 @dataclass(frozen=True, slots=True)
 class SoakLength:
     """How long the traffic lasts: at least so many ``conversations`` and until all tiers are full, at most so
-    many ``minutes`` of so many ``seconds``. ``rest``: seconds that a rest may last."""
+    many ``minutes`` of so many ``seconds``. ``rest``: seconds that the server may take to rest at the end."""
 
     conversations: int = CONVERSATIONS
     minutes: float = MOST_MINUTES
@@ -99,7 +100,7 @@ def main(words: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(words)
     options = options_of(chosen)
     if options.quick:
-        course = SoakLength(conversations=12, minutes=3, seconds=0.5, rest=0.0)
+        course = SoakLength(minutes=4, seconds=1.0, rest=0.0)
         sizes: Sizes = {"small": TINY}
     else:
         course = SoakLength(chosen.conversations, chosen.minutes)
@@ -130,9 +131,8 @@ def _soak(options: Options, course: SoakLength, words: Sequence[str]) -> dict[st
         program = ("-m", WATCHED, str(stops))
         with server("pocket", options.threads, *told, program=program) as running:
             soak = Soak(running, course)
-            for part in (course.conversations // EARLY, course.conversations):
-                soak.talk(f"{options.seed} {part}", part, fill=part == course.conversations)
-                soak.rest()
+            soak.talk(str(options.seed))
+            soak.rest()
         return soak.told([LoopStop(*map(float, line.split())) for line in stops.read_text().splitlines()])
 
 
@@ -159,21 +159,17 @@ class Soak:
         self._heard = TurnsHeard()
         self._spans: list[tuple[float, float]] = []  # when each minute began and ended
         self._minutes: list[dict[str, Any]] = []
-        self._rests: list[dict[str, Any]] = []
+        self._rested: dict[str, Any] = {}
 
-    def talk(self, seed: str, conversations: int, *, fill: bool) -> None:
-        """Run the clients until so many conversations have ended in all, and, if ``fill``, until all tiers are
-        full or the time is over. Only whole minutes count, and the first begins with the first turn."""
+    def talk(self, seed: str) -> None:
+        """Run the clients for whole minutes, from the first turn on."""
         with _clients(self._running.url, seed, self._heard):
-            before, late = len(self._heard.turns), time.monotonic() + LATE_SECONDS
-            while len(self._heard.turns) == before and time.monotonic() < late:
+            late = time.monotonic() + LATE_SECONDS
+            while not self._heard.turns and time.monotonic() < late:
                 time.sleep(LOOK_SECONDS)
-            while self._goes_on(conversations, fill=fill):
+            while self._goes_on():
                 began, spent = time.monotonic(), self._spent()
-                while time.monotonic() < began + self._course.seconds:
-                    if not self._goes_on(conversations, fill=fill):
-                        return
-                    time.sleep(LOOK_SECONDS)
+                time.sleep(self._course.seconds)
                 self._spans.append((began, time.monotonic()))
                 used = {name: seconds - spent[name] for name, seconds in self._spent().items()}
                 self._minutes.append({"cpu_seconds": used, **self._seen()})
@@ -183,7 +179,7 @@ class Soak:
         end = time.monotonic() + self._course.rest
         while statistics(self._running.url)["sessions"] and time.monotonic() < end:
             time.sleep(1.0)
-        self._rests.append(self._seen())
+        self._rested = self._seen()
 
     def told(self, stops: Sequence[LoopStop]) -> dict[str, Any]:
         """All figures. ``stops``: of the event loop, since the server began to load."""
@@ -201,20 +197,21 @@ class Soak:
                 "longest_stop_ms": _longest(stops, began, ended),
             }
         return {
+            "seconds": self._course.seconds,
             "conversations": len(heard.ended),
             "turns": len(heard.turns),
             "failed": len(heard.failed),
             "failures": heard.failed[:20],
             "longest_stop_ms": _longest(stops, self._spans[0][0], float("inf")),
             "minutes": self._minutes,
-            "rests": self._rests,
+            "at_rest": self._rested,
         }
 
-    def _goes_on(self, conversations: int, *, fill: bool) -> bool:
+    def _goes_on(self) -> bool:
         if len(self._minutes) >= self._course.minutes:
             return False
         filled = bool(self._minutes) and min(self._minutes[-1]["filled"].values()) >= FULL
-        return len(self._heard.ended) < conversations or (fill and not filled)
+        return len(self._heard.ended) < self._course.conversations or not filled
 
     def _spent(self) -> dict[str, float]:
         return {name: cpu_seconds(pid) for name, pid in self._processes.items()}
@@ -266,10 +263,17 @@ def _longest(stops: Sequence[LoopStop], began: float, ended: float) -> dict[str,
 
 
 def _goals(name: str, found: dict[str, Any]) -> list[Goal]:
-    minutes, (early, *_, late) = found["minutes"], found["rests"]
+    minutes = found["minutes"]
     second, last = minutes[min(1, len(minutes) - 1)], minutes[-1]
-    stored = max(1.0, late["stored_sessions"] - early["stored_sessions"])
-    left = (late["memory_bytes"]["gateway"] - early["memory_bytes"]["gateway"]) / stored
+    tenth, seconds = found["conversations"] // EARLY, found["seconds"]
+    settled = (
+        minute
+        for number, minute in enumerate(minutes, 1)
+        if minute["conversations"] >= tenth and number * seconds >= EARLY_SECONDS
+    )
+    early = next(settled, last)
+    stored = max(1.0, last["stored_sessions"] - early["stored_sessions"])
+    left = (last["memory_bytes"]["gateway"] - early["memory_bytes"]["gateway"]) / stored
 
     def kept(figure: str) -> float:
         return float(last[figure] / max(second[figure], 1e-9))
