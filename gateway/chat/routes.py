@@ -97,7 +97,7 @@ class _ChatFace:
                 new_id("chatcmpl").replace("_", "-"), model, choices=ask.choices, logprobs=bool(body.logprobs)
             )
             if not body.stream:
-                await while_connected(request.receive, turn.whole(reply.add))
+                await while_connected(request, turn.whole(reply.add))
                 await turn.durable()
                 return json_answer(reply.whole(), headers={"x-request-id": reply.id})
             usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -123,7 +123,7 @@ class _ChatFace:
         async with AsyncExitStack() as stack:
             turn = await stack.enter_async_context(transcripts.turn(requester_of(request), ask))
             if not body.stream:
-                await while_connected(request.receive, turn.whole(reply.add))
+                await while_connected(request, turn.whole(reply.add))
                 await turn.durable()
                 return json_answer(reply.whole(), headers={"x-request-id": reply.id})
             usage = bool(body.stream_options and body.stream_options.include_usage)

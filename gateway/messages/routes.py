@@ -84,7 +84,7 @@ class _MessagesFace:
                 events = _streamed(kept, turn, reply, request_id, self._limits.ping_seconds)
                 ended = partial(self._service.spawn_end, kept)
                 return EventStream(events, self._limits, headers, ended)
-            await while_connected(request.receive, turn.whole(reply.add))
+            await while_connected(request, turn.whole(reply.add))
             await turn.durable()
             return json_answer(reply.whole(), headers=headers)
         raise AssertionError("the block above returns")

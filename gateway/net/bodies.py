@@ -60,12 +60,12 @@ async def read_json(
     return decode_body(await read_body(request, limits), decoder, unserved)
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` and return its result. Only the answer to the request of this ``receive`` needs it: if the
-    client leaves first, the work is cancelled. The request's body must have been read. Raises
-    ``ClientDisconnect``, and what the work raises."""
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` and return its result. Only the answer to this request needs it: if the client leaves first,
+    the work is cancelled. The request's body must have been read. Raises ``ClientDisconnect``, and what the
+    work raises."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(receive))
+    leaving = asyncio.ensure_future(_left(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -77,8 +77,8 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait((working, leaving))
 
 
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
@@ -123,7 +123,7 @@ class EventStream(StreamingResponse):
         """Send the answer to its end, or until the client leaves."""
         try:
             with suppress(ClientDisconnect):
-                await while_connected(receive, self.stream_response(send))
+                await while_connected(Request(scope, receive), self.stream_response(send))
         finally:
             self._ended()
 

@@ -217,7 +217,7 @@ class _Responses:
         if body.background:
             return json_answer(running.response, headers=headers)
         try:
-            await while_connected(request.receive, running.ended())
+            await while_connected(request, running.ended())
         except BaseException:  # the client has left, or the server ends
             face.service.spawn(running.cancel())
             raise

@@ -1,5 +1,5 @@
 """Nothing that a turn does in the gateway's process grows with the sessions that are open or stored: it is
-counted beside some, and beside ten times as many, in the event loop and in the journal's thread."""
+counted beside some, and beside eight times as many, in the event loop and in the journal's thread."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from holdfast.tests.operations import Lines, Operations
 
 pytestmark = pytest.mark.anyio
 
-TIMES, ROUNDS = 10, 3
-SOME = 24
+TIMES, ROUNDS = 8, 3
+SOME = 16
 """So many sessions of each kind."""
 
 
