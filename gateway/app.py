@@ -111,11 +111,15 @@ class _SocketsLast:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; then run what its route has put into the scope as `SERVE`, if anything."""
+        """Pass the request on; then run what its route has put into the scope as `SERVE`, if anything. At the
+        end the scope lets go of the server's own functions, through which it refers to itself."""
         await self._app(scope, receive, send)
         serve = scope.pop(SERVE, None)
         if serve is not None:
-            await serve()
+            try:
+                await serve()
+            finally:
+                scope.get("extensions", {}).clear()
 
 
 class _TurnRoutes:

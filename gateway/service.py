@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.requests import Request
 
+from ..kvstore.slices import sliced
 from ..runtime.errors import EngineGone
 from ..runtime.link.client import EngineLink
 from ..runtime.link.messages import Phase
@@ -279,7 +280,7 @@ class Service:
     @property
     def responses(self) -> int:
         """The number of turns that run, in all sessions."""
-        return 0 if self._live is None else self._live.responses
+        return self.turns.running
 
     @property
     def stored(self) -> StoredObjects:
@@ -399,10 +400,12 @@ class Service:
             engine = await self._link.statistics()
         except EngineGone:
             engine = {}
-        sessions = self._registry.statistics() if self._registry is not None else {}
+        sessions: dict[str, float] = {}
+        if (registry := self._registry) is not None:
+            sessions = {**registry.statistics(), **await registry.sums()}
         if self._registry is not None and self._journal is not None:
-            sessions = {**sessions, **await self._journal.statistics()}
-        gateway = {**sessions, **self._lengths()}
+            sessions |= await self._journal.statistics()
+        gateway = {**sessions, **await self._lengths()}
         return MetricsSnapshot(
             self.state().ready,
             self._link.engine_number,
@@ -420,15 +423,19 @@ class Service:
         used = await self._registry.statistics_of(salt)
         return TenantSnapshot(name, used, {kind: getattr(limits, kind) for kind in ALLOWED})
 
-    def _lengths(self) -> dict[str, float]:
-        outboxes = [socket.outbox.statistics() for socket in self._sockets.values()]
+    async def _lengths(self) -> dict[str, float]:
+        events = size = 0
+        for part in sliced(list(self._sockets.values())):
+            for told in (socket.outbox.statistics() for socket in part):
+                events, size = events + told.events, size + told.bytes
+            await asyncio.sleep(0)
         return {
             "requests_waiting_for_engine": self._waiting,
             "sockets": len(self._sockets),
             "sessions_live": 0 if self._live is None else len(self._live),
             "responses_running": self.responses,
-            "outbox_events": sum(outbox.events for outbox in outboxes),
-            "outbox_bytes": sum(outbox.bytes for outbox in outboxes),
+            "outbox_events": events,
+            "outbox_bytes": size,
             "slow_readers_dropped": self._slow_readers,
             "turns_waiting": len(self.turns.queue),
             "turns_seconds_per_start": self.turns.queue.seconds_per_start,

@@ -10,22 +10,32 @@ The chance that a block is wanted again is estimated by how often it was found, 
 3. **Old hits fade**: *returned* and *hot* may each fill a quarter of the pool. The oldest of what overflows
    moves behind the rank below, and keeps no more hits than that rank has.
 4. What a **lease** covers (`lease`) is evicted after all ranks, the latest expected return first.
+5. What is kept **elsewhere** too (`put_first`) is evicted before all ranks.
 
 Rules 1 and 3 keep rule 2 true: each hit of a block is a hit of all before it, and ranks overflow in order.
 Rule 2 also needs sequences that hold every block they build on (`pool.join`) and report a longer match
 (``behind`` of `pool.share`). Otherwise a block may outlive one before it, and waste its place.
-Every operation is O(1). Knows no keys and no references.
+
+::
+
+     evicted first                                     evicted last
+    [ elsewhere | one-off | returned | hot | leased              ]
+                [ foreseen ................ )         `foresee` moves the end
+
+No operation depends on how many blocks there are; those on leased blocks take O(log n). Knows no keys and no
+references.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, count, islice
 
 import numpy as np
 
 from .block_table import BlockIds, as_array
+from .priorities import Priorities
 
 MOST_HITS = (0, 3)
 """The most hits that a block of rank 0, and of rank 1, has; rank 2 is for more."""
@@ -37,25 +47,126 @@ RANK_SHARE = 4
 """A rank above 0 may fill one part in this many of the pool's blocks."""
 
 
-class EvictionOrder:
-    """The cached blocks of a pool of ``blocks`` blocks, in the order in which they are evicted. Hits and
-    leases are remembered for all its blocks, cached or not."""
+class _Rank:
+    """The blocks of one rank, the longest released first: those that are ``foreseen``, then the ``others``."""
 
-    def __init__(self, blocks: int) -> None:
-        self._room = max(1, blocks // RANK_SHARE)
-        self._hits = np.zeros(blocks, dtype=np.int32)
-        # A queue per rank, the longest released first. OrderedDict: its first is O(1) even after deletions.
-        self._ranks: tuple[OrderedDict[int, None], ...] = tuple(OrderedDict() for _ in range(TOP + 1))
-        self._returns: dict[int, float] = {}  # of leased blocks, held ones too
-        self._leased: OrderedDict[int, None] = OrderedDict()
-        self._queues = (*self._ranks, self._leased)
+    def __init__(self) -> None:
+        # OrderedDict: its first is O(1) even after deletions.
+        self.foreseen: OrderedDict[int, None] = OrderedDict()
+        self.others: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues))
+        return len(self.foreseen) + len(self.others)
 
     def __contains__(self, block: int) -> bool:
-        low, middle, high, leased = self._queues  # asked for each block of a long restore
-        return block in low or block in middle or block in high or block in leased
+        return block in self.others or block in self.foreseen
+
+    def __iter__(self) -> Iterator[int]:
+        return chain(self.foreseen, self.others)
+
+    def remove(self, block: int) -> bool:
+        """Remove a block, which is here. Returns whether it was foreseen."""
+        foreseen = block in self.foreseen
+        del (self.foreseen if foreseen else self.others)[block]
+        return foreseen
+
+    def advance(self) -> int:
+        """Make the first of the others the last foreseen one. Returns it."""
+        block, _ = self.others.popitem(last=False)
+        self.foreseen[block] = None
+        return block
+
+    def retreat(self) -> int:
+        """Make the last foreseen one the first of the others. Returns it."""
+        block, _ = self.foreseen.popitem()
+        self.others[block] = None
+        self.others.move_to_end(block, last=False)
+        return block
+
+
+class _Leased:
+    """The blocks that leases cover: the latest expected return first, of equal ones the longest released."""
+
+    def __init__(self) -> None:
+        self._all = Priorities[int]()
+        self.foreseen = Priorities[int]()  # from the last one to the first
+        self.others = Priorities[int]()
+        self._count = count()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._all
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._all)
+
+    def add(self, block: int, returns: float) -> None:
+        """Add a block that is wanted again at ``returns``; it is not foreseen."""
+        place = -returns, next(self._count)
+        self._all.put(block, place)
+        self.others.put(block, place)
+
+    def remove(self, block: int) -> bool:
+        """Remove a block, which is here. Returns whether it was foreseen."""
+        self._all.discard(block)
+        self.others.discard(block)
+        return self.foreseen.discard(block)
+
+    def advance(self) -> int:
+        """Make the first of the others a foreseen one. Returns it."""
+        block = self._first(self.others)
+        returns, number = self._all[block]
+        self.foreseen.put(block, (-returns, -number))
+        return block
+
+    def retreat(self) -> int:
+        """Make the last foreseen one one of the others. Returns it."""
+        block = self._first(self.foreseen)
+        self.others.put(block, self._all[block])
+        return block
+
+    @property
+    def passed(self) -> bool:
+        """Whether one of the others is evicted before one that is foreseen."""
+        first, last = self.others.first, self.foreseen.first
+        return first is not None and last is not None and bool(self._all[first] < self._all[last])
+
+    @staticmethod
+    def _first(blocks: Priorities[int]) -> int:
+        block = blocks.first
+        assert block is not None, "there is one"
+        blocks.discard(block)
+        return block
+
+
+class EvictionOrder:
+    """The cached blocks of a pool of ``blocks`` blocks, in the order in which they are evicted. Hits and
+    leases are remembered for all its blocks, cached or not. ``withdrawn`` gets each block that was foreseen
+    and is so no longer, for whatever reason; the caller of `foresee` takes them out."""
+
+    def __init__(self, blocks: int, withdrawn: list[int] | None = None) -> None:
+        self._room = max(1, blocks // RANK_SHARE)
+        self._hits = np.zeros(blocks, dtype=np.int32)
+        self._returns: dict[int, float] = {}  # of leased blocks, held ones too
+        self._elsewhere: OrderedDict[int, None] = OrderedDict()
+        self._ranks = tuple(_Rank() for _ in range(TOP + 1))
+        self._leased = _Leased()
+        self._lines: tuple[_Rank | _Leased, ...] = (*self._ranks, self._leased)
+        self._withdrawn: list[int] = [] if withdrawn is None else withdrawn
+
+    def __len__(self) -> int:
+        return len(self._elsewhere) + self.alone
+
+    @property
+    def alone(self) -> int:
+        """How many of the blocks are not kept elsewhere, as far as `put_first` was told."""
+        return sum(map(len, self._lines))
+
+    def __contains__(self, block: int) -> bool:
+        low, middle, high, leased = self._lines  # asked for each block of a long restore
+        return block in low or block in self._elsewhere or block in middle or block in high or block in leased
 
     def lease(self, block: int, returns: float | None) -> None:
         """Note that a lease covers ``block``, which is expected to be wanted again at ``returns`` (seconds);
@@ -84,11 +195,11 @@ class EvictionOrder:
         sequence before its beginning."""
         for block in blocks:
             if block in self._returns:
-                self._leased[block] = None
+                self._leased.add(block, self._returns[block])
                 continue
             hits = self._hits[block]
             rank = 0 if hits <= MOST_HITS[0] else 1 if hits <= MOST_HITS[1] else TOP
-            self._ranks[rank][block] = None
+            self._ranks[rank].others[block] = None
         for rank in range(TOP, 0, -1):
             if len(self._ranks[rank]) > self._room:
                 self._overflow(rank)
@@ -98,45 +209,72 @@ class EvictionOrder:
         that a lease covers gets its usual place instead."""
         if block in self._returns:
             return self.add([block])
-        self._ranks[0][block] = None
-        self._ranks[0].move_to_end(block, last=False)
+        self._elsewhere[block] = None
+        self._elsewhere.move_to_end(block, last=False)
         return None
+
+    def is_elsewhere(self, block: int) -> bool:
+        """Whether the block stands among those that `put_first` has put before all ranks."""
+        return block in self._elsewhere
 
     def remove(self, block: int) -> bool:
         """Take a block out of the order; returns whether it was in."""
-        for queue in self._queues:
-            if block in queue:
-                del queue[block]
+        if block in self._elsewhere:
+            del self._elsewhere[block]
+            return True
+        for line in self._lines:
+            if block in line:
+                if line.remove(block):
+                    self._withdrawn.append(block)
                 return True
         return False
 
-    def pop(self, count: int) -> list[int]:
-        """Take out the first ``count`` blocks in eviction order, and return them."""
-        taken: list[int] = []
-        for rank in self._ranks:
-            wanted = min(count - len(taken), len(rank))
-            taken.extend(rank.popitem(last=False)[0] for _ in range(wanted))
-        for block in self.leased()[: count - len(taken)] if count > len(taken) else ():
-            del self._leased[block]
-            taken.append(block)
+    def pop(self, most: int) -> list[int]:
+        """Take out the first ``most`` blocks in eviction order, and return them."""
+        taken = list(islice(chain(self.unleased(), self.leased()), most))
+        for block in taken:
+            self.remove(block)
         return taken
 
     def unleased(self) -> Iterator[int]:
         """The blocks that no lease covers, in eviction order."""
-        return chain.from_iterable(self._ranks)
+        return chain(self._elsewhere, *self._ranks)
 
-    def leased(self) -> list[int]:
+    def leased(self) -> Iterator[int]:
         """The blocks that leases cover, in eviction order: the latest expected return first, of equal ones
         the longest released."""
-        return sorted(self._leased, key=self._returns.__getitem__, reverse=True)
+        return iter(self._leased)
 
     def blocks(self) -> list[int]:
         """All blocks here, in eviction order."""
-        return [*chain.from_iterable(self._ranks), *self.leased()]
+        return [*self.unleased(), *self.leased()]
+
+    def foresee(self, most: int, at_once: int) -> list[int]:
+        """Let the first ``most`` blocks that are not kept elsewhere be the foreseen ones: those that are
+        evicted next, once what is kept elsewhere is gone. Returns those that were not foreseen before, but at
+        most ``at_once``: the others come with the next calls.
+
+        O(changes of the order since the last call).
+        """
+        fresh: list[int] = []
+        lines, leased = self._lines, self._leased
+        while True:
+            first = next((at for at, line in enumerate(lines) if line.others), len(lines))
+            last = next((at for at in range(len(lines) - 1, -1, -1) if lines[at].foreseen), -1)
+            foreseen = sum(len(line.foreseen) for line in lines)
+            passed = first < last or (lines[last] is leased and leased.passed)
+            if foreseen > most:
+                self._withdrawn.append(lines[last].retreat())
+            elif first < len(lines) and (foreseen < most or passed) and len(fresh) < at_once:
+                fresh.append(lines[first].advance())
+            else:
+                return fresh
 
     def _overflow(self, rank: int) -> None:
         crowded, below = self._ranks[rank], self._ranks[rank - 1]
-        for _ in range(len(crowded) - self._room):
-            block, _ = crowded.popitem(last=False)
-            below[block] = None
+        while len(crowded) > self._room:
+            block = next(iter(crowded))
+            if crowded.remove(block):
+                self._withdrawn.append(block)
+            below.others[block] = None
             self._hits[block] = MOST_HITS[rank - 1]

@@ -18,9 +18,10 @@ sequences. One thread uses it.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,6 +31,7 @@ from .block_table import BlockArray, BlockIds, as_array
 from .errors import BlockMisused, LeakFound, PoolExhausted, StepOutOfOrder
 from .eviction import EvictionOrder
 from .prefix_index import PrefixIndex
+from .slices import SLICE, sliced
 
 Owner: TypeAlias = int | str | None
 """What holds a reference: a sequence's number, or any other name; None for callers that give none."""
@@ -37,6 +39,16 @@ Owner: TypeAlias = int | str | None
 
 SHOWN = 8
 """The most blocks that each complaint of an audit names."""
+COMPLAINTS = (
+    "in two states",
+    "in no state",
+    "not of this pool",
+    "fenced with no step in flight",
+    "held without a reference",
+    "cached without a key",
+    "free with a key",
+)
+"""What an audit may say of blocks, in this order."""
 
 
 class OwnerTags:
@@ -86,6 +98,8 @@ class References:
         self._counts = np.zeros(blocks, dtype=np.int32)
         self._marks = np.zeros(blocks, dtype=np.int32)  # scratch of `first_twice`
         self._held = 0
+        self.total = 0
+        """All references together."""
 
     def __len__(self) -> int:
         """How many blocks have at least one reference."""
@@ -118,6 +132,7 @@ class References:
         loose = self._counts.take(ids) == 0
         fresh: list[int] = ids[loose].tolist() if loose.any() else []
         np.add.at(self._counts, ids, np.int32(times))  # of one type: ten times as fast
+        self.total += len(ids) * times
         self._held += len(set(fresh))
         return fresh
 
@@ -128,11 +143,13 @@ class References:
         self._counts[ids] = counts - 1
         retired: list[int] = ids[counts == 1][::-1].tolist()
         self._held -= len(retired)
+        self.total -= len(ids)
         return retired
 
-    def counts(self) -> dict[int, int]:
-        """The number of references by block, for the blocks that have any."""
-        held = np.flatnonzero(self._counts)
+    def counts(self, first: int = 0, end: int | None = None) -> dict[int, int]:
+        """The number of references by block, for those of the blocks ``[first, end)`` that have any; by
+        default, of all."""
+        held = first + np.flatnonzero(self._counts[first:end])
         return dict(zip(held.tolist(), self._counts[held].tolist(), strict=True))
 
 
@@ -194,6 +211,24 @@ class BlockPool:
     def available(self) -> int:
         """How many blocks `allocate` could hand out now: free and cached ones, not fenced ones."""
         return len(self._free) + len(self._cached)
+
+    @property
+    def references_held(self) -> int:
+        """How many references there are, to all blocks together: a block that is shared counts for each of its
+        holders."""
+        return self._references.total
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Numbers of which one is another after blocks were allocated, found, released, named or freed, or a
+        step was launched or finished."""
+        counted = self._leased, self._found, self.references_held, len(self.index), len(self._free)
+        return *counted, len(self._fenced), len(self._in_flight)
+
+    @property
+    def in_flight(self) -> Collection[int]:
+        """The numbers of the steps in flight."""
+        return self._in_flight
 
     @property
     def fenced(self) -> int:
@@ -424,27 +459,73 @@ class BlockPool:
 
         Raises `LeakFound`: its text lists all that is wrong.
         """
-        references, cached, sealed = self._references.counts(), self._cached.blocks(), self.index.blocks()
-        seen = Counter([*self._free, *references, *self._fenced, *cached])
-        every = set(range(self.blocks))
-        wrong = {
-            "in two states": [block for block, count in seen.items() if count > 1],
-            "in no state": every - seen.keys(),
-            "not of this pool": seen.keys() - every,
-            "fenced with no step in flight": [] if self._in_flight else self._fenced,
-            "held without a reference": [block for block, count in references.items() if count < 1],
-            "cached without a key": set(cached) - sealed,
-            "free with a key": sealed.intersection(self._free),
-        }
-        complaints = [f"{what}: {_some(blocks)}" for what, blocks in wrong.items() if blocks]
-        expected = references if held is None else held
-        for block in sorted(references.keys() | expected.keys()):
-            ours, theirs = references.get(block, 0), expected.get(block, 0)
-            if ours != theirs:
-                tags = f" by {self.owners.of(block)}" if self.owners is not None else ""
-                complaints.append(f"block {block} is held {ours} times{tags}, {theirs} accounted for")
+        tables = None if held is None else ([block] * count for block, count in held.items())
+        for _ in self.audit_in_slices(tables):
+            continue
+
+    def audit_in_slices(self, tables: Iterable[BlockIds] | None) -> Iterator[None]:
+        """Audit, a slice of bounded size at a time: yields between two slices. Drop it if `version` is another
+        one by then. ``tables``: the block tables that should hold all references; None: that is not known.
+
+        Raises `LeakFound`: its text lists all that is wrong.
+        """
+        expected: Counter[int] = Counter()
+        for table in tables or ():
+            for part in sliced(as_array(table).tolist()):
+                expected.update(part)
+                yield
+        references: dict[int, int] = {}
+        for first in range(0, self.blocks, SLICE):
+            references.update(self._references.counts(first, first + SLICE))
+            yield
+        seen: Counter[int] = Counter()
+        wrong: dict[str, list[int]] = defaultdict(list)
+        groups: tuple[tuple[str, Iterable[int]], ...] = (
+            ("free", self._free),
+            ("held", references),
+            ("fenced", self._fenced),
+            ("cached", chain(self._cached.unleased(), self._cached.leased())),
+        )
+        for state, blocks in groups:
+            for part in sliced(blocks):
+                seen.update(part)
+                for block in part:
+                    fault = self._fault_of(block, state, references.get(block, 0))
+                    if fault:
+                        wrong[fault].append(block)
+                yield
+        for part in sliced(seen):
+            wrong["in two states"] += (block for block in part if seen[block] > 1)
+            wrong["not of this pool"] += (block for block in part if not 0 <= block < self.blocks)
+            yield
+        for part in sliced(range(self.blocks)):
+            wrong["in no state"] += (block for block in part if block not in seen)
+            yield
+        complaints = [f"{what}: {_some(wrong[what])}" for what in COMPLAINTS if wrong[what]]
+        for part in sliced(range(self.blocks)) if tables is not None else ():
+            complaints += filter(None, (self._miscounted(block, references, expected) for block in part))
+            yield
         if complaints:
             raise LeakFound("; ".join(complaints))
+
+    def _fault_of(self, block: int, state: str, references: int) -> str:
+        """What is wrong with a block that was found in this state, besides that it may be in two; "" if
+        nothing is."""
+        sealed = self.index.holds(block)
+        faults = {
+            "free": "free with a key" if sealed else "",
+            "held": "held without a reference" if references < 1 else "",
+            "fenced": "" if self._in_flight else "fenced with no step in flight",
+            "cached": "" if sealed else "cached without a key",
+        }
+        return faults[state]
+
+    def _miscounted(self, block: int, references: Mapping[int, int], expected: Mapping[int, int]) -> str:
+        ours, theirs = references.get(block, 0), expected.get(block, 0)
+        if ours == theirs:
+            return ""
+        tags = f" by {self.owners.of(block)}" if self.owners is not None else ""
+        return f"block {block} is held {ours} times{tags}, {theirs} accounted for"
 
     def _check_found(self, neither: BlockArray) -> None:
         if len(neither):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TypeVar
 
 from .eviction import EvictionOrder
@@ -57,6 +57,12 @@ class FairOrder:
         self._orders: dict[int, EvictionOrder] = {}
         self._tenants: dict[int, int] = {}  # by slot, those that are in no order, too
         self._held: Counter[int] = Counter()
+        self._changed: dict[int, None] = {}  # tenants with other records than `foresee` has seen
+        self._withdrawn: list[int] = []
+
+    def __len__(self) -> int:
+        """How many slots can be evicted."""
+        return sum(map(len, self._orders.values()))
 
     def __contains__(self, slot: int) -> bool:
         tenant = self._tenants.get(slot)
@@ -68,11 +74,12 @@ class FairOrder:
         self._tenants[slot] = tenant
         self._held[tenant] += 1
         if tenant not in self._orders:
-            self._orders[tenant] = EvictionOrder(self._slots)
+            self._orders[tenant] = EvictionOrder(self._slots, self._withdrawn)
 
     def free(self, slot: int) -> None:
         """Note that the slot is empty: it counts for no tenant any more, and leaves the eviction order."""
         tenant = self._tenants.pop(slot)
+        self._changed[tenant] = None
         self._orders[tenant].remove(slot)
         self._held[tenant] -= 1
         if not self._held[tenant]:
@@ -128,21 +135,48 @@ class FairOrder:
     def first_besides(self, others: Container[int], tenant: int) -> int | None:
         """The slot to evict for a new record of ``tenant``, which counts as held already; never one of
         ``others``. None if no slot can be evicted. The slot stays in the order."""
-        order = self._in_order(self._held + Counter([tenant]))
-        return next((slot for slot in order if slot not in others), None)
+        held = self._held
+        largest = sorted(self._orders, key=lambda one: (-held[one] - (one == tenant), one))
+        queues = [self._orders[one].unleased() for one in largest]
+        queues += [self._orders[one].leased() for one in largest]
+        return next((slot for slot in chain.from_iterable(queues) if slot not in others), None)
+
+    def is_elsewhere(self, slot: int) -> bool:
+        """Whether the slot stands among those that `put_first` has put before all others of its tenant."""
+        return slot in self._tenants and self._of(slot).is_elsewhere(slot)
+
+    def foresee(self, share: int, most: int, at_once: int) -> tuple[list[int], list[int]]:
+        """Foresee which slots each tenant gives up next, once those that are kept elsewhere are gone: one in
+        ``share`` of its others, ``most`` at most. Returns those that came and those that are foreseen no
+        longer, since the last call; the same slot may be in both. At most about ``at_once`` come: the others
+        do so with the next calls. O(changes since the last call).
+        """
+        came: list[int] = []
+        while self._changed and len(came) < at_once:
+            tenant = next(iter(self._changed))
+            order = self._orders.get(tenant)
+            left = at_once - len(came)
+            found = [] if order is None else order.foresee(min(most, -(-order.alone // share)), left)
+            came += found
+            if len(found) < left:
+                del self._changed[tenant]
+        gone = self._withdrawn[:]
+        self._withdrawn.clear()
+        return came, gone
 
     def slots(self) -> Iterator[int]:
         """All slots that can be evicted, in eviction order."""
-        return self._in_order(self._held)
-
-    def _in_order(self, held: Mapping[int, int]) -> Iterator[int]:
+        held = self._held
         unleased = {tenant: order.unleased() for tenant, order in self._orders.items()}
         yield from by_largest(held, unleased)
-        yield from by_largest(held, {tenant: iter(order.leased()) for tenant, order in self._orders.items()})
+        yield from by_largest(held, {tenant: order.leased() for tenant, order in self._orders.items()})
 
     def _by_tenant(self, slots: Iterable[int]) -> Iterator[tuple[EvictionOrder, Iterator[int]]]:
         for tenant, those in groupby(slots, self._tenants.__getitem__):
+            self._changed[tenant] = None
             yield self._orders[tenant], those
 
     def _of(self, slot: int) -> EvictionOrder:
-        return self._orders[self._tenants[slot]]
+        tenant = self._tenants[slot]
+        self._changed[tenant] = None
+        return self._orders[tenant]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..kvstore.errors import LeakFound
@@ -29,10 +29,12 @@ LEAVE_SECONDS = 1.5
 
 PREPARE_SECONDS = 0.0001
 """Seconds that an idle engine waits between two pieces of preparation (`Scheduler.prepare`: it touches the
-memory of a free host slot). The thread that receives verbs gets the interpreter's lock meanwhile."""
+memory of a free host slot), or two slices of an audit. The thread that receives verbs gets the interpreter's
+lock meanwhile."""
 
 AUDIT_EVERY = 64
-"""An idle engine audits at one in this many of its idle steps; in debug at each."""
+"""An idle engine begins an audit at one in this many of its idle steps, and goes on with a slice at each of
+those that follow; in debug it makes a whole one at each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Engine:
         self._prepares = False
         self._lost_steps = 0
         self._audit_in = 1
+        self._audit: tuple[Iterator[None], tuple[int, ...]] | None = None  # under way; of this version
         self._leaks = 0
 
     @property
@@ -84,6 +87,7 @@ class Engine:
         if isinstance(verb, Statistics):
             return VerbReply(verb.request, statistics=self.statistics())
         self._idle = False
+        self._audit = None
         try:
             return self.scheduler.apply(verb, self._clock())
         except VerbRefused as refusal:
@@ -116,7 +120,7 @@ class Engine:
             self.log.rest()
             self._prepares = self.scheduler.prepare()
             if self._debug or not self._prepares:
-                self._audit()
+                self._go_on_auditing()
             return Step(self.scheduler.counters.steps, told) if told else None
         plan, handle, timing = self._in_flight.popleft()
         self.log.waits(timing)
@@ -132,7 +136,9 @@ class Engine:
 
     def due(self) -> float | None:
         """Seconds after which `step` has something to do without a new verb; None: never."""
-        return PREPARE_SECONDS if self._prepares else self.scheduler.due(self._clock())
+        if self._prepares or self._audit is not None:
+            return PREPARE_SECONDS
+        return self.scheduler.due(self._clock())
 
     def leave(self) -> None:
         """Called when the link has ended: sends what the host tier holds to disk, for ``LEAVE_SECONDS`` at
@@ -205,20 +211,27 @@ class Engine:
         except Exception as error:
             return error
 
-    def _audit(self) -> None:
-        """Audit the block pool: in debug at each call, otherwise at every ``AUDIT_EVERY``-th. A leak raises
-        `LeakFound` in debug; in service it is only counted, for an alarm."""
-        if not self._debug:
+    def _go_on_auditing(self) -> None:
+        """Audit: in debug the whole state, which raises `LeakFound`; otherwise a slice of it, of an audit that
+        is begun now and then and is given up once anything has changed. A leak is counted, for an alarm."""
+        version = self.scheduler.pool.version
+        if self._audit is None or self._audit[1] != version:
+            self._audit = None
             self._audit_in -= 1
-            if self._audit_in > 0:
+            if self._audit_in > 0 and not self._debug:
                 return
             self._audit_in = AUDIT_EVERY
+            self._audit = self.scheduler.audit_in_slices(), version
+        slices, _ = self._audit
         try:
-            self.scheduler.audit()
+            for _ in slices:
+                if not self._debug:
+                    return
         except LeakFound:
             self._leaks += 1
             if self._debug:
                 raise
+        self._audit = None
 
 
 def _text(error: Exception) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Sequence, Set
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -17,10 +16,12 @@ from datetime import datetime
 from functools import cache
 from operator import itemgetter
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 import numpy as np
 
+from ..kvstore.slices import sliced
 from ..runtime.link.client import EngineLink
 from .conversation.continuation import Digest, GivenConversation, OpenConversations, name_digest
 from .conversation.history import History
@@ -86,10 +87,9 @@ class SessionRegistry:
         self._sessions: dict[str, Session] = {}
         self._records: dict[str, SessionRecord] = {}
         self._by_handle: dict[bytes, Session] = {}
-        self._closing: dict[
-            str, tuple[asyncio.Event, tuple[bytes, ...]]
-        ] = {}  # by id, with their handles' digests
-        self._reopening = defaultdict[bytes, asyncio.Lock](asyncio.Lock)  # by owner: one session at a time
+        self._closing: dict[str, asyncio.Event] = {}  # by id
+        self._closing_handles: dict[bytes, asyncio.Event] = {}  # the same ones, by their handles' digests
+        self._reopening = WeakValueDictionary[bytes, asyncio.Lock]()  # by owner: one session at a time
         self._opened = self._reopened = 0
         self._workers = Workers()
         self.tenants = OpenTenants(self.settings.tenants, self.settings.max_sessions, self._workers)
@@ -283,13 +283,12 @@ class SessionRegistry:
         ``StorageUnavailable``.
         """
         digest = digest_of(handle)
-        for closed, digests in list(self._closing.values()):
-            if digest in digests:
-                await closed.wait()
+        if (closed := self._closing_handles.get(digest)) is not None:
+            await closed.wait()
         owners = {owner} if former_owner is None else {owner, former_owner}
         async with AsyncExitStack() as reopening:
             for one in sorted(owners):  # in one order, so that two clients never wait for each other
-                await reopening.enter_async_context(self._reopening[one])
+                await reopening.enter_async_context(self._reopened_by(one))
             found: Session | Reopened | None = self._by_handle.get(digest)
             if found is None and self.journal is not None:
                 found = await self._reopen(self.journal, digest, owners, make_room or self.tenants.check)
@@ -304,8 +303,11 @@ class SessionRegistry:
 
     async def wait_for_reopening(self, owner: bytes) -> None:
         """Wait until no session of this owner is being opened from the journal."""
-        async with self._reopening[owner]:
+        async with self._reopened_by(owner):
             return
+
+    def _reopened_by(self, owner: bytes) -> asyncio.Lock:
+        return self._reopening.setdefault(owner, asyncio.Lock())
 
     def close(
         self,
@@ -326,7 +328,8 @@ class SessionRegistry:
         self._forget_handles(session)
         self.tenants.leave(record.salt)
         del self._sessions[session_id], self._records[session_id]
-        self._closing[session_id] = asyncio.Event(), session.handles.digests()
+        closed = self._closing[session_id] = asyncio.Event()
+        self._closing_handles.update(dict.fromkeys(session.handles.digests(), closed))
         if interrupt:
             session.log.close()
         return self._closed(session, leave_readers)
@@ -337,7 +340,9 @@ class SessionRegistry:
                 await leave_readers()
             await session.aclose()
         finally:
-            self._closing.pop(session.id)[0].set()
+            self._closing.pop(session.id).set()
+            for digest in session.handles.digests():
+                self._closing_handles.pop(digest, None)
 
     async def discard(self, session_id: str) -> None:
         """Close a session of which no client was told, for example a fork that failed half-way, and remove it
@@ -350,7 +355,7 @@ class SessionRegistry:
     async def wait_closed(self, session_id: str) -> None:
         """Wait until a session that is being closed has closed: its log gets nothing more after that."""
         if session_id in self._closing:
-            await self._closing[session_id][0].wait()
+            await self._closing[session_id].wait()
 
     async def statistics_of(self, salt: bytes) -> dict[str, float]:
         """Numbers of the tenant with this ``salt``: open sessions, running replies, and what it has in the
@@ -363,19 +368,25 @@ class SessionRegistry:
         return {"sessions": float(tenant.sessions), "turns": float(tenant.turns), **kept}
 
     def statistics(self) -> dict[str, float]:
-        """How many sessions are open, how many were opened and reopened since the start, the figures of the
-        pauses between turns (`Waits.statistics`), and sums over the open sessions (``session_``…, from
-        `Session.statistics`)."""
-        totals = {
+        """How many sessions are open, how many were opened and reopened since the start, and the figures of the
+        pauses between turns (`Waits.statistics`)."""
+        return {
             "sessions": float(len(self._sessions)),
             "sessions_opened": float(self._opened),
             "sessions_reopened": float(self._reopened),
             **self.waits.statistics(),
         }
-        for session in self._sessions.values():
-            for name, value in session.statistics().items():
-                totals[f"session_{name}"] = totals.get(f"session_{name}", 0.0) + value
-        return totals
+
+    async def sums(self) -> dict[str, float]:
+        """Sums over the open sessions (``session_``…, from `Session.statistics`). They are added up in slices,
+        between which the event loop goes on."""
+        sums: dict[str, float] = {}
+        for part in sliced(list(self._sessions.values())):
+            for session in part:
+                for name, value in session.statistics().items():
+                    sums[f"session_{name}"] = sums.get(f"session_{name}", 0.0) + value
+            await asyncio.sleep(0)
+        return sums
 
     async def aclose(self) -> None:
         """Close all sessions; the journal records running responses as interrupted."""

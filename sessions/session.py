@@ -140,7 +140,7 @@ class Session:
             response = TurnResponse(
                 self._branch, bound, placed, response_id, ended=self._ended, whole_calls=whole_calls
             )
-            undo.callback(response.withdraw)
+            undo.callback(self._withdraw, response)
             if response.writes:
                 self._waits.returns(self.id)
                 self._return_hints.cancel()
@@ -293,7 +293,12 @@ class Session:
         await self._sequence.close()
         self.log.close()
 
-    def _ended(self) -> None:
+    def _withdraw(self, response: TurnResponse) -> None:
+        response.withdraw()
+        self._tenant.left([response])
+
+    def _ended(self, response: TurnResponse) -> None:
+        self._tenant.left([response])
         self._responses = self._live()
         self._eager_prefill.resume()
         if not self._closed:

@@ -11,21 +11,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from .errors import SessionLimit, TurnLimit
 from .settings import TenantLimits
 from .workers import Workers, WorkerSlot
 
 _Idle = TypeVar("_Idle")
-
-
-class Running(Protocol):
-    """What `Tenant` has to know of a running reply to count it: whether it has ended."""
-
-    @property
-    def over(self) -> bool:
-        """Whether the reply has ended."""
 
 
 class Tenant:
@@ -36,12 +28,11 @@ class Tenant:
         self.slot = slot or WorkerSlot(Workers())
         self.sessions = 0
         """Sessions open now."""
-        self._running: list[Running] = []
+        self._running: set[object] = set()
 
     @property
     def turns(self) -> int:
         """Replies that run now."""
-        self._running = [reply for reply in self._running if not reply.over]
         return len(self._running)
 
     def check_sessions(self, more: int) -> None:
@@ -56,14 +47,13 @@ class Tenant:
         if most is not None and self.turns >= most:
             raise TurnLimit(f"This tenant has {most} replies running, as many as it may")
 
-    def began(self, reply: Running) -> None:
-        """Count a reply that begins, until it is ``over`` or `left` was called for it."""
-        self._running = [*(one for one in self._running if not one.over), reply]
+    def began(self, reply: object) -> None:
+        """Count a reply that begins, until `left` is called for it."""
+        self._running.add(reply)
 
-    def left(self, replies: Iterable[Running]) -> None:
-        """Do not count these replies any more: the session that they ran in is closed."""
-        gone = set(map(id, replies))
-        self._running = [one for one in self._running if not one.over and id(one) not in gone]
+    def left(self, replies: Iterable[object]) -> None:
+        """Do not count these replies any more: they are over, or the session that they ran in is closed."""
+        self._running.difference_update(replies)
 
 
 class OpenTenants:

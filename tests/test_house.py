@@ -35,7 +35,7 @@ LAYERS = {
     "gateway": {"sessions", "runtime", "sdk"},
     "benchmarks": {"sdk", "kernels", "kvstore", "runtime", "sessions", "gateway"},
 }
-COMMON = {"holdfast.kvstore.log_lines"}
+COMMON = {"holdfast.kvstore.log_lines", "holdfast.kvstore.slices"}
 """Modules that all rooms above may import: every process of a server logs in one form."""
 LAZY = {("gateway", "benchmarks")}  # the CLI's `holdfast bench`, by importlib
 SDK_NEEDS = {"msgspec", "websockets", "anyio"}
@@ -51,7 +51,7 @@ DOUBLED_CLASSES = 10
 INSIDE = {
     "kvstore": [
         ["errors", "system_limits"],
-        ["groups", "keys", "block_table", "eviction"],
+        ["groups", "keys", "block_table", "priorities", "slices", "eviction"],
         ["quotas", "prefix_index", "arena"],
         ["pool", "host"],
         ["block_mover", "disk"],

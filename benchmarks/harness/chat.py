@@ -10,9 +10,7 @@ no other.
 from __future__ import annotations
 
 import http.client
-import json
 import random
-import time
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -22,13 +20,12 @@ from urllib.parse import urlsplit
 
 from ..peers.worker import answer_all
 from ..toys import ASSISTANT, USER, ids_of, text_of
+from .completions import SECONDS, streamed
 from .ours import KV_BYTES
 from .rounds import prompt
 from .servers import Server, server
 
 Json = dict[str, Any]
-PATH = "/v1/chat/completions"
-SECONDS = 60.0
 
 
 class ThroughChat:
@@ -99,36 +96,13 @@ class ThroughChat:
         assert tokens[0] == USER and tokens[-1] == ASSISTANT, "a turn as the toys' template writes it"
         wanted = len(tokens) + bool(messages)  # and the pending token
         messages.append({"role": "user", "content": text_of(tokens[1:-1])})
-        body = {
-            "messages": messages,
-            "temperature": 0,
-            "max_tokens": out,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        began = time.perf_counter()
-        self._client.request("POST", PATH, json.dumps(body), {"content-type": "application/json"})
-        answer = self._client.getresponse()
-        if answer.status != 200:
-            raise RuntimeError(answer.read().decode())
-        first, pieces, receipt = 0.0, list[str](), dict[str, int]()
-        while (line := answer.readline().strip()) != b"data: [DONE]":
-            if not line:
-                continue
-            chunk = json.loads(line.removeprefix(b"data: "))
-            if "error" in chunk:
-                raise RuntimeError(chunk["error"])
-            for choice in chunk["choices"]:
-                if choice["delta"].get("content"):
-                    first = first or time.perf_counter() - began
-                    pieces.append(choice["delta"]["content"])
-            receipt = chunk.get("kv", receipt)
-        answer.read()
-        said = "".join(pieces)
-        messages.append({"role": "assistant", "content": said})
+        body = {"messages": messages, "temperature": 0, "max_tokens": out}
+        said = streamed(self._client, body)
+        messages.append({"role": "assistant", "content": said.text})
+        receipt = said.receipt
         if (receipt["new"], receipt["prefilled"], receipt["recomputed"]) != (wanted, wanted, 0):
             raise RuntimeError(f"the turn has {wanted} new tokens; its receipt is {receipt}")
-        return first, ids_of(said)
+        return said.first, ids_of(said.text)
 
 
 if __name__ == "__main__":

@@ -145,6 +145,10 @@ class InlineDisk:
         self._fetching[key] = slot
         return True
 
+    def take_refused(self) -> list[bytes]:
+        """The keys of records that were to be stored and could not be: none."""
+        return []
+
     def supersede(self, key: bytes) -> None:
         """Drop a record when the next ones are stored."""
         self._superseded.append(key)

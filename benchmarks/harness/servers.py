@@ -26,21 +26,33 @@ LEAVE_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that is ready: its address, and the process ids of its gateway and its engine."""
+    """A server that is ready: its address, and the process ids of its gateway, its engine, and the process of
+    its disk tier, if it has one."""
 
     url: str
     gateway: int
     engine: int
+    disk: int | None = None
 
 
 @contextmanager
-def server(model: str, threads: int, *words: str, files: int | None = None) -> Iterator[Server]:
+def server(
+    model: str,
+    threads: int,
+    *words: str,
+    files: int | None = None,
+    program: Sequence[str] = ("-c", PROGRAM),
+) -> Iterator[Server]:
     """Run ``holdfast serve`` with these options until the end of the block. ``files``: the most descriptors it
-    may have; None: as many as this process. Raises ``CannotMeasure``, with the server's last line, if it does
-    not start."""
-    program = PROGRAM if files is None else FEW.format(files) + PROGRAM
-    with started(("-c", program, "serve", model, "--port", "0", *words), threads) as (url, pid):
-        yield Server(url, pid, _child_of(pid))
+    may have; None: as many as this process. ``program``: the interpreter's arguments by which it runs
+    ``holdfast``. Raises ``CannotMeasure``, with the server's last line, if it does not start."""
+    if files is not None:
+        program = ("-c", FEW.format(files) + PROGRAM)
+    with started((*program, "serve", model, "--port", "0", *words), threads) as (url, pid):
+        engine, *others = sorted(children_of(pid)) or [0]
+        if not engine:
+            raise CannotMeasure("the server has no engine process")
+        yield Server(url, pid, engine, *others[:1])
 
 
 @contextmanager
@@ -79,12 +91,23 @@ def engine_statistics(url: str, key: str = "") -> dict[str, float]:
 
     ``key``: an operator's key, if the server has keys.
     """
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    with urlopen(Request(f"{url}/metrics", headers=headers)) as answer:
-        told = answer.read().decode()
+    told = _metrics(url, key)
     found = re.findall(r"^holdfast_engine_(\w+?)(?:_total)? (\S+)$", told, re.MULTILINE)
     found += re.findall(r'^holdfast_tokens_total\{class="(\w+)"\} (\S+)$', told, re.MULTILINE)
     return {name: float(value) for name, value in found}
+
+
+def statistics(url: str) -> dict[str, float]:
+    """The statistics of a server's gateway and engine, by name, the engine's with ``engine_`` before it."""
+    found = re.findall(r"^holdfast_(\w+?)(?:_total)? (\S+)$", _metrics(url), re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def _metrics(url: str, key: str = "") -> str:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    with urlopen(Request(f"{url}/metrics", headers=headers)) as answer:
+        told: str = answer.read().decode()
+        return told
 
 
 def memory_bytes(pid: int) -> dict[str, int]:
@@ -93,6 +116,17 @@ def memory_bytes(pid: int) -> dict[str, int]:
         re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     )
     return {"now": int(found["VmRSS"]) * 1024, "peak": int(found["VmHWM"]) * 1024}
+
+
+def share_bytes(pid: int) -> int:
+    """A process's part of the memory, in bytes: pages that several processes have count by their parts."""
+    told = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(re.findall(r"^Pss:\s+(\d+) kB", told, re.MULTILINE)[0]) * 1024
+
+
+def descriptors(pid: int) -> int:
+    """How many descriptors a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def _address(process: subprocess.Popen[str]) -> str:
@@ -104,13 +138,6 @@ def _address(process: subprocess.Popen[str]) -> str:
             return found[1]
         said = line.strip() or said
     raise CannotMeasure(f"the server did not start: {said}")
-
-
-def _child_of(pid: int) -> int:
-    children = children_of(pid)
-    if not children:
-        raise CannotMeasure("the server has no engine process")
-    return children[0]
 
 
 def children_of(pid: int) -> list[int]:

@@ -96,13 +96,13 @@ class LiveSession:
     the turns of all sessions of the server. ``caller``: the client for which its turns run.
     """
 
-    def __init__(self, session: Session, face: SessionFace) -> None:
+    def __init__(self, session: Session, face: SessionFace, turns: Turns | None = None) -> None:
         self.session = session
         self.face = face
         self.resumable = False
         self.disposable = False
         self.draining = False
-        self.turns = Turns()
+        self.turns = turns or Turns()
         self.caller = TurnCaller()
         self._running: dict[str, TurnResponse] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
@@ -155,10 +155,11 @@ class LiveSession:
         task.add_done_callback(lambda _: turn.close())
         task.add_done_callback(lambda _: self._forget(response.id))  # also if the task never began
 
-    def admit(self) -> RateLimits:
-        """Let one turn begin, before any work for it; returns what the client's key has left of its limits.
-        Raises ``RateLimited`` or ``QueueTooLong``."""
-        return self.turns.admit(self.caller)
+    def admit(self) -> None:
+        """Let one turn begin, before any work for it: takes one request of the client's key. Raises
+        ``TurnLimit``, ``RateLimited`` or ``QueueTooLong``."""
+        self.session.check_turns()
+        self.turns.admit(self.caller)
 
     def check_admission(self) -> None:
         """Raise ``RateLimited`` or ``QueueTooLong`` if `admit` would. Nothing is counted."""
@@ -233,7 +234,8 @@ class LiveSession:
         received everything; this wait has no limit of its own.
         """
         self.draining = True
-        self.face.going_away(seconds)
+        face = self.face  # it may be let go meanwhile
+        face.going_away(seconds)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.idle()
@@ -241,16 +243,18 @@ class LiveSession:
             for response in self.running:
                 await response.cancel(EndReason.SERVER_LEAVING)
             await self.idle()
-        await self.face.flushed()
+        await face.flushed()
 
     async def aclose(self) -> None:
         """Detach the face from its connection, and cancel all tasks of this session: the turns' readers,
-        requests and background work. The session itself stays open until `SessionRegistry.close`."""
+        requests and background work. The session itself stays open until `SessionRegistry.close`. The face,
+        which may refer to this, is let go: what is closed is freed without the garbage collector."""
         self.face.detach()
         tasks = [*self._readers.values(), *self._serving, *self._background]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        del self.face
 
 
 def spawn(work: Coroutine[Any, Any, _T], tasks: set[asyncio.Task[_T]]) -> asyncio.Task[_T]:

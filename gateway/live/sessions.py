@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Protocol, TypeVar
 
 from ...kvstore.log_lines import about
+from ...kvstore.slices import sliced
 from ...sessions.conversation.continuation import GivenConversation
 from ...sessions.conversation.items import Item, Preamble
 from ...sessions.errors import RecordDamaged, SessionLimit, StorageUnavailable
@@ -26,7 +28,7 @@ from ...sessions.registry import Reopened, SessionRegistry
 from ...sessions.session import ForkSummary, Session
 from ..access.auth import TurnCaller
 from ..settings import ClientLimits
-from .session import LiveSession, spawn
+from .session import LiveSession, SessionFace, spawn
 from .turns import Turns
 
 _T = TypeVar("_T")
@@ -101,10 +103,11 @@ class LiveSessions:
         self._live: dict[str, LiveSession] = {}
         self._connections: dict[str, SessionConnection] = {}
         self._leases: dict[str, tuple[asyncio.TimerHandle, bytes]] = {}  # each with its tenant's salt
-        self._left: dict[bytes, dict[str, LiveSession]] = {}
-        """By tenant's salt, the sessions without a connection by id. Those without one for longest come
-        first."""
-        self._unopened: dict[bytes, dict[str, tuple[LiveSession, float]]] = {}
+        # OrderedDict: its first is O(1) even after deletions.
+        self._left: dict[bytes, OrderedDict[str, LiveSession]] = {}
+        """By tenant's salt, the sessions without a connection that may be closed at rest, by id. Those without
+        one for longest come first."""
+        self._unopened: dict[bytes, OrderedDict[str, tuple[LiveSession, float]]] = {}
         """By tenant's salt, the forks that no client has opened yet, by id, each with the time on the loop's
         clock at which it was made. The oldest come first."""
         self._leaving: set[asyncio.Task[None]] = set()
@@ -113,11 +116,6 @@ class LiveSessions:
 
     def __len__(self) -> int:
         return len(self._live)
-
-    @property
-    def responses(self) -> int:
-        """The number of turns that run, in all sessions."""
-        return sum(len(live.running) for live in self._live.values())
 
     def live(self) -> list[LiveSession]:
         """All live sessions."""
@@ -160,17 +158,10 @@ class LiveSessions:
         it. Raises ``SessionLimit`` if that does not suffice; then none is closed.
         """
         idle = {
-            tenant: (live.id for live in left.values() if self._may_go(live))
-            for tenant, left in self._left.items()
-            if left
+            tenant: (live.id for live in left.values() if live.at_rest) for tenant, left in self._left.items()
         }
         for session_id in self.registry.tenants.room(salt, more, idle):
             self._put_away(self._live[session_id])
-
-    def _may_go(self, live: LiveSession) -> bool:
-        if not live.at_rest:
-            return False
-        return live.session.log.durable or live.disposable or self.forks.unopened(live.session)
 
     async def continue_(
         self,
@@ -319,15 +310,16 @@ class LiveSessions:
         self, live: LiveSession, children: int, at: str | None, compaction: ForkSummary | None
     ) -> list[LiveSession]:
         self.forks.check(live.id, children)
+        face = live.face  # it may be let go meanwhile
         salt = self.registry.record_of(live.id).salt
         self._thin_forks(salt, children)
         self.make_room(salt, children)
-        configs = [live.face.child_config() for _ in range(children)]
+        configs = [face.child_config() for _ in range(children)]
         sessions = await self.forks.fork(live.id, configs, at, compaction)
         made: list[LiveSession] = []
         try:
             for session, config in zip(sessions, configs, strict=True):
-                made.append(live.face.fork(session, config))
+                made.append(face.fork(session, config))
         except BaseException:  # no client has a handle of any of them
             for session in sessions:
                 await self.registry.discard(session.id)
@@ -337,7 +329,8 @@ class LiveSessions:
             log.info("session forked", extra=about(child.id, parent=live.id))
             self._live[child.id] = child
             self._begin_lease(child)
-            self._unopened.setdefault(salt, {})[child.id] = (child, asyncio.get_running_loop().time())
+            forks = self._unopened.setdefault(salt, OrderedDict())
+            forks[child.id] = (child, asyncio.get_running_loop().time())
         return made
 
     def _thin_forks(self, salt: bytes, more: int) -> None:
@@ -347,7 +340,7 @@ class LiveSessions:
         Forks younger than ``young_seconds`` stay, and so do those that are not in the journal. Raises
         ``SessionLimit`` if there are too many of these; then none is closed.
         """
-        forks, most = self._unopened.get(salt, {}), self._limits.unopened_forks
+        forks, most = self._unopened.get(salt, OrderedDict()), self._limits.unopened_forks
         excess = len(forks) + more - most
         if excess > 0:
             born = asyncio.get_running_loop().time() - self._limits.young_seconds
@@ -414,15 +407,20 @@ class LiveSessions:
 
     def alarm(self, fault: StorageUnavailable) -> None:
         """Called when the journal cannot write, because of ``fault``: calls every session's
-        `SessionFace.alarm`."""
-        for live in self.live():
-            live.face.alarm(fault)
+        `SessionFace.alarm`, some at a time."""
+        spawn(self._tell_all(lambda face: face.alarm(fault)), self._works)
 
     def recovered(self, lost_seconds: float) -> None:
         """Called when another engine has taken over after ``lost_seconds`` without one: calls every session's
-        `SessionFace.recovered`."""
-        for live in self.live():
-            live.face.recovered(lost_seconds)
+        `SessionFace.recovered`, some at a time."""
+        spawn(self._tell_all(lambda face: face.recovered(lost_seconds)), self._works)
+
+    async def _tell_all(self, tell: Callable[[SessionFace], None]) -> None:
+        for part in sliced(self.live()):
+            for live in part:
+                if live.id in self._live:
+                    tell(live.face)
+            await asyncio.sleep(0)
 
     def stop(self) -> None:
         """Called when the server begins to end. From now on, a session is closed in memory as soon as it has no
@@ -446,15 +444,18 @@ class LiveSessions:
         salt = self.registry.record_of(live.id).salt
         timer = loop.call_later(self._limits.resume_seconds, self._put_away, live)
         self._leases[live.id] = (timer, salt)
-        self._left.setdefault(salt, {})[live.id] = live
+        if live.session.log.durable or live.disposable or self.forks.unopened(live.session):
+            self._left.setdefault(salt, OrderedDict())[live.id] = live
 
     def _end_lease(self, session_id: str) -> None:
         """End the lease of a session, if it has one, because it is on a connection again or is being closed."""
         timer, salt = self._leases.pop(session_id, (None, b""))
         if timer is not None:
             timer.cancel()
-            self._left[salt].pop(session_id)
-            self._unopened.get(salt, {}).pop(session_id, None)
+            for parts in (self._left, self._unopened):
+                part = parts.get(salt)
+                if part is not None and part.pop(session_id, None) is not None and not part:
+                    del parts[salt]
 
     def _discard(self, session: Session, *, interrupt: bool = False) -> None:
         """Close, in a task, a session for which its face could not make a live session.
@@ -470,7 +471,7 @@ class LiveSessions:
         self._live[live.id] = live
         self._connections[live.id] = connection
         self._end_lease(live.id)
-        live.turns, live.caller = self.turns, connection.caller
+        live.caller = connection.caller
         return live
 
     def _put_away(self, live: LiveSession) -> None:

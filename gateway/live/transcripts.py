@@ -230,7 +230,7 @@ class Transcripts:
 
     def begin(self, session: Session, config: bytes) -> LiveSession:
         """Make a live session of a new session. ``config`` is not used."""
-        live = LiveSession(session, _TranscriptSession(self))
+        live = LiveSession(session, _TranscriptSession(self), self._sessions.turns)
         live.disposable = True
         return live
 
@@ -355,7 +355,11 @@ class EventQueue:
         if not self._ended:
             self._news.clear()
         elif not taken and self._error is not None:
-            raise self._error
+            error, self._error = self._error, None
+            try:
+                raise error
+            finally:
+                del error  # breaks the cycle of frame and exception
         return taken
 
     def close(self) -> None:

@@ -36,6 +36,8 @@ class Turns:
         self.rates = rates or RateLimiter()
         self.queue = TurnQueue() if queue is None else queue
         self.metrics = TurnMetrics()
+        self.running = 0
+        """The number of turns that run."""
 
     def admit(self, caller: TurnCaller) -> RateLimits:
         """Let one turn of a client begin: take one of its requests per minute. Returns what its key has left.
@@ -85,6 +87,7 @@ class CountedTurn:
         place = caller.place
         self._place = place if place is not None and place.free else Place(turns.queue, caller.salt)
         self._place.take()
+        turns.running += 1
 
     def output(self) -> None:
         """Report that output of the turn came now. The first output ends its wait in the queue."""
@@ -110,6 +113,7 @@ class CountedTurn:
     def close(self) -> None:
         """Release what the turn still holds, its place in the queue and its span, however it ended. Call it
         last."""
+        self._turns.running -= 1
         self._place.leave()
         if self._span is not None:
             self._span.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -198,6 +198,7 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer to its end, or until the client leaves."""
         try:
-            await super().__call__(scope, receive, send)
+            with suppress(ClientDisconnect):
+                await while_connected(Request(scope, receive), self.stream_response(send))
         finally:
             self._ended()

@@ -20,6 +20,7 @@ from ..settings import ClientLimits
 from .deadlines import ConnectionStage
 from .heads import HEAD_END, check_head, whole_answer
 from .listener import Door, Refused
+from .transports import let_go
 from .websocket_connection import LimitedWebSocket
 
 MOST_CHUNKS = 1024
@@ -259,6 +260,7 @@ class LimitedHTTP(H11Protocol):
         self._abandon()
         self.deadline.end()
         super().connection_lost(exc)
+        let_go(self.transport)
 
     def _abandon(self) -> None:
         place, self._place = self._place, None

@@ -45,6 +45,9 @@ class Outbox:
         self._sent = 0
         self.free = True
         """Whether the queue is below its bounds."""
+        self.shared = False
+        """Whether several sessions use the socket, or have used it: their frames name them. The socket sets
+        it."""
         self._filled = Flag()
         self._room = Flag(on=True)
         self._empty = Flag(on=True)
@@ -124,22 +127,18 @@ class Outbox:
 
 
 class SessionOutbox:
-    """One session's access to the queue of its socket. A socket may have several sessions: while ``shared()``
-    is true, it has, and the field ``session_id`` is added to each frame. `abandon` ends the session's use of
-    the socket."""
+    """One session's access to the queue of its socket. If that is shared (`Outbox.shared`), the field
+    ``session_id`` is added to each frame. `abandon` ends the session's use of the socket."""
 
-    def __init__(
-        self, outbox: Outbox, shared: Callable[[], bool] = lambda: False, session_id: str = ""
-    ) -> None:
+    def __init__(self, outbox: Outbox, session_id: str = "") -> None:
         self.session_id = session_id
         self._outbox = outbox
-        self._shared = shared
         self._left = Flag()
 
     def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
         """Queue the session's frames in order, without waiting. ``patient``: they may wait up to `PATIENCE`
         seconds for later frames, so that all go in one write."""
-        if self._shared():
+        if self._outbox.shared:
             name = b'{"session_id":"%s",' % self.session_id.encode()
             frames = [name + frame[1:] for frame in frames]
         self._outbox.post(frames, patient=patient)
@@ -147,7 +146,7 @@ class SessionOutbox:
     def post_now(self, frame: bytes) -> None:
         """Write one frame of the session within the call if no frame is queued and the socket takes it;
         otherwise queue it."""
-        if self._shared():
+        if self._outbox.shared:
             frame = b'{"session_id":"%s",' % self.session_id.encode() + frame[1:]
         self._outbox.post_now(frame)
 

@@ -31,6 +31,7 @@ from ..settings import ClientLimits
 from .deadlines import ConnectionStage, Deadline
 from .flag import Flag
 from .rates import TokenBucket
+from .transports import let_go
 
 log = logging.getLogger(__name__)
 
@@ -413,6 +414,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self._parse(rest=True)
         super().connection_lost(exc)
         self.deadline.end()
+        let_go(self.transport)
 
 
 @lru_cache(maxsize=4096)

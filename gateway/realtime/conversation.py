@@ -54,6 +54,16 @@ class ResponseNote(msgspec.Struct, frozen=True, array_like=True):
     unserved: tuple[str, ...] = ()
 
 
+class EventNumbers:
+    """Makes provisional ids for a conversation's events, numbered in their order."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+
+    def __call__(self) -> str:
+        return f"event_{next(self._numbers)}"
+
+
 class Conversation:
     """The protocol's state in one session: the configuration, the running responses, and the text that the
     client streams in. It edits ``history``, and sends nothing itself.
@@ -86,14 +96,14 @@ class Conversation:
         self._admit = admit
         self._bounds = bounds
         self._names = names
-        self._numbers = itertools.count(1)
+        self.event_id = EventNumbers()
+        """Makes a provisional id for an event. The event log puts the final id in its place when it sends the
+        event."""
         self.running: dict[str, LiveResponse] = {}
         """The responses that have been created and have not ended, by id, out-of-band ones included."""
         self._after_reply = _NONE  # ids of items that were added while a reply runs: they follow it
         self._requests = RequestCache(bounds)
-        self.incoming = IncomingText(
-            self.event_id, ids, self._check_call, lambda item: self._insert(item, None), most_characters
-        )
+        self.incoming = IncomingText(self.event_id, ids, most_characters)
         """Text that the client streams in, until it is committed as an item."""
         self.conversation_id = conversation_id or ids("conv")
         history.preamble = preamble_of(session)
@@ -151,7 +161,7 @@ class Conversation:
         """Make the server events for ``event``, the next event of a running response's turn. After `ReplyDone`
         the response does not run any more."""
         live = self.running[response_id]
-        events = live.feed(event)
+        events = live.feed(event, self._before_reply)
         if live.done:
             del self.running[response_id]
         return events
@@ -180,7 +190,7 @@ class Conversation:
                 return [Send(self._updated(patch))]
             case client.ItemCreate():
                 item = item_of(event.item, self._ids)
-                return [*self._insert(item, event.previous_item_id), *self.incoming.answered([item])]
+                return [*self.insert(item, event.previous_item_id), *self.incoming.answered([item])]
             case client.ItemRetrieve(item_id=item_id):
                 found = frame_of(self._history.get(item_id))
                 return [Send(server.ItemRetrieved(event_id=self.event_id(), item=found))]
@@ -188,7 +198,7 @@ class Conversation:
                 self._delete_item(item_id)
                 return [Send(server.ItemDeleted(event_id=self.event_id(), item_id=item_id))]
             case client.TextAppend() | client.TextReplace() | client.TextClear() | client.TextCommit():
-                return self.incoming.receive(event)
+                return self.incoming.receive(event, self)
             case client.ResponseCreate():
                 return self._create_after(event)
             case ResponseSteer():
@@ -207,7 +217,7 @@ class Conversation:
 
     # --- items ---
 
-    def _insert(self, item: Item, asked: str | None) -> tuple[Send, ...]:
+    def insert(self, item: Item, asked: str | None) -> tuple[Send, ...]:
         """Put an item into the history after the item with the id ``asked``: ``"root"`` puts it first, None
         last. Returns the events that show it to the client. Raises a `SessionError` if it is refused; then
         nothing has changed."""
@@ -215,7 +225,7 @@ class Conversation:
         if writer is not None and item.id in writer.item_ids:
             raise ItemExists(f"An item with id {item.id!r} is in a running reply", param="item.id")
         if isinstance(item, FunctionCallOutput):
-            self._check_call(item.call_id, "item.call_id")
+            self.check_call(item.call_id, "item.call_id")
         previous = self._last_item_id() if asked is None else asked
         self._history.insert(item, asked)
         if writer is not None and (asked is None or asked in self._after_reply):
@@ -223,7 +233,7 @@ class Conversation:
         frame, shown = frame_of(item), None if previous == ROOT else previous
         return tuple(Send(event) for event in self._shown(frame, shown))
 
-    def _check_call(self, call_id: str, param: str) -> None:
+    def check_call(self, call_id: str, param: str) -> None:
         """Check that the output of the tool call ``call_id`` may be added now: the call is in the history, or a
         running reply has made it, and it has no output yet. Raises ``CallUnknown`` or ``CallAnswered``, which
         name the field ``param``."""
@@ -281,7 +291,7 @@ class Conversation:
         added, inserted = list[Send](), 0
         try:
             for item in items:
-                added += self._insert(item, None)
+                added += self.insert(item, None)
                 inserted += 1
             start = self._create_response(event)
         except BaseException:
@@ -296,7 +306,7 @@ class Conversation:
         It is not added. Raises if it is the output of a tool call that cannot be answered now."""
         item = item_of(frame, self._ids)
         if isinstance(item, FunctionCallOutput):
-            self._check_call(item.call_id, "items.call_id")
+            self.check_call(item.call_id, "items.call_id")
         return item
 
     def _create_response(self, event: client.ResponseCreate, more: Sequence[Item] = ()) -> StartResponse:
@@ -315,7 +325,6 @@ class Conversation:
             response_id,
             self.event_id,
             conversation_id=self.conversation_id if writes else None,
-            predecessor=self._before_reply,
             max_output_tokens=request.max_output_tokens or "inf",
             metadata=params.metadata if isinstance(params.metadata, dict) else None,
             asked_by=event.event_id,
@@ -402,7 +411,7 @@ class Conversation:
             response_id,
             self.event_id,
             conversation_id=self.conversation_id if writes else None,
-            predecessor=lambda: kept.before,
+            before=kept.before,
             max_output_tokens=(request.max_output_tokens if request else None) or "inf",
             metadata=kept.metadata,
             asked_by=kept.asked_by,
@@ -469,11 +478,6 @@ class Conversation:
         """The running response that writes the conversation, of which there is at most one; None if none runs.
         Responses out of band do not count."""
         return next((live for live in self.running.values() if live.conversation_id is not None), None)
-
-    def event_id(self) -> str:
-        """A provisional id for an event. The event log puts the final id in its place when it sends the
-        event."""
-        return f"event_{next(self._numbers)}"
 
 
 def _brief(params: ResponseParams | None) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from ...sdk.frames import server
 from ...sdk.frames.items import AnyItem, ItemStatus
@@ -82,10 +82,10 @@ class LiveResponse:
     """Makes the server events of one response, from `response.created` to `response.done`. It holds the items
     so far, and sends nothing.
 
-    ``event_ids`` makes an event's id. ``conversation_id``: None for a response out of band. ``predecessor`` is
-    called when the first item begins, and returns the id of the item before it in the conversation, None if it
-    is the first. ``asked_by``: the `event_id` of the client event that asked for the response. ``brief``: leave
-    out events that repeat others. ``unserved``: names of fields of the request that have no effect, which
+    ``event_ids`` makes an event's id. ``conversation_id``: None for a response out of band. ``before``: the id
+    of the item before its first one in the conversation, None if that is the first; UNSET: it is asked for when
+    the item begins. ``asked_by``: the `event_id` of the client event that asked for the response. ``brief``:
+    leave out events that repeat others. ``unserved``: names of fields of the request that have no effect, which
     `response.created` lists.
 
     ``item_ids``, ``call_ids``: of the items, and of the tool calls, that have begun. ``started``, ``done``: the
@@ -98,7 +98,7 @@ class LiveResponse:
         event_ids: EventIds,
         *,
         conversation_id: str | None,
-        predecessor: Callable[[], str | None] = lambda: None,
+        before: str | UnsetType | None = UNSET,
         max_output_tokens: MaxOutputTokens = "inf",
         metadata: dict[str, str] | None = None,
         asked_by: str | None = None,
@@ -114,7 +114,7 @@ class LiveResponse:
         self.started = False
         self.done = False
         self._event_ids = event_ids
-        self._predecessor = predecessor
+        self._before = before
         self._max_output_tokens = max_output_tokens
         self.metadata = metadata
         self.brief = brief
@@ -122,11 +122,14 @@ class LiveResponse:
         self._open: _OpenItem | None = None
         self._output: list[AnyItem] = []
 
-    def feed(self, event: ReplyEvent) -> list[server.ServerEvent]:
+    def feed(
+        self, event: ReplyEvent, last: Callable[[], str | None] = lambda: None
+    ) -> list[server.ServerEvent]:
         """Make the server events for ``event``, the next event of the turn. The first call makes
-        `response.created` before all else, and `ReplyDone` makes `response.done`; nothing may follow that."""
+        `response.created` before all else, and `ReplyDone` makes `response.done`; nothing may follow that.
+        ``last`` returns the id of the conversation's last item before the response, None if there is none."""
         assert not self.done, "nothing comes after the end of a reply"
-        return list(self._events(event))
+        return list(self._events(event, last))
 
     def open_text(self, item_id: str) -> tuple[DeltaFrames, list[str]] | None:
         """For the fast way of sending a message's text: the encoder of its deltas, and the list to which the
@@ -146,7 +149,7 @@ class LiveResponse:
         assert self.started and not self.done
         return list(self._failed(error))
 
-    def _events(self, event: ReplyEvent) -> Iterator[server.ServerEvent]:
+    def _events(self, event: ReplyEvent, last: Callable[[], str | None]) -> Iterator[server.ServerEvent]:
         if not self.started:
             self.started = True
             response = self._response("in_progress")
@@ -160,10 +163,11 @@ class LiveResponse:
                 yield server.ReasoningDelta(event_id=self._event_ids(), response_id=self.id, delta=text)
             case ReplyTextDelta(item_id=item_id, text=text, scores=scores):
                 if self._open is None or self._open.item.id != item_id:
-                    yield from self._begin(Message(id=item_id, role="assistant", text=""))
+                    yield from self._begin(Message(id=item_id, role="assistant", text=""), last)
                 yield self._text(text, logprobs_of(scores))
             case ReplyCallStarted(item_id=item_id, call_id=call_id, name=name):
-                yield from self._begin(FunctionCall(id=item_id, call_id=call_id, name=name, arguments=""))
+                call = FunctionCall(id=item_id, call_id=call_id, name=name, arguments="")
+                yield from self._begin(call, last)
             case ReplyArgumentsDelta(delta=delta):
                 if not self.brief:
                     yield self._arguments(delta)
@@ -176,9 +180,14 @@ class LiveResponse:
 
     # --- one item ---
 
-    def _begin(self, item: Message | FunctionCall) -> Iterator[server.ServerEvent]:
+    def _begin(
+        self, item: Message | FunctionCall, last: Callable[[], str | None]
+    ) -> Iterator[server.ServerEvent]:
         yield from self._close(complete=True)
-        before = self.item_ids[-1] if self.item_ids else None if self.brief else self._predecessor()
+        if self.item_ids or self.brief:
+            before = self.item_ids[-1] if self.item_ids else None
+        else:
+            before = last() if self._before is UNSET else self._before
         opened = self._open = _OpenItem(len(self._output), item, before)
         self.item_ids.append(item.id)
         if isinstance(item, FunctionCall):

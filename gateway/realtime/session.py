@@ -172,7 +172,7 @@ class RealtimeSession:
         self, face: RealtimeFace, session: Session, config: RealtimeConfig, replies: int = 0
     ) -> None:
         limits = face.limits
-        self.live = LiveSession(session, self)
+        self.live = LiveSession(session, self, face.sessions.turns)
         self.session = session
         self._face = face
         self._config = config
@@ -185,7 +185,7 @@ class RealtimeSession:
             bounds=session.bounds,
             names=face.names,
             conversation_id=config.conversation,
-            admit=self._admit,
+            admit=self.live.admit,
             most_characters=session.most_characters,
         )
         self.event_log = EventLog(limits, replies, lambda: session.handles.current)
@@ -403,12 +403,6 @@ class RealtimeSession:
             await self.live.cancel(response_id, reason)
 
     # --- responses ------------------------------------------------------------------------------------------
-
-    def _admit(self) -> None:
-        """Raise if no further response may begin now: the tenant has too many turns running, the key has used
-        up its limits, or the engine's queue is too long. Otherwise one request of the key is taken."""
-        self.session.check_turns()
-        self.live.admit()
 
     def _start(self, start: StartResponse) -> TurnResponse | list[server.ServerEvent]:
         """Begin the turn that ``start`` names, and run it. Returns it; or, if the session refuses it, the

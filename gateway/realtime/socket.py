@@ -38,6 +38,7 @@ from ..live.session import log_refusal
 from ..net.channel import Channel, ChannelClosed
 from ..net.outbox import Outbox, SessionOutbox
 from ..net.rates import TokenBucket
+from ..net.tasks import TaskGroup
 from ..settings import ClientLimits
 from .session import RealtimeFace, RealtimeSession
 
@@ -118,9 +119,9 @@ class RealtimeSocket:
         self._own: RealtimeSession | None = None
         self._own_outbox = self._new_outbox()
         self._attached: dict[str, AttachedSession] = {}
-        self._shared = self._attaching = False
+        self._attaching = False
         self._invalid = TokenBucket(limits.invalid_events, time.monotonic)
-        self._tasks: asyncio.TaskGroup | None = None  # while the connection is served
+        self._tasks: TaskGroup | None = None  # while the connection is served
         self._parting: WireError | None = None
 
     @property
@@ -156,7 +157,7 @@ class RealtimeSocket:
         try:
             if not self.client.resume:
                 await self._begin()
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 tasks.create_task(self._write())
                 self._tasks = tasks
                 if self._parting is not None:
@@ -320,7 +321,7 @@ class RealtimeSocket:
             self._attaching = False
         attached.session, attached.outbox.session_id = session, session.live.id
         self._attached[session.live.id] = attached
-        self._shared = session.live.resumable = True
+        self.outbox.shared = session.live.resumable = True
         try:
             await self._durable(session)
             if self._attached.get(session.live.id) is attached:
@@ -359,7 +360,7 @@ class RealtimeSocket:
         self.outbox.post([codec.encode(told)])
 
     def _new_outbox(self, session_id: str = "") -> SessionOutbox:
-        return SessionOutbox(self.outbox, lambda: self._shared, session_id)
+        return SessionOutbox(self.outbox, session_id)
 
     async def _durable(self, session: RealtimeSession) -> None:
         """Wait until the journal has the session's new handle; only then may the client see it. Raises

@@ -7,7 +7,7 @@ one that has no output yet.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 from msgspec import UNSET
@@ -22,37 +22,43 @@ from .effects import Effect, PrefillText, Send, TellCommitted
 BufferEvent: TypeAlias = client.TextAppend | client.TextReplace | client.TextClear | client.TextCommit
 
 
+class HistoryEnd(Protocol):
+    """The end of the conversation that a text is streamed into: there the text becomes an item."""
+
+    def check_call(self, call_id: str, param: str) -> None:
+        """Raise an error that names the field ``param`` if the tool call ``call_id`` cannot be answered now."""
+
+    def insert(self, item: Item, asked: str | None) -> tuple[Send, ...]:
+        """Put an item behind the one with the id ``asked``, None: at the end. Returns the events that show it,
+        or raises."""
+
+
 class IncomingText:
     """Serves the events of one conversation's text buffer.
 
-    `event_id` makes an event's id, `ids` an item's from a prefix. `check` gets a tool call's id and the name of
-    a field; if the call cannot be answered now, it raises an error that names the field. `insert` puts an item
-    at the conversation's end and returns the events that show it, or raises. Text longer than `most_characters`
-    is refused, because the model's context cannot hold it; None: no limit.
+    `event_id` makes an event's id, `ids` an item's from a prefix. Text longer than `most_characters` is
+    refused, because the model's context cannot hold it; None: no limit.
     """
 
     def __init__(
         self,
         event_id: Callable[[], str],
         ids: Callable[[str], str],
-        check: Callable[[str, str], None],
-        insert: Callable[[Item], tuple[Send, ...]],
         most_characters: int | None = None,
     ) -> None:
         self.buffer = InputTextBuffer()
         """The text that was streamed in since the last commit."""
         self._event_id = event_id
         self._ids = ids
-        self._check = check
-        self._insert = insert
         self._most = most_characters
 
-    def receive(self, event: BufferEvent) -> list[Effect]:
-        """Apply one event to the buffer. Returns the effects: what to prefill now, and the answer if the event
-        has one. Raises a `SessionError` if the event may not come now; then nothing has changed."""
+    def receive(self, event: BufferEvent, history: HistoryEnd) -> list[Effect]:
+        """Apply one event to the buffer of a conversation with this ``history``. Returns the effects: what to
+        prefill now, and the answer if the event has one. Raises a `SessionError` if the event may not come now;
+        then nothing has changed."""
         match event:
             case client.TextAppend(text=text, role=role, call_id=call_id):
-                self._check_owner(role, call_id)
+                self._check_owner(role, call_id, history)
                 self._check_length(len(self.buffer.text) + len(text))
                 self.buffer.append(text, role, call_id)
             case client.TextReplace(start=start, text=text):
@@ -62,8 +68,8 @@ class IncomingText:
                 self.buffer.clear()
                 return [PrefillText(None), Send(server.TextCleared(event_id=self._event_id()))]
             case client.TextCommit(call_id=call_id):
-                self._check_owner(None, call_id)
-                return self._commit()
+                self._check_owner(None, call_id, history)
+                return self._commit(history)
         return [PrefillText(self.buffer.item())]
 
     def answered(self, items: Sequence[Item]) -> list[Effect]:
@@ -100,19 +106,19 @@ class IncomingText:
             message = f"The model's context holds no text of more than {self._most} characters"
             raise PromptTooLong(message, param="text")
 
-    def _check_owner(self, role: Role | None, call_id: str | None) -> None:
+    def _check_owner(self, role: Role | None, call_id: str | None, history: HistoryEnd) -> None:
         self.buffer.check(role, call_id)
         if call_id is not None and not self.buffer.begun:
-            self._check(call_id, "call_id")
+            history.check_call(call_id, "call_id")
 
-    def _commit(self) -> list[Effect]:
+    def _commit(self, history: HistoryEnd) -> list[Effect]:
         """Put the text into the conversation as an item, and empty the buffer. Returns the effects. Raises if
         the text is refused; then it stays in the buffer."""
         item = self.buffer.whole()
         checked_item(item)
         item = msgspec.structs.replace(item, id=self._ids("item"))
         try:
-            added = self._insert(item)
+            added = history.insert(item, None)
         except (CallUnknown, CallAnswered) as refused:
             raise type(refused)(refused.message, param="call_id") from None
         self.buffer.clear()

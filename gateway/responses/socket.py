@@ -41,6 +41,7 @@ from ..live.transcripts import Requester
 from ..net.channel import Channel, ChannelClosed
 from ..net.outbox import Outbox
 from ..net.rates import TokenBucket
+from ..net.tasks import TaskGroup
 from ..realtime.socket import ClientIdentity
 from .face import LocalResponses, ResponsesFace
 from .frames import LaneCancel, LaneCreate, LaneEvent, LaneSteer, decoded_event
@@ -129,7 +130,7 @@ class ResponsesSocket:
         """
         slow: list[SlowReader] = []
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 tasks.create_task(self._write())
                 tasks.create_task(self._depart())
                 await self._read()

@@ -18,7 +18,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice, repeat, takewhile
+from itertools import repeat, takewhile
 from pathlib import Path
 
 from ..host.slots import PAGE
@@ -60,12 +60,12 @@ class AnswerDeadline:
         """Note that the disk process was started, or has sent a message: its time begins again."""
         self._heard, self._again = now, None
 
-    def over(self, now: float, deadlines: Iterable[float], *, opening: bool) -> bool:
-        """Whether the disk process counts as lost; ask once all that it has sent is read. ``deadlines``:
-        those of the requests that it has not answered. ``opening``: it is new, and has not sent all its keys
-        yet."""
+    def over(self, now: float, deadline: float, *, opening: bool) -> bool:
+        """Whether the disk process counts as lost; ask once all that it has sent is read. ``deadline``: the
+        first of the requests that it has not answered; infinite if there is none. ``opening``: it is new, and
+        has not sent all its keys yet."""
         away, self._looked = now > self._looked + AWAY, now
-        late = now > self._heard + OPENING if opening else any(now > deadline for deadline in deadlines)
+        late = now > (self._heard + OPENING if opening else deadline)
         if late and away and self._again is None:
             self._again = now + AWAY
         return late and (self._again is None or now > self._again)
@@ -179,10 +179,11 @@ class DiskTier:
         self._superseded: list[bytes] = []
         self._touched: dict[bytes, bool] = {}  # key: counts as used now, else is evicted first
         self._told: set[bytes] = set()  # leased keys that the disk process knows of
-        self._told_changes = 0  # of the host tier's leases
+        self._refused: list[bytes] = []
         self._stored = self._fetched = self._failed = self._lost = self._pieces = self._read = 0
         self.reading_seconds = 0.0  # that `read` took so far
         control.setblocking(False)
+        host.follow_leases()
         self._ask()
 
     def __len__(self) -> int:
@@ -295,6 +296,12 @@ class DiskTier:
         self.reading_seconds += time.perf_counter() - began
         return found
 
+    def take_refused(self) -> list[bytes]:
+        """The keys of the records that `store` began to write and that were not written, since the last
+        call."""
+        refused, self._refused = self._refused, []
+        return refused
+
     def supersede(self, key: bytes) -> None:
         """Forget a record that is on disk or on its way there: here now; the disk process is told to remove
         it with the next `store`. Does nothing if too many such messages wait for that."""
@@ -337,8 +344,8 @@ class DiskTier:
             self._ask_for_pieces(now)
             self._flush()
             if self._receive(now) and self._sock is not None:
-                deadlines = (deadline for _, deadline in self._requests.values())
-                if self._deadline.over(now, deadlines, opening=not self._ready):
+                oldest = next(iter(self._requests.values()), (None, math.inf))  # they are due in order
+                if self._deadline.over(now, oldest[1], opening=not self._ready):
                     self._lose("does not answer")
 
     def statistics(self) -> dict[str, int]:
@@ -368,16 +375,13 @@ class DiskTier:
 
     def _changed_leases(self) -> tuple[list[bytes], list[bytes]]:
         """The keys that leases began to cover, and those that they cover no longer, since the disk process
-        was told last; at most `MOST_SUPERSEDED` of each, the others later. They are noted as told. On disk,
-        leased records are evicted after all others."""
-        if self._told_changes == self._host.lease_changes:
-            return [], []
-        fresh = list(islice(self._host.leased - self._told, MOST_SUPERSEDED))
-        over = list(islice(self._told - self._host.leased, MOST_SUPERSEDED))
+        was told last; at most `MOST_SUPERSEDED`, the others later. They are noted as told. On disk, leased
+        records are evicted after all others."""
+        changed, leased = self._host.take_lease_news(MOST_SUPERSEDED), self._host.leased
+        fresh = [key for key in changed if key in leased and key not in self._told]
+        over = [key for key in changed if key not in leased and key in self._told]
         self._told.update(fresh)
         self._told.difference_update(over)
-        if MOST_SUPERSEDED not in (len(fresh), len(over)):
-            self._told_changes = self._host.lease_changes
         return fresh, over
 
     def _ask_for_pieces(self, now: float, *, full: bool = False) -> None:
@@ -453,6 +457,7 @@ class DiskTier:
             self._keys.add(message.key)
         else:
             self._failed += 1
+            self._refused.append(message.key)
 
     def _take_up(self, piece: Fetch, answer: messages.Fetched) -> None:
         self._pieces += 1
@@ -495,6 +500,7 @@ class DiskTier:
         """Free the slots of a request that will not be answered, as the disk process that had it is dead."""
         if isinstance(message, Store):
             self._storing.discard(message.key)
+            self._refused.append(message.key)
             self._host.release(message.slot)
         else:
             self._reads.give_up(message)
@@ -511,7 +517,7 @@ class DiskTier:
         self._keys.clear()  # the next one sends its own
         self._reader.forget_all()
         self._told.clear()
-        self._told_changes = -1
+        self._host.follow_leases()
         self._ask()
 
     def _ask(self) -> None:

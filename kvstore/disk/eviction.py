@@ -14,12 +14,13 @@ from ..quotas import by_largest
 
 class RecordEviction:
     """The order in which records on disk are evicted: the keys of all records, by tenant, each tenant's
-    longest unused first."""
+    longest unused first, and behind those the ones that leases cover."""
 
     def __init__(self) -> None:
-        self._queues: dict[int, OrderedDict[bytes, None]] = {}
+        self._free: dict[int, OrderedDict[bytes, None]] = {}
+        self._covered: dict[int, OrderedDict[bytes, None]] = {}
         self._tenants: dict[bytes, int] = {}
-        self._leased: set[bytes] = set()
+        self._leased: set[bytes] = set()  # keys that leases cover, also of records that are not here
 
     def __len__(self) -> int:
         return len(self._tenants)
@@ -28,55 +29,72 @@ class RecordEviction:
         return key in self._tenants
 
     def __iter__(self) -> Iterator[bytes]:
-        return chain.from_iterable(self._queues.values())
+        return chain.from_iterable(map(self._of, self.held()))
 
     def held(self) -> dict[int, int]:
         """The number of records of each tenant."""
-        return {tenant: len(queue) for tenant, queue in self._queues.items()}
+        tenants = dict.fromkeys((*self._free, *self._covered))
+        return {one: len(self._free.get(one, ())) + len(self._covered.get(one, ())) for one in tenants}
 
     def add(self, key: bytes, tenant: int) -> None:
         """Add a record of ``tenant`` that counts as used now: it is evicted after the tenant's others."""
         self.remove(key)
         self._tenants[key] = tenant
-        self._queues.setdefault(tenant, OrderedDict())[key] = None
+        self._queue_of(key).setdefault(tenant, OrderedDict())[key] = None
 
     def remove(self, key: bytes) -> None:
         """Remove a record, if it is there."""
         tenant = self._tenants.pop(key, None)
         if tenant is not None:
-            del self._queues[tenant][key]
-            if not self._queues[tenant]:
-                del self._queues[tenant]
+            queues = self._queue_of(key)
+            del queues[tenant][key]
+            if not queues[tenant]:
+                del queues[tenant]
 
     def move(self, key: bytes, *, last: bool) -> None:
         """Change a record's place among its tenant's: it is evicted after the others if ``last``, else before
         them. Does nothing if the record is not here."""
         tenant = self._tenants.get(key)
         if tenant is not None:
-            self._queues[tenant].move_to_end(key, last=last)
+            self._queue_of(key)[tenant].move_to_end(key, last=last)
 
     def lease(self, keys: Iterable[bytes], *, on: bool) -> None:
         """With ``on``, note that leases cover these keys: their records, also those that come later, are
-        evicted after all others. Without, note that no lease covers them any longer."""
-        (self._leased.update if on else self._leased.difference_update)(keys)
+        evicted after all others. Without, note that no lease covers them any longer: they have waited long,
+        and are the first of their tenants' to be evicted."""
+        for key in keys:
+            tenant = self._tenants.get(key)
+            if tenant is not None:
+                self.remove(key)
+            (self._leased.add if on else self._leased.discard)(key)
+            if tenant is not None:
+                self.add(key, tenant)
+                self.move(key, last=on)
 
     def evicted(self, count: int, coming: Iterable[int], besides: Container[bytes]) -> list[bytes]:
         """Choose ``count`` records to evict, in order (fewer, if there are not so many), to make room for new
         records. ``coming``: the tenants of these, one entry for each. None of ``besides`` is chosen. What is
         chosen stays here until `remove`."""
         held = Counter(self.held()) + Counter(coming)
-        first = by_largest(held, {t: self._keys(t, besides, leased=False) for t in self._queues})
-        last = by_largest(held, {t: self._keys(t, besides, leased=True) for t in self._queues})
-        return list(islice(chain(first, last), count))
+
+        def given_up(queues: dict[int, OrderedDict[bytes, None]]) -> Iterator[bytes]:
+            left = {t: (key for key in queue if key not in besides) for t, queue in queues.items()}
+            return by_largest(held, left)
+
+        return list(islice(chain(given_up(self._free), given_up(self._covered)), count))
 
     def surplus(self, tenant: int, most: int, coming: int, besides: Collection[bytes] = ()) -> list[bytes]:
         """The records of ``tenant``, which has a cap of ``most`` records, that must go for ``coming`` new
         ones of its own, in eviction order. ``besides``: keys that are removed anyway, and are not chosen."""
         leaving = sum(self._tenants.get(key) == tenant for key in besides)
-        staying = len(self._queues.get(tenant, ())) - leaving
-        own = (self._keys(tenant, besides, leased=leased) for leased in (False, True))
-        return list(islice(chain.from_iterable(own), max(0, staying + coming - most)))
+        staying = self.held().get(tenant, 0) - leaving
+        own = (key for key in self._of(tenant) if key not in besides)
+        return list(islice(own, max(0, staying + coming - most)))
 
-    def _keys(self, tenant: int, besides: Container[bytes], *, leased: bool) -> Iterator[bytes]:
-        queue: Iterable[bytes] = self._queues.get(tenant, ())
-        return (key for key in queue if key not in besides and (key in self._leased) == leased)
+    def _of(self, tenant: int) -> Iterator[bytes]:
+        """A tenant's records, in the order in which it gives them up."""
+        return chain(self._free.get(tenant, ()), self._covered.get(tenant, ()))
+
+    def _queue_of(self, key: bytes) -> dict[int, OrderedDict[bytes, None]]:
+        """The queues, by tenant, in one of which the record stands."""
+        return self._covered if key in self._leased else self._free

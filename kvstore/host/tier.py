@@ -7,7 +7,9 @@ checked by their xxh3 before their first use. One thread uses it; no torch, no c
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Set
+from itertools import islice
 from math import ceil
 
 import numpy as np
@@ -15,6 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from ..errors import LeakFound
 from ..quotas import FairOrder
+from ..slices import sliced
 from .slots import SlotMemory, SlotState
 
 AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
@@ -27,8 +30,8 @@ class HostTier:
     """The records in the slots of ``memory``, and the order in which they are evicted. ``owner``: a process's
     number, written into the slots that it fills or reads.
 
-    ``recheck``: bytes are hashed each time before they are read; for tests and debug. ``lease_changes``
-    counts the calls of `lease`. ``adopted``: how many records an earlier process left in the memory.
+    ``recheck``: bytes are hashed each time before they are read; for tests and debug. ``adopted``: how many
+    records an earlier process left in the memory.
 
     A record has a slot from ``reserve`` until it is dropped, and is found while that is READY or READING. If
     it is dropped while its slot is filled or read, it is found no longer, and the slot is free when that
@@ -47,11 +50,11 @@ class HostTier:
         self._tokens: dict[int, int] = {}
         self._filling: set[int] = set()
         self._readers: dict[int, int] = {}
-        self._yielding: set[int] = set()
+        self._foreseen: dict[int, bytes] = {}  # slots that `foresee` has named, with their keys then
         self._order = FairOrder(max(1, memory.slots))  # of slots that are READY
         self._promised: dict[bytes, dict[int, float]] = {}  # key: sequence with a lease: return
         self._covers: dict[int, list[bytes]] = {}
-        self.lease_changes = 0
+        self._lease_news: OrderedDict[bytes, None] | None = None  # before `follow_leases`
         self._stamp = 0  # rises with each use
         self._hits = self._misses = self._damaged = self._refused = self._dropped = 0
         self._free = self._adopt()
@@ -102,11 +105,6 @@ class HostTier:
         return self._tokens[slot]
 
     @property
-    def uses(self) -> int:
-        """A number that rises whenever the eviction order may have changed."""
-        return self._stamp + self._dropped
-
-    @property
     def free(self) -> int:
         """Number of free slots."""
         return len(self._free)
@@ -130,11 +128,18 @@ class HostTier:
 
         That holds until `touch`, which the caller calls when the device evicts them.
         """
-        self._put_first(self._order.remove_each(slots))
+        self._order.put_first(self._order.remove_each(slots))
 
-    def evicts_first(self, key: bytes) -> bool:
-        """Whether `evict_first` named the record's slot, and the record was not used since."""
-        return self._slot_of.get(key) in self._yielding
+    def foresee(self, share: int, most: int, at_once: int) -> tuple[list[bytes], list[bytes]]:
+        """Foresee which records each tenant gives up next, besides those that `evict_first` named: one in
+        ``share`` of its others, ``most`` at most. Returns the keys of those that came since the last call,
+        about ``at_once`` at most, and of those that went: they were evicted, dropped or used, or others go
+        before them. O(changes since the last call).
+        """
+        came, gone = self._order.foresee(share, most, at_once)
+        left = [self._foreseen.pop(slot) for slot in gone]
+        self._foreseen.update((slot, self._key_of[slot]) for slot in came)
+        return [self._foreseen[slot] for slot in came], left
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """Count those of these records that are here as used now. ``keys``: in the order of their sequence;
@@ -151,7 +156,6 @@ class HostTier:
         Leased records are evicted after all others, the latest expected return first. ``returns``: that of
         this sequence, in seconds.
         """
-        self.lease_changes += 1
         before, now = self._covers.pop(holder, []), list(keys)
         for key in before:
             holders = self._promised[key]
@@ -162,7 +166,10 @@ class HostTier:
             self._promised.setdefault(key, {})[holder] = returns
         if now:
             self._covers[holder] = now
-        for key in {*before, *now}:
+        changed = {*before, *now}
+        if self._lease_news is not None:
+            self._lease_news.update(dict.fromkeys(changed))
+        for key in changed:
             slot = self._slot_of.get(key)
             if slot is not None:
                 self._order.lease(slot, self._return_of(key))
@@ -171,6 +178,18 @@ class HostTier:
     def leased(self) -> Set[bytes]:
         """The keys that leases cover, also of records that are not here."""
         return self._promised.keys()
+
+    def follow_leases(self) -> None:
+        """From now on `take_lease_news` tells which leases have changed; at first, all that there are."""
+        self._lease_news = OrderedDict.fromkeys(self._promised)
+
+    def take_lease_news(self, most: int) -> list[bytes]:
+        """Up to ``most`` keys that leases began to cover, or cover no longer, since they were taken last."""
+        news = self._lease_news or OrderedDict[bytes, None]()
+        taken = list(islice(news, most))
+        for key in taken:
+            del news[key]
+        return taken
 
     def promised(self, key: bytes, besides: int | None = None) -> bool:
         """Whether a lease covers the record ``key``; that of the sequence ``besides`` does not count."""
@@ -308,27 +327,43 @@ class HostTier:
         }
 
     def audit(self) -> None:
-        """Check that the tier's own state and the memory's directory agree. O(slots): for idle moments.
+        """Check that the tier's own state and the memory's directory agree. O(slots).
 
         Raises `LeakFound`: they do not.
         """
-        memory, ranked = self.memory, set(self._order.slots())
-        ready = ranked - self._readers.keys()
-        states = memory.directory["state"]
-        expected = np.full(memory.slots, SlotState.FREE, dtype=np.uint32)
-        for slots, state in (
-            (ready, SlotState.READY),
-            (self._filling, SlotState.FILLING),
-            (self._readers, SlotState.READING),
-        ):
-            expected[list(slots)] = state
-        wrong = np.nonzero(states != expected)[0].tolist()
-        counted = len(self._free) + len(ready) + len(self._filling) + len(self._readers)
-        if wrong or counted != memory.slots or not ranked <= self._key_of.keys():
-            raise LeakFound(f"host tier: {counted} of {memory.slots} slots counted, wrong {wrong[:8]}")
-        filled = {key: slot for key, slot in self._slot_of.items() if slot not in self._filling}
-        if filled != self._here:
-            raise LeakFound(f"host tier: {len(self._here)} records can be read, {len(filled)} are filled")
+        for _ in self.audit_in_slices():
+            continue
+
+    def audit_in_slices(self) -> Iterator[None]:
+        """Audit, a slice of bounded size at a time: yields between two slices, and the tier may change
+        meanwhile. Raises `LeakFound`."""
+        states = self.memory.directory["state"]
+        for part in sliced(range(self.memory.slots)):
+            pairs = zip(part, states[part[0] : part[-1] + 1].tolist(), strict=True)
+            wrong = [
+                slot for slot, state in pairs if state != self._state_of(slot) or not self._is_known(slot)
+            ]
+            kept = sum(slot not in self._order for slot in self._readers)  # these keep their places
+            counted = len(self._free) + len(self._order) + len(self._filling) + kept
+            if wrong or counted != self.memory.slots:
+                slots = self.memory.slots
+                raise LeakFound(f"host tier: {counted} of {slots} slots counted, wrong {wrong[:8]}")
+            yield
+
+    def _state_of(self, slot: int) -> SlotState:
+        """The state that the directory should have for a slot."""
+        if slot in self._filling:
+            return SlotState.FILLING
+        if slot in self._readers:
+            return SlotState.READING
+        return SlotState.READY if slot in self._order else SlotState.FREE
+
+    def _is_known(self, slot: int) -> bool:
+        """Whether the slot's record is found by its key exactly if it is filled."""
+        key = self._key_of.get(slot)
+        if key is None:
+            return slot not in self._order
+        return self._slot_of.get(key) == slot and (self._here.get(key) == slot) is (slot not in self._filling)
 
     def _adopt(self) -> list[int]:
         """Take over the records that the memory's directory lists, from an earlier process; slots that were
@@ -360,7 +395,7 @@ class HostTier:
 
     def _evict(self, tenant: int, *, spare: bool) -> bool:
         slot = self._order.first_besides(self._readers, tenant)
-        if slot is None or (spare and (slot not in self._yielding or self._key_of[slot] in self._promised)):
+        if slot is None or (spare and not self._order.is_elsewhere(slot)):
             return False
         self._order.remove(slot)
         self._evicted.append(self._key_of[slot])
@@ -374,15 +409,7 @@ class HostTier:
         before all others of their tenants."""
         self.memory.set_stamps(slots, self._stamp + 1)
         self._stamp += len(slots)
-        self._yielding.difference_update(slots)
-        if first:
-            return self._put_first(slots)
-        return self._order.add(slots)
-
-    def _put_first(self, slots: Iterable[int]) -> None:
-        slots = list(slots)
-        self._order.put_first(slots)
-        self._yielding.update(slots)
+        (self._order.put_first if first else self._order.add)(slots)
 
     def _return_of(self, key: bytes) -> float | None:
         return min(self._promised.get(key, {}).values(), default=None)
@@ -395,7 +422,6 @@ class HostTier:
             self._here.pop(key, None)
             del self._tokens[slot]
             self._order.forget(slot)
-            self._yielding.discard(slot)
 
     def _free_slot(self, slot: int) -> None:
         self.memory.move(slot, SlotState.FREE)

@@ -7,7 +7,6 @@ decided by `preemption`, what is computed by `planner`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 
@@ -347,10 +346,10 @@ class BlockManager:
         held = {key for key, block in blocks.items() if block is not None and self.pool.references(block)}
         self.transfers.retire([key for key in sequence.names() if key not in held])
 
-    def held(self, sequences: Iterable[Sequence]) -> dict[int, int]:
-        """How many times the tables of ``sequences`` hold each block, by block. O(blocks): for audits and
-        statistics."""
-        return Counter(block for sequence in sequences for block in sequence.table.view.tolist())
+    def count_held(self, sequences: Iterable[Sequence]) -> int:
+        """How many blocks the tables of ``sequences`` hold, each counted once. O(their blocks), in arrays."""
+        tables = [sequence.table.view for sequence in sequences]
+        return len(np.unique(np.concatenate(tables))) if tables else 0
 
     def _allocate(self, count: int, sequence: Sequence) -> list[int]:
         """Allocate ``count`` blocks for the sequence, which are available. What the pool evicted for them is

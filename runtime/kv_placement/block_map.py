@@ -1,12 +1,9 @@
-"""Which tier each block of a sequence lies in, and which blocks other sequences have too. Moves nothing."""
+"""Which tier each block of a sequence lies in, and which blocks other sequences hold too. Moves nothing."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable
 from itertools import groupby
 
-from ...kvstore.keys import KeyChain
 from ..link.messages import BlockMap, KVTier, TierRun
 from ..sequence import Sequence
 from .block_manager import BlockManager
@@ -15,33 +12,20 @@ from .residency import DEVICE, DISK, HOST
 _TIERS = {DEVICE: KVTier.DEVICE, HOST: KVTier.HOST, DISK: KVTier.DISK, 0: KVTier.NONE}
 
 
-def map_blocks(sequence: Sequence, sequences: Iterable[Sequence], block_manager: BlockManager) -> BlockMap:
-    """The tier of each block of all tokens of ``sequence``, and whether other sequences have it too.
-    ``sequences``: all that are open. O(blocks + sequences)."""
+def map_blocks(sequence: Sequence, block_manager: BlockManager) -> BlockMap:
+    """The tier of each block of all tokens of ``sequence``, and whether other sequences hold it on the device
+    too. O(blocks)."""
     places = block_manager.residency.places(sequence)
-    shared = _shared_blocks(sequence, sequences)
-    flags = [at < shared for at in range(len(places))]
-    if places and len(places) == len(sequence.table):  # a fork shares the partial last block, too
-        flags[-1] = flags[-1] or block_manager.pool.references(sequence.table[len(places) - 1]) > 1
     runs = [
-        TierRun(_TIERS[place], flag, sum(1 for _ in blocks))
-        for (place, flag), blocks in groupby(zip(places, flags, strict=True))
+        TierRun(_TIERS[place], shared, sum(1 for _ in blocks))
+        for (place, shared), blocks in groupby(zip(places, _shared(sequence, block_manager), strict=False))
     ]
     return BlockMap(len(sequence.tokens), block_manager.block_tokens, runs)
 
 
-def _shared_blocks(sequence: Sequence, sequences: Iterable[Sequence]) -> int:
-    """How many of the sequence's first full blocks another one of ``sequences`` has too: the longest common
-    beginning of their keys."""
-    own, most = sequence.keys, 0
-    for other in sequences:
-        keys = other.keys
-        if other is not sequence and most < min(len(own), len(keys)) and own[most] == keys[most]:
-            most = _common(own, keys)
-    return most
-
-
-def _common(one: KeyChain, other: KeyChain) -> int:
-    """The length of the common beginning of two chains of keys, by bisection: equal keys have equal keys
-    before them."""
-    return bisect_left(range(min(len(one), len(other))), True, key=lambda at: one[at] != other[at])
+def _shared(sequence: Sequence, block_manager: BlockManager) -> list[bool]:
+    """For each block whether others hold it, in the order of the tokens; more than there are blocks."""
+    pool, own = block_manager.pool, sequence.table.view.tolist()
+    found = (pool.index.block_of(key) for key in sequence.keys[len(own) :])
+    behind = [block is not None and pool.references(block) > 0 for block in found]
+    return [pool.references(block) > 1 for block in own] + behind + [False]

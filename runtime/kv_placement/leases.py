@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
-from itertools import count
 
+from ...kvstore.priorities import Priorities
 from ...kvstore.quotas import tenant_of
 from ..link.messages import Grant, Lease, Receipt
 from ..scheduler.queues import Queues
@@ -26,7 +26,6 @@ MOST_SECONDS = 86_400.0
 USUAL_SECONDS = 300.0
 MOST_PRIORITY = 8
 LEAD_SECONDS = 0.5  # KV is restored so long before the expected return
-SPARE = 64  # outdated entries that the heap of returns may keep
 
 
 class Leases:
@@ -44,15 +43,16 @@ class Leases:
         self._queues = queues
         self._block_manager = block_manager
         self._restore = restore
-        self._held: dict[int, Sequence] = {}
-        self._ends = math.inf  # no lease ends before
-        self._expected: list[tuple[float, int, Sequence]] = []  # a heap of returns, some of them outdated
-        self._counter = count()
+        self._ends = Priorities[int]()  # ids of the sequences with a lease, by its end
+        self._expected = Priorities[int]()  # and of those that are expected back; some are back by now
+        self._blocks: Counter[int] = Counter()  # that leases cover, by tenant
+        self._records: Counter[int] = Counter()
+        self._covered_blocks = self._covered_records = 0
         roots = {block_manager.residency.root(salt): most for salt, most in settings.lease_caps.items()}
         self._caps = {tenant_of(root): most for root, most in roots.items()}
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._ends)
 
     def grant(self, sequence: Sequence, wish: Lease, now: float) -> Receipt:
         """Give the sequence the lease that ``wish`` asks for, in place of the one it has, as far as the
@@ -70,9 +70,7 @@ class Leases:
                 return Receipt(Grant.DENIED, 0, 0.0, 0.0 if wish.returns_in is None else returns_in, 0, 0)
             grant = Grant.GRANTED if (asked, back) == (0.0, returns_in) else Grant.CLIPPED
             return Receipt(grant, 0, 0.0, returns_in, 0, 0)
-        sequence.lease = GrantedLease(priority, now + ttl, now + returns_in, 0, 0)
-        self._held[sequence.id] = sequence
-        self._ends = min(self._ends, now + ttl)
+        self._set(sequence, GrantedLease(priority, now + ttl, now + returns_in, 0, 0))
         self._expect(sequence, now + returns_in, now)
         self.cover(sequence)
         tokens, below = self._covered(sequence)
@@ -90,41 +88,55 @@ class Leases:
         block_room, record_room = self._room(sequence)
         blocks = min(self._block_manager.blocks_for(len(sequence.tokens)), block_room)
         records = min(len(names), record_room)
-        sequence.lease = replace(lease, blocks=blocks, records=records)
+        self._set(sequence, replace(lease, blocks=blocks, records=records))
         self._block_manager.transfers.lease(sequence.id, names[:records], lease.returns)
 
     def end(self, sequence: Sequence) -> None:
         """End the sequence's lease, if there is one, and forget when the sequence is expected back. Its KV
         can be evicted like any other then."""
         sequence.expect_return(None)
+        self._expected.discard(sequence.id)
         if sequence.lease is not None:
-            del self._held[sequence.id]
-            sequence.lease = None
+            self._set(sequence, None)
             self._block_manager.transfers.lease(sequence.id, [], 0.0)
             self._rank(sequence)
 
     def tick(self, now: float) -> None:
         """End leases that are over, and restore sequences that are expected back soon."""
-        if now >= self._ends:
-            for sequence in list(self._held.values()):
-                if sequence.lease is not None and sequence.lease.until <= now:
-                    self.end(sequence)
-            ends = (held.lease.until for held in self._held.values() if held.lease is not None)
-            self._ends = min(ends, default=math.inf)
+        while (first := self._ends.first) is not None and self._ends[first] <= now:
+            self.end(self._queues[first])
         while self._next_return() <= now + LEAD_SECONDS:
-            self._bring_back(heappop(self._expected)[2], now)
+            sequence = self._queues[self._expected.first or 0]
+            self._expected.discard(sequence.id)
+            self._bring_back(sequence, now)
 
     def due(self, now: float) -> float | None:
         """Seconds until `tick` has something to do; None: never."""
-        next_one = min(self._ends, self._next_return() - LEAD_SECONDS)
+        first = self._ends.first
+        ends = math.inf if first is None else self._ends[first]
+        next_one = min(ends, self._next_return() - LEAD_SECONDS)
         return None if next_one == math.inf else max(0.0, next_one - now)
 
     def statistics(self) -> dict[str, float]:
         """How many leases there are, how many blocks of the device they cover, and how many records of blocks
         in the host tier."""
-        leases = [held.lease for held in self._held.values() if held.lease is not None]
-        blocks, records = sum(lease.blocks for lease in leases), sum(lease.records for lease in leases)
-        return {"leases": len(leases), "leased_blocks": blocks, "leased_records": records}
+        blocks, records = self._covered_blocks, self._covered_records
+        return {"leases": len(self), "leased_blocks": blocks, "leased_records": records}
+
+    def _set(self, sequence: Sequence, lease: GrantedLease | None) -> None:
+        """Give the sequence this lease in place of the one it has, and count what leases cover."""
+        before, tenant = sequence.lease, sequence.tenant
+        blocks = (lease.blocks if lease else 0) - (before.blocks if before else 0)
+        records = (lease.records if lease else 0) - (before.records if before else 0)
+        self._covered_blocks += blocks
+        self._covered_records += records
+        self._blocks[tenant] += blocks
+        self._records[tenant] += records
+        sequence.lease = lease
+        if lease is None:
+            self._ends.discard(sequence.id)
+        else:
+            self._ends.put(sequence.id, lease.until)
 
     def _expect(self, sequence: Sequence, returns: float | None, now: float) -> None:
         """Note that the sequence is expected back at ``returns``; None: that is not known.
@@ -134,21 +146,16 @@ class Leases:
         """
         sequence.expect_return(returns)
         if returns is not None and (sequence.lease is not None or returns > now + LEAD_SECONDS):
-            heappush(self._expected, (returns, next(self._counter), sequence))
-            if len(self._expected) > 2 * len(self._queues.sequences) + SPARE:
-                self._expected = [one for one in self._expected if self._is_expected(*one)]
-                heapify(self._expected)
+            self._expected.put(sequence.id, returns)
         self._rank(sequence)
 
     def _next_return(self) -> float:
-        while self._expected and not self._is_expected(*self._expected[0]):
-            heappop(self._expected)
-        return self._expected[0][0] if self._expected else math.inf
-
-    def _is_expected(self, returns: float, _: int, sequence: Sequence) -> bool:
-        """Whether an entry of the heap of returns still holds: the sequence is open, and expected at that
-        time."""
-        return sequence.returns == returns and self._queues.sequences.get(sequence.id) is sequence
+        """When the next sequence is expected back; infinite if none is. Those that are back are forgotten."""
+        while (first := self._expected.first) is not None:
+            if self._queues[first].returns is not None:
+                return float(self._expected[first])
+            self._expected.discard(first)
+        return math.inf
 
     def _bring_back(self, sequence: Sequence, now: float) -> None:
         """Restore a sequence that is expected back soon.
@@ -168,18 +175,16 @@ class Leases:
     def _room(self, sequence: Sequence) -> tuple[int, int]:
         """How many blocks and host slots the sequence's lease may cover: what the other leases leave of the
         budget, and of its tenant's cap."""
-        others = [
-            (held.tenant, held.lease) for held in self._held.values() if held.lease and held is not sequence
-        ]
-        own = [lease for tenant, lease in others if tenant == sequence.tenant]
-        share, cap = self._settings.lease_share, self._caps.get(sequence.tenant, sys.maxsize)
+        own, tenant = sequence.lease, sequence.tenant
+        own_blocks, own_records = (0, 0) if own is None else (own.blocks, own.records)
+        share, cap = self._settings.lease_share, self._caps.get(tenant, sys.maxsize)
         tier = self._block_manager.transfers.tier
         slots = 0 if tier is None else tier.memory.slots
-        blocks = int(share * self._settings.blocks) - sum(lease.blocks for _, lease in others)
-        records = int(share * slots) - sum(lease.records for _, lease in others)
+        blocks = int(share * self._settings.blocks) - self._covered_blocks + own_blocks
+        records = int(share * slots) - self._covered_records + own_records
         return (
-            min(blocks, cap - sum(lease.blocks for lease in own)),
-            min(records, cap - sum(lease.records for lease in own)),
+            min(blocks, cap - self._blocks[tenant] + own_blocks),
+            min(records, cap - self._records[tenant] + own_records),
         )
 
     def _covered(self, sequence: Sequence) -> tuple[int, int]:

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ...kvstore.disk.client import DiskTier
-from ...kvstore.host.tier import HostTier
 from ..sequence import Sequence
 from .block_manager import BlockManager
 from .costs import CostBook
@@ -21,8 +20,9 @@ IDLE_SECONDS = 2.0
 POLL_SECONDS = 0.002
 ABSENT_SECONDS = 0.1  # between two looks for a new disk process
 PRESSED = 8  # the host tier is nearly full with less than one slot in so many free
-LEAVING_SHARE = 4  # one in so many of the host tier's records is on disk before it is evicted
+LEAVING_SHARE = 4  # one in so many of a tenant's records in the host tier is on disk before it is evicted
 MOST_LEAVING = 1024
+FORESEEN_AT_ONCE = 64  # records that one tick looks at
 
 
 @dataclass(eq=False)
@@ -35,7 +35,9 @@ class Offload:
     _costs: CostBook | None
     _idle: OrderedDict[int, tuple[Sequence, float]] = field(default_factory=OrderedDict)
     _queue: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-    _looked: int = -1  # the host tier's `uses` when nothing was left to store
+    _leaving: OrderedDict[bytes, None] = field(
+        default_factory=OrderedDict
+    )  # to store before they are evicted
 
     def rest(self, sequence: Sequence, now: float) -> None:
         """Note that a turn of the sequence ended: `tick` queues its records for the disk after
@@ -103,7 +105,7 @@ class Offload:
             return None
         if not self.disk.ready:
             return ABSENT_SECONDS
-        if self.disk.waiting or self._queue:
+        if self.disk.waiting or self._queue or self._leaving:
             return POLL_SECONDS
         if self._idle:
             _, since = next(iter(self._idle.values()))
@@ -113,7 +115,8 @@ class Offload:
     @property
     def busy(self) -> bool:
         """Whether there is a disk process, and either it owes answers or records wait to be sent to it."""
-        return self.disk is not None and self.disk.ready and (self.disk.waiting or bool(self._queue))
+        waits = bool(self._queue or self._leaving)
+        return self.disk is not None and self.disk.ready and (self.disk.waiting or waits)
 
     def statistics(self) -> dict[str, float]:
         """The statistics of the disk tier (`DiskTier.statistics`), and how many records wait to be sent to it;
@@ -121,25 +124,22 @@ class Offload:
         if self.disk is None:
             return {}
         disk = {f"disk_{name}": value for name, value in self.disk.statistics().items()}
-        return {**disk, "disk_queue": len(self._queue)}
-
-    def _leaving(self, tier: HostTier, disk: DiskTier) -> list[bytes]:
-        """Keys of records to send to disk ahead of the need: those that the host tier evicts next and that
-        are not on disk, as many as the disk takes now."""
-        most = min(MOST_LEAVING, max(disk.room, tier.memory.slots // LEAVING_SHARE))
-        leaving = self._block_manager.transfers.foresee_evictions(most)
-        return [key for key in leaving if not disk.stored(key)][: disk.room]
+        return {**disk, "disk_queue": len(self._queue) + len(self._leaving)}
 
     def _send_down(self, disk: DiskTier, now: float) -> None:
-        tier = self._block_manager.transfers.tier
-        if tier is not None and not self._queue and tier.free * PRESSED < tier.memory.slots:
-            if self._looked != tier.uses:
-                self.send(self._leaving(tier, disk))
-            if not self._queue:
-                self._looked = tier.uses
+        transfers = self._block_manager.transfers
+        tier, refused = transfers.tier, disk.take_refused()
+        if tier is not None and tier.free * PRESSED < tier.memory.slots:
+            came, gone = transfers.foresee_evictions(LEAVING_SHARE, MOST_LEAVING, FORESEEN_AT_ONCE)
+            for key in gone:
+                self._leaving.pop(key, None)
+            coming = (*filter(transfers.foresees, refused), *came)
+            self._leaving.update(dict.fromkeys(key for key in coming if not disk.stored(key)))
         unsaved: list[bytes] = []
         while self._queue and disk.room > 0:
             key, _ = self._queue.popitem(last=False)
-            if not disk.store(key, now) and self._block_manager.transfers.saving(key):
+            if not disk.store(key, now) and transfers.saving(key):
                 unsaved.append(key)
         self._queue.update(dict.fromkeys(unsaved))
+        while self._leaving and disk.room > 0:
+            disk.store(self._leaving.popitem(last=False)[0], now)

@@ -8,9 +8,10 @@ is found after it. Without a tier every method does nothing.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, starmap
+from itertools import starmap
 
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
@@ -43,9 +44,10 @@ class Transfers:
     loaded: int = 0
     _wanted: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # (block, tokens), saved next
     _spare: set[bytes] = field(default_factory=set)  # of those: saved only if no record is evicted for them
-    _staying: dict[bytes, int] = field(default_factory=dict)  # full blocks, here until `evicted`; spare, too
+    # Full blocks, here until `evicted`; spare, too. OrderedDict: its first is O(1) even after deletions.
+    _staying: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
     _loads: list[BlockLoad] = field(default_factory=list)
-    _leaving: dict[bytes, None] = field(default_factory=dict)  # see `foresee_evictions`
+    _leaving: set[bytes] = field(default_factory=set)  # see `foresee_evictions`
     _tenants: dict[int, int] = field(default_factory=dict)  # by block: of its content when sealed or loaded
 
     @property
@@ -84,9 +86,9 @@ class Transfers:
         self._tenants.update(dict.fromkeys(blocks, tenant))
 
     def pending(self) -> set[int]:
-        """The blocks that wait to be saved or loaded: nothing but a plan may write them."""
-        saved = {block for block, _ in self._wanted.values()} | set(self._staying.values())
-        return saved | {load.block for load in self._loads}
+        """The blocks that the plan being made saves or loads: nothing but a plan may write them. Those that
+        stay on the device are not among them: they cannot be allocated before `evicted`."""
+        return {block for block, _ in self._wanted.values()} | {load.block for load in self._loads}
 
     def checked(self, keys: Iterable[bytes]) -> list[int]:
         """The slots of the leading records of ``keys`` that the host tier holds, up to the first that it does
@@ -140,23 +142,30 @@ class Transfers:
         self._note_evicted()
         return fetching
 
-    def foresee_evictions(self, most: int) -> list[bytes]:
-        """Keys of up to ``most`` records that the host tier evicts next and that the device does not have.
+    def foresee_evictions(self, share: int, most: int, at_once: int) -> tuple[list[bytes], list[bytes]]:
+        """Foresee which records the host tier evicts next that the device does not have: of each tenant's one
+        in ``share``, ``most`` at most. Returns the keys of those that came since the last call, about
+        ``at_once`` at most, and of those that are foreseen no longer. O(changes since the last call).
 
-        On disk they count as used now, and not again when the host tier evicts them. Records that were
-        foreseen by the last call, but are not any more, are evicted first on disk if a tier above has them.
+        On disk they count as used now, and not again when the host tier evicts them. Those that are foreseen
+        no longer are evicted first on disk if a tier above has them.
         """
-        tier, disk = self.tier, self.disk
+        tier, disk, block_of = self.tier, self.disk, self._block_of
         assert tier is not None and disk is not None
-        alone = (key for key in tier.in_order() if self._block_of(key) is None and not tier.evicts_first(key))
-        before, leaving = self._leaving, dict.fromkeys(islice(alone, most))
-        kept = (key for key in before if key not in leaving)
-        disk.evict_first(key for key in kept if key in tier or self._block_of(key) is not None)
-        for key in leaving:
-            if key not in before:
-                disk.touch(key)
-        self._leaving = leaving
-        return list(leaving)
+        came, gone = tier.foresee(share, most, at_once)
+        self._leaving.difference_update(gone)
+        disk.evict_first(key for key in gone if key in tier or block_of(key) is not None)
+        here, alone = tier.here, [key for key in came if block_of(key) is None]
+        # The others gave way before: they are on the device too, as they were used or computed again there.
+        tier.evict_first(here[key] for key in came if block_of(key) is not None)
+        for key in alone:
+            disk.touch(key)
+        self._leaving.update(alone)
+        return alone, gone
+
+    def foresees(self, key: bytes) -> bool:
+        """Whether `foresee_evictions` has named the record, and it is still foreseen."""
+        return key in self._leaving
 
     def _note_evicted(self) -> None:
         """Tell the disk tier which records the host tier has evicted: there they count as used now.
@@ -215,8 +224,7 @@ class Transfers:
         elif not self._beside and any(row.sampling is not None for row in rows):
             left = min(max(FEW, -(-left // PART)), MANY)
         while self._staying and left:
-            key = next(iter(self._staying))
-            block = self._staying.pop(key)
+            key, block = self._staying.popitem(last=False)
             if self._block_of(key) == block:
                 left -= 1
                 yield key, block
@@ -250,7 +258,7 @@ class Transfers:
         tier = {f"host_{name}": value for name, value in self.tier.statistics().items()}
         return {**tier, "host_saved": self.saved, "host_loaded": self.loaded}
 
-    def audit(self) -> None:
-        """Check the host tier's state. Raises `LeakFound`."""
+    def audit_in_slices(self) -> Iterator[None]:
+        """Check the host tier's state, a slice at a time (`HostTier.audit_in_slices`). Raises `LeakFound`."""
         if self.tier is not None:
-            self.tier.audit()
+            yield from self.tier.audit_in_slices()

@@ -331,8 +331,8 @@ class KVTier(StrEnum):
 
 
 class TierRun(msgspec.Struct, frozen=True, array_like=True):
-    """``count`` consecutive blocks of a sequence in one tier. ``shared``: another open sequence has the same
-    blocks."""
+    """``count`` consecutive blocks of a sequence in one tier. ``shared``: another open sequence holds the same
+    blocks on the device."""
 
     tier: KVTier
     shared: bool

@@ -1,16 +1,17 @@
-"""Idle sequences that may hold blocks without a lease, in the order in which they lose them.
+"""Idle sequences that may hold blocks, in the order in which they lose them.
 
-The sequence that is likely to stay away longest goes first. A sequence that has said when it returns is away
-until then; one that is overdue by t seconds is assumed to need another t. A sequence that has said nothing is
-assumed to stay away for `USUAL_ABSENCE`, and as long again as it has been away already. So among these the
-longest unused goes first, and where no sequence says anything that is the whole order. Knows no leases.
+Of those without a lease the one that is likely to stay away longest goes first. A sequence that has said when
+it returns is away until then; one that is overdue by t seconds is assumed to need another t. A sequence that
+has said nothing is assumed to stay away for `USUAL_ABSENCE`, and as long again as it has been away already. So
+among these the longest unused goes first, and where no sequence says anything that is the whole order. Of
+those with a lease the latest expected return goes first. Changes take O(log sequences).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator
 
+from ...kvstore.priorities import Priorities
 from ..sequence import Sequence
 
 USUAL_ABSENCE = 120.0
@@ -25,47 +26,96 @@ class IdleEviction:
     ``Sequence.used`` and ``Sequence.returns``."""
 
     def __init__(self) -> None:
-        # By id: the sequence, whether its return is known, and the time it is ordered by.
-        self._places: dict[int, tuple[Sequence, bool, float]] = {}
-        self._unknown: list[tuple[float, int]] = []  # by time of last use, the longest unused first
-        self._expected: list[tuple[float, int]] = []  # by time of return, the soonest first
+        self._sequences: dict[int, Sequence] = {}
+        self._unknown = Priorities[int]()  # ids by time of last use, the longest unused first
+        self._soonest = Priorities[int]()  # ids by time of return
+        self._latest = Priorities[int]()  # the same ones, the other way round
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._sequences)
 
     def __contains__(self, seq: int) -> bool:
-        return seq in self._places
+        return seq in self._sequences
 
     def __iter__(self) -> Iterator[Sequence]:
         """All sequences here, in no particular order. None may be put in or taken out meanwhile."""
-        return (sequence for sequence, _, _ in self._places.values())
+        return iter(self._sequences.values())
 
     @property
     def expected(self) -> int:
         """How many of the sequences here have said when they return."""
-        return len(self._expected)
+        return len(self._soonest)
 
     def put(self, sequence: Sequence) -> None:
         """Insert an idle sequence. Its place follows from the time at which it is expected back (``returns``),
         or if that is not known, from its last use (``used``). If it is here already, it moves to its new
         place."""
         self.discard(sequence.id)
-        expected = sequence.returns is not None
-        time = sequence.used if sequence.returns is None else sequence.returns
-        self._places[sequence.id] = sequence, expected, time
-        insort(self._expected if expected else self._unknown, (time, sequence.id))
+        self._sequences[sequence.id] = sequence
+        if sequence.returns is None:
+            self._unknown.put(sequence.id, sequence.used)
+        else:
+            self._soonest.put(sequence.id, sequence.returns)
+            self._latest.put(sequence.id, -sequence.returns)
 
     def discard(self, seq: int) -> None:
         """Remove the sequence with the id ``seq``, if it is here: it holds no blocks, is not idle, or has a
         lease."""
-        place = self._places.pop(seq, None)
-        if place is not None:
-            _, expected, time = place
-            order = self._expected if expected else self._unknown
-            del order[bisect_left(order, (time, seq))]
+        if self._sequences.pop(seq, None) is not None:
+            for order in (self._unknown, self._soonest, self._latest):
+                order.discard(seq)
 
     def longest(self, now: float) -> Sequence:
         """The sequence that is likely to stay away longest from ``now`` on; there must be one."""
-        away = [(USUAL_ABSENCE + now - used, seq) for used, seq in self._unknown[:1]]
-        away += [(abs(returns - now), seq) for returns, seq in (*self._expected[:1], *self._expected[-1:])]
-        return self._places[max(away)[1]][0]
+        unused, soon, late = self._unknown.first, self._soonest.first, self._latest.first
+        away = [] if unused is None else [(USUAL_ABSENCE + now - self._unknown[unused], unused)]
+        away += [(abs(self._soonest[seq] - now), seq) for seq in (soon, late) if seq is not None]
+        return self._sequences[max(away)[1]]
+
+
+class LeasedIdle:
+    """Idle sequences with a lease that may hold blocks, in the order in which they lose them: the one with the
+    latest expected return first."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[int, Sequence] = {}
+        self._latest = Priorities[int]()  # ids by time of return, the latest first
+        self._beyond = Priorities[int]()  # those of them that may hold more than their leases cover
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._sequences
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All sequences here, in no particular order. None may be put in or taken out meanwhile."""
+        return iter(self._sequences.values())
+
+    def put(self, sequence: Sequence) -> None:
+        """Insert an idle sequence with a lease. If it is here already, it moves to its new place."""
+        assert sequence.lease is not None
+        self._sequences[sequence.id] = sequence
+        for order in (self._latest, self._beyond):
+            order.put(sequence.id, -sequence.lease.returns)
+
+    def discard(self, seq: int) -> None:
+        """Remove the sequence with the id ``seq``, if it is here."""
+        if self._sequences.pop(seq, None) is not None:
+            self._latest.discard(seq)
+            self._beyond.discard(seq)
+
+    def take_beyond(self) -> Sequence | None:
+        """The sequence with the latest return of those that may hold blocks beyond what their leases cover;
+        None if there is none. It does not count as one of these before it is put here again."""
+        seq = self._beyond.first
+        if seq is None:
+            return None
+        self._beyond.discard(seq)
+        return self._sequences[seq]
+
+    @property
+    def latest(self) -> Sequence | None:
+        """The sequence with the latest expected return; None if there is none."""
+        seq = self._latest.first
+        return None if seq is None else self._sequences[seq]

@@ -51,7 +51,7 @@ class PendingMoves:
     _restore: Restore
     _disk: DiskTier | None
     _send: Callable[[Iterable[bytes]], None]
-    _running: list[PendingMove] = field(default_factory=list)
+    _running: dict[int, PendingMove] = field(default_factory=dict)  # by request
     _answers: list[VerbReply] = field(default_factory=list)
 
     @property
@@ -75,15 +75,15 @@ class PendingMoves:
 
     def follow(self, move: PendingMove) -> None:
         """Add ``move`` to the verbs that `tick` looks at, until it is answered."""
-        self._running.append(move)
+        self._running[move.request] = move
 
     def tick(self, now: float, *, idle: bool) -> None:
         """Look at each waiting verb: if its move is done, or `PATIENCE_SECONDS` are over, make its reply,
         which `answers` returns. ``idle``: nothing is in flight, and nothing can be planned."""
-        for move in list(self._running):
+        for move in list(self._running.values()):
             over = self._is_down(move, now) if move.settling else self._is_up(move, idle=idle)
             if over or now > move.since + PATIENCE_SECONDS:
-                self._running.remove(move)
+                del self._running[move.request]
                 moved = self._found_where(move, now) if move.settling else self._came_from(move, now)
                 self._answers.append(VerbReply(move.request, move.sequence.state, moved=moved))
 

@@ -65,7 +65,7 @@ class Planner:
         self._preemption.admit()
         suspect = next((sequence for sequence in queues.running.values() if sequence.isolated), None)
         if suspect is not None:
-            if any(other.in_flight for other in queues.sequences.values() if other is not suspect):
+            if any(step not in suspect.in_flight for step in self._pool.in_flight):
                 return None  # wait for the steps in flight: the suspect shares no step
             plan = self.plan_alone(suspect, now)
             if plan is not None or suspect.in_flight:

@@ -118,7 +118,7 @@ class Preemption:
                 return None
         running = [turn for turn in running if turn not in gone]
         displaced = self._policy.displaced(head, running, by_tokens=True)
-        while not self._fits(head, running, gone):
+        while not self._fits(head, running):
             turn = next(displaced, None)
             if turn is None:
                 return None
@@ -126,9 +126,9 @@ class Preemption:
             gone.append(turn)
         return gone
 
-    def _fits(self, head: Sequence, running: list[Sequence], gone: list[Sequence]) -> bool:
+    def _fits(self, head: Sequence, running: list[Sequence]) -> bool:
         """Estimate whether there are blocks for all tokens of the waiting turn ``head`` and of the turns in
-        ``running``, if other sequences and the turns in ``gone`` give up theirs.
+        ``running``, if all other sequences give up theirs.
 
         A block that idle sequences share is counted once for each of them, so the answer may be wrong. A turn
         that is admitted too early is preempted later. The turn that runs first takes what it needs, so there
@@ -137,23 +137,8 @@ class Preemption:
         needed = self._missing(head)
         if running:
             needed += self._settings.watermark_blocks + sum(map(self._missing, running))
-        found = self._pool.available
-        others = (waiting for waiting in self._queues.waiting if waiting is not head)
-        queues = self._queues
-        holders = chain(
-            queues.restoring.values(),
-            queues.idle_eviction,
-            queues.leased.values(),
-            queues.compiling.values(),
-            others,
-            gone,
-        )
-        while found < needed:
-            holder = next(holders, None)
-            if holder is None:
-                return False
-            found += len(holder.table)
-        return True
+        own = len(head.table) + sum(len(turn.table) for turn in running)
+        return self._pool.available + self._pool.references_held - own >= needed
 
     def _missing(self, sequence: Sequence) -> int:
         """How many more blocks the sequence's table needs for all its tokens."""
@@ -168,9 +153,9 @@ class Preemption:
         if sequence.id in self._queues.restoring:
             behind = takewhile(lambda other: other is not sequence, coming_up)
             return self._take(blocks, chain(self._ends(blocks, behind), self._idle(blocks, now)))
-        later = chain(self._queues.compiling.values(), reversed(self._queues.waiting))
-        whole = ((holder, 0) for holder in later)
-        return self._take(blocks, chain(self._ends(blocks, coming_up), self._idle(blocks, now), whole))
+        return self._take(
+            blocks, chain(self._ends(blocks, coming_up), self._idle(blocks, now), self._whole())
+        )
 
     def preempt(self, blocks: int, sequence: Sequence) -> None:
         """Make ``blocks`` blocks available, now or when the steps in flight are done, by preempting running
@@ -210,12 +195,21 @@ class Preemption:
         idle = self._queues.idle_eviction
         while idle:
             yield from self._ends(blocks, iter([self._policy.idle_victim(idle, idle.longest(now), now)]))
-        leased = [(held, held.lease) for held in self._queues.leased.values() if held.lease is not None]
-        leased.sort(key=lambda pair: pair[1].returns, reverse=True)
-        size = self._block_manager.block_tokens  # a block behind `computed` goes with the rest
-        beyond = [(held, lease.blocks) for held, lease in leased if held.computed > lease.blocks * size]
-        yield from beyond
-        yield from self._ends(blocks, (held for held, _ in leased))
+        leased, size = self._queues.leased, self._block_manager.block_tokens
+        while (held := leased.take_beyond()) is not None:
+            if held.lease is not None and held.computed > held.lease.blocks * size:
+                yield held, held.lease.blocks  # a block behind `computed` goes with the rest
+        while (held := leased.latest) is not None:
+            yield from self._ends(blocks, iter([held]))
+
+    def _whole(self) -> Iterator[_Victim]:
+        """Yield the turns with a grammar that is being compiled as victims, then the waiting ones."""
+        yield from ((holder, 0) for holder in self._queues.compiling.values())
+        waiting = self._queues.waiting_holders
+        while waiting:
+            last = waiting.last
+            yield last, 0
+            self._queues.holds_nothing(last)
 
     def _before(self, blocks: int, sequence: Sequence, now: float) -> Iterator[_Victim]:
         """Yield, as victims, the idle sequences that give up blocks before ``sequence``, an idle one itself,

@@ -17,6 +17,7 @@ before it, and no turn is overtaken forever.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import chain
@@ -24,7 +25,7 @@ from itertools import chain
 from ..errors import SequenceUnknown
 from ..sequence import Sequence, Turn, TurnPlace
 from ..stats import Counters
-from .idle_eviction import IdleEviction
+from .idle_eviction import IdleEviction, LeasedIdle
 from .policy import FirstComeFirstServed, Policy
 
 HEAD_START = 32
@@ -32,43 +33,50 @@ HEAD_START = 32
 
 
 class WaitingTurns:
-    """The waiting turns, in one or more lines. A line is a queue in the policy's order; `Policy.line` says in
-    which a turn waits (under fair shares each tenant has its own). A line that becomes empty is removed."""
+    """Waiting turns, in one or more lines. A line is a queue in the policy's order; `Policy.line` says in which
+    a turn waits (under fair shares each tenant has its own). A line that becomes empty is removed."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._lines: dict[int, list[Sequence]] = {}
+        self._length = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
-
-    def __bool__(self) -> bool:
-        return bool(self._lines)
+        return self._length
 
     def __iter__(self) -> Iterator[Sequence]:
         return chain.from_iterable(self._lines.values())
-
-    def __reversed__(self) -> Iterator[Sequence]:
-        """All waiting turns, the last line first, and each line from its end to its front."""
-        return chain.from_iterable(map(reversed, reversed(self._lines.values())))
 
     @property
     def heads(self) -> list[Sequence]:
         """The first turn of each line: those that may be admitted next."""
         return [line[0] for line in self._lines.values()]
 
+    @property
+    def last(self) -> Sequence:
+        """The last turn of the last line; there must be one."""
+        return next(reversed(self._lines.values()))[-1]
+
     def add(self, sequence: Sequence, step: int) -> None:
         """Add a turn to its line, at its place in the policy's order. ``step``: how many steps were planned
         so far."""
-        line = self._policy.line(sequence)
-        there = self._lines.get(line, [])
-        self._lines[line] = self._policy.order([*there, sequence], step) if there else [sequence]
+        there = self._lines.setdefault(self._policy.line(sequence), [])
+        self._length += 1
+
+        def goes_before(other: Sequence) -> bool:
+            return self._policy.order([other, sequence], step)[0] is sequence
+
+        if self._policy.steady:  # the line is in order, whatever came since
+            there.insert(bisect_left(there, True, key=goes_before), sequence)
+        else:
+            there[:] = self._policy.order([*there, sequence], step)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a turn from its line. Raises ``ValueError`` if it does not wait."""
         line = self._policy.line(sequence)
         there = self._lines.get(line, [])
         there.remove(sequence)
+        self._length -= 1
         if not there:
             del self._lines[line]
 
@@ -84,13 +92,13 @@ class Queues:
     many steps were planned.
 
     ``sequences``: all, by id; ``running``: those with a running turn, by id, in the policy's order;
-    ``waiting``: the waiting turns. ``idle_eviction``: idle sequences without a lease that may hold blocks;
-    ``leased``: idle sequences with a lease. ``prefill``: idle sequences with tokens to compute, in the order
-    of their verbs, but leased ones and those with a turn expected first. ``restoring``: turns with KV that is
-    being restored from disk, in the order in which they began; they are not waiting or running yet.
-    ``staged``: idle sequences with KV that is being restored from disk. ``compiling``: turns with a grammar
-    that is being compiled; they are not waiting or running yet, and keep their blocks unless other turns need
-    them.
+    ``waiting``: the waiting turns; ``waiting_holders``: those of them that may hold blocks.
+    ``idle_eviction``: idle sequences without a lease that may hold blocks; ``leased``: idle sequences with a
+    lease. ``prefill``: idle sequences with tokens to compute, in the order of their verbs, but leased ones
+    and those with a turn expected first. ``restoring``: turns with KV that is being restored from disk, in
+    the order in which they began; they are not waiting or running yet. ``staged``: idle sequences with KV
+    that is being restored from disk. ``compiling``: turns with a grammar that is being compiled; they are not
+    waiting or running yet, and keep their blocks unless other turns need them.
     """
 
     def __init__(self, policy: Policy | None = None, counters: Counters | None = None) -> None:
@@ -99,8 +107,10 @@ class Queues:
         self.sequences: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         self.waiting = WaitingTurns(self._policy)
+        self.waiting_holders = WaitingTurns(self._policy)
+        self._holders: set[int] = set()  # their ids
         self.idle_eviction = IdleEviction()
-        self.leased: OrderedDict[int, Sequence] = OrderedDict()
+        self.leased = LeasedIdle()
         self.prefill: OrderedDict[int, Sequence] = OrderedDict()
         self.restoring: dict[int, Sequence] = {}
         self.staged: dict[int, Sequence] = {}
@@ -132,18 +142,15 @@ class Queues:
     def rank(self, sequence: Sequence) -> None:
         """Put an idle sequence, which may hold blocks, at its place in the order of eviction: into `leased`
         if it has a lease, else into `idle_eviction`."""
-        self.leased.pop(sequence.id, None)
-        if sequence.lease is None:
-            self.idle_eviction.put(sequence)
-        else:
-            self.idle_eviction.discard(sequence.id)
-            self.leased[sequence.id] = sequence
+        leased = sequence.lease is not None
+        (self.idle_eviction if leased else self.leased).discard(sequence.id)
+        (self.leased if leased else self.idle_eviction).put(sequence)
 
     def taken(self, sequence: Sequence) -> None:
         """Note that an idle sequence has lost its KV: it is not in the order of eviction any more, and is
         neither prefilled nor restored before it is used again."""
         self.idle_eviction.discard(sequence.id)
-        self.leased.pop(sequence.id, None)
+        self.leased.discard(sequence.id)
         self.prefill.pop(sequence.id, None)
         self.staged.pop(sequence.id, None)
 
@@ -168,6 +175,7 @@ class Queues:
         self._arrange_running()
         if not self._policy.steady:
             self.waiting.arrange(self._counters.steps)
+            self.waiting_holders.arrange(self._counters.steps)
 
     def lead(self, sequence: Sequence) -> None:
         """Give the first place, which is never preempted, to a running turn until it ends."""
@@ -176,7 +184,7 @@ class Queues:
 
     def admit(self, sequence: Sequence) -> None:
         """Move a waiting turn to the running ones, to its place in their order."""
-        self.waiting.remove(sequence)
+        self._wait_no_longer(sequence)
         self.running[sequence.id] = sequence
         self._arrange_running()
 
@@ -193,6 +201,19 @@ class Queues:
 
     def _await(self, sequence: Sequence) -> None:
         self.waiting.add(sequence, self._counters.steps)
+        if len(sequence.table):
+            self.waiting_holders.add(sequence, self._counters.steps)
+            self._holders.add(sequence.id)
+
+    def _wait_no_longer(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self.holds_nothing(sequence)
+
+    def holds_nothing(self, sequence: Sequence) -> None:
+        """Note that a sequence, if it is a waiting turn, holds no blocks any more."""
+        if sequence.id in self._holders:
+            self._holders.remove(sequence.id)
+            self.waiting_holders.remove(sequence)
 
     def _arrange_running(self) -> None:
         if len(self.running) < 2:
@@ -208,7 +229,7 @@ class Queues:
             if away.pop(sequence.id, None) is not None:
                 break
         else:
-            self.waiting.remove(sequence)
+            self._wait_no_longer(sequence)
         self.touch(sequence, now)
 
     def defer(self, sequence: Sequence) -> None:

@@ -17,7 +17,7 @@ clock, chosen by the caller.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import asdict
 
@@ -310,8 +310,7 @@ class Scheduler:
             tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
             self._check_context(len(tokens))
             sequence = Sequence(0, self._block_manager.residency.root(verb.salt), TokenList(tokens))
-        blocks = map_blocks(sequence, self._queues.sequences.values(), self._block_manager)
-        return VerbReply(verb.request, blocks=blocks)
+        return VerbReply(verb.request, blocks=map_blocks(sequence, self._block_manager))
 
     # --- steps ------------------------------------------------------------------------------------------
 
@@ -397,7 +396,7 @@ class Scheduler:
             "sequences": len(queues.sequences),
             "running": len(queues.running),
             "waiting": len(queues.waiting),
-            "running_blocks": len(self._block_manager.held(queues.running.values())),
+            "running_blocks": self._block_manager.count_held(queues.running.values()),
             "idle_holding": len(queues.idle_eviction) + len(queues.leased),
             "idle_expected": queues.idle_eviction.expected,
             "idle_prefill": len(queues.prefill),
@@ -419,8 +418,15 @@ class Scheduler:
 
         Raises `LeakFound`: they do not agree.
         """
-        self.pool.audit(self._block_manager.held(self._queues.sequences.values()))
-        self._transfers.audit()
+        for _ in self.audit_in_slices():
+            continue
+
+    def audit_in_slices(self) -> Iterator[None]:
+        """Audit, a slice of bounded size at a time: yields between two slices. Drop it if a verb was applied
+        or `BlockPool.version` is another one by then. Raises `LeakFound`."""
+        tables = (sequence.table.view for sequence in self._queues.sequences.values())
+        yield from self.pool.audit_in_slices(tables)
+        yield from self._transfers.audit_in_slices()
 
     # --- parts of verbs ---------------------------------------------------------------------------------
 

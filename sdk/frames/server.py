@@ -349,7 +349,7 @@ class SessionSettled(OwnFrame, frozen=True, tag="session.settled"):
 class BlockCounts(msgspec.Struct, kw_only=True, frozen=True):
     """Blocks by the fastest tier that has them; `none`: in no tier. These four make up `total`.
 
-    `shared`: how many of them another open session has too.
+    `shared`: how many of them another open session holds too.
     """
 
     device: int
@@ -361,8 +361,8 @@ class BlockCounts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class BlockRun(msgspec.Struct, kw_only=True, frozen=True):
-    """`count` consecutive blocks in one tier. `shared`: another open session has the same blocks, by a fork or
-    because it begins with the same text."""
+    """`count` consecutive blocks in one tier. `shared`: another open session holds the same blocks on the
+    device, by a fork or because it begins with the same text."""
 
     tier: Literal["device", "host", "disk", "none"]
     shared: bool

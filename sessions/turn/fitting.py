@@ -31,19 +31,18 @@ Unit: TypeAlias = list[int]
 
 @dataclass(frozen=True, slots=True)
 class FittedPrompt:
-    """The result of trying one prompt: its ``draft`` (the prompt in tokens), or the error that says why there
-    is none.
+    """The result of trying one prompt: its ``draft`` (the prompt in tokens), or why there is none.
 
     ``tokens``: the length of the prompt, or a lower bound if there is no draft. ``ids``: the prompt's token
-    ids. ``fault``: the error, if the prompt is too long to tokenize. ``places``: indexes of the script's
-    segments (items and replies) that are left out. ``gone``: how many tokens that saves. ``instructions``: the
-    number of tokens before the first item; 0 if nothing is left out.
+    ids. ``refusal``: the error's message, if the prompt is too long to tokenize. ``places``: indexes of the
+    script's segments (items and replies) that are left out. ``gone``: how many tokens that saves.
+    ``instructions``: the number of tokens before the first item; 0 if nothing is left out.
     """
 
     tokens: int
     draft: Draft | None = None
     ids: Ids = field(default_factory=lambda: NONE)
-    fault: PromptTooLong | None = None
+    refusal: str | None = None
     places: tuple[int, ...] = ()
     gone: int = 0
     instructions: int = 0
@@ -51,8 +50,8 @@ class FittedPrompt:
     def checked(self, max_context: int) -> Draft:
         """The draft. Raises ``PromptTooLong`` if there is none, or if the context has no room for a token
         behind it."""
-        if self.fault is not None:
-            raise self.fault
+        if self.refusal is not None:
+            raise PromptTooLong(self.refusal, self.tokens, max_context)
         if self.draft is None or self.tokens >= max_context:
             raise PromptTooLong.of(f"it has {self.tokens} tokens", max_context, self.tokens)
         return self.draft
@@ -109,7 +108,7 @@ class PromptFit:
                 break
             if step:
                 left = self._step_taken(step, places, sizes, wanted, stopped)
-        if left.fault is not None or left.tokens >= self._max_context:
+        if left.refusal is not None or left.tokens >= self._max_context:
             told = f"without all older turns it still has {left.tokens} tokens or more: delete its last item"
             raise PromptTooLong.of(f"{told} or send a shorter one", self._max_context, left.tokens)
         if not places:
@@ -169,7 +168,7 @@ class PromptFit:
         try:
             draft = self._renderer.draft(script, self._max_context, stopped)
         except PromptTooLong as fault:
-            return FittedPrompt(max(fault.tokens, self._max_context), fault=fault)
+            return FittedPrompt(max(fault.tokens, self._max_context), refusal=fault.message)
         ids = draft.tokens()
         return FittedPrompt(len(ids), draft, ids)
 

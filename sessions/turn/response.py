@@ -54,8 +54,8 @@ class TurnResponse:
     raise ``PromptTooLong``, ``TemplateFailed`` or ``EngineUnavailable`` before the first event; then nothing
     has changed. After ``ReplyStarted`` every outcome is a ``ReplyDone``. It has one reader.
 
-    ``request``: the request, with its grammar. ``ended`` is called when the turn is over. ``whole_calls``: a
-    call's arguments are delivered at its end, not while they are sampled.
+    ``request``: the request, with its grammar. ``ended`` is called with the response when the turn is over.
+    ``whole_calls``: a call's arguments are delivered at its end, not while they are sampled.
 
     The other parameters are for a response that was interrupted. ``said``, ``logprobs``: the ids that it has
     already, and their log probabilities; their events are repeated with the same ids of items, and the reply
@@ -70,7 +70,7 @@ class TurnResponse:
         placed: Placed,
         response_id: str | None = None,
         *,
-        ended: Callable[[], None] = lambda: None,
+        ended: Callable[[TurnResponse], None] = lambda response: None,
         said: Ids = NONE,
         logprobs: Sequence[TokenLogprob] = (),
         cut: tuple[str, int] | None = None,
@@ -131,7 +131,7 @@ class TurnResponse:
                 self._branch.history.abort_turn(self._turn)
             self._branch.history.record(refused(self.id, fault))
         finally:
-            self._ended()
+            self._ended(self)
 
     async def cancel(self, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
         """End the reply as soon as possible. What it said so far stays, with its KV, and the reader gets the
@@ -407,7 +407,7 @@ class TurnResponse:
                 end_with(self._branch.history, *self._cut, self._branch.language.tokenizer)
         finally:
             self._events.append(done)
-            self._ended()
+            self._ended(self)
             if self._aside:
                 await self._sequence.close()
 

@@ -217,6 +217,24 @@ def test_overload_refuses_before_any_work_and_watches_others_beside_bad_clients(
         assert load["engine_turns"] == load["replies"] and not load["failed"] and not load["refused_silently"]
 
 
+@pytest.mark.slow
+def test_soak_watches_every_process_of_the_server(tmp_path: Path) -> None:
+    told = quick("soak", tmp_path)
+    one = told["sizes"]["small"]
+    assert one["conversations"] >= 9 and one["turns"] >= 3 * 9 and not one["failures"]
+    assert len(one["minutes"]) == 4
+    for seen in (*one["minutes"], one["at_rest"]):
+        assert set(seen["memory_bytes"]) == set(seen["descriptors"]) == {"gateway", "engine", "disk"}
+        assert min(seen["memory_bytes"].values()) > 1 << 20 and min(seen["descriptors"].values()) > 2
+        assert seen["stored_sessions"] >= seen["open_sessions"] >= 0
+        assert all(0 <= share <= 1 for share in seen["filled"].values())
+    assert max(minute["turns_per_second"] for minute in one["minutes"]) > 0
+    stop = one["longest_stop_ms"]
+    assert stop["computed"] > 0 and stop["whole"] > stop["computed"] + stop["queued"] - 1
+    assert {goal["unit"] for goal in told["goals"]} == {"", "x", "B", "ms"}
+    assert (tmp_path / "soak.png").stat().st_size > 0
+
+
 def test_gateway_sends_a_frame_for_each_token_and_compares_bare_processes(tmp_path: Path) -> None:
     told = quick("gateway", tmp_path)
     assert set(told["figures"]) == {
@@ -254,7 +272,19 @@ def test_a_ratio_is_slower_only_where_its_whole_interval_is() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["turns", "decode", "prefill", "memory", "load", "agent", "floods", "fairness", "gateway", "overload"],
+    [
+        "turns",
+        "decode",
+        "prefill",
+        "memory",
+        "load",
+        "agent",
+        "floods",
+        "fairness",
+        "gateway",
+        "overload",
+        "soak",
+    ],
 )
 def test_what_it_cannot_measure_is_exit_1(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

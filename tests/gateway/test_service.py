@@ -38,6 +38,9 @@ class Book:
     def statistics(self) -> dict[str, float]:
         return {"sessions": 2.0}
 
+    async def sums(self) -> dict[str, float]:
+        return {"session_items": 5.0}
+
     async def aclose(self) -> None:
         self.closed = True
 

@@ -107,3 +107,42 @@ def test_what_a_lease_covers_goes_last_the_latest_return_first() -> None:
     assert order.pop(1) == [1] and order.blocks() == [4]
     order.forget([4])
     assert order.remove(4) and not len(order)
+
+
+SLOTS = 12
+ACTS = st.sampled_from(["use", "put first", "lease", "end lease", "remove", "foresee", "foresee few"])
+
+
+@given(st.lists(st.tuples(st.integers(0, SLOTS - 1), ACTS, st.integers(0, 6)), max_size=150))
+def test_what_is_foreseen_is_what_a_walk_over_all_finds(acts: list[tuple[int, str, int]]) -> None:
+    """The first blocks of the order that are not elsewhere, whatever came and went since the last look."""
+    withdrawn: list[int] = []
+    order = EvictionOrder(SLOTS, withdrawn)
+    elsewhere, leased, foreseen = set[int](), set[int](), set[int]()
+    for block, act, number in acts:
+        if act == "use":
+            order.remove(block)
+            order.hit([block])
+            order.add([block])
+            elsewhere.discard(block)
+        elif act == "put first" and order.remove(block):
+            order.put_first(block)
+            elsewhere |= {block} - leased
+        elif act in ("lease", "end lease"):
+            leased = leased | {block} if act == "lease" else leased - {block}
+            elsewhere.discard(block)
+            order.lease(block, float(number) if act == "lease" else None)
+        elif act == "remove":
+            order.remove(block)
+            elsewhere.discard(block)
+        elif act.startswith("foresee"):
+            came = order.foresee(number, 2 if act == "foresee few" else SLOTS)
+            foreseen -= set(withdrawn)
+            withdrawn.clear()
+            assert foreseen.isdisjoint(came)
+            foreseen |= set(came)
+            wanted = [one for one in order.blocks() if one not in elsewhere][:number]
+            assert foreseen == set(wanted) or (
+                act == "foresee few" and len(came) == 2 >= len(foreseen) - number
+            )
+        assert order.alone == len(set(order.blocks()) - elsewhere)

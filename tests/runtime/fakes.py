@@ -444,6 +444,7 @@ class FakeDisk:
         self._storing: dict[bytes, int] = {}
         self._restore: dict[bytes, int] = {}
         self._direct: dict[bytes, None] = {}  # in order, so that one seed draws one run
+        self._refused: list[bytes] = []
         self._brought: set[bytes] = set()
 
     ready = True
@@ -519,6 +520,10 @@ class FakeDisk:
         self._restore[key] = slot
         return True
 
+    def take_refused(self) -> list[bytes]:
+        refused, self._refused = self._refused, []
+        return refused
+
     def supersede(self, key: bytes) -> None:
         self.records.pop(key, None)
 
@@ -537,6 +542,8 @@ class FakeDisk:
                 and xxh3_64_intdigest(payload) == self._host.memory.entry(slot).digest
             ):
                 self.records[key] = self._tokens(slot), payload
+            else:
+                self._refused.append(key)
             self._host.release(slot)
         for key in [key for key in self._restore if self._chance.random() < 0.3]:
             slot = self._restore.pop(key)

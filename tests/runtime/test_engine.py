@@ -154,7 +154,22 @@ def test_an_idle_engine_audits_itself(debug: bool) -> None:
             engine.step()
     else:
         assert engine.step() is None
+        while engine.due() is not None:  # a slice at each step
+            assert engine.step() is None
     assert engine.statistics()["leaks"] == 1
+
+
+def test_an_audit_that_a_verb_interrupts_finds_no_leak() -> None:
+    engine, device = fake_engine(replace(world().settings, depth=1, max_context=16))
+    engine = Engine(engine.scheduler, device)
+    for seq in range(40):  # a turn in each
+        engine.step()
+        assert isinstance(engine.apply(Open(seq, seq, b"", STORY[:8])), VerbReply)
+        for _ in range(seq % 7):
+            engine.step()
+    while engine.step() is not None or engine.due() is not None:
+        continue
+    assert engine.statistics()["leaks"] == 0
 
 
 def test_the_clock_is_virtual() -> None:

@@ -559,8 +559,8 @@ class World:
         """Blocks of idle holders without a lease; of others those that it covers, and when they return."""
         free = {held.id: len(held.table) for held in self._queues.idle_eviction}
         leased = {
-            seq: (min(len(held.table), held.lease.blocks), held.lease.returns)
-            for seq, held in self._queues.leased.items()
+            held.id: (min(len(held.table), held.lease.blocks), held.lease.returns)
+            for held in self._queues.leased
         }
         return free, leased
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
-from holdfast.sessions.errors import SessionClosed, SessionLimit, SessionUnknown
+from holdfast.sessions.errors import HandleUnknown, SessionClosed, SessionLimit, SessionUnknown
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.turn.request import TurnRequest
@@ -26,8 +27,8 @@ def test_sessions_are_found_counted_and_closed() -> None:
         await ask(other, "Hi")
         assert [entry[1] for entry in link.log if entry[0] == "begin"] == [b"tenant"]
         assert registry.statistics()["sessions"] == 2
-        assert registry.statistics()["session_items"] == 2
-        assert registry.statistics()["session_tokens"] == other.history.head.length
+        sums = await registry.sums()
+        assert sums["session_items"] == 2 and sums["session_tokens"] == other.history.head.length
         await registry.close(other.id)
         with pytest.raises(SessionUnknown):
             registry.get(other.id)
@@ -57,3 +58,19 @@ async def test_leases_and_pauses_are_measured_by_the_registrys_clock() -> None:
     await ask(session, "There?")
     assert "lease" not in [entry[0] for entry in link.log]
     assert registry.statistics()["waits_real_seconds"] == 61.0
+
+
+@run
+async def test_owners_that_found_nothing_are_not_remembered() -> None:
+    registry = SessionRegistry(reciting("Hello"), LANGUAGE)
+
+    def locks() -> int:
+        return sum(type(found) is asyncio.Lock for found in gc.get_objects())
+
+    before = locks()
+    for number in range(20):
+        with pytest.raises(HandleUnknown):
+            await registry.resume("hold_none", b"owner %d" % number, former_owner=b"owner")
+        await registry.wait_for_reopening(b"other %d" % number)
+    assert locks() == before
+    await registry.aclose()

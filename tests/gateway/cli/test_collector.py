@@ -8,7 +8,8 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.gateway.cli.collector import NEVER, PRESSING, RESTING, YOUNG, Collector
+from holdfast.gateway.cli import collector as module
+from holdfast.gateway.cli.collector import NEVER, YOUNG, Collector
 
 
 @pytest.fixture
@@ -17,7 +18,8 @@ def collector() -> Iterator[tuple[Collector, list[bool]]]:
     thresholds, busy = gc.get_threshold(), [False]
     with patch("gc.freeze"):  # what pytest has made stays visible
         made = Collector(lambda: busy[-1])
-    yield made, busy
+    with patch.object(module, "SHORT", 1 << 30):
+        yield made, busy
     gc.set_threshold(*thresholds)
 
 
@@ -25,12 +27,11 @@ def full_collections() -> int:
     return int(gc.get_stats()[2]["collections"])
 
 
-def garbage(times: int) -> None:
-    """Let the second generation be collected so often, with cycles that no count of references frees."""
-    for _ in range(times):
-        kept: list[object] = []
-        kept.append(kept)
-        gc.collect(1)
+def garbage() -> None:
+    """Let the second generation be collected, with cycles that no count of references frees."""
+    kept: list[object] = []
+    kept.append(kept)
+    gc.collect(1)
 
 
 def test_python_makes_no_full_collection_by_itself(collector: tuple[Collector, list[bool]]) -> None:
@@ -43,26 +44,30 @@ def test_python_makes_no_full_collection_by_itself(collector: tuple[Collector, l
 def test_it_waits_until_two_looks_found_no_turn(collector: tuple[Collector, list[bool]]) -> None:
     one, busy = collector
     before = full_collections()
-    garbage(RESTING)
+    garbage()
     for runs in (True, False, True, False):
         busy.append(runs)
         one.look()
     assert full_collections() == before
     one.look()
     assert full_collections() == before + 1
-    one.look()
+    for _ in range(9):
+        one.look()
     assert full_collections() == before + 1, "nothing has grown since"
 
 
-def test_what_leaves_cycles_behind_all_the_time_is_collected_beside_turns(
+def test_none_is_made_beside_so_many_objects_that_it_would_be_long(
     collector: tuple[Collector, list[bool]],
 ) -> None:
-    one, busy = collector
+    one, _ = collector
     before = full_collections()
-    busy.append(True)
-    garbage(PRESSING - 1)
-    one.look()
-    assert full_collections() == before
-    garbage(1)
-    one.look()
-    assert full_collections() == before + 1
+    with patch.object(module, "SHORT", len(gc.get_objects(2)) + 500):
+        kept = [[number] for number in range(1000)]
+        garbage()
+        for _ in range(9):
+            one.look()
+        assert full_collections() == before
+        kept.clear()
+        for _ in range(16):
+            one.look()
+        assert full_collections() == before + 1

@@ -373,7 +373,7 @@ async def test_a_turn_that_is_left_is_cancelled_and_its_session_goes_on() -> Non
     async with stage() as (transcripts, sessions):
         async with transcripts.turn(ALICE, asked(message("user", "Hello!"))) as turn:
             pass
-        assert sessions.responses == 0
+        assert sessions.turns.running == 0
         (live,) = sessions.live() or [turn.live]
         assert live.at_rest
         _, done, _ = await told(transcripts, asked(message("user", "Hello!")))

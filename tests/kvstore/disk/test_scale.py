@@ -1,0 +1,119 @@
+"""Neither end of the disk tier does more for a record beside many others, on disk, in host slots or leased."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+from xxhash import xxh3_64_intdigest
+
+from holdfast.kvstore.disk import messages
+from holdfast.kvstore.disk.client import DiskTier
+from holdfast.kvstore.disk.messages import PACKET_BYTES, Begin, Done, Known, encode
+from holdfast.kvstore.disk.payload_offsets import stride_of
+from holdfast.kvstore.disk.store import NewRecord, RecordStore
+from holdfast.kvstore.host.slots import SlotMemory, make_memory
+from holdfast.kvstore.host.tier import HostTier
+from holdfast.tests.operations import operations_of
+
+SIZE = 64
+SPACE = bytes(16)
+TIMES = 12
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+class EngineEnd:
+    """A `DiskTier` that holds ``160 * size`` records on disk, as many leases, and a full host tier; its disk
+    process is this test: it has all and takes all."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        fd = make_memory(2 * 4096 + 64 * size * (SIZE + 64))
+        self.host = HostTier(SlotMemory(fd, SPACE, SIZE))
+        os.close(fd)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.disk = DiskTier(self.host, theirs, Begin(str(folder), SPACE, SIZE, 1 << 30))
+        mine, self.process = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, mine:
+            ours.recv(16)
+            socket.send_fds(ours, [b"disk"], [mine.fileno()])
+        self.disk.poll(0.0)
+        self.process.recv(PACKET_BYTES)
+        keys = b"".join(map(key, range(160 * size)))
+        self.process.send(encode(Known(keys, last=True)))
+        self.disk.poll(0.0)
+        self.numbers = count(1 << 20)
+        for number in range(160 * size):
+            self.host.lease(number, [key(number)], 1e6 + number)
+        for _ in range(80 * size):
+            self.one()
+
+    def one(self) -> None:
+        """A record comes to the host tier and goes to disk; a lease ends and another begins; some are used."""
+        number = next(self.numbers)
+        slot = self.host.reserve(key(number), 4)
+        assert slot is not None
+        self.host.filled(slot)
+        self.host.foresee(4, 1024, 64)
+        self.host.lease(number % 100, [key(number)], 1e6)
+        for kept in self.host.take_evicted():
+            self.disk.touch(kept)
+        self.disk.evict_first([key(number % 90)])
+        assert self.disk.store(key(number), 0.0)
+        request = messages.down_decoder.decode(self.process.recv(PACKET_BYTES))
+        assert isinstance(request, messages.Store)
+        self.process.send(encode(Done(request.ticket, 4096)))
+        self.disk.poll(0.0)
+        assert not self.disk.waiting
+
+    def close(self) -> None:
+        self.disk.close()
+        self.process.close()
+
+
+def test_the_engines_end_does_the_same_beside_many(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as ends:
+
+        def made(size: int) -> EngineEnd:
+            end = EngineEnd(tmp_path, size)
+            ends.callback(end.close)
+            return end
+
+        few, many = (operations_of(made(size).one) for size in (1, TIMES))
+        assert many.within(few), f"{few} became {many}"
+
+
+def records() -> Iterator[NewRecord]:
+    for number in count(1 << 20):
+        data = number.to_bytes(8, "little") * (SIZE // 8)
+        yield NewRecord(key(number), 4, xxh3_64_intdigest(data), memoryview(data), number % 3)
+
+
+def test_the_store_of_records_does_the_same_beside_many(tmp_path: Path) -> None:
+    """It is full, and leases cover what was used longest ago."""
+    found = []
+    for size in (1, TIMES):
+        store = RecordStore(tmp_path / str(size), SPACE, SIZE, 100 * size * stride_of(SIZE))
+        fresh, numbers = records(), count(1 << 20)
+        store.put([next(fresh) for _ in range(100 * size)])
+        store.lease((key(next(numbers)) for _ in range(60 * size)), on=True)
+
+        def one(store: RecordStore = store, fresh: Iterator[NewRecord] = fresh) -> None:
+            assert len(store.put([next(fresh)], touched=[key((1 << 20) + 1)])) == 1
+            store.lease([key(1 << 20)], on=False)
+            store.lease([key(1 << 20)], on=True)
+            store.evict_first([key((1 << 20) + 2)])
+            store.get(key(1 << 20), memoryview(bytearray(SIZE)))
+
+        for _ in range(50):
+            one()
+        found.append(operations_of(one))
+        store.close()
+    few, many = found
+    assert many.within(few), f"{few} became {many}"
