@@ -359,6 +359,7 @@ TABLE: dict[type[Exception], WireError] = {
     sessions.EventsExpired: _invalid("events_expired", 410),
     sessions.StorageUnavailable: _server("storage_unavailable", 503, close=1013),
     sessions.ShareFull: _server("storage_unavailable", 503, close=1013),
+    sessions.StoreLost: _server("storage_unavailable", 503, close=1013),
     sessions.RecordDamaged: _server("session_damaged"),
     sessions.StoreUnusable: _server("store_unusable", 503, close=1011),
     sessions.TurnFailed: _server("turn_failed"),

@@ -6,7 +6,7 @@ SessionError
 │                   PromptTooLong
 ├── ConversationBusy, TemplateFailed, TokenizerUnreadable, EventsExpired, HandleUnknown
 ├── SessionUnknown, SessionLimit, SessionClosed, TurnLimit
-├── StorageUnavailable: ShareFull
+├── StorageUnavailable: ShareFull, StoreLost
 ├── StoreUnusable: StoreHeld, StoreForeign, StoreNewer
 ├── RecordDamaged
 └── TurnFailed: EngineUnavailable, EngineFull, GrammarRefused, GrammarStuck, GrammarUnavailable,
@@ -170,6 +170,11 @@ class StorageUnavailable(SessionError):
 
 class ShareFull(StorageUnavailable):
     """The tenant's open sessions fill its share of the journal: no turn of theirs begins."""
+
+
+class StoreLost(StorageUnavailable):
+    """The store's folder, its lock or its logs are not where this server opened them, or another server has
+    taken the store: nothing is written until they are back."""
 
 
 class RecordDamaged(SessionError):

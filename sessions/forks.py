@@ -142,7 +142,7 @@ class Forks:
             if shared < len(items):
                 history = history.branch(operations.append)
                 rewind(history, items[shared - 1].id, registry.language.tokenizer)
-            record = _begun_like(stored.record, config, Origin(session=number, operations=stored.written))
+            record = _begun_like(stored.record, config, Origin.of(number, stored.written))
             session = registry.open(record, history, [*operations, Branched()], kept=kept)
         finally:
             journal.live.discard(number)

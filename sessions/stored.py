@@ -93,7 +93,7 @@ class StoredObjects:
         its own. Returns it with its number in the journal."""
         origin = None
         if parent is not None and self._lives(journal, parent.number):
-            origin = Origin(session=parent.number, operations=parent.own)
+            origin = Origin.of(parent.number, parent.own)
         clock = datetime.now().astimezone().isoformat()
         record = SessionRecord(id=made.name, owner=owner, salt=made.salt, clock=clock, origin=origin)
         log = JournaledLog.begin(journal, record)
@@ -105,7 +105,7 @@ class StoredObjects:
             log.append(Noted(note=note))
         log.close()
         self._unwritten.add(log.number)
-        held = set() if origin is None else {origin.session}
+        held = set() if origin is None else {origin.number}
         journal.live.update(held)  # retention must not forget the parent before the object is written
         journal.sync().add_done_callback(lambda _: self._written(journal, log.number, held))
         return replace(made, number=log.number, own=len(own))

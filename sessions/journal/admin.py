@@ -16,7 +16,8 @@ import msgspec
 from ..errors import RecordDamaged, SessionError, StorageUnavailable, StoreUnusable
 from ..settings import JournalSettings
 from . import legacy
-from .folder import FOLDER, IDENTITY, Disk, Identity, StoreLock, read_identity, write_identity
+from .folder import FOLDER, IDENTITY, Disk, Identity, read_identity, write_identity
+from .lock import StoreLock
 from .logs import Findings, LogFolder
 from .model_store import ASIDE, REPAIRED, awaits_repair, exchange, finish_repair
 from .records import AnyOperation, Keyring, append, drop, put

@@ -31,9 +31,8 @@ class Compaction:
         self.victims = list(victims)
         self._logs = logs
         self._sessions = sessions
-        self._fresh = logs.folder / "compacted.log.new"
-        self._out = logs.begin(self._replaced(), self._fresh)
-        self._rows: list[tuple[int, int, int, int, int, int, int]] = []
+        self._out = logs.begin(self._replaced(), logs.folder / f"compacted-{logs.run:016x}.log.new")
+        self._rows: list[segment.Row] = []
         self._extras: dict[int, bytes] = {}
         self._moved: list[tuple[int, int, int, int, int]] = []  # session, kind, index, from, to
         self._copied: set[int] = set()  # the sessions of which records were copied
@@ -76,25 +75,25 @@ class Compaction:
     def abandon(self) -> None:
         """Drop the new log; the old ones stay."""
         self._work.close()
-        self._logs.discard(self._out, self._fresh)
+        self._logs.discard(self._out)
 
     def _copies(self) -> Generator[bytes, None, None]:
         """The bytes of the records to keep; a damaged one becomes a mark that it was lost."""
         for one in self.victims:
             entries, extras = self._logs.entries_of(one)
             for at in range(0, len(entries), SLICE_RECORDS):
-                for row in entries[at : at + SLICE_RECORDS].tolist():
-                    copy = self._copy(one, row, extras.get(row[4], b""))
-                    if copy:
+                part = entries[at : at + SLICE_RECORDS]
+                for session, row in zip(segment.sessions_of(part), part.tolist(), strict=True):
+                    if copy := self._copy(one, session, row, extras.get(row[4], b"")):
                         yield copy
 
-    def _copy(self, one: Log, row: tuple[int, ...], extra: bytes) -> bytes | None:
+    def _copy(self, one: Log, session: int, row: segment.Row, extra: bytes) -> bytes | None:
         """The bytes of one record of the old log ``one`` for the new log; None if the record is not needed.
-        Also stores where it will be. ``row``: its entry in the index of ``one``, in the order of
-        `segment.ENTRY`. ``extra``: the part of its content that the index has too (`records.extra_of`)."""
-        sequence, session, word, moment, offset, length, _ = row
+        Also stores where it will be. ``session``: its session's number. ``row``: its entry in the index of
+        ``one``. ``extra``: the part of its content that the index has too (`records.extra_of`)."""
+        sequence, _, word, moment, offset, _, length, _ = row
         kind, index = word >> 8 & 0xFF, word >> 16
-        payload, source = b"", place_of(one.slot, offset, segment.padded(length))
+        payload, source = b"", place_of(one.slot, offset, one.header.frame.padded(length))
         if kind == Kind.START:
             if index != self._logs.generation:
                 return None
@@ -114,10 +113,9 @@ class Compaction:
             elif valid != source:
                 return None
         out, at, word = self._out, self._out.end, word | GROUP_END
-        seed = out.header.file_seed()
-        data = segment.encoded_record(out.header.sync, seed, at, sequence, session, word, moment, payload)
+        data = segment.encoded_record(out.header.frame, at, sequence, session, word, moment, payload)
         self._copied.add(session)
-        self._rows.append((sequence, session, word, moment, at, len(payload), len(extra)))
+        self._rows.append(segment.entry(sequence, session, word, moment, at, len(payload), len(extra)))
         if extra:
             self._extras[at] = extra
         self._moved.append((session, kind, index, source, place_of(out.slot, at, len(data))))
@@ -132,7 +130,7 @@ class Compaction:
         return any(one.has(session) for one in self._logs.logs.values() if one not in self.victims)
 
     def _finish(self) -> None:
-        self._logs.adopt(self._out, np.array(self._rows, dtype=ENTRY), self._extras, self._fresh)
+        self._logs.adopt(self._out, np.array(self._rows, dtype=ENTRY), self._extras)
         for session, kind, index, source, target in self._moved:
             if self._sessions.place(session, kind, index) == source:
                 self._sessions.set_place(session, kind, index, target)
@@ -161,10 +159,10 @@ def dispensable(logs: LogFolder, sessions: Sessions) -> Iterator[Log]:
         kinds, indexes = segment.kinds_of(entries), entries["word"] >> 16
         if (indexes[kinds == Kind.START] == logs.generation).any():
             continue
-        dropped = np.unique(entries["session"][kinds == Kind.DROP]).tolist()
+        dropped = set(segment.sessions_of(entries[kinds == Kind.DROP]))
         if any(number in sessions.states or any(other.has(number) for other in others) for number in dropped):
             continue
-        keys = zip(entries["session"].tolist(), kinds.tolist(), indexes.tolist(), strict=True)
+        keys = zip(segment.sessions_of(entries), kinds.tolist(), indexes.tolist(), strict=True)
         if any(sessions.place(*key) == HIT for key in keys):
             continue
         yield one

@@ -16,10 +16,11 @@ from ...runtime.link.messages import TokenLogprob
 from ..conversation.items import Item, Message, Preamble, Role
 from ..errors import StorageUnavailable
 from ..turn.events import EndReason, LeftOut, ReplyStatus, TurnUsage
-from .segment import Fresh, Kind
+from .segment import HIGH, Fresh, Kind
 
 NOWHERE = -1
 """Stands for the number of the origin session in the index, where a session is not a fork."""
+LOW = (1 << HIGH) - 1
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="op"):
@@ -276,12 +277,23 @@ AnyOperation: TypeAlias = (
 )
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a fork's operations begin: with the first ``operations`` operations of the session with number
-    ``session``."""
+class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a fork's operations begin: with the first ``operations`` operations of another session.
+    ``session``, ``high``: the halves of that one's number, 64 bits each."""
 
     session: int
     operations: int
+    high: int = 0
+
+    @classmethod
+    def of(cls, number: int, operations: int) -> Origin:
+        """The first ``operations`` operations of the session with this number."""
+        return cls(session=number & LOW, operations=operations, high=number >> HIGH)
+
+    @property
+    def number(self) -> int:
+        """The number of the other session."""
+        return self.high << HIGH | self.session
 
 
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -341,10 +353,18 @@ def extra_of(kind: int, payload: bytes) -> bytes:
 
 
 def session_extra(record: SessionRecord) -> bytes:
-    """A session's tenant and origin, encoded for the index: MessagePack of (salt, number of the origin
-    session or `NOWHERE`, its number of operations)."""
-    origin = record.origin or Origin(session=NOWHERE, operations=0)
-    return msgspec.msgpack.encode((record.salt, origin.session, origin.operations))
+    """A session's tenant and origin, encoded for the index: MessagePack of (salt, low half of the number of the
+    origin session or `NOWHERE`, its number of operations, the high half)."""
+    if (origin := record.origin) is None:
+        return msgspec.msgpack.encode((record.salt, NOWHERE, 0))
+    return msgspec.msgpack.encode((record.salt, origin.session, origin.operations, origin.high))
+
+
+def origin_in(extra: bytes) -> tuple[bytes, tuple[int, int] | None]:
+    """What `session_extra` has encoded: the tenant's salt, and for a fork the number of the session that it was
+    forked from and how many operations it has of it."""
+    salt, low, operations, *high = msgspec.msgpack.decode(extra)
+    return salt, None if low == NOWHERE else ((high[0] if high else 0) << HIGH | low, operations)
 
 
 def put(number: int, record: SessionRecord | Keyring) -> Fresh:

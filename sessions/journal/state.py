@@ -16,13 +16,24 @@ from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ..errors import RecordDamaged
 from ..settings import JournalShare
-from .records import NOWHERE
-from .segment import ENTRY, GIANT, HIT, MISSING, SLOT_SHIFT, Fresh, Kind, LoadedLog, all_bytes_at, kinds_of
+from .records import origin_in
+from .segment import (
+    ENTRY,
+    GIANT,
+    HIT,
+    MISSING,
+    SLOT_SHIFT,
+    Fresh,
+    Kind,
+    LoadedLog,
+    all_bytes_at,
+    kinds_of,
+    sessions_of,
+)
 
 DIGEST_BYTES = 32
 
@@ -174,9 +185,8 @@ class Sessions:
         self._kill(state.record)
         state.record = place
         if extra:
-            salt, session, operations = msgspec.msgpack.decode(extra)
+            salt, state.origin = origin_in(extra)
             state.salt = self._salts.setdefault(salt, salt)
-            state.origin = None if session == NOWHERE else (session, operations)
         return state
 
     def _kill(self, place: int) -> None:
@@ -224,7 +234,7 @@ class Sessions:
         extras = dict(zip(np.flatnonzero(entries["extra"]).tolist(), listed, strict=True))
         del listed
         parts.clear()  # there may be millions: do not keep them twice
-        order = np.lexsort((entries["sequence"], entries["session"]))
+        order = np.lexsort((entries["sequence"], entries["session"], entries["high"]))
         order = order[kinds_of(entries)[order] != Kind.START]
         if len(order):
             self._fill(entries, places, extras, order)
@@ -238,21 +248,24 @@ class Sessions:
     def _fill(self, entries: Any, places: Any, extras: dict[int, bytes], order: Any) -> None:
         words = entries["word"][order]
         kinds, indexes = words >> 8 & 0xFF, words >> 16
-        sessions = entries["session"][order]
+        low, high = entries["session"][order], entries["high"][order]
+        same = np.zeros(len(order), bool)
+        same[1:] = (low[1:] == low[:-1]) & (high[1:] == high[:-1])
         placed, sequences, times = places[order], entries["sequence"][order], entries["time"][order]
         # A record may be in two logs: its group was written again after a failed sync, or was compacted.
         again = np.zeros(len(order), bool)
-        again[1:] = (sequences[1:] == sequences[:-1]) & (sessions[1:] == sessions[:-1])
+        again[1:] = (sequences[1:] == sequences[:-1]) & same[1:]
         joined = np.zeros(len(order), bool)
-        joined[1:] = (sessions[1:] == sessions[:-1]) & (kinds[1:] == Kind.OPERATION)
+        joined[1:] = same[1:] & (kinds[1:] == Kind.OPERATION)
         joined[1:] &= (kinds[:-1] == Kind.OPERATION) & (indexes[1:] == indexes[:-1] + 1)
         joined[1:] &= ~again[1:] & ~again[:-1]
         begins = np.flatnonzero(~joined)
         ends = np.append(begins[1:], len(order))
-        columns = [column[begins] for column in (sessions, kinds, indexes, placed, order, again)]
+        columns = [column[begins] for column in (kinds, indexes, placed, order, again)]
         columns += [begins, ends, sequences[ends - 1], times[ends - 1]]
+        numbers = sessions_of(entries[order[begins]])
         for number, kind, index, place, row, repeated, begin, end, last, moment in zip(
-            *(column.tolist() for column in columns), strict=True
+            numbers, *(column.tolist() for column in columns), strict=True
         ):
             if repeated and place == HIT:
                 continue  # its other copy is whole, or as damaged

@@ -18,9 +18,10 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from ..errors import RecordDamaged, StorageUnavailable, StoreUnusable
+from ..errors import RecordDamaged, StorageUnavailable, StoreLost, StoreUnusable
 from ..settings import JournalSettings
 from . import segment
+from .clock import MICROSECONDS, ServedClock
 from .compaction import Compaction, dispensable
 from .folder import FOLDER, IDENTITY, Disk, Identity, mismatch, named, write_identity
 from .logs import Log, LogFolder
@@ -37,7 +38,6 @@ DEAD_SHARE = 0.5  # of a log's bytes: it is rewritten
 MOST_SMALL = 8
 MOST_VICTIMS = 64  # of one compaction: their numbers stand in a header
 REST_SECONDS = 30.0  # after a compaction that failed
-MICROSECONDS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +91,25 @@ class JournalStore:
         known: Identity | None = None,
         write: bool = True,
         whole: bool = False,
+        lost: Callable[[], str] = str,
+        clock: ServedClock | None = None,
     ) -> JournalStore:
         """Open the store in ``folder``, or make it. ``model``: the digest of its model; b"": of any model.
 
         ``write``: the caller holds the store's lock and may write; if false, no file is changed. ``disk``: the
         calls on files. ``known``: the store's identity, in case no log's header can be read. ``whole``: read
-        every log, not only its index. Raises ``StoreUnusable`` or one of its kinds.
+        every log, not only its index. ``lost`` returns why the store is not the caller's any more, "" if it is
+        (`StoreLock.lost`). ``clock``: gives the time of what is written; None makes one. Raises
+        ``StoreUnusable`` or one of its kinds.
         """
         size = settings.log_bytes
         try:
             logs, parts = LogFolder.open(
-                folder / FOLDER, model, size, disk or Disk(), known, write=write, whole=whole
+                *(folder / FOLDER, model, size, disk or Disk(), known),
+                write=write,
+                whole=whole,
+                lost=lost,
+                clock=clock,
             )
         except StorageUnavailable as fault:
             raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
@@ -142,6 +150,8 @@ class JournalStore:
             self._check_room(sum(segment.padded(len(one.payload)) for one in records))
         try:
             written = self.logs.append(records)
+        except StoreLost:
+            raise
         except StorageUnavailable:
             if not self.remove_dead():
                 raise
@@ -156,13 +166,21 @@ class JournalStore:
         self.logs.generation = generation
         self.note()
 
+    def watch(self) -> None:
+        """To be called about once a second. Raises ``StoreLost`` if the store is not the caller's any more."""
+        self.logs.clock.now()
+        self.logs.check()
+
     def note(self, without: Sequence[Log] = ()) -> None:
         """Write the file `identity`, as if the logs ``without`` were removed already. A failure is only
-        logged: the file is written again after the next write."""
+        logged: the file is written again after the next write. Nothing is written if the store is lost."""
         try:
+            self.logs.check()
             write_identity(self.folder, self.logs.identity(without), self.logs.disk)
         except OSError as fault:
             log.warning("%s cannot be written: %s", self.folder / IDENTITY, fault.strerror)
+        except StoreLost:
+            return
         else:
             self.logs.unnoted = False
 
@@ -179,7 +197,8 @@ class JournalStore:
     def _apply(self, records: Sequence[Fresh], places: Sequence[int], first: int, moment: int) -> None:
         """Call this after a group was written: it updates the index, the live bytes of the logs, the tenants'
         shares and the set of sessions that are long enough to condense. ``places``: those of the ``records``;
-        ``first``: the sequence number of the first one; ``moment``: when, in microseconds since the epoch."""
+        ``first``: the sequence number of the first one; ``moment``: when, in microseconds of the store's
+        clock."""
         states, logs = self.sessions.states, self.logs.logs
         changed: dict[int, SessionState] = {}
         erased: list[SessionState] = []
@@ -241,18 +260,18 @@ class JournalStore:
         return True
 
     def free_bytes(self) -> int | None:
-        """Free bytes on the disk; None if the folder is gone."""
+        """Free bytes on the disk; None if that cannot be told."""
         try:
             return self.logs.free_bytes()
         except OSError:
             return None
 
     def sweep(self, keep: frozenset[int], *, aged: bool = True) -> int:
-        """Forget the sessions that retention does not keep: those not used for ``max_age_seconds`` (only if
-        ``aged``), and those beyond ``max_sessions``; but none with a number in ``keep``. Returns how many.
-        Raises ``StorageUnavailable``."""
+        """Forget the sessions that retention does not keep: those not used while servers ran for
+        ``max_age_seconds`` (only if ``aged``), and those beyond ``max_sessions``; but none with a number in
+        ``keep``. Returns how many. Raises ``StorageUnavailable``."""
         kept = [state for state in self.sessions.states.values() if state.kept]
-        oldest = (time.time() - self._settings.max_age_seconds) * MICROSECONDS if aged else 0.0
+        oldest = self.logs.clock.now() - self._settings.max_age_seconds * MICROSECONDS if aged else 0.0
         gone = [state.number for state in kept if state.used < oldest]
         left = [state for state in kept if state.used >= oldest]
         gone += surplus(left, len(left) - self._settings.max_sessions, lambda state: 1)

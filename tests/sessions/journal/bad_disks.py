@@ -68,6 +68,12 @@ class BadDisk(Disk):
         self._step()
         super().rename(old, new)
 
+    def place(self, old: Path, new: Path) -> None:
+        self._step()
+        os.link(old, new)
+        self._step()
+        os.unlink(old)
+
     def remove(self, path: Path) -> None:
         self._step()
         super().remove(path)
