@@ -44,6 +44,7 @@ NAME = re.compile(r"(\d{8,})\.log")
 INDEX_NAME = re.compile(r"(\d{8,})\.index")
 MOST_AHEAD = 2 << 20  # the most bytes of zeros that are written ahead, behind the active log's end
 PLENTY = 128  # zeros are written ahead only if this many times as much is free
+MOST_ENDS = 64  # of unfinished logs, in a header
 TRIES = 20  # attempts to read a log to which a server may write at the same time
 TRY_SECONDS = 0.002
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -230,6 +231,11 @@ class LogFolder:
         """The number of the next session that is begun. Those behind it are `segment.HIGH` bits higher,
         each."""
         return self._next_count << segment.HIGH | self.run
+
+    def is_noted(self, one: Log) -> bool:
+        """Whether this log is one of so many unfinished ones that the headers of later logs have no room for
+        more."""
+        return len(self._ends) > MOST_ENDS and one.number in self._ends
 
     def check(self) -> None:
         """Raises ``StoreLost`` if another server may have the store now, or if this folder or the log that is
@@ -462,7 +468,8 @@ class LogFolder:
         if write:
             if clean and one.number not in self._ends:  # its run may have ended in the middle of a group
                 one.end = _end_of(one, entries)
-            self._ends.setdefault(one.number, one.end)
+            if index is None or index.sealed != one.end:
+                self._ends.setdefault(one.number, one.end)
             if clean:
                 with suppress(OSError):  # a full disk: the next start reads the log again
                     self._rewrite_index(one, entries, extras)
@@ -616,14 +623,15 @@ class LogFolder:
             self.disk.sync(self.opened(active))
             self.check()
         except (OSError, StoreLost) as fault:
-            cut = self._cut(active)
-            if not cut:
+            lost = isinstance(fault, StoreLost)
+            cut = not lost and self._cut(active)  # another server may have read the group
+            if not cut and not lost:
                 self._uncut.append(active)
             if not cut or written:  # it is not known whether the group is on the disk
                 self.active = None
                 active.fresh.update(segment.mark_of(one.session) for one in records)
                 self._close_index(active)
-            if isinstance(fault, StoreLost):
+            if lost:
                 raise
             self.full = errno_of(fault) in NO_ROOM
             raise StorageUnavailable(explained(fault, f"the journal's log {active.path}")) from None
@@ -710,7 +718,8 @@ class LogFolder:
             if isinstance(fault, FileExistsError) and not made:
                 self._astray = True
                 raise StoreLost(f"{one.path} is there already: another server or program makes logs") from None
-            with suppress(OSError):
+            with suppress(OSError, StoreLost):
+                self.check()  # otherwise another server may count on it
                 self.disk.remove(one.path)
                 self.disk.remove(one.index_path)
             self.full = errno_of(fault) in NO_ROOM

@@ -414,11 +414,17 @@ class JournalStore:
 
     def _victims(self, least: float = DEAD_SHARE) -> list[Log]:
         """Choose logs to rewrite into one: those of which more than the share ``least`` are bytes that no
-        session needs, and small ones if there are `MOST_SMALL` of them; never the one that is being written.
-        Empty if it is not worth it."""
+        session needs, those of an earlier format, and small ones if there are `MOST_SMALL` of them; never the one
+        that is being written. Empty if it is not worth it."""
         full = self.logs.segment_bytes
         sealed = [one for one in self.logs.logs.values() if one is not self.logs.active]
-        worn = [one for one in sealed if one.dead - one.marks > least * (one.end - LOG_START)]
+        worn = [
+            one
+            for one in sealed
+            if one.dead - one.marks > least * (one.end - LOG_START)
+            or one.header.format < segment.FORMAT
+            or self.logs.is_noted(one)
+        ]
         small = [one for one in sealed if one.end < SMALL_SHARE * full]
         if not worn and len(small) < MOST_SMALL:
             return []
