@@ -347,7 +347,7 @@ class SessionRegistry:
         kept: dict[str, float] = {}
         if self.journal is not None and self.journal.fault is None:
             with suppress(StorageUnavailable):
-                kept = await self.journal.read(lambda store: store.shares.statistics(salt))
+                kept = await self.journal.read(lambda store: store.retention.statistics(salt))
         return {"sessions": float(tenant.sessions), "turns": float(tenant.turns), **kept}
 
     def statistics(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ from ..errors import RecordDamaged
 from . import segment
 from .logs import Log, LogFolder
 from .segment import ENTRY, GROUP_END, HIT, LOG_START, LOST, Kind, place_of
-from .state import Sessions
+from .state import Moved, Sessions
 
 SLICE_BYTES = 256 << 10  # of one slice: some milliseconds
 SLICE_RECORDS = 1000
@@ -34,8 +34,7 @@ class Compaction:
         self._out = logs.begin(self._replaced(), logs.folder / f"compacted-{logs.run:016x}.log.new")
         self._rows: list[segment.Row] = []
         self._extras: dict[int, bytes] = {}
-        self._moved: list[tuple[int, int, int, int, int]] = []  # session, kind, index, from, to
-        self._copied: set[int] = set()  # the sessions of which records were copied
+        self._moved: dict[int, list[Moved]] = {}  # by session
         self._work = self._copies()
 
     def _replaced(self) -> list[int]:
@@ -106,7 +105,7 @@ class Compaction:
                 try:
                     payload = self._logs.read(source).payload
                 except RecordDamaged:
-                    self._sessions.set_place(session, kind, index, HIT)
+                    self._sessions.hit(session, kind, index)
                     valid = HIT
             if valid == HIT:
                 word, payload = word | LOST, extra
@@ -114,27 +113,25 @@ class Compaction:
                 return None
         out, at, word = self._out, self._out.end, word | GROUP_END
         data = segment.encoded_record(out.header.frame, at, sequence, session, word, moment, payload)
-        self._copied.add(session)
         self._rows.append(segment.entry(sequence, session, word, moment, at, len(payload), len(extra)))
         if extra:
             self._extras[at] = extra
-        self._moved.append((session, kind, index, source, place_of(out.slot, at, len(data))))
+        self._moved.setdefault(session, []).append((kind, index, source, place_of(out.slot, at, len(data))))
         out.end += len(data)
         return data
 
     def _is_needed(self, session: int) -> bool:
         """Whether the mark that a session was forgotten (its DROP record) must be kept, because the session
         still has records: in the index in memory, in the new log, or in a log that stays."""
-        if session in self._sessions.states or session in self._copied:
+        if session in self._sessions.states or session in self._moved:
             return True
         return any(one.has(session) for one in self._logs.logs.values() if one not in self.victims)
 
     def _finish(self) -> None:
         self._logs.adopt(self._out, np.array(self._rows, dtype=ENTRY), self._extras)
-        for session, kind, index, source, target in self._moved:
-            if self._sessions.place(session, kind, index) == source:
-                self._sessions.set_place(session, kind, index, target)
-                self._out.live += self._logs.size(target)
+        for session, records in self._moved.items():
+            self._out.live += sum(map(self._logs.size, self._sessions.moved(session, records)))
+            self._sessions.states.rest()
         self._out.marks = self._out.dead
 
 

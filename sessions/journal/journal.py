@@ -208,8 +208,7 @@ class Journal:
     def keeps(self, number: int) -> bool:
         """Whether this session was written and is not forgotten. It does not wait for the thread, so it may
         miss what was put just now."""
-        state = self._store.sessions.states.get(number)
-        return state is not None and state.kept
+        return self._store.sessions.states.keeps(number)
 
     @property
     def mismatches(self) -> Sequence[str]:
@@ -241,7 +240,9 @@ class Journal:
         self.live.discard(number)
         if salt in self.settings.tenants:
             with self._changed:
-                self._jobs.append((lambda store: store.shares.look_again(salt), self._loop.create_future()))
+                self._jobs.append(
+                    (lambda store: store.retention.look_again(salt), self._loop.create_future())
+                )
                 self._changed.notify()
 
     def _judge(self, free: int | None) -> None:
@@ -353,7 +354,7 @@ class Journal:
         """Remove from `_full` the tenants that no longer have more bytes in the journal than their share, so
         that their turns may begin. No tenant is added here: `_keep_shares` does that, after it has erased what
         it can of the tenant's closed sessions."""
-        self._full &= self._store.shares.full()
+        self._full &= self._store.retention.full()
 
     def _upkeep(self, work: Callable[[], object]) -> None:
         """Run ``work``, for which no caller waits. An error is logged once at most and not raised: it is

@@ -682,9 +682,10 @@ class LogFolder:
         return self.active
 
     def begin(self, replaces: Sequence[int] = (), name: Path | None = None) -> Log:
-        """Create a log file and write its header. Without ``name`` it gets its number and its index, is synced and
-        joins the folder's logs. With ``name``, it is written under that path, and gets a number and joins the
-        logs only by `adopt`. ``replaces``: numbers of the logs that it replaces. Raises ``StorageUnavailable``."""
+        """Create a log file and write its header. Without ``name`` it gets its number and its index, is synced
+        and joins the folder's logs. With ``name``, it is written under that path, and gets a number and joins
+        the logs only by `adopt`. ``replaces``: numbers of the logs that it replaces. Raises
+        ``StorageUnavailable``."""
         self.check()
         there = {one.number for one in self.logs.values()}
         header = changed(
@@ -717,7 +718,9 @@ class LogFolder:
             self._free_slots.append(one.slot)
             if isinstance(fault, FileExistsError) and not made:
                 self._astray = True
-                raise StoreLost(f"{one.path} is there already: another server or program makes logs") from None
+                raise StoreLost(
+                    f"{one.path} is there already: another server or program makes logs"
+                ) from None
             with suppress(OSError, StoreLost):
                 self.check()  # otherwise another server may count on it
                 self.disk.remove(one.path)
@@ -809,7 +812,9 @@ class LogFolder:
         ``entries``: for the index, an array of `segment.ENTRY`, one for each record. ``extras``: the bytes that
         the index has of some records, by their offset.
         """
-        one.header = changed(one.header, number=self._next_number)  # like the next log, it follows on all others
+        one.header = changed(
+            one.header, number=self._next_number
+        )  # like the next log, it follows on all others
         self.disk.write(self.opened(one), segment.encoded_header(one.header, segment.LOG_MAGIC) * 2, 0)
         self.disk.sync(self.opened(one))
         one.sessions = segment.marks_of(entries)
@@ -828,8 +833,8 @@ class LogFolder:
             self._rewrite_index(one, entries, extras)
 
     def discard(self, one: Log) -> None:
-        """Give up a log that a compaction wrote: close it and remove its file. If the file cannot be removed, and
-        has its number already, it stays among the folder's logs."""
+        """Give up a log that a compaction wrote: close it and remove its file. If the file cannot be removed,
+        and has its number already, it stays among the folder's logs."""
         self._close_files(one)
         placed = one.slot in self.logs
         with suppress(OSError):

@@ -8,14 +8,14 @@ are a group: it lies in one log, and its last record has a flag. All numbers are
               payload | padding
     word      index << 16 | kind << 8 | flags
 
-The checksum is xxh3-64 over everything behind it. It is seeded with the store's secret, the log's random key and
-the record's offset, so a record is valid at its own place only, and no text of a client passes for one. The sync
-word is random; behind damage a reader looks for the next sync word of a record with a right checksum.
+The checksum is xxh3-64 over everything behind it. It is seeded with the store's secret, the log's random key
+and the record's offset, so a record is valid at its own place only, and no text of a client passes for one. The
+sync word is random; behind damage a reader looks for the next sync word of a record with a right checksum.
 
 A *run* is one opening of the store to write. It has 64 random bits, writes to logs of its own alone, and gives
-sessions numbers of 128 bits: a count in the high half, the run in the low half. So two servers that ever write to
-one store, or to copies of it, have no log and no session's number in common, and no mixture of their bytes replays
-as a session of either.
+sessions numbers of 128 bits: a count in the high half, the run in the low half. So two servers that ever write
+to one store, or to copies of it, have no log and no session's number in common, and no mixture of their bytes
+replays as a session of either.
 
 The index beside a log has an entry for each record, without the payload, in a chunk for each commit. With
 it the store opens without reading the log, and it tells which sessions a damaged log has lost records of. A
@@ -24,9 +24,9 @@ lost index is made again from the log.
     header    as above, one copy
     chunk     checksum 8 | sync 4 | entries 4 | extra bytes 4 | flags 4 | end of the log 8 | entries | extras
 
-Format 3, which is read, had no runs and no keys: session numbers of 64 bits, records and entries without the high
-half, checksums seeded with the log's number, and the time of day as time. A compaction writes what it copies in
-format 4.
+Format 3, which is read, had no runs and no keys: session numbers of 64 bits, records and entries without the
+high half, checksums seeded with the log's number, and the time of day as time. A compaction writes what it
+copies in format 4.
 """
 
 from __future__ import annotations
@@ -124,11 +124,11 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """A log's header. ``store`` (its id), ``seed`` and ``sync`` are random and the same in all logs of a store.
     ``model``: the digest of the model that the token ids belong to.
 
-    ``number``: the one in the file's name. ``key``: random, of this log alone; 0 in format 3. ``replaces``: numbers
-    of the logs that a compaction wrote into this. ``ends``: by number, where the unfinished logs of earlier runs
-    ended when this run began; what was written behind that was never acknowledged. ``generation``,
-    ``next_session``, ``next_sequence``: when the log was made, the number of server starts, the high half of the
-    next session's number, and the number of the next record.
+    ``number``: the one in the file's name. ``key``: random, of this log alone; 0 in format 3. ``replaces``:
+    numbers of the logs that a compaction wrote into this. ``ends``: by number, where the unfinished logs of
+    earlier runs ended when this run began; what was written behind that was never acknowledged. ``generation``,
+    ``next_session``, ``next_sequence``: when the log was made, the number of server starts, the high half of
+    the next session's number, and the number of the next record.
     """
 
     format: int

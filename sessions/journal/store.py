@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,8 +27,10 @@ from .compaction import Compaction, dispensable
 from .folder import FOLDER, IDENTITY, Disk, Identity, mismatch, named, write_identity
 from .logs import Log, LogFolder
 from .records import AnyOperation, Keyring, SessionRecord, append, drop
+from .retention import Retention
 from .segment import HIT, LOG_START, MISSING, SLOT_SHIFT, Fresh, Kind, slot_of
-from .state import Sessions, SessionState, TenantShares, surplus
+from .session_states import SessionState
+from .state import Sessions
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +41,13 @@ DEAD_SHARE = 0.5  # of a log's bytes: it is rewritten
 MOST_SMALL = 8
 MOST_VICTIMS = 64  # of one compaction: their numbers stand in a header
 REST_SECONDS = 30.0  # after a compaction that failed
+FORGOTTEN = {
+    "age": "they were not used for as long as retention keeps them",
+    "number": "the journal has more than it may",
+    "size": "the journal has no room for more",
+    "share": "their tenants have more than their shares",
+}
+"""Why sessions are forgotten, for the server's log and for metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +80,9 @@ class JournalStore:
         """Sessions that are long enough to `condense`."""
         self.full = False
         """Whether the last write failed because the journal has reached its size."""
-        self.shares = TenantShares(settings.tenants)
+        self.retention = Retention(self.sessions.states, settings.tenants)
+        self.forgotten: Counter[str] = Counter()
+        """How many sessions retention has forgotten since the store was opened, by reason."""
         self.mismatches: list[str] = []
         """How the journal differs from that of the last start, one sentence each."""
         self._fresh = logs.made  # there was no journal before
@@ -207,7 +219,7 @@ class JournalStore:
             if one.kind == Kind.DROP:
                 changed.pop(number, None)
                 if number in states:
-                    changed[number] = states[number]
+                    changed[number] = states.edit(number)
                 self._damaged.discard(number)
                 self._declined.pop(number, None)
                 self.long.discard(number)
@@ -215,13 +227,16 @@ class JournalStore:
                 logs[slot_of(place)].live += segment.padded(len(one.payload))
             erased += self.sessions.apply(one, place, sequence, moment)
             if one.kind not in (Kind.DROP, Kind.KEYRING):
-                changed[number] = states[number]
+                changed[number] = states.edit(number)
+            elif one.kind == Kind.KEYRING and number not in changed:
+                self.retention.opened(states[number])
         for state in changed.values():
-            self.shares.count(state, self._size(state))
+            self.retention.count(state, self._size(state))
             if state.kept and self._is_long(state):
                 self.long.add(state.number)
         for state in erased:
-            self.shares.count(state, 0)
+            self.retention.count(state, 0)
+        states.rest()
 
     def _size(self, state: SessionState) -> int:
         """Bytes that a session's record and operations take in the logs; without its keyring."""
@@ -270,31 +285,32 @@ class JournalStore:
         """Forget the sessions that retention does not keep: those not used while servers ran for
         ``max_age_seconds`` (only if ``aged``), and those beyond ``max_sessions``; but none with a number in
         ``keep``. Returns how many. Raises ``StorageUnavailable``."""
-        kept = [state for state in self.sessions.states.values() if state.kept]
-        oldest = self.logs.clock.now() - self._settings.max_age_seconds * MICROSECONDS if aged else 0.0
-        gone = [state.number for state in kept if state.used < oldest]
-        left = [state for state in kept if state.used >= oldest]
-        gone += surplus(left, len(left) - self._settings.max_sessions, lambda state: 1)
-        gone = [number for number in gone if number not in keep]
-        self.erase(gone)
-        return len(gone)
+        count = 0
+        if aged:
+            oldest = self.logs.clock.now() - self._settings.max_age_seconds * MICROSECONDS
+            count += self._forget(self.retention.aged(oldest, keep), "age")
+        return count + self._forget(self.retention.beyond(self._settings.max_sessions, keep), "number")
 
     def make_room(self, keep: frozenset[int]) -> bool:
         """Forget some sessions of the tenants that hold the most bytes, none with a number in ``keep``. Returns
         False if there is none to forget. Raises ``StorageUnavailable``."""
-        states = self.sessions.states.values()
-        closed = [state for state in states if state.kept and state.number not in keep]
-        gone = surplus(closed, SWEEP_SESSIONS, lambda state: max(1, state.base + state.grown))
-        self.erase(gone)
-        return bool(gone)
+        return bool(self._forget(self.retention.largest(SWEEP_SESSIONS, keep), "size"))
 
     def keep_shares(self, live: Container[int]) -> frozenset[bytes]:
         """Forget the sessions that tenants have beyond their shares, but none in ``live``, the sessions in
         memory. Returns the salts of the tenants that still have more bytes than their share. Raises
         ``StorageUnavailable``."""
-        while gone := self.shares.surplus(live, SWEEP_SESSIONS):
-            self.erase(gone)
-        return self.shares.full()
+        while gone := self.retention.surplus(live, SWEEP_SESSIONS):
+            self._forget(gone, "share")
+        return self.retention.full()
+
+    def _forget(self, numbers: Sequence[int], why: str) -> int:
+        """Forget these sessions for a reason, one of `FORGOTTEN`, and say so. Returns how many they are."""
+        if numbers:
+            self.erase(numbers)
+            self.forgotten[why] += len(numbers)
+            log.info("%d sessions are forgotten: %s", len(numbers), FORGOTTEN[why])
+        return len(numbers)
 
     # --- room -----------------------------------------------------------------------------------------------
 
@@ -414,8 +430,8 @@ class JournalStore:
 
     def _victims(self, least: float = DEAD_SHARE) -> list[Log]:
         """Choose logs to rewrite into one: those of which more than the share ``least`` are bytes that no
-        session needs, those of an earlier format, and small ones if there are `MOST_SMALL` of them; never the one
-        that is being written. Empty if it is not worth it."""
+        session needs, those of an earlier format, and small ones if there are `MOST_SMALL` of them; never the
+        one that is being written. Empty if it is not worth it."""
         full = self.logs.segment_bytes
         sealed = [one for one in self.logs.logs.values() if one is not self.logs.active]
         worn = [
@@ -498,6 +514,7 @@ class JournalStore:
             "journal_damaged": float(len(self.damaged())),
             "journal_lost_records": float(self.logs.findings.lost),
             "journal_mismatch": float(len(self.mismatches)),
+            **{f"journal_forgotten_{why}": float(self.forgotten[why]) for why in FORGOTTEN},
         }
 
     def name_of(self, number: int) -> str:
@@ -513,10 +530,20 @@ class JournalStore:
     def _load(self, parts: list[Any]) -> None:
         """Build the index in memory from ``parts``, the records of all logs; count the live bytes of each
         log; write what is damaged to the server's log."""
-        self.sessions.load(parts)
+        used: list[tuple[int, int, int]] = []
+
+        def loaded(state: SessionState) -> None:
+            if state.record:
+                state.counted = self._size(state)
+                used.append((state.used, state.last, state.number))
+
+        self.sessions.load(parts, loaded)
+        for _, _, number in sorted(used):  # the order in which retention forgets them
+            if number in self.sessions.states:
+                self.retention.enter(self.sessions.states[number])
         for one in self.logs.logs.values():
             one.live = 0
-        for places in self.sessions.live():
+        for places in self.sessions.states.all_places():
             slots = (places >> SLOT_SHIFT).astype(np.int64)
             sizes = np.bincount(slots, weights=self.sessions.bytes_at(places).astype(float))
             for slot in np.flatnonzero(sizes).tolist():
@@ -530,7 +557,6 @@ class JournalStore:
             log.error(
                 "the journal %s is damaged: these sessions are lost: %s", self.logs.folder, named(names)
             )
-        self._count()
 
     def _record(self, number: int) -> SessionRecord:
         state = self.sessions.states.get(number)
@@ -557,7 +583,7 @@ class JournalStore:
         except RecordDamaged as fault:
             if place not in (HIT, MISSING):
                 self.logs.mark_dirty(place)
-            self.sessions.set_place(number, kind, index, HIT)
+            self.sessions.hit(number, kind, index)
             states = self.sessions.states
             hit = {one for one in (number, needed_by) if one in states and states[one].kept}
             fresh = hit - self._damaged
@@ -580,10 +606,3 @@ class JournalStore:
             return msgspec.msgpack.decode(found.payload, type=form)
         except (msgspec.MsgspecError, RecursionError) as fault:
             raise RecordDamaged(f"a record of session {number} cannot be read: {fault}") from None
-
-    def _count(self) -> None:
-        """Call this when the store is opened: it counts for each tenant with a share what its sessions take in
-        the logs, those that were forgotten and that forks still need included."""
-        for state in sorted(self.sessions.states.values(), key=lambda state: state.last if state.kept else 0):
-            if state.record:
-                self.shares.count(state, self._size(state))

@@ -110,6 +110,9 @@ def killed(store: JournalStore) -> None:
         logs.append(store._compaction._out)
     for one in logs:
         store.logs._close_files(one)
+    if (place := store.logs._place) is not None:
+        os.close(place)
+        store.logs._place = None
 
 
 def zeroed(data: bytearray, rng: Random) -> None:

@@ -99,9 +99,7 @@ def test_a_damaged_journal_is_repaired_and_kept_aside() -> None:
         strike(path, 3, Kind.OPERATION, 0)
         strike(path, 4, Kind.SESSION)
         strike(path, 5, Kind.KEYRING)
-        with_damage = JournalStore.open(path, MODEL, SMALL, write=False)
-        digest = next(one for one, number in with_damage.sessions.handles.items() if number == 5)
-        with_damage.close()
+        digest = bytes([5]) * 32
         lines = list(admin.repair(path))
         told = {line.strip().split(":")[0]: line for line in lines[1:]}
         assert "sess_2: 3 operations are whole, 2 and more are not" in told["cut back"]

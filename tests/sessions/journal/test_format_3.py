@@ -24,8 +24,8 @@ NUMBERS = replace(SMALL, segment_bytes=32 << 10)
 
 
 def laid_out(path: Path) -> None:
-    """The store that a server of format 3 has left when it was killed: 200 sessions in ten logs, one of them made by
-    a compaction; each tenth is a fork, and each twentieth was forgotten."""
+    """The store that a server of format 3 has left when it was killed: 200 sessions in ten logs, one of them
+    made by a compaction; each tenth is a fork, and each twentieth was forgotten."""
     with tarfile.open(STORES / "format_3_many.tar.xz") as tar:
         tar.extractall(path, filter="data")
 
@@ -40,7 +40,9 @@ def holds_all(store: JournalStore) -> None:
 
 
 def formats(path: Path) -> set[int]:
-    headers = [decoded_header(log.read_bytes()[:HEADER_BYTES], LOG_MAGIC) for log in path.glob("journal/*.log")]
+    headers = [
+        decoded_header(log.read_bytes()[:HEADER_BYTES], LOG_MAGIC) for log in path.glob("journal/*.log")
+    ]
     return {header.format for header in headers if header is not None}
 
 
@@ -56,7 +58,7 @@ def test_a_store_of_format_3_is_read_gone_on_with_and_rewritten() -> None:
         fresh = store.logs.next_session
         store.write([*birth(fresh), append(1, 6, Inserted(item=Message(id="i", role="user", text="new")))])
         for _ in range(2):
-            holds = wanted(1) + ["new"]
+            holds = [*wanted(1), "new"]
             assert said(store, 1) == holds and store.session(fresh)
             while store.wants_compaction:
                 store.compact()

@@ -35,9 +35,7 @@ def lived(path: Path, starts: int = 2) -> None:
     """Servers had it, one after another; each was told something."""
     for number in range(1, starts + 1):
         with started(path) as store:
-            store.write(
-                [*birth(fresh := unused(store)), append(fresh, 0, EventReceived(event="e"))]
-            )
+            store.write([*birth(fresh := unused(store)), append(fresh, 0, EventReceived(event="e"))])
             assert not store.mismatches and store.logs.generation == number
 
 

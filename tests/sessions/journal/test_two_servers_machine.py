@@ -1,5 +1,5 @@
-"""Servers on one store whose locks keep nobody out, in any order: what one of them has acknowledged is there, and
-nothing that was written by another one stands in its place."""
+"""Servers on one store whose locks keep nobody out, in any order: what one of them has acknowledged is there,
+and nothing that was written by another one stands in its place."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ MOST = 3
 
 
 class Interrupting(Disk):
-    """A disk on which something else happens, once, before or after a call: ``meanwhile`` is done at the ``at``-th
-    call from now on."""
+    """A disk on which something else happens, once, before or after a call: ``meanwhile`` is done at the
+    ``at``-th call from now on."""
 
     def __init__(self) -> None:
         self.at = -1
@@ -78,8 +78,8 @@ class Server:
 
 
 class Servers(RuleBasedStateMachine):
-    """``held``: what was acknowledged last of each session; ``tried``: what may have been written beyond that before
-    a server read the store; ``gone``: sessions that were forgotten."""
+    """``held``: what was acknowledged last of each session; ``tried``: what may have been written beyond that
+    before a server read the store; ``gone``: sessions that were forgotten."""
 
     def __init__(self) -> None:
         super().__init__()
