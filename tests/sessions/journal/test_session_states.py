@@ -118,7 +118,7 @@ class Digests(RuleBasedStateMachine):
             if name < ALIKE:
                 assert found == self.known.get(digest)
             else:
-                assert digest in self.held[found] if found else digest not in self.known
+                assert found is None or digest in self.held[found]
 
     def turn(self, number: int, ring: list[int]) -> None:
         state = self.states.edit(number)
