@@ -358,6 +358,7 @@ TABLE: dict[type[Exception], WireError] = {
     sessions.HandleUnknown: _invalid("session_not_found", 404),
     sessions.EventsExpired: _invalid("events_expired", 410),
     sessions.StorageUnavailable: _server("storage_unavailable", 503, close=1013),
+    sessions.StorageFull: _server("storage_unavailable", 503, close=1013),
     sessions.ShareFull: _server("storage_unavailable", 503, close=1013),
     sessions.StoreLost: _server("storage_unavailable", 503, close=1013),
     sessions.RecordDamaged: _server("session_damaged"),

@@ -6,7 +6,7 @@ SessionError
 │                   PromptTooLong
 ├── ConversationBusy, TemplateFailed, TokenizerUnreadable, EventsExpired, HandleUnknown
 ├── SessionUnknown, SessionLimit, SessionClosed, TurnLimit
-├── StorageUnavailable: ShareFull, StoreLost
+├── StorageUnavailable: StorageFull (ShareFull), StoreLost
 ├── StoreUnusable: StoreHeld, StoreForeign, StoreNewer
 ├── RecordDamaged
 └── TurnFailed: EngineUnavailable, EngineFull, GrammarRefused, GrammarStuck, GrammarUnavailable,
@@ -168,7 +168,11 @@ class StorageUnavailable(SessionError):
     """The journal cannot write now: until it can, no turn begins and nothing is acknowledged."""
 
 
-class ShareFull(StorageUnavailable):
+class StorageFull(StorageUnavailable):
+    """The journal has no room for new turns; what makes room is served."""
+
+
+class ShareFull(StorageFull):
     """The tenant's open sessions fill its share of the journal: no turn of theirs begins."""
 
 

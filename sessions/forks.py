@@ -184,7 +184,7 @@ class Forks:
         try:
             await registry.wait_closed(target)  # it may still write; the drop must be its last record
             if number is not None and registry.journal is not None:
-                registry.journal.put([drop(number)])
+                registry.journal.put([drop(number, deleted=True)])
         finally:
             registry.trees.end_pruning(target)
 

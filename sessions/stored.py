@@ -154,7 +154,7 @@ class StoredObjects:
         self._changes += 1
         self._forget(stored.salt, stored.name)
         if self._journal is not None:
-            self._journal.put([drop(stored.number)])
+            self._journal.put([drop(stored.number, deleted=True)])
             self._dropping.add(stored.number)
             self._journal.sync().add_done_callback(lambda _: self._dropping.discard(stored.number))
 

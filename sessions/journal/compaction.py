@@ -9,6 +9,7 @@ record of its session, and so are the marks of damaged records.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator, Sequence
 
 import numpy as np
@@ -35,6 +36,7 @@ class Compaction:
         self._rows: list[segment.Row] = []
         self._extras: dict[int, bytes] = {}
         self._moved: dict[int, list[Moved]] = {}  # by session
+        self._marks = 0  # bytes of records that are not of a session: starts, and marks that one was forgotten
         self._work = self._copies()
 
     def _replaced(self) -> list[int]:
@@ -118,6 +120,8 @@ class Compaction:
             self._extras[at] = extra
         self._moved.setdefault(session, []).append((kind, index, source, place_of(out.slot, at, len(data))))
         out.end += len(data)
+        if kind in (Kind.START, Kind.DROP) or word & LOST:
+            self._marks += len(data)
         return data
 
     def _is_needed(self, session: int) -> bool:
@@ -132,6 +136,8 @@ class Compaction:
         for session, records in self._moved.items():
             self._out.live += sum(map(self._logs.size, self._sessions.moved(session, records)))
             self._sessions.states.rest()
+        if self._out.dead > self._marks and any(one.stained is not None for one in self.victims):
+            self._out.stained = time.monotonic()  # something was deleted after it was copied
         self._out.marks = self._out.dead
 
 

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import RecordDamaged, ShareFull, StorageUnavailable, StoreLost
+from ..errors import RecordDamaged, ShareFull, StorageFull, StorageUnavailable, StoreLost
 from ..settings import JournalSettings
 from . import records
 from .clock import ServedClock
@@ -246,14 +246,14 @@ class Journal:
                 self._changed.notify()
 
     def _judge(self, free: int | None) -> None:
-        """Compare the disk's free bytes with the reserve and set `_lack`, the reason why new turns are
-        refused, or None. A change is logged. ``free``: None if it is not known."""
+        """Compare the bytes that the journal can still have, ``free``, with its reserve, and set `_lack`, the
+        reason why new turns are refused, or None. A change is logged. ``free``: None if it is not known."""
         reserve = self.settings.reserve_bytes
         if free is not None and free < reserve:
             free += self._reclaimable()
         lack = None
         if free is not None and free < reserve:
-            lack = StorageUnavailable(
+            lack = StorageFull(
                 f"the journal's disk has {free} bytes left, less than the {reserve} it keeps in reserve"
             )
         if lack is not None and self._lack is None:
@@ -382,8 +382,8 @@ class Journal:
             log.exception("session %d cannot be condensed", number)
 
     def _compact(self) -> None:
-        """Do a slice of compaction, if nothing else is to be done."""
-        if not (self._urgent or self._jobs) and self._store.wants_compaction:
+        """Do a slice of compaction, if nothing else is to be done or if it is overdue."""
+        if (not (self._urgent or self._jobs) or self._store.overdue) and self._store.wants_compaction:
             self._upkeep(self._store.compact)
 
     def _commit(self, group: list[Fresh]) -> bool:

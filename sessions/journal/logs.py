@@ -57,9 +57,10 @@ class Log:
     include zeros behind ``end``. ``index_end``: the length of its index.
 
     ``live``: bytes of records that are still needed. ``marks``: bytes of other records that a compaction kept,
-    such as those that a session was forgotten. ``sessions``: the marks (`segment.mark_of`), sorted, of the
-    sessions of which it had records when it was opened or sealed; ``fresh``: those added since. ``dirty``:
-    damage was found in it.
+    such as those that a session was forgotten. ``stained``: since when, by the monotonic clock, it has records
+    of a session that a client has deleted; None: it has none. ``sessions``: the marks (`segment.mark_of`),
+    sorted, of the sessions of which it had records when it was opened or sealed; ``fresh``: those added since.
+    ``dirty``: damage was found in it.
     """
 
     slot: int
@@ -75,6 +76,7 @@ class Log:
     sessions: Any = None
     fresh: set[int] = field(default_factory=set)
     dirty: bool = False
+    stained: float | None = None
 
     @property
     def number(self) -> int:

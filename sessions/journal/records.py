@@ -16,7 +16,7 @@ from ...runtime.link.messages import TokenLogprob
 from ..conversation.items import Item, Message, Preamble, Role
 from ..errors import StorageUnavailable
 from ..turn.events import EndReason, LeftOut, ReplyStatus, TurnUsage
-from .segment import HIGH, Fresh, Kind
+from .segment import ERASED, HIGH, Fresh, Kind
 
 NOWHERE = -1
 """Stands for the number of the origin session in the index, where a session is not a fork."""
@@ -383,10 +383,11 @@ def append(number: int, index: int, operation: AnyOperation) -> Fresh:
     return Fresh(number, index, kind, msgspec.msgpack.encode(operation))
 
 
-def drop(number: int) -> Fresh:
+def drop(number: int, *, deleted: bool = False) -> Fresh:
     """The change that forgets a session. Operations that its forks need stay until the last of these is
-    forgotten. Writes nothing itself: hand it to the journal."""
-    return Fresh(number, 0, Kind.DROP, b"")
+    forgotten. ``deleted``: a client asked for it, so the session's bytes leave the logs soon. Writes nothing
+    itself: hand it to the journal."""
+    return Fresh(number, 0, Kind.DROP, b"", flags=ERASED if deleted else 0)
 
 
 class SessionLog:

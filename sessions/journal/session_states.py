@@ -30,7 +30,7 @@ SHARDS = 1 << 10  # sorted arrays of digests: what is moved when one is added do
 _HEAD = struct.Struct("<7Q5IHB")
 _ENDS = struct.Struct("<IHB")  # how the head ends: counts of forks and of digests, flags
 _NUMBER = struct.Struct("<QQ")
-_KEPT, _SNAPSHOT, _FORK, _COMPRESSED = 1, 2, 4, 8
+_KEPT, _SNAPSHOT, _FORK, _COMPRESSED, _DELETED = 1, 2, 4, 8, 16
 _FLAGS = _HEAD.size - 1
 _LOW = (1 << HIGH) - 1
 
@@ -44,9 +44,9 @@ class SessionState:
     ``grown`` bytes. ``kept``: false once the session was forgotten, while its forks need its operations.
     ``used``: when it was last written (microseconds of the store's clock), by the record with the sequence
     number ``last``. ``origin``: for a fork, the number of the other session with which it begins, and how many
-    of that one's operations. ``forks``: the numbers of the sessions that were forked from it directly.
-    ``keys``: the first `KEY_BYTES` of each digest of its keyring, joined. ``counted``: its bytes in the sum of
-    its tenant. ``row``: stands for it in the `DigestTable`.
+    of that one's operations. ``deleted``: a client has deleted it. ``forks``: the numbers of the sessions that
+    were forked from it directly. ``keys``: the first `KEY_BYTES` of each digest of its keyring, joined.
+    ``counted``: its bytes in the sum of its tenant. ``row``: stands for it in the `DigestTable`.
     """
 
     number: int
@@ -66,6 +66,7 @@ class SessionState:
     keys: bytes = b""
     counted: int = 0
     row: int = 0
+    deleted: bool = False
 
     @property
     def count(self) -> int:
@@ -193,7 +194,7 @@ class SessionStates(Mapping[int, SessionState]):
         head = _HEAD.pack(
             *(state.record, state.ring, state.base, state.grown, state.used, state.last, state.counted),
             *(state.first, state.row, salt, inherited, len(state.forks)),
-            *(len(state.keys) // KEY_BYTES, flags | _COMPRESSED * bool(packed)),
+            *(len(state.keys) // KEY_BYTES, flags | _COMPRESSED * bool(packed) | _DELETED * state.deleted),
         )
         forks = b"".join(_NUMBER.pack(one & _LOW, one >> HIGH) for one in state.forks)
         began = _NUMBER.pack(origin & _LOW, origin >> HIGH) if state.origin else b""
@@ -218,7 +219,7 @@ class SessionStates(Mapping[int, SessionState]):
             array("Q", _places_in(data)),
             bool(flags & _SNAPSHOT),
             *(base, grown, used, last, origin, children, self._salt_of[salt]),
-            *(data[at:begun], counted, row),
+            *(data[at:begun], counted, row, bool(flags & _DELETED)),
         )
 
 

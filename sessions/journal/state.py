@@ -19,6 +19,7 @@ from ..errors import RecordDamaged
 from .records import origin_in
 from .segment import (
     ENTRY,
+    ERASED,
     GIANT,
     HIT,
     MISSING,
@@ -169,10 +170,10 @@ class Sessions:
             number = state.origin[0]
         return erased
 
-    def load(self, parts: list[LoadedLog], loaded: Callable[[SessionState], None]) -> None:
+    def load(self, parts: list[LoadedLog], loaded: Callable[[SessionState], None]) -> list[int]:
         """Build the index from the records of all logs, at the start. Empties the list ``parts``, to save
-        memory. ``loaded`` is called with the state of each session, also of those that are not needed any
-        more."""
+        memory. ``loaded`` is called with the state of each session, also of those that are not needed any more.
+        Returns the numbers of the sessions that a client has deleted and that no fork needs."""
         entries = np.concatenate([np.empty(0, ENTRY), *(part.entries for part in parts)])
         places = np.concatenate([np.empty(0, "<u8"), *(part.places for part in parts)])
         listed = [extra for part in parts for extra in _in_order(part)]
@@ -184,10 +185,12 @@ class Sessions:
         if len(order):
             self._fill(entries, places, extras, order, loaded)
         del entries, places, extras, order
+        deleted = []
         for number in [number for number in self.states if not self.states.keeps(number)]:
-            self._erase(number)
+            deleted += [state.number for state in self._erase(number) if state.deleted]
             self.states.rest()
         self._struck &= self.states.keys()
+        return deleted
 
     def _fill(
         self,
@@ -213,15 +216,17 @@ class Sessions:
         begins = np.flatnonzero(~joined)
         ends = np.append(begins[1:], len(order))
         columns = [column[begins] for column in (kinds, indexes, placed, order, again)]
-        columns += [begins, ends, sequences[ends - 1], times[ends - 1]]
+        columns += [begins, ends, sequences[ends - 1], times[ends - 1], words[begins] & 0xFF]
         numbers = sessions_of(entries[order[begins]])
         runs = zip(numbers, *(column.tolist() for column in columns), strict=True)
         for begun, records in groupby(runs, itemgetter(0)):
-            for number, kind, index, place, row, repeated, begin, end, last, moment in records:
+            for number, kind, index, place, row, repeated, begin, end, last, moment, flags in records:
                 if repeated and place == HIT:
                     continue  # its other copy is whole, or as damaged
                 if kind == Kind.DROP:
-                    self._end(self._state(number))
+                    state = self._state(number)
+                    self._end(state)
+                    state.deleted |= flags & ERASED != 0
                     continue
                 if kind == Kind.OPERATION:
                     state = self._run(number, index, placed[begin:end])

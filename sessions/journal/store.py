@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +19,14 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
+from ...kvstore.reserve import NAME, DiskReserve
 from ..errors import RecordDamaged, StorageUnavailable, StoreLost, StoreUnusable
 from ..settings import JournalSettings
 from . import segment
 from .clock import MICROSECONDS, ServedClock
 from .compaction import Compaction, dispensable
 from .folder import FOLDER, IDENTITY, Disk, Identity, mismatch, named, write_identity
-from .logs import Log, LogFolder
+from .logs import NO_ROOM, Log, LogFolder
 from .records import AnyOperation, Keyring, SessionRecord, append, drop
 from .retention import Retention
 from .segment import HIT, LOG_START, MISSING, SLOT_SHIFT, Fresh, Kind, slot_of
@@ -38,6 +39,8 @@ SWEEP_SESSIONS = 64  # sessions forgotten in one group
 AGAIN = 1.25  # after a vain try a session is condensed again when it has so many times the operations
 SMALL_SHARE = 0.25  # of a full log: smaller ones are merged
 DEAD_SHARE = 0.5  # of a log's bytes: it is rewritten
+SHORT_SHARE = 0.05  # the same, while the disk is full
+ROLLED_BYTES = 64 << 10  # dead bytes for which the log that is being written is sealed while the disk is full
 MOST_SMALL = 8
 MOST_VICTIMS = 64  # of one compaction: their numbers stand in a header
 REST_SECONDS = 30.0  # after a compaction that failed
@@ -91,6 +94,8 @@ class JournalStore:
         self._damaged: set[int] = set()
         self._compaction: Compaction | None = None
         self._resting = 0.0  # after a failed compaction: none before this time
+        self._began = False  # a server began to use it here
+        self._reserve = DiskReserve(folder / NAME, settings.reserve_bytes)
 
     @classmethod
     def open(
@@ -160,35 +165,63 @@ class JournalStore:
             return
         if any(one.kind != Kind.DROP for one in records):
             self._check_room(sum(segment.padded(len(one.payload)) for one in records))
-        try:
-            written = self.logs.append(records)
-        except StoreLost:
-            raise
-        except StorageUnavailable:
-            if not self.remove_dead():
-                raise
-            written = self.logs.append(records)
-        self._apply(records, *written)
+        deleted = [one.session for one in records if one.flags & segment.ERASED]
+        hold = [one for one in self.logs.logs.values() if any(map(one.has, deleted))]
+        self._apply(records, *self._appended(records))
+        if deleted:
+            self._mark(hold)
         if self.logs.unnoted and self.logs.generation:
             self.note()
 
+    def _appended(self, records: Sequence[Fresh]) -> tuple[list[int], int, int]:
+        """Append the records to the logs (`LogFolder.append`). On a full disk what is dead gives way first, and
+        then the reserve. Raises ``StorageUnavailable``."""
+        while True:
+            try:
+                return self.logs.append(records)
+            except StoreLost:
+                raise
+            except StorageUnavailable:
+                if not (self.remove_dead() or (self.logs.full and self._reserve.release())):
+                    raise
+
     def begin(self, generation: int) -> None:
         """Record that a server starts, as number ``generation``. Raises ``StorageUnavailable``."""
-        self.logs.append([Fresh(0, generation, Kind.START, b"")])
-        self.logs.generation = generation
+        self._appended([Fresh(0, generation, Kind.START, b"")])
+        self.logs.generation, self._began = generation, True
         self.note()
+        self._hold()
 
     def watch(self) -> None:
         """To be called about once a second. Raises ``StoreLost`` if the store is not the caller's any more."""
         self.logs.clock.now()
         self.logs.check()
+        self._hold()
+        active = self.logs.active
+        if active is not None and (self._is_due(active) or (self.short and active.dead > ROLLED_BYTES)):
+            self.logs.roll()
+
+    def _hold(self) -> None:
+        """Take the reserve again if there is room for it."""
+        if not self._reserve.taken and (free := self._free()) is not None:
+            self._reserve.take(free)
+
+    @property
+    def short(self) -> bool:
+        """Whether the disk is so full that the reserve is not held: what is dead gives way soon."""
+        return self._began and not self._reserve.taken
 
     def note(self, without: Sequence[Log] = ()) -> None:
         """Write the file `identity`, as if the logs ``without`` were removed already. A failure is only
         logged: the file is written again after the next write. Nothing is written if the store is lost."""
         try:
             self.logs.check()
-            write_identity(self.folder, self.logs.identity(without), self.logs.disk)
+            try:
+                write_identity(self.folder, self.logs.identity(without), self.logs.disk)
+            except OSError as fault:
+                if fault.errno not in NO_ROOM or not self._reserve.release():
+                    raise
+                write_identity(self.folder, self.logs.identity(without), self.logs.disk)
         except OSError as fault:
             log.warning("%s cannot be written: %s", self.folder / IDENTITY, fault.strerror)
         except StoreLost:
@@ -220,6 +253,7 @@ class JournalStore:
                 changed.pop(number, None)
                 if number in states:
                     changed[number] = states.edit(number)
+                    changed[number].deleted |= bool(one.flags & segment.ERASED)
                 self._damaged.discard(number)
                 self._declined.pop(number, None)
                 self.long.discard(number)
@@ -236,6 +270,8 @@ class JournalStore:
                 self.long.add(state.number)
         for state in erased:
             self.retention.count(state, 0)
+            if state.deleted:  # while its forks needed it, it stayed
+                self._mark([one for one in self.logs.logs.values() if one.has(state.number)])
         states.rest()
 
     def _size(self, state: SessionState) -> int:
@@ -275,7 +311,12 @@ class JournalStore:
         return True
 
     def free_bytes(self) -> int | None:
-        """Free bytes on the disk; None if that cannot be told."""
+        """Bytes of the disk that the journal can still have: the free ones, and those of its reserve. None if
+        that cannot be told."""
+        free = self._free()
+        return None if free is None else free + self._reserve.held
+
+    def _free(self) -> int | None:
         try:
             return self.logs.free_bytes()
         except OSError:
@@ -372,12 +413,34 @@ class JournalStore:
     def _compact_whole(self, victims: list[Log]) -> None:
         """Compact these logs to the end, without pauses for other work. Raises ``StorageUnavailable``."""
         self._abandon_compaction()
-        try:
-            self._compaction = Compaction(self.logs, self.sessions, victims)
-            while self._step():
-                pass
-        except (OSError, ValueError) as fault:
-            raise StorageUnavailable(str(fault)) from None
+        while True:
+            try:
+                self._compaction = Compaction(self.logs, self.sessions, victims)
+                while self._step():
+                    pass
+            except (OSError, ValueError, StorageUnavailable) as fault:
+                if self._is_full(fault) and self._reserve.release():
+                    continue
+                if isinstance(fault, StorageUnavailable):
+                    raise
+                raise StorageUnavailable(str(fault)) from None
+            return
+
+    @staticmethod
+    def _mark(logs: Iterable[Log]) -> None:
+        """Note that these logs have records of a session that a client has deleted: they are rewritten within
+        ``erase_seconds``."""
+        for one in logs:
+            if one.stained is None:
+                one.stained = time.monotonic()
+
+    def _is_due(self, one: Log) -> bool:
+        return one.stained is not None and time.monotonic() - one.stained >= self._settings.erase_seconds
+
+    @property
+    def overdue(self) -> bool:
+        """Whether deleted text has to leave the logs now, however much else there is to do."""
+        return any(map(self._is_due, self.logs.logs.values()))
 
     @property
     def wants_compaction(self) -> bool:
@@ -396,10 +459,18 @@ class JournalStore:
                 self._compaction = Compaction(self.logs, self.sessions, victims)
             return self._step()
         except Exception as fault:
+            if self._is_full(fault) and (self.remove_dead() or self._reserve.release()):
+                return True
             self._rest(fault)
             if not isinstance(fault, OSError | StorageUnavailable | ValueError):
                 raise
         return False
+
+    def _is_full(self, fault: Exception) -> bool:
+        """Whether this error of a compaction is that the disk is full."""
+        if isinstance(fault, OSError):
+            return fault.errno in NO_ROOM
+        return isinstance(fault, StorageUnavailable) and self.logs.full
 
     def _step(self) -> bool:
         """Do one slice of the compaction that was begun; after the last, remove the old logs. Returns whether
@@ -428,10 +499,13 @@ class JournalStore:
         log.warning("the journal's logs were not compacted: %s", fault)
         self._resting = time.monotonic() + REST_SECONDS
 
-    def _victims(self, least: float = DEAD_SHARE) -> list[Log]:
+    def _victims(self, least: float | None = None) -> list[Log]:
         """Choose logs to rewrite into one: those of which more than the share ``least`` are bytes that no
-        session needs, those of an earlier format, and small ones if there are `MOST_SMALL` of them; never the
-        one that is being written. Empty if it is not worth it."""
+        session needs, those with text that was deleted long enough ago, those of an earlier format, and small
+        ones if there are `MOST_SMALL` of them; never the one that is being written. Empty if it is not worth
+        it. Without ``least``, less is enough while the disk is full."""
+        if least is None:
+            least = SHORT_SHARE if self.short else DEAD_SHARE
         full = self.logs.segment_bytes
         sealed = [one for one in self.logs.logs.values() if one is not self.logs.active]
         worn = [
@@ -440,6 +514,7 @@ class JournalStore:
             if one.dead - one.marks > least * (one.end - LOG_START)
             or one.header.format < segment.FORMAT
             or self.logs.is_noted(one)
+            or self._is_due(one)
         ]
         small = [one for one in sealed if one.end < SMALL_SHARE * full]
         if not worn and len(small) < MOST_SMALL:
@@ -537,7 +612,8 @@ class JournalStore:
                 state.counted = self._size(state)
                 used.append((state.used, state.last, state.number))
 
-        self.sessions.load(parts, loaded)
+        deleted = self.sessions.load(parts, loaded)
+        self._mark(one for one in self.logs.logs.values() if any(map(one.has, deleted)))
         for _, _, number in sorted(used):  # the order in which retention forgets them
             if number in self.sessions.states:
                 self.retention.enter(self.sessions.states[number])
