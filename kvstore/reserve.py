@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 NAME = "reserve"
 """The file's name in a store."""
+PIECE = 256 << 10
+"""So many bytes are given at once, at least. Not all: what nobody needs yet another program could take."""
 EASE = 4
-"""It is taken when one part in so many more is free, so that the next bytes that are written do not need it
-again at once."""
+"""It is taken again when one part in so many more is free, so that the next bytes that are written do not need
+it at once."""
 
 
 class DiskReserve:
-    """``size`` bytes of the disk, held by the file at ``path`` from `take` to `release`."""
+    """``size`` bytes of the disk, held by the file at ``path``. `give` makes some of them free, for the caller
+    to write; `take` holds them all again."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
         self.size = size
-        self.taken = False
-        """Whether the bytes are held, as far as the file system can do that."""
+        self.whole = False
+        """Whether all bytes are held, as far as the file system can do that."""
 
     @property
     def held(self) -> int:
@@ -32,37 +36,46 @@ class DiskReserve:
         return held_by(self.path)
 
     def take(self, free: int) -> bool:
-        """Hold the bytes if they are not held; ``free``: those that are free on the disk. Returns whether they
-        are held now."""
-        if self.taken:
-            return True
-        if not self.size:
-            self.release()
-            self.taken = True
+        """Hold all bytes, if ``free`` bytes of the disk are enough. Returns whether they are held now."""
+        if self.whole:
             return True
         held = self.held
         if held < self.size and free + held < self.size + self.size // EASE:
             return False
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(fd, 0, self.size)
-                os.ftruncate(fd, self.size)
-            finally:
-                os.close(fd)
+            if not self.size:
+                self.path.unlink(missing_ok=True)
+            else:
+                with self._opened() as fd:
+                    os.posix_fallocate(fd, 0, self.size)
+                    os.ftruncate(fd, self.size)
         except OSError:
-            self.release()
+            self.give(self.held - held)
             return False
-        self.taken = True
+        self.whole = True
         return True
 
-    def release(self) -> bool:
-        """Let go of the bytes. Returns whether there were any."""
-        held, self.taken = self.held, False
-        with contextlib.suppress(OSError):
-            self.path.unlink()
-            return held > 0
-        return False
+    def give(self, wanted: int) -> bool:
+        """Make ``wanted`` bytes free, `PIECE` at least, or all that there are. Returns whether there were
+        any."""
+        held = self.held
+        if not held:
+            return False
+        self.whole = False
+        try:
+            with self._opened() as fd:
+                os.ftruncate(fd, max(0, held - max(wanted, PIECE)))
+        except OSError:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
 
 def held_by(path: Path) -> int:

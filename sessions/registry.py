@@ -21,13 +21,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ..runtime.errors import EngineGone, VerbRefused
 from ..runtime.link.client import EngineLink
 from .conversation.continuation import Digest, GivenConversation, OpenConversations, name_digest
 from .conversation.history import History
 from .conversation.items import Item, Preamble, new_id, size_of
 from .conversation.tree import Script
 from .engine_copy import EngineCopy
-from .errors import HandleUnknown, SessionUnknown, StorageUnavailable
+from .errors import HandleUnknown, RecordDamaged, SessionUnknown, StorageUnavailable
 from .fork_trees import ForkTrees
 from .handles import SessionHandles, digest_of
 from .journal.journal import Journal, JournaledLog
@@ -39,7 +40,7 @@ from .settings import SessionSettings
 from .tenants import OpenTenants
 from .text.language import Language
 from .text.renderer import Renderer
-from .token_ids import Ids, frozen
+from .token_ids import NONE, Ids, frozen
 from .turn.request import RequestBounds
 from .workers import Stopped, Workers
 
@@ -82,6 +83,7 @@ class SessionRegistry:
         self._sessions: dict[str, Session] = {}
         self._records: dict[str, SessionRecord] = {}
         self._by_handle: dict[bytes, Session] = {}
+        self._by_number: dict[int, Session] = {}
         self._closing: dict[
             str, tuple[asyncio.Event, tuple[bytes, ...]]
         ] = {}  # by id, with their handles' digests
@@ -313,7 +315,7 @@ class SessionRegistry:
         self.trees.leave(record, kept=session.log.durable)
         self._forget_handles(session)
         self.tenants.leave(record.salt)
-        del self._sessions[session_id], self._records[session_id]
+        del self._sessions[session_id], self._records[session_id], self._by_number[session.log.number]
         self._closing[session_id] = asyncio.Event(), session.handles.digests()
         if interrupt:
             session.log.close()
@@ -323,9 +325,34 @@ class SessionRegistry:
         try:
             if leave_readers is not None:
                 await leave_readers()
-            await session.aclose()
+            doomed = self.journal is not None and session.log.number in self.journal.doomed
+            await session.aclose(keep_kv=not doomed)
         finally:
             self._closing.pop(session.id)[0].set()
+
+    async def delete(self, number: int) -> str | None:
+        """Delete a session for a client, by its number in the journal: its records, and its KV on all tiers.
+        Returns its id if it is open: then it is deleted when it is closed, or by the next server."""
+        journal, link = self.journal, self._link
+        if journal is None:
+            return None
+        if (session := self._by_number.get(number)) is not None:
+            record = msgspec.structs.replace(self._records[session.id], deleted=True)
+            self._records[session.id] = record
+            session.log.rewrite(record)
+            journal.delete(number)
+            return session.id
+        tokens, salt = NONE, b""
+        with suppress(RecordDamaged, StorageUnavailable):
+            stored = await journal.read(lambda store: store.session(number))
+            replayed = await asyncio.to_thread(replay, stored.operations, max_items=self.settings.max_items)
+            if replayed.history.head is not None:
+                tokens, salt = replayed.history.head.tokens(), stored.record.salt
+        journal.delete(number)
+        if len(tokens):
+            with suppress(EngineGone, VerbRefused):  # what is left of its KV is evicted
+                await link.close((await link.open(tokens.tolist(), salt)).seq, keep_kv=False)
+        return None
 
     async def discard(self, session_id: str) -> None:
         """Close a session of which no client was told, for example a fork that failed half-way, and remove it
@@ -395,7 +422,7 @@ class SessionRegistry:
             log = JournaledLog(journal, number, stored.written, stored.record.salt)
             session = self._made(stored.record, log, replayed.history, keyring=stored.keyring)
         except BaseException:
-            journal.live.discard(number)
+            journal.leave(number)
             raise
         self._reopened += 1
         return Reopened(session, stored.record, replayed)
@@ -426,7 +453,7 @@ class SessionRegistry:
         )
         self.tenants.enter(record.salt)
         self._records[session.id] = record
-        self._sessions[session.id] = session
+        self._sessions[session.id] = self._by_number[log.number] = session
         self.trees.enter(log.number, record)
         self._know_handles(session)
         return session

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -401,6 +401,14 @@ class LiveSessions:
             live.face.detach()
             await live.aclose()
             await self.registry.discard(live.id)
+
+    async def delete(self, numbers: Iterable[int]) -> None:
+        """Delete sessions, by their numbers in the journal, because a client has deleted what they were made
+        for. Those that are in use are deleted when they are closed."""
+        for number in numbers:
+            live = self._live.get(await self.registry.delete(number) or "")
+            if live is not None and live.at_rest:
+                self._put_away(live)
 
     def alarm(self, fault: StorageUnavailable) -> None:
         """Called when the journal cannot write, because of ``fault``: calls every session's

@@ -258,12 +258,19 @@ class ResponsesFace:
         return (await self.stored(client, response_id))[1].response
 
     async def delete(self, client: Requester, response_id: str) -> None:
-        """Forget a stored response; one that runs is cancelled first. Raises ``ResponseUnknown``."""
+        """Forget a stored response, and the session that wrote it; one that runs is cancelled first. Raises
+        ``ResponseUnknown``."""
         running = self.running(client, response_id)
         if running is not None and running.response.store:
             await running.cancel()
         stored, _ = await self.stored(client, response_id)
+        await self._forget(stored)
+
+    async def _forget(self, stored: StoredObject) -> None:
+        """Forget a stored object, and the sessions that wrote what is in it: other objects hold all that they
+        need."""
         self.service.stored.drop(stored)
+        await self.service.delete(notes.sessions_of(stored))
         await self.service.stored.durable()
 
     async def input_items(self, client: Requester, response_id: str) -> list[KeptItem]:
@@ -358,9 +365,9 @@ class ResponsesFace:
         return changed
 
     async def delete_conversation(self, client: Requester, conversation_id: str) -> None:
-        """Forget a conversation. Its responses stay. Raises ``ConversationUnknown``."""
-        self.service.stored.drop(await self.conversation(client, conversation_id))
-        await self.service.stored.durable()
+        """Forget a conversation, and the sessions that wrote its responses. The responses stay. Raises
+        ``ConversationUnknown``."""
+        await self._forget(await self.conversation(client, conversation_id))
 
     async def add_items(
         self, client: Requester, conversation_id: str, items: Sequence[GivenItem]
@@ -451,6 +458,7 @@ class _Finishing:
             input=running.given,
             before=self._past.unstored,
             cuts=running.reply.cuts,
+            session=_session_of(running),
         )
         return notes.encoded(note)
 
@@ -464,9 +472,16 @@ class _Finishing:
         kept = await stored.find(self._client.salt, conversation)
         if kept is None:
             return False
-        items = ItemsNote(items=[*running.given, *response.output])
+        items = ItemsNote(items=[*running.given, *response.output], session=_session_of(running))
         stored.append(kept, notes.encoded(items))
         return True
+
+
+def _session_of(running: RunningResponse) -> str:
+    """The number in the journal of the session that writes a response, hexadecimal; "" if the journal keeps
+    none."""
+    log = running.turn.live.session.log
+    return f"{log.number:x}" if log.durable else ""
 
 
 def item_in(items: Sequence[KeptItem], name: str) -> KeptItem:

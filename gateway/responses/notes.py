@@ -21,12 +21,14 @@ from .reply import Cuts
 class KeptResponse(msgspec.Struct, tag="response", kw_only=True, frozen=True, omit_defaults=True):
     """The note of a response. ``input``: its own input items. ``before``: earlier items that no stored object
     has, because they were not stored. ``cuts``: the lengths of its output's deltas, from which its stream can
-    be made again. A later note of the same response replaces it."""
+    be made again. ``session``: the number in the journal, hexadecimal, of the session that wrote it; "" if the
+    journal keeps none. A later note of the same response replaces it."""
 
     response: ResponseObject
     input: list[KeptItem]
     before: list[KeptItem] = []
     cuts: Cuts = []
+    session: str = ""
 
     @property
     def items(self) -> list[KeptItem]:
@@ -36,10 +38,12 @@ class KeptResponse(msgspec.Struct, tag="response", kw_only=True, frozen=True, om
         return [*self.before, *self.input, *said]
 
 
-class ItemsNote(msgspec.Struct, tag="items", kw_only=True, frozen=True):
-    """A note of items that were added to a conversation."""
+class ItemsNote(msgspec.Struct, tag="items", kw_only=True, frozen=True, omit_defaults=True):
+    """A note of items that were added to a conversation. ``session``: as in `KeptResponse`, if a response added
+    them."""
 
     items: list[KeptItem]
+    session: str = ""
 
 
 class RemovedNote(msgspec.Struct, tag="removed", kw_only=True, frozen=True):
@@ -98,6 +102,14 @@ def conversation_in(stored: StoredObject) -> ToldConversation | None:
     """The conversation in a stored object, with its latest metadata; None if the object is no conversation."""
     own = (decoded(note) for note in reversed(stored.notes[-stored.own :]))
     return next((note.conversation for note in own if isinstance(note, ConversationNote)), None)
+
+
+def sessions_of(stored: StoredObject) -> set[int]:
+    """The numbers in the journal of the sessions that wrote the object's own responses and items."""
+    own = [decoded(note) for note in stored.notes[-stored.own :]]
+    return {
+        int(note.session, 16) for note in own if isinstance(note, KeptResponse | ItemsNote) and note.session
+    }
 
 
 def made_items(stored: StoredObject) -> int:

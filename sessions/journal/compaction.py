@@ -36,7 +36,9 @@ class Compaction:
         self._rows: list[segment.Row] = []
         self._extras: dict[int, bytes] = {}
         self._moved: dict[int, list[Moved]] = {}  # by session
-        self._marks = 0  # bytes of records that are not of a session: starts, and marks that one was forgotten
+        self._marks = (
+            0  # bytes of records that are not of a session: starts, and marks that one was forgotten
+        )
         self._work = self._copies()
 
     def _replaced(self) -> list[int]:

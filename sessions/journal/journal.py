@@ -57,6 +57,8 @@ class Journal:
         self.settings = settings
         self.live: set[int] = set()
         """Numbers of the sessions in memory, which retention skips."""
+        self.doomed: set[int] = set()
+        """Numbers of those that are forgotten when they leave, because a client has deleted them."""
         self.condense: Condense = partial(condensed, max_events=settings.max_events)
         """Makes one snapshot of as many first operations of a long session as possible."""
         self.watchers: set[Callable[[StorageUnavailable], None]] = set()
@@ -221,7 +223,7 @@ class Journal:
         if self._fault is not None:
             return self._fault
         now = time.monotonic()
-        if now - self._looked > FREE_SECONDS:
+        if now - self._looked > FREE_SECONDS or self._store.short:
             self._looked, self._free = now, self._store.free_bytes()
         self._judge(self._free)
         return self._lack
@@ -238,12 +240,21 @@ class Journal:
         """Session ``number`` is not in memory any more, so retention may forget it. If its tenant (``salt``)
         has a share of the journal, that is checked again soon."""
         self.live.discard(number)
+        if number in self.doomed:
+            self.doomed.discard(number)
+            self.put([records.drop(number, deleted=True)])
         if salt in self.settings.tenants:
             with self._changed:
                 self._jobs.append(
                     (lambda store: store.retention.look_again(salt), self._loop.create_future())
                 )
                 self._changed.notify()
+
+    def delete(self, number: int) -> None:
+        """Forget session ``number`` for a client: as soon as it is not in memory."""
+        self.doomed.add(number)
+        if number not in self.live:
+            self.leave(number)
 
     def _judge(self, free: int | None) -> None:
         """Compare the bytes that the journal can still have, ``free``, with its reserve, and set `_lack`, the
@@ -463,6 +474,7 @@ def _opened(
     store = open_for(folder, model, settings, lost, clock)
     # No client can resume yet: sessions are not forgotten for their age now.
     with store.closed_on_failure():
+        store.end_deletions()
         store.sweep(frozenset(), aged=False)
         store.keep_shares(frozenset())
     return store

@@ -314,6 +314,9 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     parent: str = ""
     root: str = ""
+    deleted: bool = False
+    """A client has deleted it while it was in use: it is forgotten when it is not any more, by the next server
+    at the latest."""
 
 
 class Keyring(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -353,18 +356,19 @@ def extra_of(kind: int, payload: bytes) -> bytes:
 
 
 def session_extra(record: SessionRecord) -> bytes:
-    """A session's tenant and origin, encoded for the index: MessagePack of (salt, low half of the number of the
-    origin session or `NOWHERE`, its number of operations, the high half)."""
-    if (origin := record.origin) is None:
-        return msgspec.msgpack.encode((record.salt, NOWHERE, 0))
-    return msgspec.msgpack.encode((record.salt, origin.session, origin.operations, origin.high))
+    """What the index has of a session's record: MessagePack of (salt, low half of the number of the origin
+    session or `NOWHERE`, its number of operations, the high half, whether a client has deleted the session)."""
+    origin = record.origin or Origin(session=NOWHERE, operations=0)
+    told = (record.salt, origin.session, origin.operations, origin.high, record.deleted)
+    return msgspec.msgpack.encode(told)
 
 
-def origin_in(extra: bytes) -> tuple[bytes, tuple[int, int] | None]:
-    """What `session_extra` has encoded: the tenant's salt, and for a fork the number of the session that it was
-    forked from and how many operations it has of it."""
-    salt, low, operations, *high = msgspec.msgpack.decode(extra)
-    return salt, None if low == NOWHERE else ((high[0] if high else 0) << HIGH | low, operations)
+def told_in(extra: bytes) -> tuple[bytes, tuple[int, int] | None, bool]:
+    """What `session_extra` has encoded: the tenant's salt, for a fork the number of the session that it was
+    forked from and how many operations it has of it, and whether a client has deleted it. Format 3 had fewer
+    parts."""
+    salt, low, operations, high, deleted = (*msgspec.msgpack.decode(extra), 0, False)[:5]
+    return salt, None if low == NOWHERE else (high << HIGH | low, operations), deleted
 
 
 def put(number: int, record: SessionRecord | Keyring) -> Fresh:

@@ -158,6 +158,12 @@ class SessionStates(Mapping[int, SessionState]):
                 return state.kept
         return False
 
+    def is_doomed(self, number: int) -> bool:
+        """Whether a client has deleted this session, and it is not forgotten yet."""
+        if data := self._resting[number]:
+            return data[_FLAGS] & (_KEPT | _DELETED) == _KEPT | _DELETED
+        return self[number].kept and self[number].deleted
+
     def keys_of(self, number: int) -> bytes:
         """The keys of a session's digests, joined; b"" if there is no such session."""
         while (data := self._resting.get(number)) is not None:

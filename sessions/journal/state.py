@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import RecordDamaged
-from .records import origin_in
+from .records import told_in
 from .segment import (
     ENTRY,
     ERASED,
@@ -135,7 +135,7 @@ class Sessions:
         self._kill(state.record)
         state.record = place
         if extra:
-            state.salt, state.origin = origin_in(extra)
+            state.salt, state.origin, state.deleted = told_in(extra)
             if state.origin is not None and state.origin[0] in self.states:
                 self.states.edit(state.origin[0]).forks.add(state.number)
         return state

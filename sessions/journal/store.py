@@ -39,6 +39,7 @@ SWEEP_SESSIONS = 64  # sessions forgotten in one group
 AGAIN = 1.25  # after a vain try a session is condensed again when it has so many times the operations
 SMALL_SHARE = 0.25  # of a full log: smaller ones are merged
 DEAD_SHARE = 0.5  # of a log's bytes: it is rewritten
+BESIDE_BYTES = 64 << 10  # that a group or a compaction takes beside its records: headers, indexes, `identity`
 SHORT_SHARE = 0.05  # the same, while the disk is full
 ROLLED_BYTES = 64 << 10  # dead bytes for which the log that is being written is sealed while the disk is full
 MOST_SMALL = 8
@@ -182,7 +183,8 @@ class JournalStore:
             except StoreLost:
                 raise
             except StorageUnavailable:
-                if not (self.remove_dead() or (self.logs.full and self._reserve.release())):
+                size = sum(segment.padded(len(one.payload)) for one in records)
+                if not (self.remove_dead() or (self.logs.full and self._reserve.give(size + BESIDE_BYTES))):
                     raise
 
     def begin(self, generation: int) -> None:
@@ -203,13 +205,13 @@ class JournalStore:
 
     def _hold(self) -> None:
         """Take the reserve again if there is room for it."""
-        if not self._reserve.taken and (free := self._free()) is not None:
+        if not self._reserve.whole and (free := self._free()) is not None:
             self._reserve.take(free)
 
     @property
     def short(self) -> bool:
         """Whether the disk is so full that the reserve is not held: what is dead gives way soon."""
-        return self._began and not self._reserve.taken
+        return self._began and not self._reserve.whole
 
     def note(self, without: Sequence[Log] = ()) -> None:
         """Write the file `identity`, as if the logs ``without`` were removed already. A failure is only
@@ -219,7 +221,7 @@ class JournalStore:
             try:
                 write_identity(self.folder, self.logs.identity(without), self.logs.disk)
             except OSError as fault:
-                if fault.errno not in NO_ROOM or not self._reserve.release():
+                if fault.errno not in NO_ROOM or not self._reserve.give(BESIDE_BYTES):
                     raise
                 write_identity(self.folder, self.logs.identity(without), self.logs.disk)
         except OSError as fault:
@@ -233,11 +235,11 @@ class JournalStore:
         """How the journal differs from the identity ``known``, as a sentence; "" if it does not."""
         return mismatch(known, self.logs.identity(), fresh=self._fresh, absent=self.logs.explained)
 
-    def erase(self, numbers: Sequence[int]) -> None:
-        """Forget these sessions: write a DROP record for each. Their bytes go with a later compaction. Raises
-        ``StorageUnavailable``."""
+    def erase(self, numbers: Sequence[int], *, deleted: bool = False) -> None:
+        """Forget these sessions: write a DROP record for each. Their bytes go with a later compaction, soon if
+        a client has ``deleted`` them. Raises ``StorageUnavailable``."""
         for at in range(0, len(numbers), SWEEP_SESSIONS):
-            self.write([drop(number) for number in numbers[at : at + SWEEP_SESSIONS]])
+            self.write([drop(number, deleted=deleted) for number in numbers[at : at + SWEEP_SESSIONS]])
 
     def _apply(self, records: Sequence[Fresh], places: Sequence[int], first: int, moment: int) -> None:
         """Call this after a group was written: it updates the index, the live bytes of the logs, the tenants'
@@ -332,6 +334,12 @@ class JournalStore:
             count += self._forget(self.retention.aged(oldest, keep), "age")
         return count + self._forget(self.retention.beyond(self._settings.max_sessions, keep), "number")
 
+    def end_deletions(self) -> None:
+        """Forget the sessions that clients have deleted while an earlier server used them. Raises
+        ``StorageUnavailable``."""
+        states = self.sessions.states
+        self.erase([number for number in states if states.is_doomed(number)], deleted=True)
+
     def make_room(self, keep: frozenset[int]) -> bool:
         """Forget some sessions of the tenants that hold the most bytes, none with a number in ``keep``. Returns
         False if there is none to forget. Raises ``StorageUnavailable``."""
@@ -419,7 +427,9 @@ class JournalStore:
                 while self._step():
                     pass
             except (OSError, ValueError, StorageUnavailable) as fault:
-                if self._is_full(fault) and self._reserve.release():
+                if self._is_full(fault) and self._reserve.give(
+                    sum(one.live for one in victims) + BESIDE_BYTES
+                ):
                     continue
                 if isinstance(fault, StorageUnavailable):
                     raise
@@ -452,14 +462,16 @@ class JournalStore:
     def compact(self) -> bool:
         """Do one slice of a compaction. Returns whether there is more to do. If writing fails, that is logged,
         and no compaction begins for `REST_SECONDS`."""
+        victims = self._victims() if self._compaction is None else self._compaction.victims
         try:
             if self._compaction is None:
-                if not (victims := self._victims()):
+                if not victims:
                     return False
                 self._compaction = Compaction(self.logs, self.sessions, victims)
             return self._step()
         except Exception as fault:
-            if self._is_full(fault) and (self.remove_dead() or self._reserve.release()):
+            wanted = sum(one.live for one in victims) + BESIDE_BYTES
+            if self._is_full(fault) and (self.remove_dead() or self._reserve.give(wanted)):
                 return True
             self._rest(fault)
             if not isinstance(fault, OSError | StorageUnavailable | ValueError):
