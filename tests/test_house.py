@@ -50,7 +50,8 @@ DOUBLED_CLASSES = 10
 # room -> its files and packages, lowest first; those of one line import each other freely.
 INSIDE = {
     "kvstore": [
-        ["errors", "system_limits", "reserve"],
+        ["errors", "system_limits"],
+        ["reserve", "folder_lock"],
         ["groups", "keys", "block_table", "eviction"],
         ["quotas", "prefix_index", "arena"],
         ["pool", "host"],

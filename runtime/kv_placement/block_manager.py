@@ -367,6 +367,6 @@ class BlockManager:
     def _drop_below(self, sequence: Sequence) -> None:
         for key in sequence.keys[:] if self.transfers.tier is not None else ():
             if self.pool.index.block_of(key) is None:
-                self.transfers.drop(key)
+                self.transfers.drop(key, erase=True)
         if sequence.tail is not None:
-            self.transfers.drop(sequence.tail[0])
+            self.transfers.drop(sequence.tail[0], erase=True)

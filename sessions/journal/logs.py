@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace as changed
 
+from ...kvstore.folder_lock import elsewhere, make_private
 from ...kvstore.system_limits import errno_of, explained
 from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreLost, StoreNewer, StoreUnusable
 from . import segment
 from .clock import ServedClock
 from .folder import Disk, Identity
-from .lock import elsewhere, make_private
 from .records import extra_of
 from .segment import LOG_START, Found, Fresh, LoadedLog, SegmentHeader
 
@@ -274,6 +274,7 @@ class LogFolder:
 
     def _opened(self, model: bytes, known: Identity | None, write: bool) -> list[LoadedLog]:
         if write:
+            make_private(self.folder.parent)
             make_private(self.folder)
             self._place = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         numbers = self._listed(write) if write else self._hold()
