@@ -45,6 +45,7 @@ ROLLED_BYTES = 64 << 10  # dead bytes for which the log that is being written is
 MOST_SMALL = 8
 MOST_VICTIMS = 64  # of one compaction: their numbers stand in a header
 REST_SECONDS = 30.0  # after a compaction that failed
+FULL_SECONDS = 1.0  # after one that found the disk full
 FORGOTTEN = {
     "age": "they were not used for as long as retention keeps them",
     "number": "the journal has more than it may",
@@ -509,7 +510,7 @@ class JournalStore:
 
     def _rest(self, fault: Exception) -> None:
         log.warning("the journal's logs were not compacted: %s", fault)
-        self._resting = time.monotonic() + REST_SECONDS
+        self._resting = time.monotonic() + (FULL_SECONDS if self._is_full(fault) else REST_SECONDS)
 
     def _victims(self, least: float | None = None) -> list[Log]:
         """Choose logs to rewrite into one: those of which more than the share ``least`` are bytes that no
