@@ -13,7 +13,7 @@ from pathlib import Path
 NAME = "reserve"
 """The file's name in a store."""
 PIECE = 256 << 10
-"""So many bytes are given at once, at least. Not all: what nobody needs yet another program could take."""
+"""So many bytes are given at once, at least. Not all: what is not needed yet another program could take."""
 EASE = 4
 """It is taken again when one part in so many more is free, so that the next bytes that are written do not need
 it at once."""

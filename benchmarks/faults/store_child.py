@@ -33,7 +33,7 @@ def tell(*words: object) -> None:
     print(json.dumps(words), flush=True)
 
 
-class Writer:
+class StoreWriter:
     """Writes to the journal until it is ``over``."""
 
     def __init__(self, journal: Journal, name: str) -> None:
@@ -132,7 +132,7 @@ async def serve(folder: Path, name: str, settings: JournalSettings) -> int:
     except StoreUnusable as fault:
         tell("refused", fault.message)
         return 2
-    writer = Writer(journal, name)
+    writer = StoreWriter(journal, name)
     tell("ready", await journal.read(lambda store: len(store.sessions.states)), list(journal.mismatches))
     tasks = [asyncio.create_task(writer.write()) for _ in range(AT_ONCE)]
     tasks.append(asyncio.create_task(writer.watch()))

@@ -46,7 +46,7 @@ SMALL: dict[str, Any] = {
 
 
 @dataclass
-class Server:
+class StoreServer:
     """One server. ``said``: by session, the acknowledged texts in order; ``deleted``: sessions; ``deleting``:
     those, and others that may be gone; ``faults``: why it refused turns, "" when it did not any more;
     ``refused``: why it did not start."""
@@ -133,7 +133,7 @@ async def server(
     name: str,
     settings: Mapping[str, Any] = MappingProxyType({}),
     environment: Mapping[str, str] = MappingProxyType({}),
-) -> AsyncIterator[Server]:
+) -> AsyncIterator[StoreServer]:
     """A server on the store, from its start on; killed at the end if it still runs. ``settings``: what differs
     from `SMALL`. ``environment``: more of it."""
     told = json.dumps({**SMALL, **settings})
@@ -144,7 +144,7 @@ async def server(
         env={**os.environ, **environment},
         limit=1 << 20,
     )
-    one = Server(name, process)
+    one = StoreServer(name, process)
     one.reading = asyncio.create_task(one.read())
     try:
         await one.ready.wait()
@@ -153,7 +153,7 @@ async def server(
         await one.end(kill=True)
 
 
-def check(path: Path, servers: list[Server], tally: FaultTally) -> None:
+def check(path: Path, servers: list[StoreServer], tally: FaultTally) -> None:
     """Open the store as the next server does, and compare it with what these servers have acknowledged."""
     deleted = set[int]().union(*(one.deleted for one in servers))
     deleting = set[int]().union(*(one.deleting for one in servers))
@@ -298,7 +298,7 @@ WAYS: dict[str, Way] = {
 
 async def two_servers(tries: int, seed: int) -> FaultTally:
     """Start a second server beside one that writes, so many times: on its store after something was done to
-    that (`WAYS`), or with locks that keep nobody out. The first one may be stopped meanwhile, for long."""
+    that (`WAYS`), or with locks that keep no server out. The first one may be stopped meanwhile, for long."""
     tally, rng = FaultTally("two servers on one store"), random.Random(seed)
     names = [*WAYS, "no locks"]
     for attempt in range(tries):
@@ -328,7 +328,9 @@ async def two_servers(tries: int, seed: int) -> FaultTally:
     return tally
 
 
-async def _both(first: Server, second: Server, path: Path, rng: random.Random, tally: FaultTally) -> None:
+async def _both(
+    first: StoreServer, second: StoreServer, path: Path, rng: random.Random, tally: FaultTally
+) -> None:
     """Let both go on: each writes where it has a store, or says why it does not."""
     for one in (first, second):
         if one.refused:
@@ -340,7 +342,7 @@ async def _both(first: Server, second: Server, path: Path, rng: random.Random, t
             tally.notes.append(f"{one.name} writes nothing, and says nothing")
 
 
-def _settle(name: str, place: Path, first: Server, second: Server, tally: FaultTally) -> None:
+def _settle(name: str, place: Path, first: StoreServer, second: StoreServer, tally: FaultTally) -> None:
     """Compare each store there is now with what was acknowledged in it."""
     path, aside = place / "store", place / "aside"
     before = tally.lost, tally.wrong
@@ -431,7 +433,7 @@ async def stepped(tries: int, seed: int) -> FaultTally:
                 tally.notes.append("no C compiler: nothing tried")
                 return tally
             path, hands = place / "store", place / "clock"
-            servers: list[Server] = []
+            servers: list[StoreServer] = []
             _set(hands, 0.0)
             for number in range(3):
                 at_boot = rng.random() < 0.5
@@ -469,7 +471,7 @@ async def killed_in_compactions(tries: int, seed: int) -> FaultTally:
     the store."""
     tally, rng = FaultTally("server killed while it compacts"), random.Random(seed)
     with memory_folder() as place:
-        path, servers = place / "store", list[Server]()
+        path, servers = place / "store", list[StoreServer]()
         while tally.tries < tries:
             async with server(path, f"server {tally.tries}") as one:
                 servers.append(one)

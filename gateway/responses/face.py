@@ -22,7 +22,7 @@ from ..service import Service
 from . import frames, notes
 from .events import CompactionResult, CountedInput, ResponseFault, ResponseObject, ToldConversation
 from .items import GivenItem, GivenReference, KeptCompaction, KeptItem
-from .notes import ConversationNote, ItemsNote, KeptResponse, RemovedNote
+from .notes import ConversationNote, ItemsNote, KeptResponse
 from .reply import ResponseReply, item_id, outcome, response_named, usage_of
 from .running import RunningResponse
 from .translate import (
@@ -388,10 +388,12 @@ class ResponsesFace:
         return given
 
     async def remove_item(self, client: Requester, conversation_id: str, item: str) -> ToldConversation:
-        """Remove an item from a conversation. Raises ``ConversationUnknown``, ``ItemUnknown``."""
+        """Remove an item from a conversation, and forget the sessions that wrote its responses. The responses
+        stay. Raises ``ConversationUnknown``, ``ItemUnknown``."""
         kept = await self.conversation(client, conversation_id)
         item_in(notes.items_of(kept.notes), item)
-        self.service.stored.append(kept, notes.encoded(RemovedNote(item=item)))
+        self.service.stored.rewrite(kept, notes.without(kept, item), owner=client.owner)
+        await self.service.delete(notes.sessions_of(kept))
         await self.service.stored.durable()
         told = notes.conversation_in(kept)
         assert told is not None, "it is a conversation"

@@ -47,15 +47,19 @@ class ItemsNote(msgspec.Struct, tag="items", kw_only=True, frozen=True, omit_def
 
 
 class RemovedNote(msgspec.Struct, tag="removed", kw_only=True, frozen=True):
-    """A note of an item, by its id, that was removed from a conversation."""
+    """A note of an item, by its id, that was removed from a conversation. Earlier versions wrote it; now all
+    notes are rewritten without the item."""
 
     item: str
 
 
-class ConversationNote(msgspec.Struct, tag="conversation", kw_only=True, frozen=True):
-    """A note of a conversation's id, time and metadata. A later one replaces it."""
+class ConversationNote(msgspec.Struct, tag="conversation", kw_only=True, frozen=True, omit_defaults=True):
+    """A note of a conversation's id, time and metadata, which a later one replaces. ``items``: those of earlier
+    notes that this one has replaced; ``made``: how many these had with the ones that were removed."""
 
     conversation: ToldConversation
+    items: list[KeptItem] = []
+    made: int = 0
 
 
 Note: TypeAlias = KeptResponse | ItemsNote | RemovedNote | ConversationNote
@@ -87,8 +91,8 @@ def items_of(notes: Sequence[bytes]) -> list[KeptItem]:
             case RemovedNote(item=gone):
                 for key, items in pieces.items():
                     pieces[key] = [item for item in items if item.id != gone]
-            case ConversationNote():
-                continue
+            case ConversationNote(items=items):
+                pieces[str(at)] = items
     return [item for items in pieces.values() for item in items]
 
 
@@ -115,5 +119,16 @@ def sessions_of(stored: StoredObject) -> set[int]:
 def made_items(stored: StoredObject) -> int:
     """How many items a conversation ever had, removed ones included. New ones get the next numbers in their
     ids."""
-    notes = (decoded(note) for note in stored.notes)
-    return sum(len(note.items) for note in notes if isinstance(note, ItemsNote))
+    made = 0
+    for note in map(decoded, stored.notes):
+        if isinstance(note, ItemsNote | ConversationNote):
+            made += note.made if isinstance(note, ConversationNote) else len(note.items)
+    return made
+
+
+def without(stored: StoredObject, item: str) -> bytes:
+    """One note for all notes of a conversation, without the item with this id."""
+    conversation, made = conversation_in(stored), made_items(stored)
+    assert conversation is not None, "it is a conversation"
+    left = [one for one in items_of(stored.notes) if one.id != item]
+    return encoded(ConversationNote(conversation=conversation, items=left, made=made))

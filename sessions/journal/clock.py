@@ -1,7 +1,7 @@
 """The clock of a store: how long servers were seen to run with it.
 
 Retention counts by it, and never by the time of day. That can be wrong by years, on a machine that has just
-booted, or for seconds, until someone corrects it; and a store that nobody serves must not forget.
+booted, or for seconds, until it is corrected; and a store that no server runs on must not forget.
 """
 
 from __future__ import annotations

@@ -380,10 +380,11 @@ class Journal:
             self._puzzled = True
 
     def _shorten(self) -> None:
-        """Replace the first operations of one long session by a snapshot, if nothing else is to be done."""
-        if not self._store.long or self._urgent or self._jobs:
+        """Replace the first operations of one long session by a snapshot, if nothing else is to be done or if
+        removed text has to go."""
+        number = self._store.overlong
+        if number is None or ((self._urgent or self._jobs) and not self._store.overdue):
             return
-        number = min(self._store.long)
         try:
             self._store.condense(number, self.condense)
             self._relieve()

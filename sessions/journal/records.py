@@ -384,7 +384,8 @@ def append(number: int, index: int, operation: AnyOperation) -> Fresh:
     """The record that holds a session's operation number ``index``; a snapshot replaces all before it too.
     Writes nothing itself: hand it to the journal. Raises what encoding raises."""
     kind = Kind.SNAPSHOT if isinstance(operation, SessionSnapshot) else Kind.OPERATION
-    return Fresh(number, index, kind, msgspec.msgpack.encode(operation))
+    flags = ERASED if isinstance(operation, Deleted | Rewound) else 0
+    return Fresh(number, index, kind, msgspec.msgpack.encode(operation), flags=flags)
 
 
 def drop(number: int, *, deleted: bool = False) -> Fresh:

@@ -24,7 +24,7 @@ from .segment import HIGH, MISSING, Kind
 KEY_BYTES = 16
 """So many bytes of each digest are kept in memory, its key (`key_of`): no two digests of BLAKE2b ever share
 them."""
-LATELY = 256  # sessions whose states are objects
+LATELY = 256  # sessions with a state that is an object
 PACKED = 32  # places from which on they are compressed
 SHARDS = 1 << 10  # sorted arrays of digests: what is moved when one is added does not grow with their number
 _HEAD = struct.Struct("<7Q5IHB")

@@ -52,6 +52,7 @@ class Sessions:
         self.torn: dict[int, bytes] = {}
         """The digests, joined, of keyrings that were found damaged at the start, by session."""
         self._struck: set[int] = set()  # sessions that lacked records when the index was built
+        self._removals: dict[int, int] = {}  # the last operation that removed items, as the index was built
         self._size = size
         self._died = died
 
@@ -217,6 +218,9 @@ class Sessions:
         ends = np.append(begins[1:], len(order))
         columns = [column[begins] for column in (kinds, indexes, placed, order, again)]
         columns += [begins, ends, sequences[ends - 1], times[ends - 1], words[begins] & 0xFF]
+        removes = np.flatnonzero((kinds == Kind.OPERATION) & (words & ERASED != 0))
+        removers = sessions_of(entries[order[removes]])
+        self._removals.update(zip(removers, indexes[removes].tolist(), strict=True))
         numbers = sessions_of(entries[order[begins]])
         runs = zip(numbers, *(column.tolist() for column in columns), strict=True)
         for begun, records in groupby(runs, itemgetter(0)):
@@ -240,6 +244,14 @@ class Sessions:
             if lacks or HIT in state.operations or MISSING in state.operations:
                 self._struck.add(begun)
             self.states.rest()
+
+    def removals(self) -> Iterator[tuple[int, int]]:
+        """Call once, after `load`: the number of each session with an operation that removed items from it and
+        that no snapshot has replaced, and the index of the last one."""
+        found, self._removals = self._removals, {}
+        for number, index in found.items():
+            if number in self.states and self.place(number, Kind.OPERATION, index) != MISSING:
+                yield number, index
 
     def _run(self, number: int, index: int, places: Any) -> SessionState:
         state = self._state(number)

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -55,6 +55,17 @@ FORGOTTEN = {
 """Why sessions are forgotten, for the server's log and for metrics."""
 
 
+@dataclass(slots=True)
+class _Removal:
+    """Items were removed from a session, the last time by the operation with this ``index``. ``since``: the
+    first time; ``looked``: when it was last tried to replace them by a snapshot. Both by the monotonic
+    clock."""
+
+    index: int = 0
+    since: float = field(default_factory=time.monotonic)
+    looked: float = field(default_factory=time.monotonic)
+
+
 @dataclass(frozen=True, slots=True)
 class StoredSession:
     """A session as the store has it: its number in the journal, its record, its keyring and its operations."""
@@ -93,6 +104,7 @@ class JournalStore:
         self._fresh = logs.made  # there was no journal before
         self._settings = settings
         self._declined: dict[int, int] = {}  # sessions that could not be condensed, and their operations then
+        self._removals: dict[int, _Removal] = {}  # by session; the one that was looked at longest ago first
         self._damaged: set[int] = set()
         self._compaction: Compaction | None = None
         self._resting = 0.0  # after a failed compaction: none before this time
@@ -167,7 +179,7 @@ class JournalStore:
             return
         if any(one.kind != Kind.DROP for one in records):
             self._check_room(sum(segment.padded(len(one.payload)) for one in records))
-        deleted = [one.session for one in records if one.flags & segment.ERASED]
+        deleted = [one.session for one in records if one.kind == Kind.DROP and one.flags & segment.ERASED]
         hold = [one for one in self.logs.logs.values() if any(map(one.has, deleted))]
         self._apply(records, *self._appended(records))
         if deleted:
@@ -259,10 +271,12 @@ class JournalStore:
                     changed[number].deleted |= bool(one.flags & segment.ERASED)
                 self._damaged.discard(number)
                 self._declined.pop(number, None)
+                self._removals.pop(number, None)
                 self.long.discard(number)
             else:
                 logs[slot_of(place)].live += segment.padded(len(one.payload))
             erased += self.sessions.apply(one, place, sequence, moment)
+            self._note_removal(one)
             if one.kind not in (Kind.DROP, Kind.KEYRING):
                 changed[number] = states.edit(number)
             elif one.kind == Kind.KEYRING and number not in changed:
@@ -276,6 +290,17 @@ class JournalStore:
             if state.deleted:  # while its forks needed it, it stayed
                 self._mark([one for one in self.logs.logs.values() if one.has(state.number)])
         states.rest()
+
+    def _note_removal(self, one: Fresh) -> None:
+        """Remember that this operation removed items from its session; or that a snapshot has taken its place,
+        so that their text leaves the logs with the records before."""
+        if one.kind == Kind.OPERATION and one.flags & segment.ERASED:
+            self._removals.setdefault(one.session, _Removal()).index = one.index
+            return
+        removal = self._removals.get(one.session)
+        if removal is not None and one.kind == Kind.SNAPSHOT and removal.index <= one.index:
+            del self._removals[one.session]
+            self._mark([log for log in self.logs.logs.values() if log.has(one.session)], removal.since)
 
     def _size(self, state: SessionState) -> int:
         """Bytes that a session's record and operations take in the logs; without its keyring."""
@@ -294,11 +319,27 @@ class JournalStore:
         least = max(self._settings.snapshot_operations, AGAIN * self._declined.get(state.number, 0))
         return behind >= least and state.grown >= state.base
 
+    @property
+    def overlong(self) -> int | None:
+        """The number of a session to `condense` next: of one with items that were removed ``erase_seconds``
+        ago, or else a long one. None if there is none."""
+        if self._has_old_removals:
+            return next(iter(self._removals))
+        return min(self.long, default=None)
+
+    @property
+    def _has_old_removals(self) -> bool:
+        first = next(iter(self._removals.values()), None)
+        return first is not None and time.monotonic() - first.looked >= self._settings.erase_seconds
+
     def condense(self, number: int, how: Condense) -> bool:
         """Replace the first operations of session ``number`` by a snapshot that ``how`` makes, unless the
         session has forks. Returns whether that was done. Raises ``RecordDamaged``, ``StorageUnavailable``."""
         self.long.discard(number)
         state = self.sessions.states.get(number)
+        if (removal := self._removals.pop(number, None)) is not None and state is not None:
+            removal.looked = time.monotonic()
+            self._removals[number] = removal
         if state is None:
             return False
         self._declined[number] = len(state.operations)
@@ -438,12 +479,12 @@ class JournalStore:
             return
 
     @staticmethod
-    def _mark(logs: Iterable[Log]) -> None:
-        """Note that these logs have records of a session that a client has deleted: they are rewritten within
-        ``erase_seconds``."""
+    def _mark(logs: Iterable[Log], since: float | None = None) -> None:
+        """Note that these logs have text that a client has deleted, at the time ``since`` (None: now): they
+        are rewritten ``erase_seconds`` later."""
+        since = time.monotonic() if since is None else since
         for one in logs:
-            if one.stained is None:
-                one.stained = time.monotonic()
+            one.stained = since if one.stained is None else min(one.stained, since)
 
     def _is_due(self, one: Log) -> bool:
         return one.stained is not None and time.monotonic() - one.stained >= self._settings.erase_seconds
@@ -451,7 +492,7 @@ class JournalStore:
     @property
     def overdue(self) -> bool:
         """Whether deleted text has to leave the logs now, however much else there is to do."""
-        return any(map(self._is_due, self.logs.logs.values()))
+        return self._has_old_removals or any(map(self._is_due, self.logs.logs.values()))
 
     @property
     def wants_compaction(self) -> bool:
@@ -627,6 +668,8 @@ class JournalStore:
 
         deleted = self.sessions.load(parts, loaded)
         self._mark(one for one in self.logs.logs.values() if any(map(one.has, deleted)))
+        for number, index in self.sessions.removals():
+            self._removals[number] = _Removal(index)
         for _, _, number in sorted(used):  # the order in which retention forgets them
             if number in self.sessions.states:
                 self.retention.enter(self.sessions.states[number])

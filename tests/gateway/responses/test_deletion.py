@@ -101,6 +101,26 @@ async def test_a_deleted_conversation_leaves_logs_in_which_little_is_dead(tmp_pa
             assert f"Fact {number}. " in listed.body.decode()
 
 
+async def test_an_item_that_is_removed_from_a_conversation_is_gone_from_all_files(tmp_path: Path) -> None:
+    async with staged(tmp_path, link=told("Thanks.", "Fine."), journal=AT_ONCE) as stage:
+        name = await conversation(stage, SECRET)
+        path = f"/v1/conversations/{name}/items"
+        answer = await stage.create("Do you know it?", conversation=name)
+        listed = (await stage.ask("GET", path)).json["data"]
+        (secret,) = (item["id"] for item in listed if SECRET in str(item))
+        await deleted(stage, f"/v1/responses/{answer['id']}")
+        await deleted(stage, f"{path}/{secret}")
+        await gone_from(tmp_path, SECRET)
+        left = [item["id"] for item in listed if item["id"] != secret]
+        more = {"items": [{"type": "message", "role": "user", "content": "Now?"}]}
+        (added,) = (await stage.ask("POST", path, more)).json["data"]
+        assert added["id"] not in [item["id"] for item in listed], "ids are not given twice"
+        left.insert(0, added["id"])
+    async with staged(tmp_path, journal=AT_ONCE) as stage:
+        again = (await stage.ask("GET", path)).json["data"]
+        assert [item["id"] for item in again] == left
+
+
 @pytest.mark.parametrize("restart", [False, True], ids=["in service", "after a restart"])
 async def test_a_full_disk_is_left_by_deleting(small_disk: Path, restart: bool) -> None:
     """The store itself fills it, and then something else takes what is left."""

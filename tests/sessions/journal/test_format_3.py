@@ -72,7 +72,7 @@ def test_a_store_of_format_3_is_read_gone_on_with_and_rewritten() -> None:
 
 
 def test_retention_counts_from_the_move_to_format_4_on() -> None:
-    """The times of format 3 are those of a clock that nobody vouches for."""
+    """The times of format 3 are those of a clock that can be wrong."""
     with folder() as path:
         laid_out(path)
         store = open_for(path, MODEL, replace(NUMBERS, max_age_seconds=3600.0))

@@ -21,7 +21,7 @@ from .journal_stage import MODEL, SMALL, folder, record_of
 
 
 def unlocked(patch: pytest.MonkeyPatch) -> None:
-    """A file system on which a lock keeps nobody out, as some network file systems are mounted."""
+    """A file system on which a lock keeps no server out, as some network file systems are mounted."""
     patch.setattr(fcntl, "flock", lambda fd, how: None)
 
 

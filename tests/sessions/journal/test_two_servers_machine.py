@@ -1,4 +1,4 @@
-"""Servers on one store whose locks keep nobody out, in any order: what one of them has acknowledged is there,
+"""Servers on one store with locks that keep none out, in any order: what one of them has acknowledged is there,
 and nothing that was written by another one stands in its place."""
 
 from __future__ import annotations
