@@ -314,14 +314,17 @@ class Server:
         self.url = ""
 
     async def start(self) -> str:
+        self.url = await address_of(await self.spawn())
+        return self.url
+
+    async def spawn(self) -> asyncio.subprocess.Process:
         program = "from holdfast.gateway.cli.main import main; main()"
         words = "serve pocket --port 0 --kv-bytes 16MiB --max-context 2048 --dtype float32 --store"
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", program, *words.split(), str(self.store)),
             stderr=asyncio.subprocess.PIPE,
         )
-        self.url = await address_of(self.process)
-        return self.url
+        return self.process
 
     async def kill(self) -> None:
         assert self.process is not None
