@@ -14,6 +14,7 @@ NAME = "reserve"
 """The file's name in a store."""
 PIECE = 256 << 10
 """So many bytes are given at once, at least. Not all: what is not needed yet another program could take."""
+LAST = 4
 EASE = 4
 """It is taken again when one part in so many more is free, so that the next bytes that are written do not need
 it at once."""
@@ -55,16 +56,16 @@ class DiskReserve:
         self.whole = True
         return True
 
-    def give(self, wanted: int) -> bool:
-        """Make ``wanted`` bytes free, `PIECE` at least, or all that there are. Returns whether there were
-        any."""
-        held = self.held
-        if not held:
+    def give(self, wanted: int, *, last: bool = True) -> bool:
+        """Make ``wanted`` bytes free, `PIECE` at least, or all that there are; unless ``last``, one part in
+        `LAST` is kept back for what makes room. Returns whether there were any."""
+        held, least = self.held, 0 if last else self.size // LAST
+        if held <= least:
             return False
         self.whole = False
         try:
             with self._opened() as fd:
-                os.ftruncate(fd, max(0, held - max(wanted, PIECE)))
+                os.ftruncate(fd, max(least, held - max(wanted, PIECE)))
         except OSError:
             return False
         return True

@@ -101,7 +101,8 @@ class TurnTracer:
 
 class TurnSpan:
     """The OpenTelemetry span of one turn. `end`, `fail` or `close` ends it. ``begun``: when it began, in
-    nanoseconds since 1970. When it ends is told by the monotonic clock: the time of day may be set meanwhile."""
+    nanoseconds since 1970. When it ends is told by the monotonic clock: the time of day may be set
+    meanwhile."""
 
     def __init__(self, span: Span, begun: int) -> None:
         self._span = span

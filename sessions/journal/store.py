@@ -197,7 +197,10 @@ class JournalStore:
                 raise
             except StorageUnavailable:
                 size = sum(segment.padded(len(one.payload)) for one in records)
-                if not (self.remove_dead() or (self.logs.full and self._reserve.give(size + BESIDE_BYTES))):
+                last = any(one.kind in (Kind.DROP, Kind.START) for one in records)
+                if self.remove_dead():
+                    continue
+                if not (self.logs.full and self._reserve.give(size + BESIDE_BYTES, last=last)):
                     raise
 
     def begin(self, generation: int) -> None:
