@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,8 +16,11 @@ import pytest
 from holdfast.benchmarks.faults.file_faults import READER
 from holdfast.kvstore.disk import admin
 from holdfast.kvstore.disk.free_pages import free_runs
+from holdfast.kvstore.disk.messages import Drop, encode
 from holdfast.kvstore.disk.payload_offsets import FILE
+from holdfast.kvstore.disk.server import DiskServer
 from holdfast.kvstore.disk.store import RecordStore, StoreLocked
+from holdfast.kvstore.host.slots import SlotMemory, make_memory
 
 from . import test_store
 from .test_store import given, key, opened, payload, read
@@ -121,6 +126,21 @@ def test_the_bytes_of_a_record_that_is_gone_leave_the_file(
         assert read(store, 9)
     with closing(opened(tmp_path)) as store:
         assert read(store, 9)
+
+
+def test_the_disk_process_erases_what_the_engine_drops(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    memory = SlotMemory(make_memory(2 * 4096 + 4 * (test_store.SIZE + 64)), test_store.SPACE, test_store.SIZE)
+    with closing(opened(tmp_path)) as store, ours, theirs:
+        store.put([given(1), given(2)])
+        server = threading.Thread(target=DiskServer(theirs, memory, store, scrub_seconds=0.0).run)
+        server.start()
+        ours.send(encode(Drop(key(1))))
+        while holds(tmp_path, 1):
+            pass
+        assert holds(tmp_path, 2)
+        ours.shutdown(socket.SHUT_WR)
+        server.join()
 
 
 def unsupported(*_: object) -> None:
