@@ -46,18 +46,19 @@ def tidied(store: JournalStore) -> None:
 @pytest.mark.parametrize("restart", [False, True])
 def test_what_was_deleted_leaves_logs_in_which_little_is_dead(restart: bool) -> None:
     with folder() as path:
-        with store_in(path, LATER) as store:
-            filled(store)
-            store.erase([7], deleted=True)
+        store = JournalStore.open(path, MODEL, LATER if restart else AT_ONCE)
+        filled(store)
+        store.erase([7], deleted=True)
+        if restart:
             tidied(store)
             assert holds(path, secret(7)), "nothing hurries"
-            if restart:
-                killed(store)
-        with store_in(path, AT_ONCE) as store:
-            tidied(store)
-            assert not holds(path, secret(7))
-            assert len(store.sessions.states) == 19
-            assert all(holds(path, secret(number)) for number in range(1, 21) if number != 7)
+            killed(store)
+            store = JournalStore.open(path, MODEL, AT_ONCE)
+        tidied(store)
+        assert not holds(path, secret(7))
+        assert len(store.sessions.states) == 19
+        assert all(holds(path, secret(number)) for number in range(1, 21) if number != 7)
+        store.close()
 
 
 def test_what_retention_forgets_hurries_nothing() -> None:
