@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from holdfast.sdk import SDKError, connect
 
 from .test_resume import Server, served
-from .wires import get
+from .wires import cause_in, get
 
 pytestmark = pytest.mark.anyio
 
@@ -18,8 +19,8 @@ async def refused(store: Path) -> str:
     """What a server says that may not use the store."""
     process = await Server(store).spawn()
     _, told = await process.communicate()
-    assert process.returncode
-    return told.decode()
+    assert process.returncode == 2
+    return cause_in(told.decode())
 
 
 async def test_a_removed_lock_lets_no_second_server_in_and_a_moved_store_acknowledges_nothing(
@@ -32,7 +33,8 @@ async def test_a_removed_lock_lets_no_second_server_in_and_a_moved_store_acknowl
         assert server.process is not None
         for lock in store.rglob("*lock"):
             lock.unlink()
-        assert f"process {server.process.pid}" in await refused(tmp_path / "link")
+        held = f"is held by process {server.process.pid} on {socket.gethostname()}"
+        assert await refused(tmp_path / "link") == f"holdfast: the store {tmp_path / 'link'} {held}"
         assert (await get(url, "/ready"))[0] == 200
         store.rename(moved)
         while (await get(url, "/ready"))[0] == 200:
@@ -40,7 +42,7 @@ async def test_a_removed_lock_lets_no_second_server_in_and_a_moved_store_acknowl
         assert f"the store {store} is gone" in (await get(url, "/ready"))[1]
         with pytest.raises(SDKError, match="is gone"):
             await chat.say("What is my name?").text()
-        assert f"process {server.process.pid}" in await refused(moved)
+        assert await refused(moved) == f"holdfast: the store {moved} {held}"
         moved.rename(store)
         while (await get(url, "/ready"))[0] != 200:
             pass
