@@ -17,8 +17,8 @@ from pathlib import Path
 from ..runtime.kv_placement.tier_setup import file_bytes
 from ..runtime.link.client import EngineLink
 from ..runtime.model.folder import check_folder, find_model
-from ..sessions.journal.folder import StoreLock
 from ..sessions.journal.journal import Journal
+from ..sessions.journal.lock import StoreLock
 from ..sessions.registry import SessionRegistry
 from ..sessions.settings import SessionSettings
 from ..sessions.text.language import Language

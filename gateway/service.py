@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -289,6 +289,12 @@ class Service:
         if self._stored is None:
             raise self._loading()
         return self._stored
+
+    async def delete(self, numbers: Iterable[int]) -> None:
+        """Delete sessions of which a client has deleted what they were made for, by their numbers in the
+        journal."""
+        if self._live is not None:
+            await self._live.delete(numbers)
 
     @property
     def context(self) -> int | None:

@@ -5,6 +5,7 @@
     KVStoreError
     ├── GroupInvalid          a KV group, hasher or arena was asked for with impossible numbers
     ├── PoolExhausted         more blocks asked for than can be had now: wait, preempt or refuse
+    ├── FolderHeld            another process has the folder
     ├── BookkeepingError      our own mistake, never the user's
     │   ├── BlockMisused      a block is not in the state that an operation needs; names both
     │   ├── SlotMisused       a host slot cannot go from the state it is in to the one asked for
@@ -16,6 +17,8 @@
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 
 class KVStoreError(Exception):
@@ -33,6 +36,13 @@ class PoolExhausted(KVStoreError):
         super().__init__(f"{needed} blocks needed, {available} available")
         self.needed = needed
         self.available = available
+
+
+class FolderHeld(KVStoreError):
+    """``folder`` is locked by another process, ``holder``."""
+
+    def __init__(self, folder: Path, holder: str) -> None:
+        super().__init__(f"{folder} is held by {holder}")
 
 
 class BookkeepingError(KVStoreError):

@@ -6,7 +6,7 @@ SessionError
 │                   PromptTooLong
 ├── ConversationBusy, TemplateFailed, TokenizerUnreadable, EventsExpired, HandleUnknown
 ├── SessionUnknown, SessionLimit, SessionClosed, TurnLimit
-├── StorageUnavailable: ShareFull
+├── StorageUnavailable: StorageFull (ShareFull), StoreLost
 ├── StoreUnusable: StoreHeld, StoreForeign, StoreNewer
 ├── RecordDamaged
 └── TurnFailed: EngineUnavailable, EngineFull, GrammarRefused, GrammarStuck, GrammarUnavailable,
@@ -168,8 +168,17 @@ class StorageUnavailable(SessionError):
     """The journal cannot write now: until it can, no turn begins and nothing is acknowledged."""
 
 
-class ShareFull(StorageUnavailable):
+class StorageFull(StorageUnavailable):
+    """The journal has no room for new turns; what makes room is served."""
+
+
+class ShareFull(StorageFull):
     """The tenant's open sessions fill its share of the journal: no turn of theirs begins."""
+
+
+class StoreLost(StorageUnavailable):
+    """The store's folder, its lock or its logs are not where this server opened them, or another server has
+    taken the store: nothing is written until they are back."""
 
 
 class RecordDamaged(SessionError):

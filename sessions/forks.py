@@ -19,7 +19,7 @@ from .conversation.edits import rewind
 from .conversation.items import new_id
 from .errors import SessionLimit
 from .fork_trees import ForkTree, Member, Page, root_of
-from .journal.records import AnyOperation, Branched, Origin, SessionRecord, drop
+from .journal.records import AnyOperation, Branched, Origin, SessionRecord
 from .journal.replay import refused, replay
 from .session import ForkSummary, Session
 
@@ -141,10 +141,10 @@ class Forks:
             if shared < len(history):
                 history = history.branch(operations.append)
                 rewind(history, history.items()[shared - 1].id, registry.language.tokenizer)
-            record = _begun_like(stored.record, config, Origin(session=number, operations=stored.written))
+            record = _begun_like(stored.record, config, Origin.of(number, stored.written))
             session = registry.open(record, history, [*operations, Branched()], kept=kept)
         finally:
-            journal.live.discard(number)
+            journal.leave(number)
         return session, shared
 
     # --- the fork tree --------------------------------------------------------------------------------------
@@ -182,8 +182,8 @@ class Forks:
         registry = self._registry
         try:
             await registry.wait_closed(target)  # it may still write; the drop must be its last record
-            if number is not None and registry.journal is not None:
-                registry.journal.put([drop(number)])
+            if number is not None:
+                await registry.delete(number)
         finally:
             registry.trees.end_pruning(target)
 

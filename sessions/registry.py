@@ -22,13 +22,14 @@ import msgspec
 import numpy as np
 
 from ..kvstore.slices import sliced
+from ..runtime.errors import EngineGone, VerbRefused
 from ..runtime.link.client import EngineLink
 from .conversation.continuation import Digest, GivenConversation, OpenConversations, name_digest
 from .conversation.history import History
 from .conversation.items import Item, Preamble, new_id, size_of
 from .conversation.tree import Script
 from .engine_copy import EngineCopy
-from .errors import HandleUnknown, SessionUnknown, StorageUnavailable
+from .errors import HandleUnknown, RecordDamaged, SessionUnknown, StorageUnavailable
 from .fork_trees import ForkTrees
 from .handles import SessionHandles, digest_of
 from .journal.journal import Journal, JournaledLog
@@ -40,7 +41,7 @@ from .settings import SessionSettings
 from .tenants import OpenTenants
 from .text.language import Language
 from .text.renderer import Renderer
-from .token_ids import Ids, frozen
+from .token_ids import NONE, Ids, frozen
 from .turn.request import RequestBounds
 from .workers import Stopped, Workers
 
@@ -87,6 +88,7 @@ class SessionRegistry:
         self._sessions: dict[str, Session] = {}
         self._records: dict[str, SessionRecord] = {}
         self._by_handle: dict[bytes, Session] = {}
+        self._by_number: dict[int, Session] = {}
         self._closing: dict[str, asyncio.Event] = {}  # by id
         self._closing_handles: dict[bytes, asyncio.Event] = {}  # the same ones, by their handles' digests
         self._reopening = WeakValueDictionary[bytes, asyncio.Lock]()  # by owner: one session at a time
@@ -327,7 +329,7 @@ class SessionRegistry:
         self.trees.leave(record, kept=session.log.durable)
         self._forget_handles(session)
         self.tenants.leave(record.salt)
-        del self._sessions[session_id], self._records[session_id]
+        del self._sessions[session_id], self._records[session_id], self._by_number[session.log.number]
         closed = self._closing[session_id] = asyncio.Event()
         self._closing_handles.update(dict.fromkeys(session.handles.digests(), closed))
         if interrupt:
@@ -338,11 +340,36 @@ class SessionRegistry:
         try:
             if leave_readers is not None:
                 await leave_readers()
-            await session.aclose()
+            doomed = self.journal is not None and session.log.number in self.journal.doomed
+            await session.aclose(keep_kv=not doomed)
         finally:
             self._closing.pop(session.id).set()
             for digest in session.handles.digests():
                 self._closing_handles.pop(digest, None)
+
+    async def delete(self, number: int) -> str | None:
+        """Delete a session for a client, by its number in the journal: its records, and its KV on all tiers.
+        Returns its id if it is open: then it is deleted when it is closed, or by the next server."""
+        journal, link = self.journal, self._link
+        if journal is None:
+            return None
+        if (session := self._by_number.get(number)) is not None:
+            record = msgspec.structs.replace(self._records[session.id], deleted=True)
+            self._records[session.id] = record
+            session.log.rewrite(record)
+            journal.delete(number)
+            return session.id
+        tokens, salt = NONE, b""
+        with suppress(RecordDamaged, StorageUnavailable):
+            stored = await journal.read(lambda store: store.session(number))
+            replayed = await asyncio.to_thread(replay, stored.operations, max_items=self.settings.max_items)
+            if replayed.history.head is not None:
+                tokens, salt = replayed.history.head.tokens(), stored.record.salt
+        journal.delete(number)
+        if len(tokens):
+            with suppress(EngineGone, VerbRefused):  # what is left of its KV is evicted
+                await link.close((await link.open(tokens.tolist(), salt)).seq, keep_kv=False)
+        return None
 
     async def discard(self, session_id: str) -> None:
         """Close a session of which no client was told, for example a fork that failed half-way, and remove it
@@ -364,7 +391,7 @@ class SessionRegistry:
         kept: dict[str, float] = {}
         if self.journal is not None and self.journal.fault is None:
             with suppress(StorageUnavailable):
-                kept = await self.journal.read(lambda store: store.shares.statistics(salt))
+                kept = await self.journal.read(lambda store: store.retention.statistics(salt))
         return {"sessions": float(tenant.sessions), "turns": float(tenant.turns), **kept}
 
     def statistics(self) -> dict[str, float]:
@@ -419,7 +446,7 @@ class SessionRegistry:
             session = self._made(stored.record, log, replayed.history, keyring=stored.keyring)
             session.history.drop_silent()
         except BaseException:
-            journal.live.discard(number)
+            journal.leave(number)
             raise
         self._reopened += 1
         return Reopened(session, stored.record, replayed)
@@ -450,7 +477,7 @@ class SessionRegistry:
         )
         self.tenants.enter(record.salt)
         self._records[session.id] = record
-        self._sessions[session.id] = session
+        self._sessions[session.id] = self._by_number[log.number] = session
         self.trees.enter(log.number, record)
         self._know_handles(session)
         return session

@@ -279,8 +279,9 @@ class Session:
             "responses": len(self._live()),
         }
 
-    async def aclose(self) -> None:
-        """Cancel running responses and close the engine's copy; its KV stays cached until it is evicted."""
+    async def aclose(self, *, keep_kv: bool = True) -> None:
+        """Cancel running responses and close the engine's copy; with ``keep_kv`` its KV stays cached until it
+        is evicted."""
         self._closed = True
         self._waits.ends(self.id)
         self._conversations.forget(self._reached, self.id)
@@ -290,7 +291,7 @@ class Session:
             await response.leave()
         self._tenant.left(self._responses)
         self._responses = []  # nothing refers back to a closed session: it is freed without the collector
-        await self._sequence.close()
+        await self._sequence.close(keep_kv=keep_kv)
         self.log.close()
 
     def _withdraw(self, response: TurnResponse) -> None:

@@ -68,7 +68,12 @@ class JournalSettings:
     """The most bytes of all logs together. Beyond that, sessions of the tenant with the most bytes are
     forgotten: unopened forks first, then those that were not used for longest."""
     reserve_bytes: int = 64 * MIB
-    """If less than this is free on the disk, new turns are refused. Running turns may use it."""
+    """So many bytes of the disk a file in the store holds. Where the disk is full otherwise it gives way:
+    running turns end, what is deleted is deleted, and logs are rewritten without what is dead. New turns are
+    refused until so many bytes are free again."""
+    erase_seconds: float = 300.0
+    """What clients delete leaves the logs so long after that, and after the time that it takes to rewrite
+    them."""
     retry_seconds: float = 0.25
     """Pause before a failed commit is tried again."""
     lock_seconds: float = 3.0

@@ -16,11 +16,13 @@ import asyncio
 import hashlib
 import itertools
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from .journal.journal import Journal, JournaledLog
 from .journal.records import Keyring, Noted, Origin, SessionRecord, drop
+from .journal.segment import Fresh
 from .journal.store import JournalStore
 
 CACHE_BYTES = 64 << 20
@@ -47,6 +49,11 @@ class StoredObject:
     def last(self) -> bytes:
         """The latest note."""
         return self.notes[-1]
+
+    @property
+    def size(self) -> int:
+        """The bytes of all notes."""
+        return sum(map(len, self.notes))
 
 
 class StoredObjects:
@@ -87,13 +94,18 @@ class StoredObjects:
         return made
 
     def _write(
-        self, journal: Journal, made: StoredObject, owner: bytes, parent: StoredObject | None
+        self,
+        journal: Journal,
+        made: StoredObject,
+        owner: bytes,
+        parent: StoredObject | None = None,
+        gone: Sequence[Fresh] = (),
     ) -> StoredObject:
-        """Write the new object ``made`` to the journal. If its parent was forgotten meanwhile, all notes become
-        its own. Returns it with its number in the journal."""
+        """Write the new object ``made`` to the journal, and ``gone`` in the same group. If its parent was
+        forgotten meanwhile, all notes become its own. Returns it with its number in the journal."""
         origin = None
         if parent is not None and self._lives(journal, parent.number):
-            origin = Origin(session=parent.number, operations=parent.own)
+            origin = Origin.of(parent.number, parent.own)
         clock = datetime.now().astimezone().isoformat()
         record = SessionRecord(id=made.name, owner=owner, salt=made.salt, clock=clock, origin=origin)
         log = JournaledLog.begin(journal, record)
@@ -103,9 +115,10 @@ class StoredObjects:
         own = made.notes if origin is None else made.notes[-1:]
         for note in own:
             log.append(Noted(note=note))
+        journal.put([*log.taken(), *gone])
         log.close()
         self._unwritten.add(log.number)
-        held = set() if origin is None else {origin.session}
+        held = set() if origin is None else {origin.number}
         journal.live.update(held)  # retention must not forget the parent before the object is written
         journal.sync().add_done_callback(lambda _: self._written(journal, log.number, held))
         return replace(made, number=log.number, own=len(own))
@@ -131,6 +144,17 @@ class StoredObjects:
         self._keep(grown)
         return grown
 
+    def rewrite(self, stored: StoredObject, notes: Sequence[bytes], *, owner: bytes = b"") -> StoredObject:
+        """Put ``notes`` in the place of all notes of an object, which are forgotten as in `drop`. Returns the
+        object's next version. ``stored``: its latest one. ``owner``: as in `add`."""
+        made = StoredObject(stored.name, stored.salt, next(self._numbers), tuple(notes), len(notes))
+        if self._journal is not None:
+            gone = [drop(stored.number, deleted=True)]
+            made = self._write(self._journal, made, owner, gone=gone)
+            self._dropped(self._journal, stored.number)
+        self._keep(made)
+        return made
+
     async def find(self, salt: bytes, name: str) -> StoredObject | None:
         """The latest version of an object; None if the tenant has none of this name, or retention has forgotten
         it. Raises ``RecordDamaged``, ``StorageUnavailable``."""
@@ -154,9 +178,12 @@ class StoredObjects:
         self._changes += 1
         self._forget(stored.salt, stored.name)
         if self._journal is not None:
-            self._journal.put([drop(stored.number)])
-            self._dropping.add(stored.number)
-            self._journal.sync().add_done_callback(lambda _: self._dropping.discard(stored.number))
+            self._journal.put([drop(stored.number, deleted=True)])
+            self._dropped(self._journal, stored.number)
+
+    def _dropped(self, journal: Journal, number: int) -> None:
+        self._dropping.add(number)
+        journal.sync().add_done_callback(lambda _: self._dropping.discard(number))
 
     async def durable(self) -> None:
         """Wait until everything stored so far is on disk. Without a journal it does not wait."""

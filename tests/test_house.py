@@ -51,6 +51,7 @@ DOUBLED_CLASSES = 10
 INSIDE = {
     "kvstore": [
         ["errors", "system_limits"],
+        ["reserve", "folder_lock"],
         ["groups", "keys", "block_table", "priorities", "slices", "eviction"],
         ["quotas", "prefix_index", "arena"],
         ["pool", "host"],

@@ -32,9 +32,10 @@ WAYS = tuple((error, times) for error in (errno.EIO, errno.ENOSPC) for times in 
 STUCK_SECONDS = 60.0
 
 
-def library(folder: Path) -> Path | None:
-    """Compile the library that is preloaded into ``folder``. Returns its path; None if there is no compiler."""
-    target, source = folder / "badio.so", Path(__file__).with_name("badio.c")
+def library(folder: Path, name: str = "badio.c") -> Path | None:
+    """Compile the library ``name`` that is preloaded into ``folder``. Returns its path; None if there is no
+    compiler."""
+    target, source = folder / f"{name}.so", Path(__file__).with_name(name)
     command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(target), str(source), "-ldl"]
     try:
         subprocess.run(command, check=True, capture_output=True)

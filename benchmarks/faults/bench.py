@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import steps
 from ..report import Goal, show
-from . import badio, engine_faults, file_faults, server_faults, tier_faults
+from . import badio, engine_faults, file_faults, server_faults, store_faults, tier_faults
 from .crowd import FaultTally
 
 log = logging.getLogger(__name__)
@@ -72,6 +72,11 @@ ROWS: dict[str, tuple[int, Row]] = {
     "full-kv": (48, aside(file_faults.full_records)),
     "full-journal": (24, aside(file_faults.full_journal)),
     "fill-disk": (10, tier_faults.filled),
+    "two-servers": (220, store_faults.two_servers),
+    "moved-store": (60, store_faults.moved),
+    "clocks": (100, store_faults.stepped),
+    "kill-compaction": (400, store_faults.killed_in_compactions),
+    "empty-disk": (60, store_faults.emptied),
     "reader": (3, aside(file_faults.forgotten_reader)),
     "badio-kv": (1000, lambda tries, seed: badio.worked("kv", tries)),
     "badio-journal": (1000, lambda tries, seed: badio.worked("journal", tries)),

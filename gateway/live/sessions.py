@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -404,6 +404,14 @@ class LiveSessions:
             live.face.detach()
             await live.aclose()
             await self.registry.discard(live.id)
+
+    async def delete(self, numbers: Iterable[int]) -> None:
+        """Delete sessions, by their numbers in the journal, because a client has deleted what they were made
+        for. Those that are in use are deleted when they are closed."""
+        for number in numbers:
+            live = self._live.get(await self.registry.delete(number) or "")
+            if live is not None and live.at_rest:
+                self._put_away(live)
 
     def alarm(self, fault: StorageUnavailable) -> None:
         """Called when the journal cannot write, because of ``fault``: calls every session's

@@ -7,6 +7,7 @@ https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
 
 from __future__ import annotations
 
+import time
 from urllib.parse import urlsplit
 
 from opentelemetry.sdk.resources import Resource
@@ -86,10 +87,11 @@ class TurnTracer:
         if request.max_output_tokens is not None:
             attributes["gen_ai.request.max_tokens"] = request.max_output_tokens
         parent = self._propagator.extract(caller.trace)
+        begun = time.time_ns()
         span = self._tracer.start_span(
-            f"chat {self._model}", parent, kind=SpanKind.SERVER, attributes=attributes
+            f"chat {self._model}", parent, kind=SpanKind.SERVER, attributes=attributes, start_time=begun
         )
-        return TurnSpan(span)
+        return TurnSpan(span, begun)
 
     def close(self) -> None:
         """Send the spans that have ended and are still unsent, and shut the provider down. It may wait for the
@@ -98,10 +100,13 @@ class TurnTracer:
 
 
 class TurnSpan:
-    """The OpenTelemetry span of one turn. `end`, `fail` or `close` ends it."""
+    """The OpenTelemetry span of one turn. `end`, `fail` or `close` ends it. ``begun``: when it began, in
+    nanoseconds since 1970. When it ends is told by the monotonic clock: the time of day may be set
+    meanwhile."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, begun: int) -> None:
         self._span = span
+        self._before = begun - time.monotonic_ns()
         self._over = False
 
     def end(self, times: TurnTimes, done: ReplyDone) -> None:
@@ -134,7 +139,7 @@ class TurnSpan:
         """End the span without further attributes. Does nothing if it has ended already."""
         if not self._over:
             self._over = True
-            self._span.end()
+            self._span.end(self._before + time.monotonic_ns())
 
     def _fail(self, code: str) -> None:
         self._span.set_attribute("error.type", code)

@@ -22,7 +22,7 @@ from ...sdk.frames.server import SteerAccepted
 from ...sdk.frames.session import SessionResource
 from ...sessions.conversation.input_text_buffer import InputTextBuffer
 from ...sessions.conversation.items import derived_id, new_id
-from ...sessions.errors import HandleUnknown, SessionError, ShareFull, StorageUnavailable
+from ...sessions.errors import HandleUnknown, SessionError, StorageFull, StorageUnavailable
 from ...sessions.journal.records import Begun, Configured, EventReceived, Typed
 from ...sessions.journal.replay import Past, error_of
 from ...sessions.registry import Reopened
@@ -294,14 +294,14 @@ class RealtimeSession:
     def _refusal(self, event: client.ClientEvent) -> Exception | None:
         """The error because of which an event must not be served now; None if it may be served. An event is
         refused if it begins a turn and the server is going away, or if it changes what the journal keeps and
-        the journal cannot write. A prune is served even if the tenant's share of the journal is full, because
-        it makes room."""
+        the journal cannot write. A prune is served even if the journal, or the tenant's share of it, is full,
+        because it makes room."""
         if self.live.draining and isinstance(event, client.ResponseCreate | ResponseSteer):
             return Draining("The server is going away")
         if not isinstance(event, CHANGES):
             return None
         fault = self.session.log.fault
-        makes_room = isinstance(event, SessionPrune) and isinstance(fault, ShareFull)
+        makes_room = isinstance(event, SessionPrune) and isinstance(fault, StorageFull)
         return None if makes_room else fault
 
     def _change(self, event: client.ClientEvent) -> list[Effect]:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -23,7 +24,7 @@ from ..service import Service
 from . import frames, notes
 from .events import CompactionResult, CountedInput, ResponseFault, ResponseObject, ToldConversation
 from .items import GivenItem, GivenReference, KeptCompaction, KeptItem
-from .notes import ConversationNote, ItemsNote, KeptResponse, RemovedNote
+from .notes import ConversationNote, ItemsNote, KeptResponse
 from .reply import ResponseReply, item_id, outcome, response_named, usage_of
 from .running import RunningResponse
 from .translate import (
@@ -39,6 +40,7 @@ from .translate import (
     transcript_of,
 )
 
+T = TypeVar("T")
 ITEM_BYTES = 64
 """For `Service.aside` an item counts as so many bytes: it takes a few microseconds to translate, however long
 its text is."""
@@ -271,12 +273,19 @@ class ResponsesFace:
         return (await self.stored(client, response_id))[1].response
 
     async def delete(self, client: Requester, response_id: str) -> None:
-        """Forget a stored response; one that runs is cancelled first. Raises ``ResponseUnknown``."""
+        """Forget a stored response, and the session that wrote it; one that runs is cancelled first. Raises
+        ``ResponseUnknown``."""
         running = self.running(client, response_id)
         if running is not None and running.response.store:
             await running.cancel()
         stored, _ = await self.stored(client, response_id)
+        await self._forget(stored, notes.sessions_of(stored))
+
+    async def _forget(self, stored: StoredObject, sessions: set[int]) -> None:
+        """Forget a stored object, and the sessions, by their numbers, that wrote what is in it: other objects
+        hold all that they need."""
         self.service.stored.drop(stored)
+        await self.service.delete(sessions)
         await self.service.stored.durable()
 
     async def input_items(self, client: Requester, response_id: str) -> list[KeptItem]:
@@ -353,6 +362,17 @@ class ResponsesFace:
             raise ConversationUnknown(f"Conversation with id {conversation_id[:128]!r} not found")
         return found
 
+    async def _latest(
+        self, client: Requester, conversation_id: str, work: Callable[[StoredObject], Awaitable[T]]
+    ) -> tuple[StoredObject, T]:
+        """The latest version of a conversation, and what ``work`` makes of it: it works again if there is a
+        newer version when it is done. Raises ``ConversationUnknown``, and what ``work`` does."""
+        while True:
+            kept = await self.conversation(client, conversation_id)
+            made = await work(kept)
+            if await self.conversation(client, conversation_id) == kept:
+                return kept, made
+
     async def make_conversation(self, client: Requester, body: frames.ConversationBody) -> ToldConversation:
         """Make and store a conversation with the body's items and metadata. Raises ``FieldInvalid``,
         ``StorageUnavailable``."""
@@ -381,9 +401,13 @@ class ResponsesFace:
         return changed
 
     async def delete_conversation(self, client: Requester, conversation_id: str) -> None:
-        """Forget a conversation. Its responses stay. Raises ``ConversationUnknown``."""
-        self.service.stored.drop(await self.conversation(client, conversation_id))
-        await self.service.stored.durable()
+        """Forget a conversation, and the sessions that wrote its responses. The responses stay. Raises
+        ``ConversationUnknown``."""
+
+        async def sessions(kept: StoredObject) -> set[int]:
+            return await self.service.aside(client.salt, kept.size, lambda _: notes.sessions_of(kept))
+
+        await self._forget(*await self._latest(client, conversation_id, sessions))
 
     async def add_items(
         self, client: Requester, conversation_id: str, items: Sequence[GivenItem]
@@ -391,24 +415,36 @@ class ResponsesFace:
         """Add items to a conversation. Returns them as they are stored. Raises ``ConversationUnknown``,
         ``FieldInvalid``, ``StorageUnavailable``."""
         self.service.stored.check(client.salt)
-        kept = await self.conversation(client, conversation_id)
-        first, there = notes.made_items(kept), await self.items(client, kept.notes)
-        if len(there) + len(items) > MOST_ITEMS or sum(map(len, kept.notes)) > self.limits.body_bytes:
-            told = f"A conversation holds at most {MOST_ITEMS} items, in {self.limits.body_bytes} bytes"
-            raise FieldInvalid(f"{told}: begin another one", "items")
-        given = await self._given(client, items, conversation_id, there, first=first, param="items")
-        kept = await self.conversation(
-            client, conversation_id
-        )  # it may have grown while references were read
+
+        async def more(kept: StoredObject) -> list[KeptItem]:
+            def read(_: Stopped) -> tuple[int, list[KeptItem]]:
+                return notes.made_items(kept), notes.items_of(kept.notes)
+
+            first, there = await self.service.aside(client.salt, kept.size, read)
+            if len(there) + len(items) > MOST_ITEMS or kept.size > self.limits.body_bytes:
+                told = f"A conversation holds at most {MOST_ITEMS} items, in {self.limits.body_bytes} bytes"
+                raise FieldInvalid(f"{told}: begin another one", "items")
+            return await self._given(client, items, conversation_id, there, first=first, param="items")
+
+        kept, given = await self._latest(client, conversation_id, more)
         self.service.stored.append(kept, notes.encoded(ItemsNote(items=given)))
         await self.service.stored.durable()
         return given
 
     async def remove_item(self, client: Requester, conversation_id: str, item: str) -> ToldConversation:
-        """Remove an item from a conversation. Raises ``ConversationUnknown``, ``ItemUnknown``."""
-        kept = await self.conversation(client, conversation_id)
-        item_in(await self.items(client, kept.notes), item)
-        self.service.stored.append(kept, notes.encoded(RemovedNote(item=item)))
+        """Remove an item from a conversation, and forget the sessions that wrote its responses. The responses
+        stay. Raises ``ConversationUnknown``, ``ItemUnknown``."""
+
+        async def rest(kept: StoredObject) -> tuple[list[bytes], set[int]]:
+            def made(_: Stopped) -> tuple[list[bytes], set[int]]:
+                item_in(notes.items_of(kept.notes), item)
+                return notes.without(kept, item), notes.sessions_of(kept)
+
+            return await self.service.aside(client.salt, kept.size, made)
+
+        kept, (left, sessions) = await self._latest(client, conversation_id, rest)
+        self.service.stored.rewrite(kept, left, owner=client.owner)
+        await self.service.delete(sessions)
         await self.service.stored.durable()
         told = notes.conversation_in(kept)
         assert told is not None, "it is a conversation"
@@ -475,6 +511,7 @@ class _Finishing:
             input=running.given,
             before=self._past.unstored,
             cuts=running.reply.cuts,
+            session=_session_of(running),
         )
         return notes.encoded(note)
 
@@ -488,9 +525,16 @@ class _Finishing:
         kept = await stored.find(self._client.salt, conversation)
         if kept is None:
             return False
-        items = ItemsNote(items=[*running.given, *response.output])
+        items = ItemsNote(items=[*running.given, *response.output], session=_session_of(running))
         stored.append(kept, notes.encoded(items))
         return True
+
+
+def _session_of(running: RunningResponse) -> str:
+    """The number in the journal of the session that writes a response, hexadecimal; "" if the journal keeps
+    none."""
+    log = running.turn.live.session.log
+    return f"{log.number:x}" if log.durable else ""
 
 
 def item_in(items: Sequence[KeptItem], name: str) -> KeptItem:

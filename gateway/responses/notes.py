@@ -21,12 +21,14 @@ from .reply import Cuts
 class KeptResponse(msgspec.Struct, tag="response", kw_only=True, frozen=True, omit_defaults=True):
     """The note of a response. ``input``: its own input items. ``before``: earlier items that no stored object
     has, because they were not stored. ``cuts``: the lengths of its output's deltas, from which its stream can
-    be made again. A later note of the same response replaces it."""
+    be made again. ``session``: the number in the journal, hexadecimal, of the session that wrote it; "" if the
+    journal keeps none. A later note of the same response replaces it."""
 
     response: ResponseObject
     input: list[KeptItem]
     before: list[KeptItem] = []
     cuts: Cuts = []
+    session: str = ""
 
     @property
     def items(self) -> list[KeptItem]:
@@ -36,14 +38,18 @@ class KeptResponse(msgspec.Struct, tag="response", kw_only=True, frozen=True, om
         return [*self.before, *self.input, *said]
 
 
-class ItemsNote(msgspec.Struct, tag="items", kw_only=True, frozen=True):
-    """A note of items that were added to a conversation."""
+class ItemsNote(msgspec.Struct, tag="items", kw_only=True, frozen=True, omit_defaults=True):
+    """A note of items that were added to a conversation. ``session``: as in `KeptResponse`, if a response added
+    them. ``gone``: how many items before them were removed."""
 
     items: list[KeptItem]
+    session: str = ""
+    gone: int = 0
 
 
 class RemovedNote(msgspec.Struct, tag="removed", kw_only=True, frozen=True):
-    """A note of an item, by its id, that was removed from a conversation."""
+    """A note of an item, by its id, that was removed from a conversation. Earlier versions wrote it; now all
+    notes are rewritten without the item."""
 
     item: str
 
@@ -57,6 +63,8 @@ class ConversationNote(msgspec.Struct, tag="conversation", kw_only=True, frozen=
 Note: TypeAlias = KeptResponse | ItemsNote | RemovedNote | ConversationNote
 
 _ENCODER = msgspec.msgpack.Encoder()
+_CONVERSATION = _ENCODER.encode({"type": "conversation"})[1:]
+"""How a `ConversationNote` begins, behind the byte with the number of its fields."""
 _DECODER: msgspec.msgpack.Decoder[Note] = msgspec.msgpack.Decoder(Note)
 
 
@@ -96,12 +104,33 @@ def response_in(stored: StoredObject) -> KeptResponse | None:
 
 def conversation_in(stored: StoredObject) -> ToldConversation | None:
     """The conversation in a stored object, with its latest metadata; None if the object is no conversation."""
-    own = (decoded(note) for note in reversed(stored.notes[-stored.own :]))
-    return next((note.conversation for note in own if isinstance(note, ConversationNote)), None)
+    for raw in reversed(stored.notes[-stored.own :]):
+        if raw.startswith(_CONVERSATION, 1):  # other notes may be long: they are not decoded
+            note = decoded(raw)
+            assert isinstance(note, ConversationNote), "its tag says so"
+            return note.conversation
+    return None
+
+
+def sessions_of(stored: StoredObject) -> set[int]:
+    """The numbers in the journal of the sessions that wrote the object's own responses and items."""
+    own = [decoded(note) for note in stored.notes[-stored.own :]]
+    return {
+        int(note.session, 16) for note in own if isinstance(note, KeptResponse | ItemsNote) and note.session
+    }
 
 
 def made_items(stored: StoredObject) -> int:
     """How many items a conversation ever had, removed ones included. New ones get the next numbers in their
     ids."""
-    notes = (decoded(note) for note in stored.notes)
-    return sum(len(note.items) for note in notes if isinstance(note, ItemsNote))
+    notes = map(decoded, stored.notes)
+    return sum(len(note.items) + note.gone for note in notes if isinstance(note, ItemsNote))
+
+
+def without(stored: StoredObject, item: str) -> list[bytes]:
+    """All notes of a conversation, written again without the item with this id."""
+    conversation = conversation_in(stored)
+    assert conversation is not None, "it is a conversation"
+    left = [one for one in items_of(stored.notes) if one.id != item]
+    items = ItemsNote(items=left, gone=made_items(stored) - len(left))
+    return [encoded(items), encoded(ConversationNote(conversation=conversation))]

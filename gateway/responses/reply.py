@@ -134,7 +134,7 @@ class ResponseReply:
         status, reason, fault = outcome(done, error)
         if self._silent and status == "incomplete":
             status, reason = "completed", None
-        now = int(time.time())
+        now = max(self.response.created_at, int(time.time()))  # the time of day may be set back
         ended = replace(
             self.response,
             status=status,

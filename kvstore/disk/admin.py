@@ -60,6 +60,7 @@ def write_about(folder: Path, block_bytes: int) -> None:
     path, about = folder / ABOUT, json.dumps({"block_bytes": block_bytes}).encode()
     if not path.exists() or path.read_bytes() != about:
         path.write_bytes(about)
+        path.chmod(0o600)
 
 
 def spaces(kv: Path) -> list[Path]:
@@ -150,7 +151,7 @@ def remove(kv: Path) -> int:
     if not kv.is_symlink():
         kv.rmdir()
     for lock in locks:
-        os.close(lock)
+        lock.release()
     return len(folders)
 
 

@@ -27,7 +27,7 @@ from ..keys import KEY_BYTES
 from ..system_limits import explained
 from . import messages
 from .direct_read import DirectRead, Parts, RecordAt
-from .messages import Fetch, Store
+from .messages import KEYS_PER_PACKET, Fetch, Store
 
 DEADLINE = 5.0  # seconds a request may take
 STORES_IN_FLIGHT = 64  # stores at once: their slots cannot be evicted meanwhile
@@ -177,6 +177,7 @@ class DiskTier:
         self._most_storing = max(1, min(STORES_IN_FLIGHT, host.memory.slots // STORING_SHARE))
         self._reads = PendingReads(host)
         self._superseded: list[bytes] = []
+        self._dropped: list[bytes] = []
         self._touched: dict[bytes, bool] = {}  # key: counts as used now, else is evicted first
         self._told: set[bytes] = set()  # leased keys that the disk process knows of
         self._refused: list[bytes] = []
@@ -309,6 +310,13 @@ class DiskTier:
             self._superseded.append(key)
             self._forget([key])
 
+    def drop(self, key: bytes) -> None:
+        """Forget a record that is on disk or on its way there, and have the disk process remove it at the next
+        `poll`, so that its bytes leave the disk soon."""
+        if self.stored(key):
+            self._dropped.append(key)
+            self._forget([key])
+
     def touch(self, key: bytes) -> None:
         """Note that the host tier evicts a record: with the next `store`, the disk process is told to count
         it as used now. Does nothing if the record is neither on disk nor on its way there, or if too many
@@ -342,6 +350,9 @@ class DiskTier:
             self._accept_process(now)
         if self._sock is not None:
             self._ask_for_pieces(now)
+            while self._dropped:
+                packet, self._dropped = self._dropped[:KEYS_PER_PACKET], self._dropped[KEYS_PER_PACKET:]
+                self._post(messages.Drop(b"".join(packet)))
             self._flush()
             if self._receive(now) and self._sock is not None:
                 oldest = next(iter(self._requests.values()), (None, math.inf))  # they are due in order

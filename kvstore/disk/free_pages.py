@@ -10,6 +10,7 @@ format is that of LMDB 0.9 (``mdb.c``, data version 1) on a little-endian machin
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ _LAST = struct.Struct("<QQ")  # last page, transaction
 _NODE = struct.Struct("<HHHH")  # low and high half of the size or child, flags, length of the key
 _EMPTY = (1 << 64) - 1
 _MOST_DEPTH = 32
+ZEROS = 1 << 20  # so many bytes are overwritten at once
 
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -61,6 +63,22 @@ def punch_free_pages(fd: int) -> int:
     for start, length in free_runs(fd):
         punch(fd, start, length)
     return max(0, before - os.fstat(fd).st_blocks) * 512
+
+
+def clear_free_pages(fd: int) -> int:
+    """As `punch_free_pages`; on a file system without holes, the free pages are overwritten with zeros. What is
+    zero already stays as it is."""
+    try:
+        return punch_free_pages(fd)
+    except OSError as fault:
+        if fault.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+    for start, length in free_runs(fd):
+        for at in range(start, start + length, ZEROS):
+            size = min(ZEROS, start + length - at)
+            if any(os.pread(fd, size, at)):
+                os.pwrite(fd, bytes(size), at)
+    return 0
 
 
 def punch(fd: int, start: int, length: int) -> None:

@@ -18,7 +18,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
     """The first packet to a disk process: what to serve. ``folder``, ``space``: the store's folder and
     namespace. ``block_bytes``: the length of a record's payload. ``budget``: the most bytes of all records;
     ``caps``: the most bytes of one tenant's records, by its number. ``floor``: bytes of the disk that stay
-    free."""
+    free; ``reserve``: a file of which the bytes count as free, "" for none."""
 
     folder: str
     space: bytes
@@ -26,6 +26,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
     budget: int
     caps: dict[int, int] = {}
     floor: int = 0
+    reserve: str = ""
 
 
 class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
@@ -48,6 +49,13 @@ class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
     yielding: list[bytes] = []
     leased: list[bytes] = []
     released: list[bytes] = []
+
+
+class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
+    """Ask to remove records, by their keys, joined without separators; not answered. Their bytes leave the file
+    within minutes."""
+
+    keys: bytes
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
@@ -117,7 +125,7 @@ class Room(msgspec.Struct, frozen=True, array_like=True, tag="room"):
     bytes: int
 
 
-Down: TypeAlias = Begin | Store | Fetch
+Down: TypeAlias = Begin | Store | Drop | Fetch
 Up: TypeAlias = Known | Done | Fetched | Failed | Gone | Room
 
 encode = msgspec.msgpack.Encoder().encode

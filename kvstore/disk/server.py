@@ -26,6 +26,8 @@ from .store import NewRecord, RecordStore, StoreFailed, StoreFull
 
 BATCH_BYTES = 8 << 20
 SYNC_SECONDS = 1.0
+SCRUB_SECONDS = 300.0  # after which the bytes of removed records leave the file
+KEY_BYTES = 16
 FILL_RATE = 1 << 30  # bytes a second at which others may fill the disk
 LOOK_SECONDS = 0.05, 1.0  # between two looks at the disk, at least and at most
 ROOM_SHARE = 32  # a change of room by one part in so many is reported
@@ -35,9 +37,15 @@ log = logging.getLogger(__name__)
 
 class DiskServer:
     """Serves the engine at the other end of ``sock``: moves records between the slots of ``memory`` and
-    ``store``."""
+    ``store``. ``scrub_seconds``: how long the bytes of removed records stay in the file."""
 
-    def __init__(self, sock: socket.socket, memory: SlotMemory, store: RecordStore) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        memory: SlotMemory,
+        store: RecordStore,
+        scrub_seconds: float = SCRUB_SECONDS,
+    ) -> None:
         self._sock = sock
         self._memory = memory
         self._store = store
@@ -46,6 +54,8 @@ class DiskServer:
         self._giving = False
         self._told = store.budget  # the room that the engine knows of
         self._look_at = self._sync_at = 0.0
+        self._scrub_seconds = scrub_seconds
+        self._stained_at: float | None = None  # since when the file has bytes of removed records
 
     def run(self) -> None:
         """Send all keys to the engine, then serve its requests until it closes its end."""
@@ -97,6 +107,21 @@ class DiskServer:
         except StoreFailed as error:
             self._refused(error)
         self._look_at = time.monotonic() + delay
+        self._scrub()
+
+    def _scrub(self) -> None:
+        """`SCRUB_SECONDS` after a record was removed, remove its bytes from the file, too."""
+        now = time.monotonic()
+        if not self._store.stained:
+            self._stained_at = None
+        elif self._stained_at is None:
+            self._stained_at = now
+        elif now - self._stained_at >= self._scrub_seconds:
+            try:
+                if self._store.scrub():
+                    self._stained_at = None
+            except StoreFailed as error:
+                self._refused(error)
 
     def _tell_given_up(self) -> None:
         keys, self._store.given_up = self._store.given_up, []
@@ -129,6 +154,10 @@ class DiskServer:
         stores = [request for request in requests if isinstance(request, messages.Store)]
         if stores:
             self._keep(stores)
+        for request in requests:
+            if isinstance(request, messages.Drop):
+                self._store.drop(_keys_in(request.keys))
+                self._dirty = True
 
     def _fetch(self, request: messages.Fetch) -> None:
         """Bring the records of one request into their slots, or into the page cache, and send one answer for
@@ -201,6 +230,10 @@ class DiskServer:
         self._sock.send(messages.encode(message))
 
 
+def _keys_in(joined: bytes) -> list[bytes]:
+    return [joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES)]
+
+
 def _packets(keys: list[bytes]) -> list[bytes]:
     """The keys, joined without separators, in parts of as many keys as one packet holds."""
     return [b"".join(keys[at : at + KEYS_PER_PACKET]) for at in range(0, len(keys), KEYS_PER_PACKET)]
@@ -222,7 +255,10 @@ def serve(sock: socket.socket, memory_fd: int, *, anew: bool = False) -> None:
     memory = SlotMemory(memory_fd, begin.space, begin.block_bytes, made=True)
     folder = Path(begin.folder)
     store = RecordStore(
-        folder, begin.space, begin.block_bytes, begin.budget, begin.caps, floor=begin.floor, anew=anew
+        *(folder, begin.space, begin.block_bytes, begin.budget, begin.caps),
+        floor=begin.floor,
+        reserve=Path(begin.reserve) if begin.reserve else None,
+        anew=anew,
     )
     if beside := others(folder):
         log.warning("%s holds KV of %d other models or settings: ignored", folder.parent, beside)

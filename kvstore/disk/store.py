@@ -27,10 +27,12 @@ from typing import Any, TypeVar
 import lmdb
 from xxhash import xxh3_64_intdigest
 
-from ..errors import KVStoreError, RecordCorrupt, RecordMissing
+from ..errors import FolderHeld, KVStoreError, RecordCorrupt, RecordMissing
+from ..folder_lock import FolderLock
+from ..reserve import held_by
 from ..system_limits import OUT_OF_DESCRIPTORS, errno_of, explained
 from .eviction import RecordEviction
-from .free_pages import ListUnreadable, punch_free_pages
+from .free_pages import ListUnreadable, clear_free_pages, punch_free_pages
 from .payload_offsets import FILE, PayloadOffsets, stride_of
 from .record import RecordHeader, read_header
 
@@ -41,6 +43,7 @@ GIVEN_SHARE = 32  # one record in so many is evicted beyond what is needed now, 
 OWN_CORRUPT = 3
 """So many corrupt records that were stored since the file was opened mean damaged pages of LMDB: a list of
 free pages names pages in use, and records are written over each other, again and again."""
+HOLDER = "holder"  # the file that stands for the folder's lock
 TURN = b"turn"  # a meaningless key in the main tree: written to have a transaction
 
 log = logging.getLogger(__name__)
@@ -94,10 +97,10 @@ class RecordStore:
     ``space``: the namespace, 16 bytes; ``block_bytes``: the length of each payload.
 
     ``caps``: most bytes of a tenant's records, by the tenant's number. ``floor``: bytes of the disk that stay
-    free, however full it is; None: the disk is not looked at. ``ignored``: how many records were found that
-    are not of this namespace, block size or layout; they are dropped. ``given_up``: keys evicted because the
-    disk is short of space; the caller takes them. ``anew``: throw away what is there, since the process that
-    opened it last died of it.
+    free, however full it is; None: the disk is not looked at. ``reserve``: a file of which the bytes count as
+    free. ``ignored``: how many records were found that are not of this namespace, block size or layout; they
+    are dropped. ``given_up``: keys evicted because the disk is short of space; the caller takes them. ``anew``:
+    throw away what is there, since the process that opened it last died of it.
 
     Raises `StoreLocked`: another process holds it; `StoreFailed`: the folder or file cannot be opened, even
     anew.
@@ -112,9 +115,11 @@ class RecordStore:
         caps: Mapping[int, int] | None = None,
         *,
         floor: int | None = None,
+        reserve: Path | None = None,
         anew: bool = False,
     ) -> None:
         self.folder = folder
+        self._reserve = reserve
         self._space = space
         self._length = block_bytes
         self._record_size = stride_of(block_bytes)
@@ -128,17 +133,22 @@ class RecordStore:
         self._stamp = 0
         self._found_stamp = 0  # of the last record that was here when the file was opened
         self._own_corrupt = 0  # corrupt records that were stored or used after that
+        self._file: int | None = None  # locked
+        self.stained = False
+        """Whether the file may still have the bytes of records that were removed (`scrub`)."""
         self.ignored = 0
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             self._lock = hold(folder)
         except OSError as error:
             raise StoreFailed(explained(error, f"the KV folder {folder}")) from error
         try:
             strange = self._begin(anew=anew)
         except (OSError, lmdb.Error, MemoryError) as error:
-            os.close(self._lock)
+            self._lock.release()
             raise StoreFailed(explained(error, f"the KV file {folder / FILE}")) from error
+        except StoreLocked:
+            self._lock.release()
+            raise
         self.ignored = len(strange)
         surplus = [key for tenant, most in self._most.items() for key in self._order.surplus(tenant, most, 0)]
         if strange or surplus:
@@ -167,7 +177,8 @@ class RecordStore:
         if self.floor is None:
             return self.budget
         try:
-            return shutil.disk_usage(self.folder).free - self.floor
+            held = 0 if self._reserve is None else held_by(self._reserve)
+            return shutil.disk_usage(self.folder).free + held - self.floor
         except OSError as error:
             raise StoreFailed(explained(error, f"the folder {self.folder}")) from error
 
@@ -225,6 +236,7 @@ class RecordStore:
                 txn.put(record.key, record.payload, db=self._payloads)
 
         self._write(work)
+        self.stained |= bool(gone or evicted)
         self._find(headers)
         self._stamp += len(stamps) + len(fresh)
         self._used.clear()
@@ -309,6 +321,7 @@ class RecordStore:
         """Remove these records. Where the medium refuses, they are only forgotten in memory, and are found
         again after a restart."""
         listed = list(keys)
+        self.stained |= bool(listed)
         with contextlib.suppress(StoreFailed):  # found again after a restart, and checked again
             self._write(lambda txn: self._delete(txn, listed))
         self._forget(listed)
@@ -337,6 +350,21 @@ class RecordStore:
                 log.warning("all KV in %s is given up for space: %s", self.folder / FILE, error)
             return self._empty()
 
+    def scrub(self) -> bool:
+        """Remove the bytes of records that are gone from the file: LMDB only notes that their pages are free.
+        Returns whether that was done; another process that reads the file prevents it. Raises `StoreFailed`,
+        `StoreTorn`."""
+        if not self.stained:
+            return True
+        self._write(lambda txn: txn.put(TURN, b""))  # after it the pages that were freed are free
+        self.sync()
+        try:
+            self._punch(clear=True)
+        except (OSError, ListUnreadable, lmdb.Error):
+            return False
+        self.stained = False
+        return True
+
     def sync(self) -> None:
         """Flush the transactions so far to the medium. Raises `StoreFailed`."""
         try:
@@ -358,7 +386,8 @@ class RecordStore:
         """Close the file and release the lock."""
         self._offsets.close()
         self._env.close()
-        os.close(self._lock)
+        self._let_go()
+        self._lock.release()
 
     def _within_caps(self, fresh: list[NewRecord]) -> tuple[list[NewRecord], list[bytes]]:
         """Leave out those of the new records for which their tenants' caps have no room, the first ones
@@ -400,14 +429,15 @@ class RecordStore:
             self._offsets.forget(key)
             self._used.discard(key)
 
-    def _punch(self) -> int:
-        """Turn the free pages of the file into holes. Returns the bytes given back. Raises `ListUnreadable`
-        also if another process reads the file."""
+    def _punch(self, *, clear: bool = False) -> int:
+        """Turn the free pages of the file into holes. Returns the bytes given back. With ``clear``, they are
+        overwritten on a file system without holes. Raises `ListUnreadable` also if another process reads the
+        file."""
         if any(line.split()[-1].isdigit() for line in self._env.readers().splitlines()[1:]):
             raise ListUnreadable("another process reads it")
         fd = os.open(self.folder / FILE, os.O_RDWR | os.O_CLOEXEC)
         try:
-            return punch_free_pages(fd)
+            return clear_free_pages(fd) if clear else punch_free_pages(fd)
         finally:
             os.close(fd)
 
@@ -465,7 +495,24 @@ class RecordStore:
         path = self.folder / FILE
         size = max(FIRST_MAP, path.stat().st_size if path.exists() else 0)
         # With readahead, for the scan at the start; later `PayloadOffsets` advises the kernel.
-        return lmdb.open(str(self.folder), map_size=size, max_dbs=2, sync=False, writemap=False)
+        self._hold_file()
+        return lmdb.open(str(self.folder), map_size=size, max_dbs=2, sync=False, writemap=False, mode=0o600)
+
+    def _hold_file(self) -> None:
+        """Lock the LMDB file itself: it may be in another folder, too, by a hard link. Raises `StoreLocked`."""
+        self._let_go()
+        self._file = os.open(self.folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._let_go()
+            told = f"{self.folder / FILE} is held by another process: is it linked into another folder?"
+            raise StoreLocked(told) from None
+
+    def _let_go(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
     def _read_order(self) -> list[bytes]:
         """Read all headers into the eviction order, by their stamps. Returns the keys of records that are not
@@ -605,26 +652,17 @@ def throw_away(folder: Path) -> None:
     (folder / "lock.mdb").unlink(missing_ok=True)
 
 
-def hold(folder: Path) -> int:
-    """Take the lock of ``folder``, and write this process's number into the lock's file. Returns the
-    descriptor; closing it frees the lock. Raises `StoreLocked`, naming the process that has it."""
-    fd = os.open(folder / "holder", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def hold(folder: Path) -> FolderLock:
+    """Take the lock of ``folder``; `FolderLock.release` frees it. Raises `StoreLocked`, naming the process that
+    has it, or `OSError`."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
-        os.close(fd)
-        raise StoreLocked(f"{folder} is held by process {holder or 'unknown'}") from None
-    signed = 0
-    with contextlib.suppress(OSError):  # on a full disk: over the old name, or without one
-        signed = os.pwrite(fd, str(os.getpid()).encode(), 0)
-    os.ftruncate(fd, signed)
-    return fd
+        return FolderLock(folder, HOLDER).acquire()
+    except FolderHeld as held:
+        raise StoreLocked(str(held)) from None
 
 
 def clear(folder: Path) -> None:
     """Remove a namespace's folder with all its records. Raises `StoreLocked` while a process holds it."""
     if folder.is_dir():
-        lock = hold(folder)
-        shutil.rmtree(folder)
-        os.close(lock)
+        with hold(folder):
+            shutil.rmtree(folder)

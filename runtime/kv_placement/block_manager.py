@@ -332,7 +332,7 @@ class BlockManager:
             return held - len(sequence.table)
         self._drop(sequence, 0, keep=keep)
         if not keep:
-            self._drop_below(sequence)
+            self._drop_everywhere(sequence)
         if sequence.turn is None or sequence.turn.resident is None:
             sequence.from_tiers.host = sequence.from_tiers.disk = 0
         sequence.surrendered()
@@ -363,9 +363,17 @@ class BlockManager:
         if kept < len(sequence.table):
             self.pool.release(sequence.table.truncate(kept), sequence.id, keep=keep)
 
-    def _drop_below(self, sequence: Sequence) -> None:
-        for key in sequence.keys[:] if self.transfers.tier is not None else ():
-            if self.pool.index.block_of(key) is None:
-                self.transfers.drop(key)
-        if sequence.tail is not None:
-            self.transfers.drop(sequence.tail[0])
+    def _drop_everywhere(self, sequence: Sequence) -> None:
+        """Drop the KV of the sequence's tokens that no other sequence holds, on all tiers: of all its blocks,
+        also those that it does not hold now, and of every partial last block that may have been saved."""
+        total, size = len(sequence.tokens), self.block_tokens
+        self.residency.name(sequence, total // size)
+        last = max(0, total - 1) // size * size  # the last token is computed only if others follow
+        tails = (self.residency.tail(sequence, end) for end in range(last + 1, total + 1) if end % size)
+        for key in [*sequence.names(), *tails]:
+            block = self.pool.index.block_of(key)
+            if block is not None and self.pool.references(block):
+                continue
+            if block is not None:
+                self.pool.discard(block)
+            self.transfers.drop(key, erase=True)

@@ -152,6 +152,7 @@ class CostBook:
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             try:
+                fresh.touch(0o600)
                 fresh.write_bytes(msgspec.json.encode(self.measured))
                 fresh.replace(self._path)
             finally:

@@ -17,12 +17,13 @@ from pathlib import Path
 
 import msgspec
 
-from ...kvstore import system_limits
+from ...kvstore import reserve, system_limits
 from ...kvstore.disk import admin
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.disk.messages import Begin
 from ...kvstore.disk.store import clear
 from ...kvstore.errors import KVStoreError
+from ...kvstore.folder_lock import make_private
 from ...kvstore.host.slots import SlotMemory, make_memory
 from ...kvstore.host.tier import HostTier
 from ...kvstore.keys import BlockHasher
@@ -89,14 +90,24 @@ def disk_floor(settings: EngineSettings, folder: Path) -> int:
     """How many bytes KV leaves free on the disk of ``folder``: a margin, and the journal's reserve if the
     journal is on the same disk."""
     margin = settings.disk_reserve // MARGIN_SHARE
-    shared = folder.stat().st_dev == folder.parent.stat().st_dev
-    return settings.disk_reserve + margin if shared else margin
+    return settings.disk_reserve + margin if _is_shared(folder) else margin
+
+
+def held_beside(folder: Path) -> tuple[int, Path | None]:
+    """How many bytes of the disk of KV the journal's reserve holds, which count as free, and the file that
+    holds them; None if the journal is on another disk. ``folder``: of KV in the store."""
+    file = folder.parent / reserve.NAME
+    return (reserve.held_by(file), file) if _is_shared(folder) else (0, None)
+
+
+def _is_shared(folder: Path) -> bool:
+    return folder.stat().st_dev == folder.parent.stat().st_dev
 
 
 def disk_room(settings: EngineSettings, folder: Path) -> int:
     """How many bytes KV could take under ``folder`` now: those free beyond the floor (`disk_floor`), and
     those it has."""
-    free = shutil.disk_usage(folder).free + admin.file_bytes(folder)
+    free = shutil.disk_usage(folder).free + held_beside(folder)[0] + admin.file_bytes(folder)
     return max(0, free - disk_floor(settings, folder))
 
 
@@ -129,8 +140,9 @@ def make_room(settings: EngineSettings) -> None:
     folder = kv_folder(settings)
     if folder is not None and folder.is_dir():
         floor = disk_floor(settings, folder)
-        if shutil.disk_usage(folder).free < min(floor, settings.disk_reserve):
-            admin.give_back(folder, floor)
+        held, _ = held_beside(folder)
+        if shutil.disk_usage(folder).free + held < min(floor, settings.disk_reserve):
+            admin.give_back(folder, floor - held)
 
 
 def disk_bytes(settings: EngineSettings, folder: Path) -> int:
@@ -185,7 +197,10 @@ def disk_tier(
         if one.disk_bytes is not None
     }
     floor = disk_floor(settings, folder)
-    begin = Begin(str(folder / space.hex()), space, host.memory.block_bytes, budget, caps, floor)
+    begin = Begin(
+        *(str(folder / space.hex()), space, host.memory.block_bytes, budget, caps, floor),
+        str(held_beside(folder)[1] or ""),
+    )
     return DiskTier(host, sock, begin, blocks)
 
 
@@ -203,6 +218,8 @@ def _kept_secret(folder: Path) -> bytes:
     """
     path = folder / "secret"
     try:
+        if folder.is_dir():
+            make_private(folder)
         if not os.path.lexists(path):
             return _new_secret(path)
     except OSError as error:
@@ -241,7 +258,8 @@ def _another_secret(path: Path, cause: str) -> bytes:
 def _new_secret(path: Path) -> bytes:
     """Write a new secret to ``path``, whole or not at all. If another process has written one there
     meanwhile, that one stays. Returns the secret that is in the file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent.parent)
+    make_private(path.parent)
     fresh = path.with_name(f"secret.{os.getpid()}")
     try:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

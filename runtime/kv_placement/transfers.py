@@ -183,14 +183,14 @@ class Transfers:
         if self.disk is not None:
             self.disk.evict_first(reversed(keys))
 
-    def drop(self, key: bytes) -> None:
-        """Drop a record from all tiers below the device."""
+    def drop(self, key: bytes, *, erase: bool = False) -> None:
+        """Drop a record from all tiers below the device; with ``erase`` its bytes leave the disk soon."""
         self._wanted.pop(key, None)
         self._staying.pop(key, None)
         if self.tier is not None:
             self.tier.drop(key)
         if self.disk is not None:
-            self.disk.supersede(key)
+            (self.disk.drop if erase else self.disk.supersede)(key)
 
     def emit(self, rows: Sequence[PlanRow]) -> tuple[tuple[BlockSave, ...], tuple[BlockLoad, ...]]:
         """The saves and loads for the plan of ``rows``, which goes out now: they leave the queues here. A

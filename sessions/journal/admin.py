@@ -16,13 +16,15 @@ import msgspec
 from ..errors import RecordDamaged, SessionError, StorageUnavailable, StoreUnusable
 from ..settings import JournalSettings
 from . import legacy
-from .folder import FOLDER, IDENTITY, Disk, Identity, StoreLock, read_identity, write_identity
+from .folder import FOLDER, IDENTITY, Disk, Identity, read_identity, write_identity
+from .lock import StoreLock
 from .logs import Findings, LogFolder
 from .model_store import ASIDE, REPAIRED, awaits_repair, exchange, finish_repair
-from .records import AnyOperation, Keyring, append, drop, put
+from .records import AnyOperation, Keyring, append, drop, extra_of, put
 from .replay import MANY_ITEMS, quiet, replay
 from .segment import Fresh, Kind
-from .state import SessionState
+from .session_states import SessionState
+from .state import DIGEST_BYTES
 from .store import JournalStore
 
 SETTINGS = JournalSettings(max_bytes=1 << 62)
@@ -173,7 +175,7 @@ def _copy(store: JournalStore, logs: LogFolder, state: SessionState) -> None:
     group = [put(state.number, record)]
     if state.kept and state.ring:
         payload = store.logs.read(state.ring).payload
-        group.append(Fresh(state.number, 0, Kind.KEYRING, payload, state.digests))
+        group.append(Fresh(state.number, 0, Kind.KEYRING, payload, extra_of(Kind.KEYRING, payload)))
     for index, place in enumerate(state.operations, state.first):
         group.append(Fresh(state.number, index, state.kind_at(index), store.logs.read(place).payload))
     if not state.kept:
@@ -243,7 +245,8 @@ def _ring(store: JournalStore, state: SessionState) -> Fresh:
     try:
         ring = store._decoded(state.ring, Kind.KEYRING, state.number, 0, Keyring)
     except RecordDamaged:
-        ring = Keyring(fresh=tuple(state.handles()))
+        torn = store.sessions.torn.get(state.number, b"")
+        ring = Keyring(fresh=tuple(torn[at : at + DIGEST_BYTES] for at in range(0, len(torn), DIGEST_BYTES)))
     return put(state.number, ring)
 
 

@@ -9,6 +9,7 @@ record of its session, and so are the marks of damaged records.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator, Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ from ..errors import RecordDamaged
 from . import segment
 from .logs import Log, LogFolder
 from .segment import ENTRY, GROUP_END, HIT, LOG_START, LOST, Kind, place_of
-from .state import Sessions
+from .state import Moved, Sessions
 
 SLICE_BYTES = 256 << 10  # of one slice: some milliseconds
 SLICE_RECORDS = 1000
@@ -31,12 +32,13 @@ class Compaction:
         self.victims = list(victims)
         self._logs = logs
         self._sessions = sessions
-        self._fresh = logs.folder / "compacted.log.new"
-        self._out = logs.begin(self._replaced(), self._fresh)
-        self._rows: list[tuple[int, int, int, int, int, int, int]] = []
+        self._out = logs.begin(self._replaced(), logs.folder / f"compacted-{logs.run:016x}.log.new")
+        self._rows: list[segment.Row] = []
         self._extras: dict[int, bytes] = {}
-        self._moved: list[tuple[int, int, int, int, int]] = []  # session, kind, index, from, to
-        self._copied: set[int] = set()  # the sessions of which records were copied
+        self._moved: dict[int, list[Moved]] = {}  # by session
+        self._marks = (
+            0  # bytes of records that are not of a session: starts, and marks that one was forgotten
+        )
         self._work = self._copies()
 
     def _replaced(self) -> list[int]:
@@ -76,25 +78,25 @@ class Compaction:
     def abandon(self) -> None:
         """Drop the new log; the old ones stay."""
         self._work.close()
-        self._logs.discard(self._out, self._fresh)
+        self._logs.discard(self._out)
 
     def _copies(self) -> Generator[bytes, None, None]:
         """The bytes of the records to keep; a damaged one becomes a mark that it was lost."""
         for one in self.victims:
             entries, extras = self._logs.entries_of(one)
             for at in range(0, len(entries), SLICE_RECORDS):
-                for row in entries[at : at + SLICE_RECORDS].tolist():
-                    copy = self._copy(one, row, extras.get(row[4], b""))
-                    if copy:
+                part = entries[at : at + SLICE_RECORDS]
+                for session, row in zip(segment.sessions_of(part), part.tolist(), strict=True):
+                    if copy := self._copy(one, session, row, extras.get(row[4], b"")):
                         yield copy
 
-    def _copy(self, one: Log, row: tuple[int, ...], extra: bytes) -> bytes | None:
+    def _copy(self, one: Log, session: int, row: segment.Row, extra: bytes) -> bytes | None:
         """The bytes of one record of the old log ``one`` for the new log; None if the record is not needed.
-        Also stores where it will be. ``row``: its entry in the index of ``one``, in the order of
-        `segment.ENTRY`. ``extra``: the part of its content that the index has too (`records.extra_of`)."""
-        sequence, session, word, moment, offset, length, _ = row
+        Also stores where it will be. ``session``: its session's number. ``row``: its entry in the index of
+        ``one``. ``extra``: the part of its content that the index has too (`records.extra_of`)."""
+        sequence, _, word, moment, offset, _, length, _ = row
         kind, index = word >> 8 & 0xFF, word >> 16
-        payload, source = b"", place_of(one.slot, offset, segment.padded(length))
+        payload, source = b"", place_of(one.slot, offset, one.header.frame.padded(length))
         if kind == Kind.START:
             if index != self._logs.generation:
                 return None
@@ -107,36 +109,37 @@ class Compaction:
                 try:
                     payload = self._logs.read(source).payload
                 except RecordDamaged:
-                    self._sessions.set_place(session, kind, index, HIT)
+                    self._sessions.hit(session, kind, index)
                     valid = HIT
             if valid == HIT:
                 word, payload = word | LOST, extra
             elif valid != source:
                 return None
         out, at, word = self._out, self._out.end, word | GROUP_END
-        seed = out.header.file_seed()
-        data = segment.encoded_record(out.header.sync, seed, at, sequence, session, word, moment, payload)
-        self._copied.add(session)
-        self._rows.append((sequence, session, word, moment, at, len(payload), len(extra)))
+        data = segment.encoded_record(out.header.frame, at, sequence, session, word, moment, payload)
+        self._rows.append(segment.entry(sequence, session, word, moment, at, len(payload), len(extra)))
         if extra:
             self._extras[at] = extra
-        self._moved.append((session, kind, index, source, place_of(out.slot, at, len(data))))
+        self._moved.setdefault(session, []).append((kind, index, source, place_of(out.slot, at, len(data))))
         out.end += len(data)
+        if kind in (Kind.START, Kind.DROP) or word & LOST:
+            self._marks += len(data)
         return data
 
     def _is_needed(self, session: int) -> bool:
         """Whether the mark that a session was forgotten (its DROP record) must be kept, because the session
         still has records: in the index in memory, in the new log, or in a log that stays."""
-        if session in self._sessions.states or session in self._copied:
+        if session in self._sessions.states or session in self._moved:
             return True
         return any(one.has(session) for one in self._logs.logs.values() if one not in self.victims)
 
     def _finish(self) -> None:
-        self._logs.adopt(self._out, np.array(self._rows, dtype=ENTRY), self._extras, self._fresh)
-        for session, kind, index, source, target in self._moved:
-            if self._sessions.place(session, kind, index) == source:
-                self._sessions.set_place(session, kind, index, target)
-                self._out.live += self._logs.size(target)
+        self._logs.adopt(self._out, np.array(self._rows, dtype=ENTRY), self._extras)
+        for session, records in self._moved.items():
+            self._out.live += sum(map(self._logs.size, self._sessions.moved(session, records)))
+            self._sessions.states.rest()
+        if self._out.dead > self._marks and any(one.stained is not None for one in self.victims):
+            self._out.stained = time.monotonic()  # something was deleted after it was copied
         self._out.marks = self._out.dead
 
 
@@ -161,10 +164,10 @@ def dispensable(logs: LogFolder, sessions: Sessions) -> Iterator[Log]:
         kinds, indexes = segment.kinds_of(entries), entries["word"] >> 16
         if (indexes[kinds == Kind.START] == logs.generation).any():
             continue
-        dropped = np.unique(entries["session"][kinds == Kind.DROP]).tolist()
+        dropped = set(segment.sessions_of(entries[kinds == Kind.DROP]))
         if any(number in sessions.states or any(other.has(number) for other in others) for number in dropped):
             continue
-        keys = zip(entries["session"].tolist(), kinds.tolist(), indexes.tolist(), strict=True)
+        keys = zip(segment.sessions_of(entries), kinds.tolist(), indexes.tolist(), strict=True)
         if any(sessions.place(*key) == HIT for key in keys):
             continue
         yield one

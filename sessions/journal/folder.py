@@ -1,15 +1,13 @@
-"""The folder of a store, beside its logs: the calls on files, the lock, and the file `identity`.
+"""The folder of a store, beside its logs: the calls on files, and the file `identity`.
 
-One server at a time holds the lock. `identity` repeats in a second place what the logs say of themselves.
-Where the two differ, the journal was removed, exchanged or rolled back while no server ran.
+`identity` repeats in a second place what the logs say of themselves. Where the two differ, the journal was
+removed, exchanged or rolled back while no server ran.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import time
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +15,6 @@ from pathlib import Path
 import msgspec
 from xxhash import xxh3_64_digest
 
-from ...kvstore.system_limits import explained
-from ..errors import StoreHeld, StoreUnusable
 from .segment import SegmentHeader
 
 FOLDER = "journal"
@@ -27,16 +23,18 @@ IDENTITY = "identity"
 CHECK_BYTES = 8
 MOST_BYTES = 1 << 20
 NAMED = 20  # names in one line of the log
-POLL_SECONDS = 0.05
 PAGE = 4096
+NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
+"""The system's errors where a file system gives a file no second name."""
 
 
 class Disk:
     """The calls that the journal makes on files; tests replace them to fail. All raise ``OSError``."""
 
     def create(self, path: Path) -> int:
-        """Create the file, or empty it; returns a descriptor to read and write."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        """Create the file; returns a descriptor to read and write. Raises ``FileExistsError`` if there is
+        one."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def open(self, path: Path, *, write: bool = False) -> int:
         """Open an existing file; returns its descriptor."""
@@ -99,6 +97,7 @@ class Disk:
     def replace(self, path: Path, data: bytes) -> None:
         """Write the file anew and sync it; it has all of ``data``, or is as it was."""
         fresh = path.with_name(f"{path.name}.new")
+        self.remove(fresh)
         fd = self.create(fresh)
         try:
             self.write(fd, data, 0)
@@ -110,6 +109,20 @@ class Disk:
     def rename(self, old: Path, new: Path) -> None:
         """Rename ``old``; it replaces a file named ``new``."""
         os.rename(old, new)
+
+    def place(self, old: Path, new: Path) -> None:
+        """Rename ``old``; raises ``FileExistsError`` if there is a file named ``new``."""
+        try:
+            os.link(old, new)
+        except OSError as fault:
+            if fault.errno not in NO_LINKS:
+                raise
+            if new.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(new)) from None
+            os.rename(old, new)
+        else:
+            with suppress(OSError):  # a start removes it
+                os.unlink(old)
 
     def remove(self, path: Path) -> None:
         """Remove the file, if it exists."""
@@ -125,72 +138,14 @@ class Disk:
             os.close(fd)
 
 
-class StoreLock:
-    """The lock of a store, so that one server uses it: the file ``lock`` in ``folder``, locked by ``flock``
-    from ``acquire`` to ``release``. The kernel frees it when the holding process ends. The file names that
-    process."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._fd: int | None = None
-
-    def acquire(self, seconds: float) -> StoreLock:
-        """Wait up to ``seconds`` for the lock, write this process's number into its file, and return this
-        object. Creates the folder if needed. Raises ``StoreHeld`` naming the holder, or ``StoreUnusable``."""
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as fault:
-            raise StoreUnusable(explained(fault, f"the store {self._folder}")) from None
-        try:
-            self._wait(fd, time.monotonic() + seconds)
-        except BaseException:
-            os.close(fd)
-            raise
-        _write_holder(fd)
-        self._fd = fd
-        return self
-
-    def release(self) -> None:
-        """Free the lock."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-
-    def __enter__(self) -> StoreLock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def _wait(self, fd: int, until: float) -> None:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    holder = os.pread(fd, 32, 0).decode(errors="replace") or "unknown"
-                    raise StoreHeld(f"the store {self._folder} is held by process {holder}") from None
-            except OSError as fault:
-                raise StoreUnusable(f"the store {self._folder} cannot be locked: {fault.strerror}") from None
-            time.sleep(POLL_SECONDS)
-
-
-def _write_holder(fd: int) -> None:
-    """Write this process's number into the lock file; on a full disk the file may stay empty."""
-    with suppress(OSError):
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
-
-
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """The content of the file `identity`: what the journal was when the file was written. Compared at the next
     start, it shows whether the journal was exchanged, rolled back or lost logs.
 
     ``store``, ``seed`` and ``sync`` are random and the same in the headers of all its logs, ``model`` is the
     digest of the model. ``generation`` counts the servers that have started with it. ``sequence`` is the number
-    of the next record, ``logs`` the numbers of the logs.
+    of the next record, ``logs`` the numbers of the logs, ``keys`` the key of each by number. ``time``:
+    microseconds of the store's clock (`ServedClock`).
     """
 
     format: int
@@ -201,6 +156,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     sequence: int
     logs: tuple[int, ...] = ()
+    keys: dict[int, int] = {}
+    time: int = 0
 
     def header(self) -> SegmentHeader:
         """The header that all logs of the store have in common, with the log number 0."""

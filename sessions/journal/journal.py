@@ -22,20 +22,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import RecordDamaged, ShareFull, StorageUnavailable
+from ..errors import RecordDamaged, ShareFull, StorageFull, StorageUnavailable, StoreLost
 from ..settings import JournalSettings
 from . import records
-from .folder import StoreLock
+from .clock import ServedClock
+from .lock import StoreLock
 from .model_store import open_for
 from .records import AnyOperation, Emitted, EventReceived, Keyring, Origin, SessionLog, SessionRecord, Typed
 from .replay import condensed
-from .segment import Fresh
+from .segment import HIGH, Fresh
 from .store import Condense, JournalStore
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 FREE_SECONDS = 0.2  # the disk's free space is read again after this time
+WATCH_SECONDS = 1.0  # between two looks whether the store is still this server's
 GATHER_SECONDS = 0.002
 """Changes for which nothing waits are committed this long after the first of them, so that those of several
 sessions share one sync."""
@@ -55,6 +57,8 @@ class Journal:
         self.settings = settings
         self.live: set[int] = set()
         """Numbers of the sessions in memory, which retention skips."""
+        self.doomed: set[int] = set()
+        """Numbers of those that are forgotten when they leave, because a client has deleted them."""
         self.condense: Condense = partial(condensed, max_events=settings.max_events)
         """Makes one snapshot of as many first operations of a long session as possible."""
         self.watchers: set[Callable[[StorageUnavailable], None]] = set()
@@ -63,7 +67,7 @@ class Journal:
         self._lock = lock
         self._reclaimable = reclaimable
         self._loop = asyncio.get_running_loop()
-        self.numbers = itertools.count(store.logs.next_session)
+        self.numbers = itertools.count(store.logs.next_session, 1 << HIGH)
         """Numbers for new sessions."""
         self._changed = threading.Condition()
         self._queue: list[Fresh] = []
@@ -83,6 +87,7 @@ class Journal:
         self._free: int | None = 0
         self._lack: StorageUnavailable | None = None
         self._commits = self._failures = 0
+        self._watched = time.monotonic()
         self._puzzled = False  # a failed upkeep was logged
         self._thread = threading.Thread(target=self._run, name="holdfast-journal", daemon=True)
 
@@ -95,18 +100,21 @@ class Journal:
         lock: StoreLock | None = None,
         *,
         reclaimable: Callable[[], int] = lambda: 0,
+        seconds: Callable[[], float] = time.monotonic,
     ) -> Journal:
         """Open the journal of ``model`` (the model's digest) in ``folder``, and start its thread. Raises
         ``StoreUnusable``.
 
         ``lock``: the folder's lock, if the caller holds it; None: it is taken here. `aclose` frees it.
         ``reclaimable`` returns the bytes that a cache on the same disk gives back when the journal needs them.
+        ``seconds``: a clock that only goes forward, by which retention counts how long servers ran.
         """
         held = lock
         if held is None:
             held = await asyncio.to_thread(StoreLock(folder).acquire, settings.lock_seconds)
         try:
-            store = await asyncio.to_thread(_opened, folder, model, settings)
+            clock = ServedClock(seconds)
+            store = await asyncio.to_thread(_opened, folder, model, settings, held.lost, clock)
             journal = cls(store, held, settings, reclaimable)
         except BaseException:
             held.release()
@@ -202,8 +210,7 @@ class Journal:
     def keeps(self, number: int) -> bool:
         """Whether this session was written and is not forgotten. It does not wait for the thread, so it may
         miss what was put just now."""
-        state = self._store.sessions.states.get(number)
-        return state is not None and state.kept
+        return self._store.sessions.states.keeps(number)
 
     @property
     def mismatches(self) -> Sequence[str]:
@@ -216,7 +223,7 @@ class Journal:
         if self._fault is not None:
             return self._fault
         now = time.monotonic()
-        if now - self._looked > FREE_SECONDS:
+        if now - self._looked > FREE_SECONDS or self._store.short:
             self._looked, self._free = now, self._store.free_bytes()
         self._judge(self._free)
         return self._lack
@@ -233,22 +240,31 @@ class Journal:
         """Session ``number`` is not in memory any more, so retention may forget it. If its tenant (``salt``)
         has a share of the journal, that is checked again soon."""
         self.live.discard(number)
+        if number in self.doomed:
+            self.doomed.discard(number)
+            self.put([records.drop(number, deleted=True)])
         if salt in self.settings.tenants:
             with self._changed:
-                self._jobs.append((lambda store: store.shares.look_again(salt), self._loop.create_future()))
+                self._jobs.append(
+                    (lambda store: store.retention.look_again(salt), self._loop.create_future())
+                )
                 self._changed.notify()
 
+    def delete(self, number: int) -> None:
+        """Forget session ``number`` for a client: as soon as it is not in memory."""
+        self.doomed.add(number)
+        if number not in self.live:
+            self.leave(number)
+
     def _judge(self, free: int | None) -> None:
-        """Compare the disk's free bytes with the reserve and set `_lack`, the reason why new turns are
-        refused, or None. A change is logged. ``free``: None if the folder is gone."""
+        """Compare the bytes that the journal can still have, ``free``, with its reserve, and set `_lack`, the
+        reason why new turns are refused, or None. A change is logged. ``free``: None if it is not known."""
         reserve = self.settings.reserve_bytes
         if free is not None and free < reserve:
             free += self._reclaimable()
         lack = None
-        if free is None:
-            lack = StorageUnavailable(f"the journal's folder is gone: {self._store.folder}")
-        elif free < reserve:
-            lack = StorageUnavailable(
+        if free is not None and free < reserve:
+            lack = StorageFull(
                 f"the journal's disk has {free} bytes left, less than the {reserve} it keeps in reserve"
             )
         if lack is not None and self._lack is None:
@@ -283,34 +299,64 @@ class Journal:
             if group:
                 self._relieve()  # before the futures resolve: a prune lets the next turn begin
                 self._tell(self._committed, upto)
-            for job, answer in jobs:
-                self._answer(job, answer)
-            self._upkeep(self._keep_shares)
-            self._shorten()
-            self._compact()
-            if time.monotonic() - swept > self.settings.sweep_seconds:
-                swept = time.monotonic()
-                self._upkeep(lambda: self._store.sweep(frozenset(self.live)))
-                self._upkeep(self._store.note)
+            self._watch()
+            if self._fault is None:
+                for job, answer in jobs:
+                    self._answer(job, answer)
+                self._upkeep(self._keep_shares)
+                self._shorten()
+                self._compact()
+                if time.monotonic() - swept > self.settings.sweep_seconds:
+                    swept = time.monotonic()
+                    self._upkeep(lambda: self._store.sweep(frozenset(self.live)))
+                    self._upkeep(self._store.note)
+            else:
+                self._answer_closed(jobs)
             with self._changed:
                 if self._closing and not self._queue and not self._jobs:
                     return
 
     def _next(self) -> tuple[list[Fresh], int, list[Any]]:
         """In the journal's thread: wait for work. Returns the queued group, the number of all changes that were
-        ever queued, and the jobs. Group and jobs may be empty: the journal closes, or there is time for a slice
-        of compaction."""
+        ever queued, and the jobs. Group and jobs may be empty: the journal closes, there is time for a slice of
+        compaction, or `WATCH_SECONDS` are over."""
         compacting = self._store.wants_compaction
         with self._changed:
             while not (self._urgent or self._jobs or self._closing):
-                if compacting:
+                if compacting or not self._changed.wait(WATCH_SECONDS):
                     return [], 0, []
-                self._changed.wait()
             group, self._queue = self._queue, []
             jobs = list(self._jobs)
             self._jobs.clear()
             self._urgent = False
             return group, self._queued, jobs
+
+    def _watch(self) -> None:
+        """Look, once a second, whether the store is still this server's: if not, new turns are refused until it
+        is. The look also counts the second for retention."""
+        now = time.monotonic()
+        if now - self._watched < WATCH_SECONDS and self._fault is None:
+            return
+        self._watched = now
+        try:
+            self._store.watch()
+        except StoreLost as fault:
+            self._fail(fault)
+        else:
+            self._healed()
+
+    def _fail(self, fault: StorageUnavailable) -> None:
+        """Refuse new turns because of ``fault`` until `_healed`. The first fault is logged, and the server
+        told."""
+        if self._fault is None:
+            log.error("%s; new turns are refused", fault.message)
+            self._fault = fault
+            self._tell(self._alarm, fault)
+
+    def _healed(self) -> None:
+        if self._fault is not None:
+            log.warning("the journal can be written again")
+            self._fault = None
 
     def _keep_shares(self) -> None:
         self._full = self._store.keep_shares(self.live)
@@ -319,7 +365,7 @@ class Journal:
         """Remove from `_full` the tenants that no longer have more bytes in the journal than their share, so
         that their turns may begin. No tenant is added here: `_keep_shares` does that, after it has erased what
         it can of the tenant's closed sessions."""
-        self._full &= self._store.shares.full()
+        self._full &= self._store.retention.full()
 
     def _upkeep(self, work: Callable[[], object]) -> None:
         """Run ``work``, for which no caller waits. An error is logged once at most and not raised: it is
@@ -334,10 +380,11 @@ class Journal:
             self._puzzled = True
 
     def _shorten(self) -> None:
-        """Replace the first operations of one long session by a snapshot, if nothing else is to be done."""
-        if not self._store.long or self._urgent or self._jobs:
+        """Replace the first operations of one long session by a snapshot, if nothing else is to be done or if
+        removed text has to go."""
+        number = self._store.overlong
+        if number is None or ((self._urgent or self._jobs) and not self._store.overdue):
             return
-        number = min(self._store.long)
         try:
             self._store.condense(number, self.condense)
             self._relieve()
@@ -347,8 +394,8 @@ class Journal:
             log.exception("session %d cannot be condensed", number)
 
     def _compact(self) -> None:
-        """Do a slice of compaction, if nothing else is to be done."""
-        if not (self._urgent or self._jobs) and self._store.wants_compaction:
+        """Do a slice of compaction, if nothing else is to be done or if it is overdue."""
+        if (not (self._urgent or self._jobs) or self._store.overdue) and self._store.wants_compaction:
             self._upkeep(self._store.compact)
 
     def _commit(self, group: list[Fresh]) -> bool:
@@ -364,17 +411,12 @@ class Journal:
                         log.exception("the journal cannot write what it was given")
                     fault = StorageUnavailable(f"the journal cannot be written: {type(error).__name__}")
                 self._failures += 1
-                if self._fault is None:
-                    log.error("%s; new turns are refused", fault.message)
-                    self._fault = fault
-                    self._tell(self._alarm, fault)
+                self._fail(fault)
                 if self._relieved() or self._paused():
                     continue
                 return False
             self._commits += 1
-            if self._fault is not None:
-                log.warning("the journal can be written again")
-                self._fault = None
+            self._healed()
             return True
 
     def _relieved(self) -> bool:
@@ -427,11 +469,13 @@ class Journal:
             watcher(fault)
 
 
-def _opened(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
-    store = open_for(folder, model, settings)
-    # No client can resume yet, and the clock of a machine that just started may be wrong by months: sessions
-    # are not forgotten for their age now.
+def _opened(
+    folder: Path, model: bytes, settings: JournalSettings, lost: Callable[[], str], clock: ServedClock
+) -> JournalStore:
+    store = open_for(folder, model, settings, lost, clock)
+    # No client can resume yet: sessions are not forgotten for their age now.
     with store.closed_on_failure():
+        store.end_deletions()
         store.sweep(frozenset(), aged=False)
         store.keep_shares(frozenset())
     return store
@@ -538,7 +582,7 @@ class JournaledLog(SessionLog):
         """Where a session that is forked now begins: this session's number, and how many operations were
         appended to it so far. What waits here is handed to the journal first."""
         self._flush()
-        return Origin(session=self.number, operations=self._index)
+        return Origin.of(self.number, self._index)
 
     def close(self) -> None:
         """Hand what was appended to the journal, ignore what comes later, and let retention forget the

@@ -161,6 +161,9 @@ def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSetting
         sessions = {_number(key): value for key, value in reader.records("sessions", SessionRecord)}
         tails = {_number(key): value for key, value in reader.records("tails", Tail)}
         rings = {_number(key): value for key, value in reader.records("keyrings", Keyring)}
+        # The store's clock begins now: of the times of day only their order is kept.
+        used = sorted((tail.used, number) for number, tail in tails.items() if isinstance(tail, Tail))
+        ranks = {number: rank for rank, (_, number) in enumerate(used)}
         handles: dict[int, list[bytes]] = {}
         for digest, handle in reader.records("handles", HandleRecord):
             if isinstance(handle, HandleRecord):
@@ -169,9 +172,9 @@ def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSetting
         for number, items in groupby(reader.records("log", AnyOperation), lambda item: _number(item[0])):
             operations = {struct.unpack(">QQ", key)[1]: value for key, value in items}
             told.discard(number)
-            moved += _move(logs, number, operations, sessions, tails, rings, handles, damaged)
+            moved += _move(logs, number, operations, sessions, tails, rings, handles, ranks, damaged)
         for number in sorted(told):
-            moved += _move(logs, number, {}, sessions, tails, rings, handles, damaged)
+            moved += _move(logs, number, {}, sessions, tails, rings, handles, ranks, damaged)
         for one in logs.logs.values():
             if one.fd is not None:
                 os.fsync(one.fd)
@@ -199,6 +202,7 @@ def _move(
     tails: dict[int, Any],
     rings: dict[int, Any],
     handles: dict[int, list[bytes]],
+    ranks: dict[int, int],
     damaged: list[str],
 ) -> bool:
     """Write session ``number`` of the old journal into ``logs``. Records that are lost are marked as lost, and
@@ -206,7 +210,8 @@ def _move(
 
     ``operations``: the session's, by index. ``sessions``, ``tails``, ``rings``: the old tables of records,
     tails and keyrings by session number; ``handles``: the digests of its handles, too. An entry of None is
-    damaged. Returns False if the session was forgotten and only its forks need it.
+    damaged. ``ranks``: by number, the sessions' places in the order in which they were last used. Returns False
+    if the session was forgotten and only its forks need it.
     """
     record, ring, tail = (table.get(number) for table in (sessions, rings, tails))
     kept = any(number in table for table in (rings, tails, handles))
@@ -230,8 +235,7 @@ def _move(
         group.append(Fresh(number, count, Kind.OPERATION, b"", flags=LOST))
     if not kept:
         group.append(drop(number))
-    moment = int(tail.used * 1_000_000) if isinstance(tail, Tail) else None
-    logs.append(group, moment)
+    logs.append(group, ranks.get(number, 0))
     if any(one.flags & LOST for one in group):
         damaged.append(record.id if isinstance(record, SessionRecord) else f"number {number}")
     return kept

@@ -4,6 +4,12 @@ They are files `NNNNNNNN.log` in one folder, each with an `NNNNNNNN.index` besid
 damaged. One log is active: groups go to its end. A group that cannot be written is cut off again. After a
 failed sync the log's end is not trusted, and a new log begins. Knows where a record lies, not what it
 means.
+
+Only the run (`segment`) that has made a log writes to it, and a log's file is made only where none was: so one
+run alone has each number, and it knew all logs with lower ones. What a run finds of the others it takes as it
+is then: where each unfinished log ended stands in the headers of its own logs, and what comes behind that place
+later counts for nothing. A group is written when, after it is on the disk, the store is still this run's
+(`LogFolder.check`).
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +29,11 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace as changed
 
-from ...kvstore.system_limits import explained
-from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
+from ...kvstore.folder_lock import elsewhere, make_private
+from ...kvstore.system_limits import errno_of, explained
+from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreLost, StoreNewer, StoreUnusable
 from . import segment
+from .clock import ServedClock
 from .folder import Disk, Identity
 from .records import extra_of
 from .segment import LOG_START, Found, Fresh, LoadedLog, SegmentHeader
@@ -36,8 +44,10 @@ NAME = re.compile(r"(\d{8,})\.log")
 INDEX_NAME = re.compile(r"(\d{8,})\.index")
 MOST_AHEAD = 2 << 20  # the most bytes of zeros that are written ahead, behind the active log's end
 PLENTY = 128  # zeros are written ahead only if this many times as much is free
+MOST_ENDS = 64  # of unfinished logs, in a header
 TRIES = 20  # attempts to read a log to which a server may write at the same time
 TRY_SECONDS = 0.002
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(slots=True, eq=False)
@@ -47,8 +57,10 @@ class Log:
     include zeros behind ``end``. ``index_end``: the length of its index.
 
     ``live``: bytes of records that are still needed. ``marks``: bytes of other records that a compaction kept,
-    such as those that a session was forgotten. ``sessions``: the numbers, sorted, of the sessions of which it
-    had records when it was opened; ``fresh``: those added since. ``dirty``: damage was found in it.
+    such as those that a session was forgotten. ``stained``: since when, by the monotonic clock, it has records
+    of a session that a client has deleted; None: it has none. ``sessions``: the marks (`segment.mark_of`),
+    sorted, of the sessions of which it had records when it was opened or sealed; ``fresh``: those added since.
+    ``dirty``: damage was found in it.
     """
 
     slot: int
@@ -64,6 +76,7 @@ class Log:
     sessions: Any = None
     fresh: set[int] = field(default_factory=set)
     dirty: bool = False
+    stained: float | None = None
 
     @property
     def number(self) -> int:
@@ -81,13 +94,15 @@ class Log:
         return max(0, self.end - LOG_START - self.live)
 
     def has(self, session: int) -> bool:
-        """Whether the log has records of the session with the number ``session``, needed or not."""
-        if session in self.fresh:
+        """Whether the log has records of the session with the number ``session``, needed or not. Very rarely it
+        says so of a session that it has none of."""
+        mark = segment.mark_of(session)
+        if mark in self.fresh:
             return True
         if self.sessions is None:
             return False
-        at = int(np.searchsorted(self.sessions, session))
-        return at < len(self.sessions) and int(self.sessions[at]) == session
+        at = int(np.searchsorted(self.sessions, np.uint64(mark)))
+        return at < len(self.sessions) and int(self.sessions[at]) == mark
 
 
 @dataclass(slots=True)
@@ -111,19 +126,31 @@ class Findings:
 class LogFolder:
     """The log files in ``folder``, their indexes, and the one log, ``active``, to which groups of records are
     written. One thread uses it. ``segment_bytes``: the size at which a log is sealed. ``writes``: false if it
-    only reads, beside a server."""
+    only reads, beside a server. ``lost``: why the store is not this process's any more, "" if it is."""
 
-    def __init__(self, folder: Path, segment_bytes: int, disk: Disk, *, writes: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        segment_bytes: int,
+        disk: Disk,
+        *,
+        writes: bool,
+        lost: Callable[[], str] = str,
+        clock: ServedClock | None = None,
+    ) -> None:
         self.folder = folder
         self.writes = writes
         self.disk = disk
+        self.clock = clock or ServedClock()
+        """Gives the time of the records that are written."""
         self.segment_bytes = segment_bytes
         self.logs: dict[int, Log] = {}
         self.active: Log | None = None
         self.findings = Findings()
         self.next_sequence = 1
-        self.next_session = 1
         self.generation = 0
+        self.full = False
+        """Whether the last group could not be written for lack of room on the disk."""
         self.made = False
         self.vanished: list[str] = []
         """Texts for the server's log about logs that are absent although their indexes list records."""
@@ -131,7 +158,14 @@ class LogFolder:
         """Numbers of logs that are absent for a known reason: replaced, or named in ``vanished``."""
         self.unnoted = False
         """Whether logs were added or removed since `identity` was written."""
+        self.run = secrets.randbits(64) | 1
+        """Marks the sessions that are begun by this opening of the folder."""
         self.header = SegmentHeader(format=segment.FORMAT, store=b"", seed=0, sync=b"", model=b"", number=0)
+        self._lost = lost
+        self._astray = False  # the last `check` failed
+        self._place: int | None = None  # the folder, opened
+        self._next_count = 1
+        self._ends: dict[int, int] = {}  # by number, where unfinished logs of earlier runs end
         self._slots = iter(range(1, segment.MOST_SLOTS))
         self._free_slots: list[int] = []
         self._next_number = 1
@@ -155,15 +189,18 @@ class LogFolder:
         *,
         write: bool = True,
         whole: bool = False,
+        lost: Callable[[], str] = str,
+        clock: ServedClock | None = None,
     ) -> tuple[LogFolder, list[LoadedLog]]:
         """Open the logs in ``folder``; returns them and, for each log, where its records lie.
 
         ``model``: the digest of the model that is served; empty accepts any. ``segment_bytes``: the size at
         which a log is sealed. ``known``: the store's identity, in case no header can be read. If not ``write``,
         no file is changed, and a server may run beside: the logs are those of one moment. ``whole``: read every
-        log, not only its index. Raises ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``.
+        log, not only its index. ``lost``: as in the class. ``clock``: None makes one. Raises ``StoreForeign``,
+        ``StoreNewer``, ``StoreUnusable``.
         """
-        logs = cls(folder, segment_bytes, disk, writes=write)
+        logs = cls(folder, segment_bytes, disk, writes=write, lost=lost, clock=clock)
         logs._believing = not whole
         try:
             return logs, logs._opened(model, known, write)
@@ -187,29 +224,59 @@ class LogFolder:
             generation=self.generation,
             sequence=self.next_sequence,
             logs=tuple(sorted({one.number for one in self.logs.values()} - gone)),
+            keys={one.number: one.header.key for one in self.logs.values() if one.number not in gone},
+            time=self.clock.now(),
         )
+
+    @property
+    def next_session(self) -> int:
+        """The number of the next session that is begun. Those behind it are `segment.HIGH` bits higher,
+        each."""
+        return self._next_count << segment.HIGH | self.run
+
+    def is_noted(self, one: Log) -> bool:
+        """Whether this log is one of so many unfinished ones that the headers of later logs have no room for
+        more."""
+        return len(self._ends) > MOST_ENDS and one.number in self._ends
+
+    def check(self) -> None:
+        """Raises ``StoreLost`` if another server may have the store now, or if this folder or the log that is
+        being written is not at its path any more."""
+        why = self._lost()
+        opened = [(self.folder, self._place)]
+        if self.active is not None:
+            opened.append((self.active.path, self.active.fd))
+        for path, fd in opened:
+            if not why and fd is not None and (moved := elsewhere(path, fd)):
+                why = f"{path} {moved}"
+        self._astray = bool(why)
+        if why:
+            raise StoreLost(why)
 
     def close(self) -> None:
         """Cut the active log behind its last whole group, cut off groups that failed, sync the active log's
-        index, and close all files."""
-        active = self.active
-        if active is not None:
-            self._cut(active)
+        index, and close all files. The log is not sealed, so that the next start reads it: damage to what was
+        written last is found then."""
+        if self.active is not None:
+            self._cut(self.active)
+            if self.active.index_fd is not None:
+                with suppress(OSError):
+                    self.disk.sync(self.active.index_fd)
         with suppress(StorageUnavailable):
             self._cut_failed()
-        if active is not None and active.index_fd is not None:
-            with suppress(OSError):
-                self.disk.sync(active.index_fd)
+        self.active = None
         for one in self.logs.values():
             self._close_files(one)
-        for fd in self._held.values():
+        for fd in (*self._held.values(), *([] if self._place is None else [self._place])):
             os.close(fd)
         self._held.clear()
-        self.active = None
+        self._place = None
 
     def _opened(self, model: bytes, known: Identity | None, write: bool) -> list[LoadedLog]:
         if write:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(self.folder.parent)
+            make_private(self.folder)
+            self._place = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         numbers = self._listed(write) if write else self._hold()
         headers = {number: self._header_of(number) for number in numbers}
         for number in [number for number, header in headers.items() if header is None]:
@@ -230,32 +297,44 @@ class LogFolder:
         self._next_number = max(numbers, default=0) + 1
         ours: dict[int, SegmentHeader] = {}
         for number, found in headers.items():
-            header = found or changed(self.header, number=number, replaces=())
+            header = found or self._guessed(number, known)
             if (header.store, header.number) == (self.header.store, number):
                 ours[number] = header
             else:
                 path = self._path(number)
                 self.findings.report(f"{path} belongs to another journal, or elsewhere: it is ignored", path)
         replaced = {gone for header in ours.values() for gone in header.replaces}
+        for number, end in (pair for header in ours.values() for pair in header.ends.items()):
+            if number in ours.keys() - replaced:
+                self._ends[number] = min(end, self._ends.get(number, end))
         self.explained |= replaced
-        self._find_vanished(set(numbers), replaced, write)
+        self._find_vanished(set(numbers), replaced, known, write)
         loaded: list[LoadedLog] = []
-        # nothing is appended to a log that a compaction made
-        last = max((number for number in ours.keys() - replaced if not ours[number].replaces), default=0)
         for number, header in ours.items():
             if number in replaced:
                 if write:
                     self.disk.remove(self._path(number).with_suffix(".index"))
                     self.disk.remove(self._path(number))
                 continue
-            part = self._load(header, last=number == last, write=write)
+            part = self._load(header, write=write)
             loaded.append(part)
-            sequence, session = (int(part.entries[name].max(initial=0)) for name in ("sequence", "session"))
+            sequence, high, time = (
+                int(part.entries[name].max(initial=0)) for name in ("sequence", "high", "time")
+            )
             self.next_sequence = max(self.next_sequence, header.next_sequence, sequence + 1)
-            self.next_session = max(self.next_session, header.next_session, session + 1)
+            self._next_count = max(self._next_count, header.next_session if header.key else 1, high + 1)
+            self.clock.begin(time)
             starts = part.entries["word"][segment.kinds_of(part.entries) == segment.Kind.START] >> 16
             self.generation = max(self.generation, header.generation, int(starts.max(initial=0)))
+        if known is not None and known.store == self.header.store:
+            self.clock.begin(known.time)
         return loaded
+
+    def _guessed(self, number: int, known: Identity | None) -> SegmentHeader:
+        """The header of a log of which no copy can be read, as far as the store's identity ``known`` tells
+        it."""
+        key = 0 if known is None else known.keys.get(number, 0)
+        return changed(self.header, number=number, key=key, format=segment.FORMAT if key else 3)
 
     def _listed(self, write: bool) -> list[int]:
         try:
@@ -296,7 +375,9 @@ class LogFolder:
         held = self._held.get(number)
         return self._path(number).stat().st_size if held is None else self.disk.size(held)
 
-    def _find_vanished(self, numbers: set[int], replaced: set[int], write: bool) -> None:
+    def _find_vanished(
+        self, numbers: set[int], replaced: set[int], known: Identity | None, write: bool
+    ) -> None:
         """Report each log that is absent while its index is there. A server removes the index first, so
         something else removed these logs.
 
@@ -308,7 +389,9 @@ class LogFolder:
                 continue
             if not write and self._path(number).exists():  # a server has just made it
                 continue
-            one = Log(0, changed(self.header, number=number, replaces=()), self._path(number))
+            data = self.disk.contents(path, segment.HEADER_BYTES)
+            header = segment.decoded_header(data, segment.INDEX_MAGIC) or self._guessed(number, known)
+            one = Log(0, header, self._path(number))
             index = self._index_of(one)
             if number not in replaced and index and (entries := len(index.entries)):
                 line = (
@@ -349,7 +432,7 @@ class LogFolder:
         found = [one for one in headers.values() if one is not None]
         if not found:
             if headers and known is not None and model in (b"", known.model):
-                self.header = known.header()
+                self.header = changed(known.header(), format=segment.FORMAT)
             return
         newer = [one.format for one in found if one.format > segment.FORMAT]
         if newer:
@@ -363,7 +446,7 @@ class LogFolder:
         best = max(found, key=lambda one: (counts[one.store], one.number))
         if model and best.model != model:
             raise StoreForeign(f"the store {self.folder.parent} was written for another model")
-        self.header = changed(best, replaces=())
+        self.header = changed(best, format=segment.FORMAT, key=0, replaces=(), ends={})
 
     def _set_aside(self, numbers: Sequence[int], write: bool) -> None:
         for number in numbers:
@@ -372,28 +455,27 @@ class LogFolder:
             if write:
                 self.disk.rename(path, path.with_suffix(".unreadable"))
 
-    def _load(self, header: SegmentHeader, *, last: bool, write: bool) -> LoadedLog:
+    def _load(self, header: SegmentHeader, *, write: bool) -> LoadedLog:
         one = Log(self._new_slot(), header, self._path(header.number))
         self.logs[one.slot] = one
-        one.fd = self.disk.open(one.path, write=last) if write else self._held.pop(header.number)
-        index = self._index_of(one)
-        one.end = self.disk.size(one.fd)
-        if self._believing and not last and index is not None and index.sealed == one.end:
+        one.fd = self.disk.open(one.path) if write else self._held.pop(header.number)
+        index, size = self._index_of(one), self.disk.size(one.fd)
+        one.end = min(size, self._ends.get(one.number, size))
+        if self._believing and index is not None and index.sealed == one.end:
             return self._known(one, index.entries, np.zeros(len(index.entries), bool), index.extras)
-        if write:
-            data = self.disk.readable(one.fd, one.end)
-        else:
+        data = self.disk.readable(one.fd, one.end)
+        if not write:
             index, data = self._read_beside(one)
             one.end = len(data)
-        entries, hits, extras, clean = self._scanned(one, data, index, last=last and write)
-        appendable = len(data) >= LOG_START and one.end < self.segment_bytes
-        if last and write and clean and index is not None and appendable:
-            one.index_fd = self.disk.open(one.index_path, write=True)
-            one.room = max(one.room, one.end)
-            self.active = one
-        elif clean and write and not last:
-            with suppress(OSError):  # a full disk: the next start reads the log again
-                self._rewrite_index(one, entries, extras)
+        entries, hits, extras, clean = self._scanned(one, data, index)
+        if write:
+            if clean and one.number not in self._ends:  # its run may have ended in the middle of a group
+                one.end = _end_of(one, entries)
+            if index is None or index.sealed != one.end:
+                self._ends.setdefault(one.number, one.end)
+            if clean:
+                with suppress(OSError):  # a full disk: the next start reads the log again
+                    self._rewrite_index(one, entries, extras)
         one.dirty = not clean
         return self._known(one, entries, hits, extras)
 
@@ -403,7 +485,7 @@ class LogFolder:
         data = self.disk.contents(one.index_path)
         header = segment.decoded_header(data[: segment.HEADER_BYTES], segment.INDEX_MAGIC)
         one.index_end = len(data)
-        found = segment.read_index(data, self.header.sync, one.header.file_seed())
+        found = segment.read_index(data, one.header.frame)
         if header is None or (header.store, header.number) != (self.header.store, one.number):
             found.whole, found.sealed = False, None
         return found
@@ -417,10 +499,11 @@ class LogFolder:
         """
         for _ in range(TRIES):
             index = self._index_of(one)  # before the log, which may be ahead of it, never behind
-            data = self.disk.readable(self.opened(one), self.disk.size(self.opened(one)))
+            size = self.disk.size(self.opened(one))
+            data = self.disk.readable(self.opened(one), min(size, self._ends.get(one.number, size)))
             if index is not None and index.sealed is not None:
                 break
-            found = segment.scan(data, self.header.sync, one.header.file_seed())
+            found = segment.scan(data, one.header.frame)
             settled = LOG_START if index is None else index.end
             if all(beyond <= settled for _, beyond in found.gaps):
                 if index is not None and index.whole:
@@ -431,17 +514,16 @@ class LogFolder:
         return index, data
 
     def _scanned(
-        self, one: Log, data: bytes, index: segment.Index | None, *, last: bool
+        self, one: Log, data: bytes, index: segment.Index | None
     ) -> tuple[Any, Any, dict[int, bytes], bool]:
         """Check all records of the log ``one``, with the bytes ``data``, against its ``index``.
 
         Returns an array with an entry (`segment.ENTRY`) for each record, a bool array that says which of these
         are damaged, the records' extra bytes (`records.extra_of`) by their offset, and whether nothing is
-        damaged. ``last``: it is the log that is written next: a group that was cut off is removed from it, and
-        its index is completed.
+        damaged. A group at the end that is not whole is left out.
         """
         size = len(data)
-        found = segment.scan(data, self.header.sync, one.header.file_seed())
+        found = segment.scan(data, one.header.frame)
         listed, cut = self._listed_entries(one, size, index)
         records = _committed(found.records, set(listed["offset"].tolist()), cut)
         offsets = {record.offset for record in found.records}
@@ -453,22 +535,14 @@ class LogFolder:
             extras.update((offset, extra) for offset, extra in index.extras.items() if offset in gone)
         entries = np.array([_entry(record) for record in records], dtype=segment.ENTRY)
         flags = np.concatenate([np.zeros(len(entries), bool), np.ones(len(hits), bool)])
-        clean = cut == size and not len(hits) and not unknown
-        if clean and last:
-            self._cut_end(one, records, data)
-            if index is not None and (not index.whole or len(listed) < len(records)):
-                try:
-                    self._rewrite_index(one, entries, extras)
-                except OSError:
-                    clean = False
-        return np.concatenate([entries, hits]), flags, extras, clean
+        return np.concatenate([entries, hits]), flags, extras, cut == size and not len(hits) and not unknown
 
     def _listed_entries(self, one: Log, size: int, index: segment.Index | None) -> tuple[Any, int]:
         """The entries of a log's index that lie inside the log, and the offset up to which the log counts:
         ``size``, its length. If it is shorter than its index says, it has lost its end: that is reported, and
         the log counts up to the end of its last whole group."""
         listed = np.empty(0, segment.ENTRY) if index is None else index.entries
-        ends = listed["offset"] + _padded_lengths(listed)
+        ends = _ends_of(one, listed)
         if not len(listed) or int(ends.max()) <= size:
             return listed, size
         whole = (ends <= size) & (listed["word"] & segment.GROUP_END != 0)
@@ -480,17 +554,6 @@ class LogFolder:
         )
         return listed[ends <= cut], cut
 
-    def _cut_end(self, one: Log, records: Sequence[Found], data: bytes) -> None:
-        """Set the end of the log that is written next behind ``records``, its committed records, and cut off
-        what follows: a group that was not written whole, so never acknowledged. ``data``: the log's bytes."""
-        kept = max(
-            (found.offset + segment.padded(len(found.payload)) for found in records), default=LOG_START
-        )
-        one.end, one.room = kept, len(data)  # only the padding of the last record may lie behind the data
-        if any(data[kept:]):
-            self.disk.truncate(self.opened(one), kept)
-            one.room = kept
-
     def _unknown(
         self, one: Log, found: segment.Scan, listed: Any, data: bytes, index: segment.Index | None
     ) -> int:
@@ -498,7 +561,8 @@ class LogFolder:
         known. They are reported in `findings`. ``found``: what was read from the log's bytes ``data``;
         ``listed``: the index's entries."""
         unknown, size = 0, len(data)
-        starts, lengths = listed["offset"], _padded_lengths(listed)
+        starts = listed["offset"]
+        lengths = _ends_of(one, listed) - starts
         for begin, beyond in found.gaps:
             inside = (starts >= begin) & (starts < beyond)
             if int(lengths[inside].sum()) < beyond - begin:
@@ -522,9 +586,9 @@ class LogFolder:
         return unknown
 
     def _known(self, one: Log, entries: Any, hits: Any, extras: dict[int, bytes]) -> LoadedLog:
-        places = segment.places_of(one.slot, entries["offset"], _padded_lengths(entries))
+        places = segment.places_of(one.slot, entries["offset"], _ends_of(one, entries) - entries["offset"])
         places[hits | (entries["word"] & segment.LOST != 0)] = segment.HIT
-        one.sessions = np.unique(entries["session"])
+        one.sessions = segment.marks_of(entries)
         if hits.any():
             self.findings.damaged.append(str(one.path))
         return LoadedLog(entries, places, extras)
@@ -534,23 +598,25 @@ class LogFolder:
     def append(self, records: Sequence[Fresh], moment: int | None = None) -> tuple[list[int], int, int]:
         """Write the records as one group at the end of the active log, and sync it.
 
-        ``moment``: the time that the records carry, in microseconds since the epoch; None: now. Returns the
-        records' places (`segment.place_of`), the first one's sequence number, and that time. Raises
+        ``moment``: the time that the records carry, in microseconds of the store's clock; None: now. Returns
+        the records' places (`segment.place_of`), the first one's sequence number, and that time. Raises
         ``StorageUnavailable``: then none of the group counts as written.
         """
+        if self._astray:  # otherwise it is enough to look when the group is on the disk
+            self.check()
         total = sum(segment.padded(len(one.payload)) for one in records)
-        moment = time.time_ns() // 1000 if moment is None else moment
+        moment = self.clock.now() if moment is None else moment
         first, self.next_sequence = self.next_sequence, self.next_sequence + len(records)
+        self.full = False
         active = self._room_for(total)
         places, pieces, entries = [], [], []
-        at, last = active.end, len(records) - 1
-        sync, seed = self.header.sync, active.header.file_seed()
+        at, last, frame = active.end, len(records) - 1, active.header.frame
         for place, one in enumerate(records):
             word, sequence = one.word(place == last), first + place
-            pieces.append(
-                segment.encoded_record(sync, seed, at, sequence, one.session, word, moment, one.payload)
+            pieces.append(segment.encoded_record(frame, at, sequence, one.session, word, moment, one.payload))
+            entries.append(
+                segment.entry(sequence, one.session, word, moment, at, len(one.payload), len(one.extra))
             )
-            entries.append((sequence, one.session, word, moment, at, len(one.payload), len(one.extra)))
             places.append(segment.place_of(active.slot, at, len(pieces[-1])))
             at += len(pieces[-1])
         written = False
@@ -558,18 +624,23 @@ class LogFolder:
             self._put(active, b"".join(pieces), at)
             written = True
             self.disk.sync(self.opened(active))
-        except OSError as fault:
-            cut = self._cut(active)
-            if not cut:
+            self.check()
+        except (OSError, StoreLost) as fault:
+            lost = isinstance(fault, StoreLost)
+            cut = not lost and self._cut(active)  # another server may have read the group
+            if not cut and not lost:
                 self._uncut.append(active)
             if not cut or written:  # it is not known whether the group is on the disk
                 self.active = None
-                active.fresh.update(one.session for one in records)
+                active.fresh.update(segment.mark_of(one.session) for one in records)
                 self._close_index(active)
+            if lost:
+                raise
+            self.full = errno_of(fault) in NO_ROOM
             raise StorageUnavailable(explained(fault, f"the journal's log {active.path}")) from None
         active.end = at
-        active.fresh.update(one.session for one in records)
-        self.next_session = max(self.next_session, 1 + max(one.session for one in records))
+        active.fresh.update(segment.mark_of(one.session) for one in records)
+        self._next_count = max(self._next_count, 1 + max(one.session >> segment.HIGH for one in records))
         self._extend_index(active, entries, b"".join(one.extra for one in records))
         return places, first, moment
 
@@ -595,10 +666,12 @@ class LogFolder:
     def roll(self) -> None:
         """Seal the active log: cut the zeros behind its end, and mark its index as complete. The next group
         begins another."""
-        if self.active is not None:
-            self._cut(self.active)
-            self._end_index(self.active, segment.SEALED)
-            self.active = None
+        active, self.active = self.active, None
+        if active is not None:
+            self._cut(active)
+            self._end_index(active, segment.SEALED)
+            active.sessions = np.array(sorted(active.fresh), np.uint64)  # a set takes ten times as much
+            active.fresh = set()
 
     def _room_for(self, total: int) -> Log:
         self._cut_failed()
@@ -612,40 +685,51 @@ class LogFolder:
         return self.active
 
     def begin(self, replaces: Sequence[int] = (), name: Path | None = None) -> Log:
-        """Create a log file and write its header. Without ``name`` it gets its index, is synced and joins the
-        folder's logs. With ``name``, it is written under that path, and joins the logs only by `adopt`.
-        ``replaces``: numbers of the logs that it replaces. Raises ``StorageUnavailable``."""
+        """Create a log file and write its header. Without ``name`` it gets its number and its index, is synced
+        and joins the folder's logs. With ``name``, it is written under that path, and gets a number and joins
+        the logs only by `adopt`. ``replaces``: numbers of the logs that it replaces. Raises
+        ``StorageUnavailable``."""
+        self.check()
+        there = {one.number for one in self.logs.values()}
         header = changed(
             self.header,
             number=self._next_number,
+            key=secrets.randbits(64) | 1,
             replaces=tuple(replaces),
+            ends={number: end for number, end in self._ends.items() if number in there},
             generation=self.generation,
-            next_session=self.next_session,
+            next_session=self._next_count,
             next_sequence=self.next_sequence,
         )
-        path = self._path(header.number)
-        data = segment.encoded_header(header, segment.LOG_MAGIC) * 2
-        one = Log(self._new_slot(), header, path)
-        target = name or path
+        one = Log(self._new_slot(), header, name or self._path(header.number))
         try:
-            if name is None:
-                self.disk.remove(one.index_path)
-            one.fd = self.disk.create(target)
-            self.disk.write(one.fd, data, 0)
+            if name is not None:
+                self.disk.remove(name)
+            one.fd = self.disk.create(one.path)
+            self._next_number += name is None
+            self.disk.write(one.fd, segment.encoded_header(header, segment.LOG_MAGIC) * 2, 0)
             if name is None:
                 self.disk.sync(one.fd)
+                self.disk.remove(one.index_path)
                 one.index_fd = self.disk.create(one.index_path)
                 self.disk.write(one.index_fd, segment.encoded_header(header, segment.INDEX_MAGIC), 0)
                 one.index_end = segment.HEADER_BYTES
                 self.disk.sync_folder(self.folder)
         except OSError as fault:
+            made = one.fd is not None
             self._close_files(one)
             self._free_slots.append(one.slot)
-            with suppress(OSError):
-                self.disk.remove(target)
+            if isinstance(fault, FileExistsError) and not made:
+                self._astray = True
+                raise StoreLost(
+                    f"{one.path} is there already: another server or program makes logs"
+                ) from None
+            with suppress(OSError, StoreLost):
+                self.check()  # otherwise another server may count on it
+                self.disk.remove(one.path)
                 self.disk.remove(one.index_path)
-            raise StorageUnavailable(explained(fault, f"the journal's log {path}")) from None
-        self._next_number += 1
+            self.full = errno_of(fault) in NO_ROOM
+            raise StorageUnavailable(explained(fault, f"the journal's log {one.path}")) from None
         self.made = False
         if name is None:
             self.logs[one.slot] = one
@@ -684,7 +768,7 @@ class LogFolder:
                     raise StorageUnavailable(explained(fault, f"the journal's log {one.path}")) from None
             self._uncut.pop()
 
-    def _extend_index(self, one: Log, entries: list[Any], extras: bytes, flags: int = 0) -> None:
+    def _extend_index(self, one: Log, entries: list[segment.Row], extras: bytes, flags: int = 0) -> None:
         """Append a chunk to the log's index: the ``entries`` (as in `segment.ENTRY`) of the records that were
         just written, their ``extras`` (the bytes that the index has of them, joined), and the chunk's
         ``flags``.
@@ -693,8 +777,7 @@ class LogFolder:
         """
         if one.index_fd is None:
             return
-        sync, seed = self.header.sync, one.header.file_seed()
-        chunk = segment.encoded_chunk(sync, seed, one.index_end, entries, extras, one.end, flags)
+        chunk = segment.encoded_chunk(one.header.frame, one.index_end, entries, extras, one.end, flags)
         try:
             self.disk.write(one.index_fd, chunk, one.index_end)
             one.index_end += len(chunk)
@@ -719,49 +802,61 @@ class LogFolder:
         header = segment.encoded_header(one.header, segment.INDEX_MAGIC)
         ordered = np.sort(entries, order="offset")
         listed = b"".join(extras.get(offset, b"") for offset in ordered["offset"].tolist())
-        sync, seed = self.header.sync, one.header.file_seed()
         chunk = segment.encoded_chunk(
-            sync, seed, len(header), [tuple(row) for row in ordered.tolist()], listed, one.end, segment.SEALED
+            one.header.frame, len(header), ordered.tolist(), listed, one.end, segment.SEALED
         )
         self.disk.replace(one.index_path, header + chunk)
         one.index_end = len(header) + len(chunk)
 
-    def adopt(self, one: Log, entries: Any, extras: dict[int, bytes], fresh: Path) -> None:
-        """Put a log that was written under the path ``fresh`` in place: sync it, rename it, write its index,
-        and add it to the folder's logs. Raises ``OSError``.
+    def adopt(self, one: Log, entries: Any, extras: dict[int, bytes]) -> None:
+        """Put a log that was written under another name in place: give it its number, sync it, rename it, write
+        its index, and add it to the folder's logs. Raises ``OSError``, ``StoreLost``.
 
         ``entries``: for the index, an array of `segment.ENTRY`, one for each record. ``extras``: the bytes that
         the index has of some records, by their offset.
         """
+        one.header = changed(
+            one.header, number=self._next_number
+        )  # like the next log, it follows on all others
+        self.disk.write(self.opened(one), segment.encoded_header(one.header, segment.LOG_MAGIC) * 2, 0)
         self.disk.sync(self.opened(one))
-        one.sessions = np.unique(entries["session"])
-        self.disk.rename(fresh, one.path)
+        one.sessions = segment.marks_of(entries)
+        self.check()
+        try:
+            self.disk.place(one.path, self._path(one.number))
+        except OSError:
+            if elsewhere(self._path(one.number), self.opened(one)):
+                raise  # otherwise it was done all the same
+        one.path = self._path(one.number)
+        self._next_number += 1
+        self.logs[one.slot] = one
+        self.unnoted = True
         self.disk.sync_folder(self.folder)
         with suppress(OSError):  # then the next start reads the log
             self._rewrite_index(one, entries, extras)
-        self.logs[one.slot] = one
-        self.unnoted = True
 
-    def discard(self, one: Log, fresh: Path) -> None:
-        """Give up a log that was written under the path ``fresh``: close it and remove its file. If the file
-        was renamed already and cannot be removed, it stays among the folder's logs."""
+    def discard(self, one: Log) -> None:
+        """Give up a log that a compaction wrote: close it and remove its file. If the file cannot be removed,
+        and has its number already, it stays among the folder's logs."""
         self._close_files(one)
+        placed = one.slot in self.logs
         with suppress(OSError):
-            self.disk.remove(fresh)
-        with suppress(OSError):
-            self.disk.remove(one.index_path)  # as in `remove`
+            if placed:
+                self.disk.remove(one.index_path)  # as in `remove`
             self.disk.remove(one.path)
-        if one.path.exists():  # it was renamed already: keep it among the logs
-            self.logs[one.slot] = one
-        else:
-            self._free_slots.append(one.slot)
+        if placed and one.path.exists():
+            return
+        self.logs.pop(one.slot, None)
+        self._free_slots.append(one.slot)
 
     def remove(self, one: Log) -> None:
-        """Remove a log that no session needs. Raises ``OSError``."""
+        """Remove a log that no session needs. Raises ``OSError``, ``StoreLost``."""
+        self.check()
         self.disk.remove(one.index_path)  # first: an index without its log means that the log is lost
         self.disk.remove(one.path)
         self._close_files(one)
         self.logs.pop(one.slot, None)
+        self._ends.pop(one.number, None)
         self.unnoted = True
         self._free_slots.append(one.slot)
 
@@ -783,7 +878,7 @@ class LogFolder:
             if fault.errno == errno.EIO:
                 raise RecordDamaged(f"{one.path} cannot be read at {offset}: {fault.strerror}") from None
             raise StorageUnavailable(explained(fault, f"the journal's log {one.path}")) from None
-        found = segment.record_at(data, 0, self.header.sync, one.header.file_seed(), offset)
+        found = segment.record_at(data, 0, one.header.frame, offset)
         if found is None:
             raise RecordDamaged(f"a record's checksum is wrong ({one.path}, offset {offset})")
         return found
@@ -798,7 +893,7 @@ class LogFolder:
         kept, self.findings = self.findings, Findings()
         try:
             data = self.disk.readable(self.opened(one), one.end)
-            entries, _, extras, _ = self._scanned(one, data, index, last=False)
+            entries, _, extras, _ = self._scanned(one, data, index)
         finally:
             self.findings = kept
         return entries, extras
@@ -836,7 +931,8 @@ class LogFolder:
         is read from the record itself."""
         head = self.disk.read(self.opened(one), 16, offset)
         length = int.from_bytes(head[12:16], "little") if len(head) == 16 else 0
-        return min(segment.padded(length), max(0, one.end - offset))
+        whole: int = one.header.frame.padded(length)
+        return min(whole, max(0, one.end - offset))
 
     @property
     def bytes(self) -> int:
@@ -876,16 +972,23 @@ def _extra(record: Found) -> bytes:
     return record.payload if record.word & segment.LOST else extra_of(record.kind, record.payload)
 
 
-def _entry(record: Found) -> tuple[int, int, int, int, int, int, int]:
-    """The entry of a record for the index of its log, in the order of `segment.ENTRY`: sequence number,
-    session, word, time, offset, length of the payload, length of the extra bytes."""
+def _entry(record: Found) -> segment.Row:
+    """The entry of a record for the index of its log."""
     length, extra = len(record.payload), len(_extra(record))
-    return record.sequence, record.session, record.word, record.time, record.offset, length, extra
+    return segment.entry(
+        record.sequence, record.session, record.word, record.time, record.offset, length, extra
+    )
 
 
-def _padded_lengths(entries: Any) -> Any:
-    """How many bytes each record of ``entries`` (an array of `segment.ENTRY`) takes in its log, as an array."""
-    return segment.RECORD_BYTES + (entries["length"].astype("<u8") + 7 >> 3 << 3)
+def _ends_of(one: Log, entries: Any) -> Any:
+    """Where each record of ``entries`` (an array of `segment.ENTRY` of the log ``one``) ends in the log, as an
+    array."""
+    return entries["offset"] + one.header.frame.padded(entries["length"].astype("<u8"))
+
+
+def _end_of(one: Log, entries: Any) -> int:
+    """Where the last of these records ends."""
+    return int(_ends_of(one, entries).max(initial=LOG_START))
 
 
 def _committed(records: Sequence[Found], listed: set[int], cut: int) -> list[Found]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import StoreForeign, StoreNewer, StoreUnusable
 from ..settings import JournalSettings
+from .clock import ServedClock
 from .folder import FOLDER, IDENTITY, Disk, read_identity
 from .legacy import FILE, migrate
 from .logs import LogFolder
@@ -20,11 +22,18 @@ REPAIRED = f"{FOLDER}.new"
 ASIDE = f"{FOLDER}.damaged"
 
 
-def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
+def open_for(
+    folder: Path,
+    model: bytes,
+    settings: JournalSettings,
+    lost: Callable[[], str] = str,
+    clock: ServedClock | None = None,
+) -> JournalStore:
     """Open the store of ``model`` (the model's digest) in ``folder``, or in a folder below it if another model
     or a later version has a store there, which is left as it is. Records that a server starts with it.
 
-    A store of an earlier format is migrated. Hold the folder's lock. Raises ``StoreUnusable``.
+    A store of an earlier format is migrated. Hold the folder's lock; ``lost`` returns why it is lost, "" if it
+    is not. ``clock``: gives the time of what is written; None makes one. Raises ``StoreUnusable``.
     """
     own = folder / f"model-{model.hex()[:16]}"
     places = [folder, own, own.with_name(f"{own.name}-format-{FORMAT}")]
@@ -33,7 +42,7 @@ def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalSt
         try:
             finish_repair(place, settings)
             migrate(place, model, settings)
-            store = _begun(place, model, settings)
+            store = _begun(place, model, settings, lost, clock)
         except (StoreForeign, StoreNewer) as other:
             if at + 1 == len(places):
                 raise
@@ -89,7 +98,9 @@ def awaits_repair(folder: Path, settings: JournalSettings) -> bool:
     return stores[0] != known.store == stores[1]
 
 
-def _begun(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
+def _begun(
+    folder: Path, model: bytes, settings: JournalSettings, lost: Callable[[], str], clock: ServedClock | None
+) -> JournalStore:
     """Open the store in ``folder``, and record that a server starts. If it differs from its identity, that is
     logged and added to the store's ``mismatches``; it is no error. Raises ``StoreUnusable``."""
     known, unreadable = None, ""
@@ -100,7 +111,7 @@ def _begun(folder: Path, model: bytes, settings: JournalSettings) -> JournalStor
         unreadable += "it cannot be checked that this is the journal of the last start"
     if known is not None and known.model != model:
         known = None  # left by another model's journal
-    store = JournalStore.open(folder, model, settings, known=known)
+    store = JournalStore.open(folder, model, settings, known=known, lost=lost, clock=clock)
     with store.closed_on_failure():
         store.mismatches += [*store.logs.vanished, *_left(folder)]
         if line := unreadable or store.mismatch(known):

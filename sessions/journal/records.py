@@ -16,10 +16,11 @@ from ...runtime.link.messages import TokenLogprob
 from ..conversation.items import Item, Message, Preamble, Role
 from ..errors import StorageUnavailable
 from ..turn.events import EndReason, LeftOut, ReplyStatus, TurnUsage
-from .segment import Fresh, Kind
+from .segment import ERASED, HIGH, Fresh, Kind
 
 NOWHERE = -1
 """Stands for the number of the origin session in the index, where a session is not a fork."""
+LOW = (1 << HIGH) - 1
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="op"):
@@ -283,12 +284,23 @@ AnyOperation: TypeAlias = (
 )
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a fork's operations begin: with the first ``operations`` operations of the session with number
-    ``session``."""
+class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a fork's operations begin: with the first ``operations`` operations of another session.
+    ``session``, ``high``: the halves of that one's number, 64 bits each."""
 
     session: int
     operations: int
+    high: int = 0
+
+    @classmethod
+    def of(cls, number: int, operations: int) -> Origin:
+        """The first ``operations`` operations of the session with this number."""
+        return cls(session=number & LOW, operations=operations, high=number >> HIGH)
+
+    @property
+    def number(self) -> int:
+        """The number of the other session."""
+        return self.high << HIGH | self.session
 
 
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,6 +321,9 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     parent: str = ""
     root: str = ""
+    deleted: bool = False
+    """A client has deleted it while it was in use: it is forgotten when it is not any more, by the next server
+    at the latest."""
 
 
 class Keyring(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -348,10 +363,19 @@ def extra_of(kind: int, payload: bytes) -> bytes:
 
 
 def session_extra(record: SessionRecord) -> bytes:
-    """A session's tenant and origin, encoded for the index: MessagePack of (salt, number of the origin
-    session or `NOWHERE`, its number of operations)."""
+    """What the index has of a session's record: MessagePack of (salt, low half of the number of the origin
+    session or `NOWHERE`, its number of operations, the high half, whether a client has deleted the session)."""
     origin = record.origin or Origin(session=NOWHERE, operations=0)
-    return msgspec.msgpack.encode((record.salt, origin.session, origin.operations))
+    told = (record.salt, origin.session, origin.operations, origin.high, record.deleted)
+    return msgspec.msgpack.encode(told)
+
+
+def told_in(extra: bytes) -> tuple[bytes, tuple[int, int] | None, bool]:
+    """What `session_extra` has encoded: the tenant's salt, for a fork the number of the session that it was
+    forked from and how many operations it has of it, and whether a client has deleted it. Format 3 had fewer
+    parts."""
+    salt, low, operations, high, deleted = (*msgspec.msgpack.decode(extra), 0, False)[:5]
+    return salt, None if low == NOWHERE else (high << HIGH | low, operations), deleted
 
 
 def put(number: int, record: SessionRecord | Keyring) -> Fresh:
@@ -367,13 +391,15 @@ def append(number: int, index: int, operation: AnyOperation) -> Fresh:
     """The record that holds a session's operation number ``index``; a snapshot replaces all before it too.
     Writes nothing itself: hand it to the journal. Raises what encoding raises."""
     kind = Kind.SNAPSHOT if isinstance(operation, SessionSnapshot) else Kind.OPERATION
-    return Fresh(number, index, kind, msgspec.msgpack.encode(operation))
+    flags = ERASED if isinstance(operation, Deleted | Rewound) else 0
+    return Fresh(number, index, kind, msgspec.msgpack.encode(operation), flags=flags)
 
 
-def drop(number: int) -> Fresh:
+def drop(number: int, *, deleted: bool = False) -> Fresh:
     """The change that forgets a session. Operations that its forks need stay until the last of these is
-    forgotten. Writes nothing itself: hand it to the journal."""
-    return Fresh(number, 0, Kind.DROP, b"")
+    forgotten. ``deleted``: a client asked for it, so the session's bytes leave the logs soon. Writes nothing
+    itself: hand it to the journal."""
+    return Fresh(number, 0, Kind.DROP, b"", flags=ERASED if deleted else 0)
 
 
 class SessionLog:

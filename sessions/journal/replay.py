@@ -20,7 +20,7 @@ from .. import errors
 from ..conversation.history import ContextGap, History, Placed, RunningTurn
 from ..conversation.input_text_buffer import InputTextBuffer
 from ..conversation.items import Item, Tool, derived_id
-from ..conversation.tree import Draft, Script, Segment, TurnNode, TurnReply, turns_of
+from ..conversation.tree import Draft, Script, Segment, TurnNode, TurnReply, matched, turns_of
 from ..errors import RecordDamaged, SessionError
 from ..text.language import Language
 from ..token_ids import Ids, bytes_of, ids_from
@@ -399,13 +399,14 @@ class _Places:
 
 
 def snapshot_of(replayed: Replayed) -> SessionSnapshot:
-    """One record with the whole state of a session, to replace its operations. Raises ``AssertionError`` if a
-    turn runs."""
+    """One record with the whole state of a session, to replace its operations, and with nothing of what was
+    removed from it. Raises ``AssertionError`` if a turn runs."""
     history, places = replayed.history, _Places()
     assert not history.busy, "a turn runs"
     entries = tuple(places.of(segment) for segment in history.entries)
     order = {id(entry): place for place, entry in enumerate(history.entries)}
-    path = () if history.head is None else tuple(history.head.ancestry())[::-1]
+    head, _ = matched(history.head, history.segments())  # no turn can go on from a later node
+    path = () if head is None else tuple(head.ancestry())[::-1]
     nodes = tuple(
         records.KeptNode(
             node=node.id,
@@ -417,9 +418,17 @@ def snapshot_of(replayed: Replayed) -> SessionSnapshot:
         for node in path
     )
     last, typed = replayed.last, replayed.typed
-    begun = None
+    begun, ended, said = None, None, b""
+    logprobs: tuple[TokenLogprob, ...] = ()
     if last is not None:
         begun = Begun(response=last.id, request=request_form(last.request), note=last.note)
+        said, logprobs, ended = bytes(last.said), tuple(last.logprobs), last.ended
+    if ended is not None:
+        there = {item.id for item in history.items()}
+        items = tuple(item for item in ended.items if item.id in there or not ended.kept)
+        if len(items) < len(ended.items):
+            said, logprobs = b"", ()
+        ended = msgspec.structs.replace(ended, items=items, spans=())  # the history has their nodes
     return SessionSnapshot(
         preamble=history.preamble,
         rendered=history.rendered,
@@ -435,9 +444,9 @@ def snapshot_of(replayed: Replayed) -> SessionSnapshot:
         typed=records.Typed(start=0, text=typed.text, role=typed.role, item=typed.id, call=typed.call_id),
         responses=replayed.responses,
         last=begun,
-        said=b"" if last is None else bytes(last.said),
-        logprobs=() if last is None else tuple(last.logprobs),
-        ended=None if last is None else last.ended,
+        said=said,
+        logprobs=logprobs,
+        ended=ended,
         after=tuple(replayed.after_reply),
         gaps=tuple(
             records.KeptGap(

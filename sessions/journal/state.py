@@ -2,117 +2,72 @@
 
 A session has a place of 8 bytes for its record, for its keyring and for each of its operations. A record
 that a later one replaces is dead. A fork's own operations follow the first ones of the session it was
-forked from; these stay as long as a fork needs them. When the journal or a tenant's share of it has too many,
-the longest unused sessions are forgotten, none that is open. Knows no files.
+forked from; these stay as long as a fork needs them. Knows no files.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from heapq import heapify, heappop, heapreplace
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ..errors import RecordDamaged
-from ..settings import JournalShare
-from .records import NOWHERE
-from .segment import ENTRY, GIANT, HIT, MISSING, SLOT_SHIFT, Fresh, Kind, LoadedLog, all_bytes_at, kinds_of
+from .records import told_in
+from .segment import (
+    ENTRY,
+    ERASED,
+    GIANT,
+    HIT,
+    MISSING,
+    SLOT_SHIFT,
+    Fresh,
+    Kind,
+    LoadedLog,
+    all_bytes_at,
+    kinds_of,
+    sessions_of,
+)
+from .session_states import DigestTable, SessionState, SessionStates, key_of
 
 DIGEST_BYTES = 32
-
-
-@dataclass(slots=True, eq=False)
-class SessionState:
-    """Where the records of one session lie; a place is an integer (`segment.place_of`). ``record``, ``ring``:
-    the places of its record and its keyring. ``operations``: those of its operations from index ``first`` on.
-
-    ``snapshot``: the first of these is a snapshot of all before it, of ``base`` bytes; the others have
-    ``grown`` bytes. ``kept``: false once the session was forgotten, while its forks need its operations.
-    ``used``: when it was last written (microseconds since the epoch), by the record with the sequence number
-    ``last``. ``origin``: for a fork, the number of the other session with which it begins, and how many of that
-    one's operations. ``digests``: those of its keyring, joined.
-    """
-
-    number: int
-    kept: bool = True
-    record: int = MISSING
-    ring: int = MISSING
-    first: int = 0
-    operations: array[int] = field(default_factory=lambda: array("Q"))
-    snapshot: bool = False
-    base: int = 0
-    grown: int = 0
-    used: int = 0
-    last: int = 0
-    origin: tuple[int, int] | None = None
-    salt: bytes = b""
-    digests: bytes = b""
-
-    @property
-    def count(self) -> int:
-        """How many operations the session has had, with those that a snapshot has replaced: the index of the
-        next one."""
-        return self.first + len(self.operations)
-
-    @property
-    def is_unopened_fork(self) -> bool:
-        """Whether the session is a fork that no client has opened: it has only the handle that was issued
-        with it."""
-        return self.origin is not None and len(self.digests) == DIGEST_BYTES
-
-    def kind_at(self, index: int) -> Kind:
-        """The kind of the operation at ``index``: ``Kind.SNAPSHOT`` or ``Kind.OPERATION``."""
-        return Kind.SNAPSHOT if self.snapshot and index == self.first else Kind.OPERATION
-
-    def places(self) -> Iterator[int]:
-        """The places of the session's own records: its record, its keyring and its operations. `MISSING`
-        stands for one that does not exist, `HIT` for a damaged one."""
-        yield self.record
-        yield self.ring
-        yield from self.operations
-
-    def handles(self) -> Iterator[bytes]:
-        """The digests, 32 bytes each, by which the session is found: of its handles and of its conversation."""
-        for at in range(0, len(self.digests), DIGEST_BYTES):
-            yield self.digests[at : at + DIGEST_BYTES]
+Moved = tuple[int, int, int, int]
+"""Of a record that was copied: its kind and index, its place before, and its place now."""
 
 
 class Sessions:
-    """The index in memory. ``states``: of all sessions, by number. ``handles``: the number of the session with
-    each digest of a keyring. ``forks``: the numbers of the sessions that were forked from each.
+    """The index in memory. ``states``: of all sessions, by number. ``handles``: the session with each digest of
+    a keyring.
 
     ``size`` returns the bytes of the record at a place. ``died`` is called with the place of each record that
     no session needs any more.
     """
 
     def __init__(self, size: Callable[[int], int], died: Callable[[int], None]) -> None:
-        self.states: dict[int, SessionState] = {}
-        self.handles: dict[bytes, int] = {}
-        self.forks: dict[int, set[int]] = {}
+        self.states = SessionStates()
+        self.handles = DigestTable(self.states)
+        self.torn: dict[int, bytes] = {}
+        """The digests, joined, of keyrings that were found damaged at the start, by session."""
+        self._struck: set[int] = set()  # sessions that lacked records when the index was built
+        self._removals: dict[int, int] = {}  # the last operation that removed items, as the index was built
         self._size = size
         self._died = died
-        self._salts: dict[bytes, bytes] = {}
 
     def apply(self, record: Fresh, place: int, sequence: int, moment: int) -> list[SessionState]:
         """Update the index with a record that was written at ``place``, with the sequence number ``sequence``,
-        at ``moment`` (microseconds since the epoch). Returns the sessions that are removed from the index,
+        at ``moment`` (microseconds of the store's clock). Returns the sessions that are removed from the index,
         because no record of theirs is needed any more."""
         if record.kind == Kind.DROP:
-            state = self.states.get(record.session)
-            if state is None:
+            if record.session not in self.states:
                 return []
+            state = self.states.edit(record.session)
             self._kill(state.ring)
             self._end(state)
             return self._erase(record.session)
         state = self._apply(record.kind, record.session, record.index, place, record.extra)
-        if record.kind == Kind.SESSION and state.origin is not None:
-            self.forks.setdefault(state.origin[0], set()).add(state.number)
         if record.kind != Kind.KEYRING:  # resuming a session alone does not count as use
             state.last, state.used = sequence, moment
         return []
@@ -128,16 +83,22 @@ class Sessions:
                 state = self._born(state, place, extra)
             case Kind.KEYRING:
                 self._kill(state.ring)
-                self._end_handles(state)
-                state.ring, state.digests = place, extra
+                self.handles.remove(state.keys, state.row)
+                state.ring, state.keys = place, _keys_in(extra)
                 if state.kept:
-                    self.handles.update((digest, number) for digest in state.handles())
+                    self.handles.add(state.keys, state.row)
+                if place == HIT:
+                    self.torn[number] = extra
+                else:
+                    self.torn.pop(number, None)
         return state
 
     def _state(self, number: int) -> SessionState:
-        state = self.states.get(number)
-        if state is None:
-            state = self.states[number] = SessionState(number)
+        """The state of a session, to be changed."""
+        known = number in self.states
+        state = self.states.edit(number)
+        if not known:
+            state.row = self.handles.enter(number)
         return state
 
     def _operation(self, state: SessionState, index: int, place: int) -> None:
@@ -170,13 +131,14 @@ class Sessions:
         if not state.kept:  # the number is another session's now
             for gone in state.places():
                 self._kill(gone)
-            state = self.states[state.number] = SessionState(state.number)
+            state = SessionState(state.number, row=state.row, forks=state.forks)
+            self.states.put(state)
         self._kill(state.record)
         state.record = place
         if extra:
-            salt, session, operations = msgspec.msgpack.decode(extra)
-            state.salt = self._salts.setdefault(salt, salt)
-            state.origin = None if session == NOWHERE else (session, operations)
+            state.salt, state.origin, state.deleted = told_in(extra)
+            if state.origin is not None and state.origin[0] in self.states:
+                self.states.edit(state.origin[0]).forks.add(state.number)
         return state
 
     def _kill(self, place: int) -> None:
@@ -185,86 +147,111 @@ class Sessions:
 
     def _end(self, state: SessionState) -> None:
         """Mark a session as forgotten: its handles open nothing any more, and its keyring is not needed."""
-        self._end_handles(state)
-        state.ring, state.digests, state.kept = MISSING, b"", False
-
-    def _end_handles(self, state: SessionState) -> None:
-        for digest in state.handles():
-            if self.handles.get(digest) == state.number:
-                del self.handles[digest]
+        self.handles.remove(state.keys, state.row)
+        self.torn.pop(state.number, None)
+        state.ring, state.keys, state.kept = MISSING, b"", False
 
     def _erase(self, number: int) -> list[SessionState]:
         """Remove a forgotten session from the index if no fork needs it, and then likewise the session that it
         was forked from, and so on. Returns those removed."""
         erased: list[SessionState] = []
         # No recursion: a chain of forks may be longer than the stack is deep.
-        while not self.forked(number):
-            state = self.states.get(number)
-            if state is None or state.kept:
+        while number in self.states:
+            state = self.states[number]
+            if state.kept or state.forks:
                 break
             for place in state.places():
                 self._kill(place)
+            self.handles.leave(state.row)
             del self.states[number]
             erased.append(state)
-            if state.origin is None:
+            if state.origin is None or state.origin[0] not in self.states:
                 break
-            forks = self.forks.get(state.origin[0], set())
-            forks.discard(number)
-            if not forks:
-                self.forks.pop(state.origin[0], None)
+            self.states.edit(state.origin[0]).forks.discard(number)
             number = state.origin[0]
         return erased
 
-    def load(self, parts: list[LoadedLog]) -> None:
+    def load(self, parts: list[LoadedLog], loaded: Callable[[SessionState], None]) -> list[int]:
         """Build the index from the records of all logs, at the start. Empties the list ``parts``, to save
-        memory."""
+        memory. ``loaded`` is called with the state of each session, also of those that are not needed any more.
+        Returns the numbers of the sessions that a client has deleted and that no fork needs."""
         entries = np.concatenate([np.empty(0, ENTRY), *(part.entries for part in parts)])
         places = np.concatenate([np.empty(0, "<u8"), *(part.places for part in parts)])
         listed = [extra for part in parts for extra in _in_order(part)]
         extras = dict(zip(np.flatnonzero(entries["extra"]).tolist(), listed, strict=True))
         del listed
         parts.clear()  # there may be millions: do not keep them twice
-        order = np.lexsort((entries["sequence"], entries["session"]))
+        order = np.lexsort((entries["sequence"], entries["session"], entries["high"]))
         order = order[kinds_of(entries)[order] != Kind.START]
         if len(order):
-            self._fill(entries, places, extras, order)
+            self._fill(entries, places, extras, order, loaded)
         del entries, places, extras, order
-        for number, state in self.states.items():
-            if state.origin is not None:
-                self.forks.setdefault(state.origin[0], set()).add(number)
-        for number in [number for number, state in self.states.items() if not state.kept]:
-            self._erase(number)
+        deleted = []
+        for number in [number for number in self.states if not self.states.keeps(number)]:
+            deleted += [state.number for state in self._erase(number) if state.deleted]
+            self.states.rest()
+        self._struck &= self.states.keys()
+        return deleted
 
-    def _fill(self, entries: Any, places: Any, extras: dict[int, bytes], order: Any) -> None:
+    def _fill(
+        self,
+        entries: Any,
+        places: Any,
+        extras: dict[int, bytes],
+        order: Any,
+        loaded: Callable[[SessionState], None],
+    ) -> None:
         words = entries["word"][order]
         kinds, indexes = words >> 8 & 0xFF, words >> 16
-        sessions = entries["session"][order]
+        low, high = entries["session"][order], entries["high"][order]
+        same = np.zeros(len(order), bool)
+        same[1:] = (low[1:] == low[:-1]) & (high[1:] == high[:-1])
         placed, sequences, times = places[order], entries["sequence"][order], entries["time"][order]
         # A record may be in two logs: its group was written again after a failed sync, or was compacted.
         again = np.zeros(len(order), bool)
-        again[1:] = (sequences[1:] == sequences[:-1]) & (sessions[1:] == sessions[:-1])
+        again[1:] = (sequences[1:] == sequences[:-1]) & same[1:]
         joined = np.zeros(len(order), bool)
-        joined[1:] = (sessions[1:] == sessions[:-1]) & (kinds[1:] == Kind.OPERATION)
+        joined[1:] = same[1:] & (kinds[1:] == Kind.OPERATION)
         joined[1:] &= (kinds[:-1] == Kind.OPERATION) & (indexes[1:] == indexes[:-1] + 1)
         joined[1:] &= ~again[1:] & ~again[:-1]
         begins = np.flatnonzero(~joined)
         ends = np.append(begins[1:], len(order))
-        columns = [column[begins] for column in (sessions, kinds, indexes, placed, order, again)]
-        columns += [begins, ends, sequences[ends - 1], times[ends - 1]]
-        for number, kind, index, place, row, repeated, begin, end, last, moment in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
-            if repeated and place == HIT:
-                continue  # its other copy is whole, or as damaged
-            if kind == Kind.DROP:
-                self._end(self._state(number))
-                continue
-            if kind == Kind.OPERATION:
-                state = self._run(number, index, placed[begin:end])
-            else:
-                state = self._apply(kind, number, index, place, extras.get(row, b""))
-            if kind != Kind.KEYRING:
-                state.last, state.used = last, moment
+        columns = [column[begins] for column in (kinds, indexes, placed, order, again)]
+        columns += [begins, ends, sequences[ends - 1], times[ends - 1], words[begins] & 0xFF]
+        removes = np.flatnonzero((kinds == Kind.OPERATION) & (words & ERASED != 0))
+        removers = sessions_of(entries[order[removes]])
+        self._removals.update(zip(removers, indexes[removes].tolist(), strict=True))
+        numbers = sessions_of(entries[order[begins]])
+        runs = zip(numbers, *(column.tolist() for column in columns), strict=True)
+        for begun, records in groupby(runs, itemgetter(0)):
+            for number, kind, index, place, row, repeated, begin, end, last, moment, flags in records:
+                if repeated and place == HIT:
+                    continue  # its other copy is whole, or as damaged
+                if kind == Kind.DROP:
+                    state = self._state(number)
+                    self._end(state)
+                    state.deleted |= flags & ERASED != 0
+                    continue
+                if kind == Kind.OPERATION:
+                    state = self._run(number, index, placed[begin:end])
+                else:
+                    state = self._apply(kind, number, index, place, extras.get(row, b""))
+                if kind != Kind.KEYRING:
+                    state.last, state.used = last, moment
+            state = self.states.edit(begun)
+            loaded(state)
+            lacks = state.record == MISSING or HIT in (state.record, state.ring)
+            if lacks or HIT in state.operations or MISSING in state.operations:
+                self._struck.add(begun)
+            self.states.rest()
+
+    def removals(self) -> Iterator[tuple[int, int]]:
+        """Call once, after `load`: the number of each session with an operation that removed items from it and
+        that no snapshot has replaced, and the index of the last one."""
+        found, self._removals = self._removals, {}
+        for number, index in found.items():
+            if number in self.states and self.place(number, Kind.OPERATION, index) != MISSING:
+                yield number, index
 
     def _run(self, number: int, index: int, places: Any) -> SessionState:
         state = self._state(number)
@@ -285,30 +272,20 @@ class Sessions:
             sizes[at] = self._size(int(places[at]))
         return sizes
 
-    def live(self) -> Iterator[Any]:
-        """The places of all records that some session needs, in several arrays of ``<u8``. Some places are
-        `MISSING` (no such record) or `HIT` (damaged)."""
-        few = array("Q")
-        for state in self.states.values():
-            few.append(state.record)
-            few.append(state.ring)
-            if state.operations:
-                yield np.frombuffer(state.operations, "<u8")
-        yield np.frombuffer(few, "<u8")
-
     def forked(self, number: int) -> bool:
         """Whether the index has a session that was forked directly from this one; a forgotten fork counts as
         long as it is in the index."""
-        return bool(self.forks.get(number))
+        return number in self.states and bool(self.states[number].forks)
 
     def descendants(self, *numbers: int) -> set[int]:
         """The forks of these sessions, their forks, and so on."""
         found: set[int] = set()
         waiting = list(numbers)
         while waiting:
-            fresh = self.forks.get(waiting.pop(), set()) - found
-            found |= fresh
-            waiting += fresh
+            if (state := self.states.get(waiting.pop())) is not None:
+                fresh = state.forks - found
+                found |= fresh
+                waiting += fresh
         return found & self.states.keys()
 
     def fork_tree(self, number: int) -> list[int]:
@@ -345,18 +322,10 @@ class Sessions:
         return ((state, index, place) for index, place in enumerate(places, state.first))
 
     def damaged(self) -> list[int]:
-        """The numbers, sorted, of the kept sessions with a record that is damaged or missing, and of their
-        forks that need such an operation."""
-        hit = {
-            number
-            for number, state in self.states.items()
-            if HIT in (state.record, state.ring)
-            or state.record == MISSING
-            or HIT in state.operations
-            or MISSING in state.operations
-        }
-        found = {number for number in hit if self.states[number].kept}
-        forks = self.descendants(*hit)
+        """The numbers, sorted, of the kept sessions with a record that was damaged or missing at the start, and
+        of their forks that need such an operation."""
+        found = {number for number in self._struck if self.states.keeps(number)}
+        forks = self.descendants(*self._struck)
         found |= {child for child in forks if self.states[child].kept and not self._whole(child)}
         return sorted(found)
 
@@ -366,12 +335,26 @@ class Sessions:
         except RecordDamaged:
             return False
 
-    def set_place(self, number: int, kind: int, index: int, place: int) -> None:
-        """Set the place of a session's record of this kind and index: it was copied to ``place``, or was found
-        damaged (``place`` is `HIT`). Does nothing if the session is not in the index."""
-        state = self.states.get(number)
-        if state is None:
+    def hit(self, number: int, kind: int, index: int) -> None:
+        """Called when a session's record of this kind and index was found damaged. Does nothing if the session
+        is not in the index."""
+        if number in self.states:
+            state = self.states.edit(number)
+            self._set(state, kind, index, HIT)
+
+    def moved(self, number: int, records: Iterable[Moved]) -> Iterator[int]:
+        """Called when records of a session were copied: those that still count have their new places now.
+        Yields these."""
+        if number not in self.states:
             return
+        state = self.states.edit(number)
+        for kind, index, source, target in records:
+            if self._at(state, kind, index) == source:
+                self._set(state, kind, index, target)
+                yield target
+
+    @staticmethod
+    def _set(state: SessionState, kind: int, index: int, place: int) -> None:
         match kind:
             case Kind.SESSION:
                 state.record = place
@@ -384,8 +367,10 @@ class Sessions:
         """The place of a session's valid record of this kind and index: `HIT` if it is damaged, `MISSING` if
         there is none."""
         state = self.states.get(number)
-        if state is None:
-            return MISSING
+        return MISSING if state is None else self._at(state, kind, index)
+
+    @staticmethod
+    def _at(state: SessionState, kind: int, index: int) -> int:
         match kind:
             case Kind.SESSION:
                 return state.record
@@ -397,109 +382,13 @@ class Sessions:
         return MISSING
 
 
+def _keys_in(digests: bytes) -> bytes:
+    """The keys of these digests, which are joined."""
+    return b"".join(key_of(digests[at : at + DIGEST_BYTES]) for at in range(0, len(digests), DIGEST_BYTES))
+
+
 def _in_order(part: LoadedLog) -> Iterator[bytes]:
     """Yield the bytes that the log's index stores of some records (`records.extra_of`), in the order of the
     log's entries."""
     for place in np.flatnonzero(part.entries["extra"]).tolist():
         yield part.extras.get(int(part.entries["offset"][place]), b"")
-
-
-@dataclass(slots=True)
-class _TenantHolding:
-    """One tenant's share of the journal and what it has there. ``sizes``: the bytes of each session, by number.
-    ``kept``: its sessions that are not forgotten, the longest unused first. ``bytes``: of all."""
-
-    share: JournalShare
-    sizes: dict[int, int] = field(default_factory=dict)
-    kept: OrderedDict[int, None] = field(default_factory=OrderedDict)
-    bytes: int = 0
-
-    def surplus(self, live: Container[int]) -> Iterator[int]:
-        """The numbers of the sessions to forget so that the rest fits the share: the longest unused first, none
-        in ``live``, the sessions in memory."""
-        sessions, size = len(self.kept), self.bytes
-        for number in self.kept:
-            if sessions <= self.share.sessions and size <= self.share.bytes:
-                return
-            if number not in live:
-                sessions, size = sessions - 1, size - self.sizes[number]
-                yield number
-
-
-class TenantShares:
-    """Counts what each tenant that has a share of the journal has there, and finds sessions beyond it. Tenants
-    are known by salt; those without a share are not counted."""
-
-    def __init__(self, shares: Mapping[bytes, JournalShare]) -> None:
-        self._held = {salt: _TenantHolding(share) for salt, share in shares.items()}
-        self._changed: set[bytes] = set()
-        self._over: set[bytes] = set()
-
-    def count(self, state: SessionState, size: int) -> None:
-        """Note that a session's records take ``size`` bytes now: it was written to, or forgotten. Does
-        nothing if its tenant has no share."""
-        held = self._held.get(state.salt)
-        if held is None:
-            return
-        held.bytes += size - held.sizes.pop(state.number, 0)
-        if size or state.kept:  # damaged records have no bytes
-            held.sizes[state.number] = size
-        held.kept.pop(state.number, None)
-        if state.kept:
-            held.kept[state.number] = None
-        self._changed.add(state.salt)
-        (self._over.add if held.bytes > held.share.bytes else self._over.discard)(state.salt)
-
-    def look_again(self, salt: bytes) -> None:
-        """Called when a session of this tenant was closed, so that it may be forgotten now: lets the next
-        `surplus` look at the tenant."""
-        if salt in self._held:
-            self._changed.add(salt)
-
-    def surplus(self, live: Container[int], most: int) -> list[int]:
-        """The numbers of up to ``most`` sessions that the caller has to erase: those of one tenant beyond its
-        share, the longest unused first, none in ``live``, the sessions in memory. Erase them and call again,
-        until there are none."""
-        while self._changed:
-            salt = next(iter(self._changed))
-            if gone := list(islice(self._held[salt].surplus(live), most)):
-                return gone
-            self._changed.discard(salt)
-        return []
-
-    def full(self) -> frozenset[bytes]:
-        """The salts of the tenants with more bytes in the journal than their share."""
-        return frozenset(self._over)
-
-    def statistics(self, salt: bytes) -> dict[str, float]:
-        """How many sessions the journal keeps of a tenant (``kept``), and their bytes (``journal``); empty if
-        it has no share."""
-        held = self._held.get(salt)
-        return {} if held is None else {"kept": float(len(held.kept)), "journal": float(held.bytes)}
-
-
-def surplus(states: Iterable[SessionState], count: int, weigh: Callable[[SessionState], int]) -> list[int]:
-    """Choose up to ``count`` of the sessions to forget; returns their numbers. Each is taken from the tenant
-    that holds most at that moment, by the sum of ``weigh`` over its sessions: first its forks that were never
-    opened, then the session that was not used for longest."""
-    holds: dict[bytes, int] = defaultdict(int)
-    queues: dict[bytes, list[SessionState]] = defaultdict(list)
-    if count <= 0:
-        return []
-    for state in states:
-        holds[state.salt] += weigh(state)
-        queues[state.salt].append(state)
-    for queue in queues.values():
-        queue.sort(key=lambda state: (not state.is_unopened_fork, state.used, state.last), reverse=True)
-    tenants = [(-holds[salt], salt) for salt in queues]
-    heapify(tenants)
-    gone: list[int] = []
-    while tenants and len(gone) < count:
-        held, salt = tenants[0]
-        state = queues[salt].pop()
-        gone.append(state.number)
-        if queues[salt]:
-            heapreplace(tenants, (held + weigh(state), salt))
-        else:
-            heappop(tenants)
-    return gone

@@ -9,24 +9,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
-from ..errors import RecordDamaged, StorageUnavailable, StoreUnusable
+from ...kvstore.reserve import NAME, DiskReserve
+from ..errors import RecordDamaged, StorageUnavailable, StoreLost, StoreUnusable
 from ..settings import JournalSettings
 from . import segment
+from .clock import MICROSECONDS, ServedClock
 from .compaction import Compaction, dispensable
 from .folder import FOLDER, IDENTITY, Disk, Identity, mismatch, named, write_identity
-from .logs import Log, LogFolder
+from .logs import NO_ROOM, Log, LogFolder
 from .records import AnyOperation, Keyring, SessionRecord, append, drop
+from .retention import Retention
 from .segment import HIT, LOG_START, MISSING, SLOT_SHIFT, Fresh, Kind, slot_of
-from .state import Sessions, SessionState, TenantShares, surplus
+from .session_states import SessionState
+from .state import Sessions
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +39,31 @@ SWEEP_SESSIONS = 64  # sessions forgotten in one group
 AGAIN = 1.25  # after a vain try a session is condensed again when it has so many times the operations
 SMALL_SHARE = 0.25  # of a full log: smaller ones are merged
 DEAD_SHARE = 0.5  # of a log's bytes: it is rewritten
+BESIDE_BYTES = 64 << 10  # that a group or a compaction takes beside its records: headers, indexes, `identity`
+SHORT_SHARE = 0.05  # the same, while the disk is full
+ROLLED_BYTES = 64 << 10  # dead bytes for which the log that is being written is sealed while the disk is full
 MOST_SMALL = 8
 MOST_VICTIMS = 64  # of one compaction: their numbers stand in a header
 REST_SECONDS = 30.0  # after a compaction that failed
-MICROSECONDS = 1_000_000
+FULL_SECONDS = 1.0  # after one that found the disk full
+FORGOTTEN = {
+    "age": "they were not used for as long as retention keeps them",
+    "number": "the journal has more than it may",
+    "size": "the journal has no room for more",
+    "share": "their tenants have more than their shares",
+}
+"""Why sessions are forgotten, for the server's log and for metrics."""
+
+
+@dataclass(slots=True)
+class _Removal:
+    """Items were removed from a session, the last time by the operation with this ``index``. ``since``: the
+    first time; ``looked``: when it was last tried to replace them by a snapshot. Both by the monotonic
+    clock."""
+
+    index: int = 0
+    since: float = field(default_factory=time.monotonic)
+    looked: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +96,20 @@ class JournalStore:
         """Sessions that are long enough to `condense`."""
         self.full = False
         """Whether the last write failed because the journal has reached its size."""
-        self.shares = TenantShares(settings.tenants)
+        self.retention = Retention(self.sessions.states, settings.tenants)
+        self.forgotten: Counter[str] = Counter()
+        """How many sessions retention has forgotten since the store was opened, by reason."""
         self.mismatches: list[str] = []
         """How the journal differs from that of the last start, one sentence each."""
         self._fresh = logs.made  # there was no journal before
         self._settings = settings
         self._declined: dict[int, int] = {}  # sessions that could not be condensed, and their operations then
+        self._removals: dict[int, _Removal] = {}  # by session; the one that was looked at longest ago first
         self._damaged: set[int] = set()
         self._compaction: Compaction | None = None
         self._resting = 0.0  # after a failed compaction: none before this time
+        self._began = False  # a server began to use it here
+        self._reserve = DiskReserve(folder / NAME, settings.reserve_bytes)
 
     @classmethod
     def open(
@@ -91,17 +122,25 @@ class JournalStore:
         known: Identity | None = None,
         write: bool = True,
         whole: bool = False,
+        lost: Callable[[], str] = str,
+        clock: ServedClock | None = None,
     ) -> JournalStore:
         """Open the store in ``folder``, or make it. ``model``: the digest of its model; b"": of any model.
 
         ``write``: the caller holds the store's lock and may write; if false, no file is changed. ``disk``: the
         calls on files. ``known``: the store's identity, in case no log's header can be read. ``whole``: read
-        every log, not only its index. Raises ``StoreUnusable`` or one of its kinds.
+        every log, not only its index. ``lost`` returns why the store is not the caller's any more, "" if it is
+        (`StoreLock.lost`). ``clock``: gives the time of what is written; None makes one. Raises
+        ``StoreUnusable`` or one of its kinds.
         """
         size = settings.log_bytes
         try:
             logs, parts = LogFolder.open(
-                folder / FOLDER, model, size, disk or Disk(), known, write=write, whole=whole
+                *(folder / FOLDER, model, size, disk or Disk(), known),
+                write=write,
+                whole=whole,
+                lost=lost,
+                clock=clock,
             )
         except StorageUnavailable as fault:
             raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
@@ -140,29 +179,71 @@ class JournalStore:
             return
         if any(one.kind != Kind.DROP for one in records):
             self._check_room(sum(segment.padded(len(one.payload)) for one in records))
-        try:
-            written = self.logs.append(records)
-        except StorageUnavailable:
-            if not self.remove_dead():
-                raise
-            written = self.logs.append(records)
-        self._apply(records, *written)
+        deleted = [one.session for one in records if one.kind == Kind.DROP and one.flags & segment.ERASED]
+        hold = [one for one in self.logs.logs.values() if any(map(one.has, deleted))]
+        self._apply(records, *self._appended(records))
+        if deleted:
+            self._mark(hold)
         if self.logs.unnoted and self.logs.generation:
             self.note()
 
+    def _appended(self, records: Sequence[Fresh]) -> tuple[list[int], int, int]:
+        """Append the records to the logs (`LogFolder.append`). On a full disk what is dead gives way first, and
+        then the reserve. Raises ``StorageUnavailable``."""
+        while True:
+            try:
+                return self.logs.append(records)
+            except StoreLost:
+                raise
+            except StorageUnavailable:
+                size = sum(segment.padded(len(one.payload)) for one in records)
+                last = any(one.kind in (Kind.DROP, Kind.START) for one in records)
+                if self.remove_dead():
+                    continue
+                if not (self.logs.full and self._reserve.give(size + BESIDE_BYTES, last=last)):
+                    raise
+
     def begin(self, generation: int) -> None:
         """Record that a server starts, as number ``generation``. Raises ``StorageUnavailable``."""
-        self.logs.append([Fresh(0, generation, Kind.START, b"")])
-        self.logs.generation = generation
+        self._appended([Fresh(0, generation, Kind.START, b"")])
+        self.logs.generation, self._began = generation, True
         self.note()
+        self._hold()
+
+    def watch(self) -> None:
+        """To be called about once a second. Raises ``StoreLost`` if the store is not the caller's any more."""
+        self.logs.clock.now()
+        self.logs.check()
+        self._hold()
+        active = self.logs.active
+        if active is not None and (self._is_due(active) or (self.short and active.dead > ROLLED_BYTES)):
+            self.logs.roll()
+
+    def _hold(self) -> None:
+        """Take the reserve again if there is room for it."""
+        if not self._reserve.whole and (free := self._free()) is not None:
+            self._reserve.take(free)
+
+    @property
+    def short(self) -> bool:
+        """Whether the disk is so full that the reserve is not held: what is dead gives way soon."""
+        return self._began and not self._reserve.whole
 
     def note(self, without: Sequence[Log] = ()) -> None:
         """Write the file `identity`, as if the logs ``without`` were removed already. A failure is only
-        logged: the file is written again after the next write."""
+        logged: the file is written again after the next write. Nothing is written if the store is lost."""
         try:
-            write_identity(self.folder, self.logs.identity(without), self.logs.disk)
+            self.logs.check()
+            try:
+                write_identity(self.folder, self.logs.identity(without), self.logs.disk)
+            except OSError as fault:
+                if fault.errno not in NO_ROOM or not self._reserve.give(BESIDE_BYTES):
+                    raise
+                write_identity(self.folder, self.logs.identity(without), self.logs.disk)
         except OSError as fault:
             log.warning("%s cannot be written: %s", self.folder / IDENTITY, fault.strerror)
+        except StoreLost:
+            return
         else:
             self.logs.unnoted = False
 
@@ -170,16 +251,17 @@ class JournalStore:
         """How the journal differs from the identity ``known``, as a sentence; "" if it does not."""
         return mismatch(known, self.logs.identity(), fresh=self._fresh, absent=self.logs.explained)
 
-    def erase(self, numbers: Sequence[int]) -> None:
-        """Forget these sessions: write a DROP record for each. Their bytes go with a later compaction. Raises
-        ``StorageUnavailable``."""
+    def erase(self, numbers: Sequence[int], *, deleted: bool = False) -> None:
+        """Forget these sessions: write a DROP record for each. Their bytes go with a later compaction, soon if
+        a client has ``deleted`` them. Raises ``StorageUnavailable``."""
         for at in range(0, len(numbers), SWEEP_SESSIONS):
-            self.write([drop(number) for number in numbers[at : at + SWEEP_SESSIONS]])
+            self.write([drop(number, deleted=deleted) for number in numbers[at : at + SWEEP_SESSIONS]])
 
     def _apply(self, records: Sequence[Fresh], places: Sequence[int], first: int, moment: int) -> None:
         """Call this after a group was written: it updates the index, the live bytes of the logs, the tenants'
         shares and the set of sessions that are long enough to condense. ``places``: those of the ``records``;
-        ``first``: the sequence number of the first one; ``moment``: when, in microseconds since the epoch."""
+        ``first``: the sequence number of the first one; ``moment``: when, in microseconds of the store's
+        clock."""
         states, logs = self.sessions.states, self.logs.logs
         changed: dict[int, SessionState] = {}
         erased: list[SessionState] = []
@@ -188,21 +270,40 @@ class JournalStore:
             if one.kind == Kind.DROP:
                 changed.pop(number, None)
                 if number in states:
-                    changed[number] = states[number]
+                    changed[number] = states.edit(number)
+                    changed[number].deleted |= bool(one.flags & segment.ERASED)
                 self._damaged.discard(number)
                 self._declined.pop(number, None)
+                self._removals.pop(number, None)
                 self.long.discard(number)
             else:
                 logs[slot_of(place)].live += segment.padded(len(one.payload))
             erased += self.sessions.apply(one, place, sequence, moment)
+            self._note_removal(one)
             if one.kind not in (Kind.DROP, Kind.KEYRING):
-                changed[number] = states[number]
+                changed[number] = states.edit(number)
+            elif one.kind == Kind.KEYRING and number not in changed:
+                self.retention.opened(states[number])
         for state in changed.values():
-            self.shares.count(state, self._size(state))
+            self.retention.count(state, self._size(state))
             if state.kept and self._is_long(state):
                 self.long.add(state.number)
         for state in erased:
-            self.shares.count(state, 0)
+            self.retention.count(state, 0)
+            if state.deleted:  # while its forks needed it, it stayed
+                self._mark([one for one in self.logs.logs.values() if one.has(state.number)])
+        states.rest()
+
+    def _note_removal(self, one: Fresh) -> None:
+        """Remember that this operation removed items from its session; or that a snapshot has taken its place,
+        so that their text leaves the logs with the records before."""
+        if one.kind == Kind.OPERATION and one.flags & segment.ERASED:
+            self._removals.setdefault(one.session, _Removal()).index = one.index
+            return
+        removal = self._removals.get(one.session)
+        if removal is not None and one.kind == Kind.SNAPSHOT and removal.index <= one.index:
+            del self._removals[one.session]
+            self._mark([log for log in self.logs.logs.values() if log.has(one.session)], removal.since)
 
     def _size(self, state: SessionState) -> int:
         """Bytes that a session's record and operations take in the logs; without its keyring."""
@@ -221,11 +322,27 @@ class JournalStore:
         least = max(self._settings.snapshot_operations, AGAIN * self._declined.get(state.number, 0))
         return behind >= least and state.grown >= state.base
 
+    @property
+    def overlong(self) -> int | None:
+        """The number of a session to `condense` next: of one with items that were removed ``erase_seconds``
+        ago, or else a long one. None if there is none."""
+        if self._has_old_removals:
+            return next(iter(self._removals))
+        return min(self.long, default=None)
+
+    @property
+    def _has_old_removals(self) -> bool:
+        first = next(iter(self._removals.values()), None)
+        return first is not None and time.monotonic() - first.looked >= self._settings.erase_seconds
+
     def condense(self, number: int, how: Condense) -> bool:
         """Replace the first operations of session ``number`` by a snapshot that ``how`` makes, unless the
         session has forks. Returns whether that was done. Raises ``RecordDamaged``, ``StorageUnavailable``."""
         self.long.discard(number)
         state = self.sessions.states.get(number)
+        if (removal := self._removals.pop(number, None)) is not None and state is not None:
+            removal.looked = time.monotonic()
+            self._removals[number] = removal
         if state is None:
             return False
         self._declined[number] = len(state.operations)
@@ -241,41 +358,53 @@ class JournalStore:
         return True
 
     def free_bytes(self) -> int | None:
-        """Free bytes on the disk; None if the folder is gone."""
+        """Bytes of the disk that the journal can still have: the free ones, and those of its reserve. None if
+        that cannot be told."""
+        free = self._free()
+        return None if free is None else free + self._reserve.held
+
+    def _free(self) -> int | None:
         try:
             return self.logs.free_bytes()
         except OSError:
             return None
 
     def sweep(self, keep: frozenset[int], *, aged: bool = True) -> int:
-        """Forget the sessions that retention does not keep: those not used for ``max_age_seconds`` (only if
-        ``aged``), and those beyond ``max_sessions``; but none with a number in ``keep``. Returns how many.
-        Raises ``StorageUnavailable``."""
-        kept = [state for state in self.sessions.states.values() if state.kept]
-        oldest = (time.time() - self._settings.max_age_seconds) * MICROSECONDS if aged else 0.0
-        gone = [state.number for state in kept if state.used < oldest]
-        left = [state for state in kept if state.used >= oldest]
-        gone += surplus(left, len(left) - self._settings.max_sessions, lambda state: 1)
-        gone = [number for number in gone if number not in keep]
-        self.erase(gone)
-        return len(gone)
+        """Forget the sessions that retention does not keep: those not used while servers ran for
+        ``max_age_seconds`` (only if ``aged``), and those beyond ``max_sessions``; but none with a number in
+        ``keep``. Returns how many. Raises ``StorageUnavailable``."""
+        count = 0
+        if aged:
+            oldest = self.logs.clock.now() - self._settings.max_age_seconds * MICROSECONDS
+            count += self._forget(self.retention.aged(oldest, keep), "age")
+        return count + self._forget(self.retention.beyond(self._settings.max_sessions, keep), "number")
+
+    def end_deletions(self) -> None:
+        """Forget the sessions that clients have deleted while an earlier server used them. Raises
+        ``StorageUnavailable``."""
+        states = self.sessions.states
+        self.erase([number for number in states if states.is_doomed(number)], deleted=True)
 
     def make_room(self, keep: frozenset[int]) -> bool:
         """Forget some sessions of the tenants that hold the most bytes, none with a number in ``keep``. Returns
         False if there is none to forget. Raises ``StorageUnavailable``."""
-        states = self.sessions.states.values()
-        closed = [state for state in states if state.kept and state.number not in keep]
-        gone = surplus(closed, SWEEP_SESSIONS, lambda state: max(1, state.base + state.grown))
-        self.erase(gone)
-        return bool(gone)
+        return bool(self._forget(self.retention.largest(SWEEP_SESSIONS, keep), "size"))
 
     def keep_shares(self, live: Container[int]) -> frozenset[bytes]:
         """Forget the sessions that tenants have beyond their shares, but none in ``live``, the sessions in
         memory. Returns the salts of the tenants that still have more bytes than their share. Raises
         ``StorageUnavailable``."""
-        while gone := self.shares.surplus(live, SWEEP_SESSIONS):
-            self.erase(gone)
-        return self.shares.full()
+        while gone := self.retention.surplus(live, SWEEP_SESSIONS):
+            self._forget(gone, "share")
+        return self.retention.full()
+
+    def _forget(self, numbers: Sequence[int], why: str) -> int:
+        """Forget these sessions for a reason, one of `FORGOTTEN`, and say so. Returns how many they are."""
+        if numbers:
+            self.erase(numbers)
+            self.forgotten[why] += len(numbers)
+            log.info("%d sessions are forgotten: %s", len(numbers), FORGOTTEN[why])
+        return len(numbers)
 
     # --- room -----------------------------------------------------------------------------------------------
 
@@ -337,12 +466,36 @@ class JournalStore:
     def _compact_whole(self, victims: list[Log]) -> None:
         """Compact these logs to the end, without pauses for other work. Raises ``StorageUnavailable``."""
         self._abandon_compaction()
-        try:
-            self._compaction = Compaction(self.logs, self.sessions, victims)
-            while self._step():
-                pass
-        except (OSError, ValueError) as fault:
-            raise StorageUnavailable(str(fault)) from None
+        while True:
+            try:
+                self._compaction = Compaction(self.logs, self.sessions, victims)
+                while self._step():
+                    pass
+            except (OSError, ValueError, StorageUnavailable) as fault:
+                if self._is_full(fault) and self._reserve.give(
+                    sum(one.live for one in victims) + BESIDE_BYTES
+                ):
+                    continue
+                if isinstance(fault, StorageUnavailable):
+                    raise
+                raise StorageUnavailable(str(fault)) from None
+            return
+
+    @staticmethod
+    def _mark(logs: Iterable[Log], since: float | None = None) -> None:
+        """Note that these logs have text that a client has deleted, at the time ``since`` (None: now): they
+        are rewritten ``erase_seconds`` later."""
+        since = time.monotonic() if since is None else since
+        for one in logs:
+            one.stained = since if one.stained is None else min(one.stained, since)
+
+    def _is_due(self, one: Log) -> bool:
+        return one.stained is not None and time.monotonic() - one.stained >= self._settings.erase_seconds
+
+    @property
+    def overdue(self) -> bool:
+        """Whether deleted text has to leave the logs now, however much else there is to do."""
+        return self._has_old_removals or any(map(self._is_due, self.logs.logs.values()))
 
     @property
     def wants_compaction(self) -> bool:
@@ -354,17 +507,27 @@ class JournalStore:
     def compact(self) -> bool:
         """Do one slice of a compaction. Returns whether there is more to do. If writing fails, that is logged,
         and no compaction begins for `REST_SECONDS`."""
+        victims = self._victims() if self._compaction is None else self._compaction.victims
         try:
             if self._compaction is None:
-                if not (victims := self._victims()):
+                if not victims:
                     return False
                 self._compaction = Compaction(self.logs, self.sessions, victims)
             return self._step()
         except Exception as fault:
+            wanted = sum(one.live for one in victims) + BESIDE_BYTES
+            if self._is_full(fault) and (self.remove_dead() or self._reserve.give(wanted)):
+                return True
             self._rest(fault)
             if not isinstance(fault, OSError | StorageUnavailable | ValueError):
                 raise
         return False
+
+    def _is_full(self, fault: Exception) -> bool:
+        """Whether this error of a compaction is that the disk is full."""
+        if isinstance(fault, OSError):
+            return fault.errno in NO_ROOM
+        return isinstance(fault, StorageUnavailable) and self.logs.full
 
     def _step(self) -> bool:
         """Do one slice of the compaction that was begun; after the last, remove the old logs. Returns whether
@@ -391,15 +554,25 @@ class JournalStore:
 
     def _rest(self, fault: Exception) -> None:
         log.warning("the journal's logs were not compacted: %s", fault)
-        self._resting = time.monotonic() + REST_SECONDS
+        self._resting = time.monotonic() + (FULL_SECONDS if self._is_full(fault) else REST_SECONDS)
 
-    def _victims(self, least: float = DEAD_SHARE) -> list[Log]:
+    def _victims(self, least: float | None = None) -> list[Log]:
         """Choose logs to rewrite into one: those of which more than the share ``least`` are bytes that no
-        session needs, and small ones if there are `MOST_SMALL` of them; never the one that is being written.
-        Empty if it is not worth it."""
+        session needs, those with text that was deleted long enough ago, those of an earlier format, and small
+        ones if there are `MOST_SMALL` of them; never the one that is being written. Empty if it is not worth
+        it. Without ``least``, less is enough while the disk is full."""
+        if least is None:
+            least = SHORT_SHARE if self.short else DEAD_SHARE
         full = self.logs.segment_bytes
         sealed = [one for one in self.logs.logs.values() if one is not self.logs.active]
-        worn = [one for one in sealed if one.dead - one.marks > least * (one.end - LOG_START)]
+        worn = [
+            one
+            for one in sealed
+            if one.dead - one.marks > least * (one.end - LOG_START)
+            or one.header.format < segment.FORMAT
+            or self.logs.is_noted(one)
+            or self._is_due(one)
+        ]
         small = [one for one in sealed if one.end < SMALL_SHARE * full]
         if not worn and len(small) < MOST_SMALL:
             return []
@@ -473,6 +646,7 @@ class JournalStore:
             "journal_damaged": float(len(self.damaged())),
             "journal_lost_records": float(self.logs.findings.lost),
             "journal_mismatch": float(len(self.mismatches)),
+            **{f"journal_forgotten_{why}": float(self.forgotten[why]) for why in FORGOTTEN},
         }
 
     def name_of(self, number: int) -> str:
@@ -488,10 +662,23 @@ class JournalStore:
     def _load(self, parts: list[Any]) -> None:
         """Build the index in memory from ``parts``, the records of all logs; count the live bytes of each
         log; write what is damaged to the server's log."""
-        self.sessions.load(parts)
+        used: list[tuple[int, int, int]] = []
+
+        def loaded(state: SessionState) -> None:
+            if state.record:
+                state.counted = self._size(state)
+                used.append((state.used, state.last, state.number))
+
+        deleted = self.sessions.load(parts, loaded)
+        self._mark(one for one in self.logs.logs.values() if any(map(one.has, deleted)))
+        for number, index in self.sessions.removals():
+            self._removals[number] = _Removal(index)
+        for _, _, number in sorted(used):  # the order in which retention forgets them
+            if number in self.sessions.states:
+                self.retention.enter(self.sessions.states[number])
         for one in self.logs.logs.values():
             one.live = 0
-        for places in self.sessions.live():
+        for places in self.sessions.states.all_places():
             slots = (places >> SLOT_SHIFT).astype(np.int64)
             sizes = np.bincount(slots, weights=self.sessions.bytes_at(places).astype(float))
             for slot in np.flatnonzero(sizes).tolist():
@@ -505,7 +692,6 @@ class JournalStore:
             log.error(
                 "the journal %s is damaged: these sessions are lost: %s", self.logs.folder, named(names)
             )
-        self._count()
 
     def _record(self, number: int) -> SessionRecord:
         state = self.sessions.states.get(number)
@@ -532,7 +718,7 @@ class JournalStore:
         except RecordDamaged as fault:
             if place not in (HIT, MISSING):
                 self.logs.mark_dirty(place)
-            self.sessions.set_place(number, kind, index, HIT)
+            self.sessions.hit(number, kind, index)
             states = self.sessions.states
             hit = {one for one in (number, needed_by) if one in states and states[one].kept}
             fresh = hit - self._damaged
@@ -555,10 +741,3 @@ class JournalStore:
             return msgspec.msgpack.decode(found.payload, type=form)
         except (msgspec.MsgspecError, RecursionError) as fault:
             raise RecordDamaged(f"a record of session {number} cannot be read: {fault}") from None
-
-    def _count(self) -> None:
-        """Call this when the store is opened: it counts for each tenant with a share what its sessions take in
-        the logs, those that were forgotten and that forks still need included."""
-        for state in sorted(self.sessions.states.values(), key=lambda state: state.last if state.kept else 0):
-            if state.record:
-                self.shares.count(state, self._size(state))

@@ -9,11 +9,19 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from holdfast.benchmarks.faults import badio, bench, engine_faults, file_faults, server_faults, tier_faults
+from holdfast.benchmarks.faults import (
+    badio,
+    bench,
+    engine_faults,
+    file_faults,
+    server_faults,
+    store_faults,
+    tier_faults,
+)
 from holdfast.benchmarks.faults.crowd import FaultTally, HeardReply
 
 FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
@@ -96,6 +104,26 @@ async def test_write_errors_at_the_first_calls_lose_nothing(what: str) -> None:
         pytest.skip("no C compiler")
     unharmed(tally, tally.tries)
     assert tally.tries >= 12
+
+
+@pytest.mark.parametrize(
+    ("row", "tries"),
+    [
+        (store_faults.two_servers, len(store_faults.WAYS) + 1),
+        (store_faults.moved, 2),
+        (store_faults.stepped, 2),
+        (store_faults.killed_in_compactions, 6),
+        (store_faults.emptied, 2),
+    ],
+    ids=["two servers", "moved", "clocks", "kills", "full disk"],
+)
+async def test_whatever_is_done_to_a_store_nothing_is_lost_mixed_or_silent(
+    row: Callable[[int, int], Awaitable[FaultTally]], tries: int
+) -> None:
+    tally = await row(tries * FACTOR, 11)
+    if {"may not mount a tmpfs: nothing tried", "no C compiler: nothing tried"} & {*tally.notes}:
+        pytest.skip("this user may not mount, or there is no C compiler")
+    unharmed(tally, tries * FACTOR)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from holdfast.runtime.link.messages import Sampling, TokenLimits, Work
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.settings import EngineSettings
 
+from .test_responses import ask
 from .wires import text_of, wire
 
 pytestmark = pytest.mark.anyio
@@ -102,3 +103,17 @@ async def test_a_server_that_begins_anew_finds_its_sessions_kv_on_disk(stored) -
         await statistics(server.engine.link, "disk_records", 2)
         done = await two.say(story)
         assert text_of(done) and done["kv"]["disk"] > 0
+
+
+async def test_deleted_responses_leave_no_kv_on_any_tier(tmp_path: Path, stored: EngineSettings) -> None:
+    tight = msgspec.structs.replace(stored, host_bytes=2 << 20)
+    async with serving(GatewaySettings(port=0, store=tmp_path), tight) as running:
+        link, made = running.engine.link, list[str]()
+        while (await link.statistics()).get("disk_records", 0) < 20:
+            text = f"My name is Marisol, and my number is {len(made)}. " * 8
+            answer = await ask(running.url, "POST", "/v1/responses", {"input": text, "max_output_tokens": 16})
+            made.append(answer["id"])
+        for name in made:
+            await ask(running.url, "DELETE", f"/v1/responses/{name}")
+        while (found := await link.statistics())["disk_records"] or found["host_records"]:
+            pass

@@ -25,7 +25,7 @@ from holdfast.sessions.session import Session
 from holdfast.sessions.text.eager_prefill import PrefilledInput
 from holdfast.tests.threaded import serving
 
-from .wires import LONG, Wire, address_of, cause_in, text_of
+from .wires import LONG, Wire, address_of, text_of
 
 pytestmark = pytest.mark.anyio
 
@@ -314,14 +314,17 @@ class Server:
         self.url = ""
 
     async def start(self) -> str:
+        self.url = await address_of(await self.spawn())
+        return self.url
+
+    async def spawn(self) -> asyncio.subprocess.Process:
         program = "from holdfast.gateway.cli.main import main; main()"
         words = "serve pocket --port 0 --kv-bytes 16MiB --max-context 2048 --dtype float32 --store"
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", program, *words.split(), str(self.store)),
             stderr=asyncio.subprocess.PIPE,
         )
-        self.url = await address_of(self.process)
-        return self.url
+        return self.process
 
     async def kill(self) -> None:
         assert self.process is not None
@@ -391,20 +394,6 @@ async def test_a_killed_servers_sessions_go_on_in_the_next(
             with pytest.raises(SessionLost):
                 async with client.resume(handle):
                     pass
-
-
-async def test_the_second_server_on_a_store_names_the_first(tmp_path: Path) -> None:
-    async with served(tmp_path) as (server, _):
-        assert server.process is not None
-        program = "from holdfast.gateway.cli.main import main; main()"
-        second = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", program, "serve", "pocket", "--port", "0", "--store", str(tmp_path)),
-            stderr=asyncio.subprocess.PIPE,
-        )
-        _, err = await second.communicate()
-        assert second.returncode == 2
-        line = cause_in(err.decode())
-        assert line == f"holdfast: the store {tmp_path} is held by process {server.process.pid}"
 
 
 async def test_a_server_that_leaves_in_mid_reply_keeps_the_reply_for_the_next(

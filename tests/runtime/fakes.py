@@ -446,6 +446,7 @@ class FakeDisk:
         self._direct: dict[bytes, None] = {}  # in order, so that one seed draws one run
         self._refused: list[bytes] = []
         self._brought: set[bytes] = set()
+        self.dropped: set[bytes] = set()
 
     ready = True
     full = False
@@ -526,6 +527,10 @@ class FakeDisk:
 
     def supersede(self, key: bytes) -> None:
         self.records.pop(key, None)
+
+    def drop(self, key: bytes) -> None:
+        self.records.pop(key, None)
+        self.dropped.add(key)
 
     def touch(self, key: bytes) -> None:
         """Nothing is ever given up here."""

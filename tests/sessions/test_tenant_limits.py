@@ -322,20 +322,20 @@ def test_what_is_counted_is_what_is_there(data: st.DataObject) -> None:
                     salts[number] = data.draw(SALTS)
                     store.write(born(number, salts[number], None))
                     lengths[number] = 1
-            assert counted(store, ACME) == store.shares.statistics(ACME)
+            assert counted(store, ACME) == store.retention.statistics(ACME)
             live = {data.draw(st.sampled_from([0, *lengths]))}
-            store.shares.look_again(ACME)  # as a journal does when a session leaves
+            store.retention.look_again(ACME)  # as a journal does when a session leaves
             full = store.keep_shares(live)
             lengths = {one: count for one, count in lengths.items() if one in kept(store)}
             found = counted(store, ACME)
-            assert found == store.shares.statistics(ACME)
+            assert found == store.retention.statistics(ACME)
             theirs = [one for one in lengths if salts[one] == ACME]
             within = found["kept"] <= share.sessions and found["journal"] <= share.bytes
             assert within or set(theirs) <= live, "what is beyond the share is open"
             assert (ACME in full) == (found["journal"] > share.bytes)
         store.close()
         store = JournalStore.open(path, MODEL, numbers)
-        assert store.shares.statistics(ACME) == counted(store, ACME)
+        assert store.retention.statistics(ACME) == counted(store, ACME)
         store.close()
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+import opentelemetry.sdk.trace
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -72,6 +75,21 @@ async def test_a_turn_is_a_span_with_the_attributes_of_the_conventions(tmp_path:
             assert found["gen_ai.response.finish_reasons"] == ("stop",)
             assert span.status.status_code is StatusCode.UNSET and "error.type" not in found
         assert shown(spans.ended[1])["gen_ai.usage.cache_read.input_tokens"] > 0
+
+
+async def test_a_step_of_the_time_of_day_changes_no_spans_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans, steps = Spans(), itertools.count(time.time_ns(), -86_400_000_000_000)
+    for where in (time, opentelemetry.sdk.trace):
+        monkeypatch.setattr(where, "time_ns", lambda: next(steps))
+    async with keyed(tmp_path, KEYS, tracer=spans.tracer) as served, served.wire("alpha") as wire:
+        await wire.say("begin")
+        (live,) = served.service.sessions()
+        await live.idle()
+    (span,) = spans.ended
+    assert span.start_time is not None and span.end_time is not None
+    assert 0 < span.end_time - span.start_time < 86_400_000_000_000
 
 
 async def test_no_text_is_in_a_span(tmp_path: Path) -> None:

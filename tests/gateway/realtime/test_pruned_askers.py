@@ -24,7 +24,7 @@ from holdfast.sessions.journal.replay import replay
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import JournalSettings
 from holdfast.sessions.text.language import Language
-from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
+from holdfast.tests.gateway.scripted_service import END, WORDS, Scripted, spoken
 from holdfast.tests.sessions.text.chat_languages import ours
 
 pytestmark = pytest.mark.anyio
@@ -55,7 +55,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def kept(store: Path) -> AsyncIterator[tuple[Client, Service, Scripted, SessionRegistry]]:
-    link = Scripted(spoken, END, ahead=1)
+    link = Scripted(lambda tokens: spoken(tokens) if tokens[-1] in WORDS else WORDS[0], END, ahead=1)
     service = Service(GatewaySettings(), "scripted", link)
     journal = await Journal.open(store, b"model", JournalSettings(reserve_bytes=0))
     book = SessionRegistry(link, Language.of(ours("chatml")), journal=journal)

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,21 +140,22 @@ async def staged(
     *,
     link: Scripted | None = None,
     settings: GatewaySettings | None = None,
+    journal: JournalSettings | None = None,
 ) -> AsyncIterator[Stage]:
-    """A service, to ask its routes. ``store``: the folder of its journal."""
+    """A service, to ask its routes. ``store``: the folder of its journal, with the settings ``journal``."""
     link = link or Scripted(spoken, END, max_context=1 << 16)
     service = Service(settings or GatewaySettings(), "fake", link)
-    journal = None
+    book = None
     if store is not None:
-        shared = JournalSettings(reserve_bytes=0, tenants=service.tenants.journal())
-        journal = await Journal.open(store, b"model", shared)
-    service.open(SessionRegistry(link, LANGUAGE, journal=journal), journal)
+        shared = replace(journal or JournalSettings(reserve_bytes=0), tenants=service.tenants.journal())
+        book = await Journal.open(store, b"model", shared)
+    service.open(SessionRegistry(link, LANGUAGE, journal=book), book)
     try:
         yield Stage(service, link, build_app(service))
     finally:
         await service.close()
-        if journal is not None:
-            await journal.aclose()
+        if book is not None:
+            await book.aclose()
 
 
 def text_of(response: Json) -> str:

@@ -96,6 +96,29 @@ def test_a_session_longer_than_the_host_tier_comes_up_through_it_piece_by_piece(
     assert work.disk + work.host + work.resident + work.prefilled == 39
 
 
+@pytest.mark.parametrize("extra", range(4), ids=lambda extra: f"{extra} tokens in the last block")
+@pytest.mark.parametrize("how", ["settled", "opened again", "in the next engine"])
+def test_a_sequence_closed_without_keeping_is_on_no_tier(how: str, extra: int) -> None:
+    here = shelved()
+    here.open(0, PROMPT)
+    said = here.reply(0, 6 + extra)
+    settle(here, 0)
+    assert here.disk is not None
+    kept = set(here.disk.records)
+    if how != "settled":
+        here.close(0)
+        if how == "in the next engine":
+            begin_anew(here)
+        here.open(0, [*PROMPT, *said])
+    here.close(0, keep_kv=False)
+    down(here)
+    assert len(kept) > 3 and not here.disk.records and kept <= here.disk.dropped, "and its bytes go at once"
+    here.open(1, [*PROMPT, *said, 7])
+    here.reply(1, 2)
+    work = work_of(here, 1)
+    assert work.prefilled == len(PROMPT) + len(said) + 1
+
+
 def test_what_comes_up_gives_way_on_the_device_to_a_turn_that_runs() -> None:
     here = shelved(depth=1)
     here.open(0, PROMPT)

@@ -112,7 +112,7 @@ def test_clear_leaves_records_that_are_held_and_tell_nothing_of_themselves(tmp_p
             list(tend("clear", tmp_path))
         assert (folder / FILE).exists()
     finally:
-        os.close(lock)
+        lock.release()
     assert list(tend("clear", tmp_path)) == ["1 kinds of records removed"]
     assert not folder.exists()
 

@@ -68,6 +68,12 @@ class BadDisk(Disk):
         self._step()
         super().rename(old, new)
 
+    def place(self, old: Path, new: Path) -> None:
+        self._step()
+        os.link(old, new)
+        self._step()
+        os.unlink(old)
+
     def remove(self, path: Path) -> None:
         self._step()
         super().remove(path)
@@ -104,6 +110,9 @@ def killed(store: JournalStore) -> None:
         logs.append(store._compaction._out)
     for one in logs:
         store.logs._close_files(one)
+    if (place := store.logs._place) is not None:
+        os.close(place)
+        store.logs._place = None
 
 
 def zeroed(data: bytearray, rng: Random) -> None:

@@ -55,6 +55,11 @@ def birth(
     ]
 
 
+def unused(store: JournalStore) -> int:
+    """The number of a session that the store does not have yet."""
+    return max(store.sessions.states, default=0) + 1
+
+
 def record_of(number: int) -> SessionRecord:
     return SessionRecord(id=f"sess_{number}", owner=b"me", salt=b"", clock="2025-03-01T00:00:00+00:00")
 

@@ -15,8 +15,9 @@ from msgspec.structs import replace as replaced
 
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StoreHeld, StoreUnusable
 from holdfast.sessions.journal import admin
-from holdfast.sessions.journal.folder import Disk, StoreLock
+from holdfast.sessions.journal.folder import Disk
 from holdfast.sessions.journal.legacy import KEPT, migrate
+from holdfast.sessions.journal.lock import StoreLock
 from holdfast.sessions.journal.logs import LogFolder
 from holdfast.sessions.journal.model_store import open_for
 from holdfast.sessions.journal.records import EventReceived, Origin, append, drop, put
@@ -25,7 +26,7 @@ from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened
 
 from ..session_stage import ask, reciting, run
-from .journal_stage import MODEL, SMALL, birth, folder, record_of, registry_in, store_in
+from .journal_stage import MODEL, SMALL, birth, folder, record_of, registry_in, store_in, unused
 from .test_migration import STORES, kept, said, wanted
 
 COUNT = 5
@@ -98,9 +99,7 @@ def test_a_damaged_journal_is_repaired_and_kept_aside() -> None:
         strike(path, 3, Kind.OPERATION, 0)
         strike(path, 4, Kind.SESSION)
         strike(path, 5, Kind.KEYRING)
-        with_damage = JournalStore.open(path, MODEL, SMALL, write=False)
-        digest = next(one for one, number in with_damage.sessions.handles.items() if number == 5)
-        with_damage.close()
+        digest = bytes([5]) * 32
         lines = list(admin.repair(path))
         told = {line.strip().split(":")[0]: line for line in lines[1:]}
         assert "sess_2: 3 operations are whole, 2 and more are not" in told["cut back"]
@@ -120,7 +119,7 @@ def test_a_damaged_journal_is_repaired_and_kept_aside() -> None:
         for number in (3, 4):
             with pytest.raises(RecordDamaged, match="missing"):
                 store.session(number)
-        assert store.logs.next_session == 7 and store.logs.generation == 2
+        assert store.logs.generation == 2
         store.write(begun(7))
         store.close()
         damage: list[str] = []
@@ -224,7 +223,7 @@ class Overtaken(Disk):
         self.times -= 1
         seen = active.end + 8
         before = super().read(fd, seen, 0)
-        self.server.write(begun(self.server.logs.next_session))
+        self.server.write(begun(unused(self.server)))
         return before + super().read(fd, length - seen, seen)
 
 
@@ -316,7 +315,7 @@ def test_what_a_migration_left_and_what_is_dead_goes() -> None:
         assert KEPT in lines[0] and not (path / KEPT).exists() and "1 sessions" in lines[1]
         assert not any(b"<3-" in data for data in contents(path))
         store = open_for(path, MODEL, SMALL)
-        assert events(store, 6) == whole(6) and not store.mismatches and store.logs.next_session == 7
+        assert events(store, 6) == whole(6) and not store.mismatches
         store.close()
 
 
@@ -468,7 +467,7 @@ def test_tidying_on_a_full_disk_is_refused_with_the_reason(monkeypatch: pytest.M
         create = Disk.create
 
         def no_room(disk: Disk, file: Path) -> int:
-            if file.name == "compacted.log.new":
+            if file.name.startswith("compacted-"):
                 raise OSError(28, "No space left on device")
             return create(disk, file)
 

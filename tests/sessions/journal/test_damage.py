@@ -106,9 +106,9 @@ def test_damage_costs_the_sessions_that_have_records_there(down: bool, damage: D
         with log.open("r+b") as file:
             file.write(after)
             file.truncate(len(after))
-        named: set[int] = set()
         try:
             for _ in range(2):  # and after a restart
+                named: set[int] = set()
                 store = store or JournalStore.open(path, MODEL, NUMBERS)
                 for number in there():
                     try:
@@ -213,9 +213,9 @@ def test_text_that_looks_like_a_record_is_never_taken_for_one() -> None:
             place = store.sessions.place(1, Kind.OPERATION, 0)
             log = files_of(path)[0].read_bytes()
             genuine = log[offset_of(place) : offset_of(place) + store.logs.size(place)]
-            guessed = segment.encoded_record(
-                store.logs.header.sync, 0, 0, 10**6, 2, 7 << 16 | Kind.OPERATION << 8 | 1, 0, b"\x80"
-            )
+            frame = segment.Frame(segment.FORMAT, store.logs.header.sync, 0)
+            word = 7 << 16 | Kind.OPERATION << 8 | 1
+            guessed = segment.encoded_record(frame, 0, 10**6, 2, word, 0, b"\x80")
             forged = (genuine + guessed) * 20
             aligned = [bytes(shift) + forged for shift in range(8)]
             ids = [(b"x" * shift + forged) for shift in range(8)]

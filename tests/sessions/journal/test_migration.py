@@ -59,11 +59,10 @@ def test_a_whole_store_is_moved_and_kept_aside(caplog: pytest.LogCaptureFixture)
             found = with_times.handle(number.to_bytes(32, "big"))
             assert found == (number, b"me")
         assert sorted(state.number for state in with_times.sessions.states.values() if state.kept) == kept()
-        assert with_times.logs.next_session == COUNT + 1 and not with_times.damaged()
+        assert not with_times.damaged()
         used = [state.used for _, state in sorted(with_times.sessions.states.items())]
-        assert used == sorted(used) and used[-1] < 1_800_000_000_000_000, (
-            "when they were used, not when moved"
-        )
+        assert used == sorted(used) and len(set(used)) == len(used), "in the order of their last use"
+        assert used[-1] < COUNT, "their age counts from the move on"
         assert {state.salt for state in with_times.sessions.states.values()} == {b"acme", b"zenith"}
         with_times.close()
         assert (path / KEPT).exists() and not (path / "data.mdb").exists()

@@ -1,0 +1,187 @@
+"""The lock of a folder: one process at a time has it, and can tell when it has it no longer.
+
+Locked are the folder itself, which cannot be removed while it holds files, and a file in it, for file systems
+that lock no folders. A lock belongs to what is open, not to a path: a folder can be renamed, replaced or
+mounted over while a process works in it, a file can be removed. So `FolderLock.lost` compares what is open with
+what the path leads to. Some file systems only seem to lock, such as network file systems in some modes. So the
+process also signs the file with words of its own: if it finds other words there, a later process has taken the
+folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import secrets
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from .errors import FolderHeld
+from .system_limits import explained
+
+log = logging.getLogger(__name__)
+
+SIGNED_BYTES = 192
+POLL_SECONDS = 0.05
+NO_FOLDER_LOCKS = (errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""The system's errors where a file system locks files but no folders, as NFS."""
+
+
+class FolderLock:
+    """The lock of ``folder``, from `acquire` to `release`; ``name``: of the file. The kernel frees it when the
+    process ends, and processes that it started do not inherit it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder = folder.absolute()  # as seen now: the process may go elsewhere
+        self._path = self.folder / name
+        self._place: int | None = None  # the folder
+        self._fd: int | None = None  # the file in it
+        self._keeps_out = False  # the folder is locked, too
+        self._words = b""
+
+    def acquire(self, seconds: float = 0.0) -> FolderLock:
+        """Wait up to ``seconds`` for the lock, sign the file, and return this object. Makes the folder if
+        needed, and lets no other user into it. Raises ``FolderHeld`` naming the holder, or ``OSError``."""
+        until = time.monotonic() + seconds
+        try:
+            make_private(self.folder)
+            self._place = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                self._wait(self._place, until)
+                self._keeps_out = True
+            except OSError as fault:
+                if fault.errno not in NO_FOLDER_LOCKS:
+                    raise
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._wait(self._fd, until)
+            self._sign()
+        except BaseException:
+            self.release()
+            raise
+        return self
+
+    def release(self) -> None:
+        """Free the lock."""
+        for fd in (self._fd, self._place):
+            if fd is not None:
+                os.close(fd)
+        self._fd = self._place = None
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def lost(self) -> str:
+        """Why the folder is not this process's any more, to follow its name in a sentence; "" if it is. Asked
+        between writing and acknowledging: what is acknowledged then was on disk before another process could
+        read the folder.
+
+        A lock file that was removed is made again, unless another process can have had the folder meanwhile.
+        """
+        assert self._place is not None
+        assert self._fd is not None
+        if moved := elsewhere(self.folder, self._place):
+            return moved
+        try:
+            # Opened anew: a network file system looks again then.
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return self._made_again()
+        except OSError as fault:
+            return f"cannot be looked at: {explained(fault, str(self._path))}"
+        try:
+            there, ours = os.fstat(fd), os.fstat(self._fd)
+            same = (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+            words = os.pread(fd, SIGNED_BYTES, 0)
+        except OSError as fault:
+            return f"cannot be looked at: {explained(fault, str(self._path))}"
+        finally:
+            os.close(fd)
+        if same and words == self._words:
+            return ""
+        return f"was taken by {_holder(words)}"
+
+    def _wait(self, fd: int, until: float) -> None:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise FolderHeld(self.folder, self._signed()) from None
+            time.sleep(POLL_SECONDS)
+
+    def _signed(self) -> str:
+        """The name of the process that signed the file."""
+        with suppress(OSError):
+            return _holder(self._path.read_bytes()[:SIGNED_BYTES])
+        return "another process"
+
+    def _sign(self) -> None:
+        """Write this process's name and random words into the file, over what is there, so that it works on a
+        full disk, too. What is read back is what counts."""
+        assert self._fd is not None
+        name = f"process {os.getpid()} on {socket.gethostname()}\n{secrets.token_hex(16)}\n"
+        try:
+            os.pwrite(self._fd, name.encode(errors="replace")[:SIGNED_BYTES].ljust(SIGNED_BYTES), 0)
+        except OSError:
+            os.ftruncate(self._fd, 0)  # the name of an earlier holder would mislead
+        self._words = os.pread(self._fd, SIGNED_BYTES, 0)
+
+    def _made_again(self) -> str:
+        """Make the file again after it was removed. Returns why the folder is lost, or ""."""
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as fault:
+            if self._keeps_out and not isinstance(fault, FileExistsError):  # a full disk
+                return ""
+            return f"has no lock any more, and none can be made: {fault.strerror}"
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            return f"was taken by {self._signed()}"
+        old, self._fd = self._fd, fd
+        if old is not None:
+            os.close(old)
+        self._sign()
+        log.warning("%s was removed, and is made again: leave it there while the server runs", self._path)
+        return ""
+
+
+def elsewhere(path: Path, fd: int) -> str:
+    """What happened to the folder or file that is open as ``fd`` and was at ``path``: "is gone", "was
+    replaced"; "" if it is still there."""
+    try:
+        there = os.stat(path)
+    except OSError:
+        return "is gone"
+    ours = os.fstat(fd)
+    return "" if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino) else "was replaced"
+
+
+def make_private(folder: Path) -> None:
+    """Make the folder if it is not there, and let no other user into it or read its files, as far as this user
+    may change that. Raises ``OSError``."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with os.scandir(folder) as entries:
+        found = [
+            (folder, 0o700),
+            *((Path(one), 0o600) for one in entries if one.is_file(follow_symlinks=False)),
+        ]
+    for path, mode in found:
+        with suppress(FileNotFoundError, PermissionError):  # another user's, such as a mounted volume
+            if path.stat().st_mode & 0o077:
+                path.chmod(mode)
+
+
+def _holder(words: bytes) -> str:
+    """The name of the process that wrote these words into a lock's file."""
+    name = words.decode(errors="replace").split("\n")[0].strip()
+    return f"process {name}" if name.isdigit() else name or "another process"

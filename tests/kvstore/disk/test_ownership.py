@@ -1,0 +1,169 @@
+"""A KV file has one process, whatever was done to its lock or its name, and is for its user's eyes alone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.benchmarks.faults.file_faults import READER
+from holdfast.kvstore.disk import admin
+from holdfast.kvstore.disk.free_pages import free_runs
+from holdfast.kvstore.disk.messages import Drop, encode
+from holdfast.kvstore.disk.payload_offsets import FILE
+from holdfast.kvstore.disk.server import DiskServer
+from holdfast.kvstore.disk.store import RecordStore, StoreLocked
+from holdfast.kvstore.host.slots import SlotMemory, make_memory
+
+from . import test_store
+from .test_store import given, key, opened, payload, read
+
+
+def test_a_removed_lock_file_lets_no_second_process_in(tmp_path: Path) -> None:
+    with closing(opened(tmp_path)) as store:
+        store.put([given(1)])
+        (tmp_path / "holder").unlink()
+        with pytest.raises(StoreLocked):
+            opened(tmp_path)
+        with pytest.raises(StoreLocked):
+            admin.remove(tmp_path.parent)
+        assert read(store, 1)
+
+
+def test_a_file_that_is_linked_into_another_folder_has_one_process(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    with closing(opened(here)) as store:
+        store.put([given(1)])
+        there.mkdir()
+        os.link(here / FILE, there / FILE)
+        with pytest.raises(StoreLocked, match="linked"):
+            opened(there)
+        store.put([given(2)])
+        assert read(store, 1) and read(store, 2)
+    with closing(opened(there)) as other:
+        assert read(other, 1) and read(other, 2)
+        with pytest.raises(StoreLocked):
+            opened(here)
+
+
+def test_a_folder_that_was_renamed_and_replaced_gives_no_wrong_byte(tmp_path: Path) -> None:
+    """Its process goes on in the renamed one, and another has the new one."""
+    path = tmp_path / "kv"
+    with closing(opened(path)) as store:
+        store.put([given(1)])
+        path.rename(tmp_path / "aside")
+        with closing(opened(path)) as other:
+            other.put([given(2)])
+            for number in range(3, 30):
+                store.put([given(number)])
+                assert read(store, number) and read(other, 2)
+            with pytest.raises(StoreLocked):
+                opened(tmp_path / "aside")
+
+
+@contextmanager
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in [folder, *folder.iterdir()]}
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["new", "with wider modes before"])
+def test_files_are_for_their_user_alone(tmp_path: Path, wide: bool) -> None:
+    folder = tmp_path / "kv"
+    with open_umask():
+        if wide:
+            opened(folder).close()
+            (folder / "costs.json").write_text("{}")
+            for path in [folder, *folder.iterdir()]:
+                path.chmod(0o777)
+        with closing(opened(folder)) as store:
+            store.put([given(1)])
+            admin.write_about(folder, test_store.SIZE)
+            found = modes(folder)
+            assert found.pop("kv") == 0o700
+            assert {*found} >= {FILE, "lock.mdb", "holder", admin.ABOUT} and set(found.values()) == {0o600}
+
+
+def holds(folder: Path, number: int) -> bool:
+    return payload(number)[:4096] in (folder / FILE).read_bytes()
+
+
+@pytest.mark.parametrize("how", ["dropped", "superseded", "evicted"])
+@pytest.mark.parametrize("holes", [True, False], ids=["holes", "no holes"])
+def test_the_bytes_of_a_record_that_is_gone_leave_the_file(
+    tmp_path: Path, how: str, holes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not holes:
+        monkeypatch.setattr("holdfast.kvstore.disk.free_pages.punch", unsupported)
+    with closing(opened(tmp_path, budget=4 * test_store.ROOM)) as store:
+        store.put([given(number) for number in range(1, 5)])
+        match how:
+            case "dropped":
+                store.drop([key(1), key(2)])
+            case "superseded":
+                store.put([], [key(1), key(2)])
+            case "evicted":
+                store.put([given(5), given(6)])
+        assert holds(tmp_path, 1) or holds(tmp_path, 2), "LMDB leaves them there"
+        assert store.stained and store.scrub() and not store.stained
+        assert not holds(tmp_path, 1) and not holds(tmp_path, 2)
+        assert read(store, 3) and read(store, 4)
+        store.put([given(9)])
+        assert read(store, 9)
+    with closing(opened(tmp_path)) as store:
+        assert read(store, 9)
+
+
+def test_the_disk_process_erases_what_the_engine_drops(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    memory = SlotMemory(make_memory(2 * 4096 + 4 * (test_store.SIZE + 64)), test_store.SPACE, test_store.SIZE)
+    with closing(opened(tmp_path)) as store, ours, theirs:
+        store.put([given(1), given(2)])
+        server = threading.Thread(target=DiskServer(theirs, memory, store, scrub_seconds=0.0).run)
+        server.start()
+        ours.send(encode(Drop(key(1))))
+        while holds(tmp_path, 1):
+            pass
+        assert holds(tmp_path, 2)
+        ours.shutdown(socket.SHUT_WR)
+        server.join()
+
+
+def unsupported(*_: object) -> None:
+    raise OSError(95, "Operation not supported")
+
+
+def test_nothing_is_erased_under_another_processs_eyes(tmp_path: Path) -> None:
+    with closing(opened(tmp_path)) as store:
+        store.put([given(1), given(2)])
+        store.drop([key(1)])
+        with reader_of(store):
+            assert not store.scrub() and store.stained
+        assert store.scrub()
+        with (tmp_path / FILE).open("rb") as file:
+            assert free_runs(file.fileno())
+
+
+@contextmanager
+def reader_of(store: RecordStore) -> Iterator[None]:
+    """Another process that looks into the file, during the block."""
+    command = [sys.executable, "-c", READER, str(store.folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+        yield
+        reader.kill()

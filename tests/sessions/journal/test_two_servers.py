@@ -1,0 +1,174 @@
+"""Two servers and one store: one of them serves it, whatever was done to locks, folders and files; nothing that
+was acknowledged is lost, and no session has another's records."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.sessions.errors import StorageUnavailable, StoreHeld
+from holdfast.sessions.journal.journal import Journal, JournaledLog
+from holdfast.sessions.journal.records import EventReceived, Keyring
+
+from ..session_stage import run
+from .journal_stage import MODEL, SMALL, folder, record_of
+
+
+def unlocked(patch: pytest.MonkeyPatch) -> None:
+    """A file system on which a lock keeps no server out, as some network file systems are mounted."""
+    patch.setattr(fcntl, "flock", lambda fd, how: None)
+
+
+async def begun(journal: Journal) -> JournaledLog:
+    """A session with one event that was acknowledged."""
+    log = born(journal)
+    log.append(EventReceived(event="first"))
+    await log.sync()
+    return log
+
+
+def born(journal: Journal) -> JournaledLog:
+    log = JournaledLog.begin(journal, record_of(1))
+    log.keep_handles(Keyring(fresh=(log.number.to_bytes(32, "big"),)))
+    return log
+
+
+async def refused(journal: Journal) -> StorageUnavailable:
+    """Wait until the journal refuses turns; returns why."""
+    told: asyncio.Future[StorageUnavailable] = asyncio.get_running_loop().create_future()
+    journal.watchers.add(lambda fault: told.done() or told.set_result(fault))
+    return journal.fault or await told
+
+
+async def events(path: Path) -> dict[int, list[str]]:
+    """What the next server finds in each session."""
+    journal = await Journal.open(path, MODEL, SMALL)
+    try:
+        assert not journal.mismatches
+        return await journal.read(
+            lambda store: {
+                number: [operation.event for operation in store.session(number).operations]
+                for number in store.sessions.states
+            }
+        )
+    finally:
+        await journal.aclose()
+
+
+@run
+async def test_a_cleaner_of_stale_locks_lets_no_second_server_in() -> None:
+    with folder() as path:
+        journal = await Journal.open(path, MODEL, SMALL)
+        log = await begun(journal)
+        for _ in range(2):
+            (path / "lock").unlink()
+            with pytest.raises(StoreHeld, match=str(os.getpid())):
+                await Journal.open(path, MODEL, SMALL)
+            log.append(EventReceived(event="more"))
+            await log.sync()
+        await journal.aclose()
+        assert list((await events(path)).values()) == [["first", "more", "more"]]
+
+
+def renamed(path: Path, aside: Path) -> None:
+    path.rename(aside)
+
+
+def replaced(path: Path, aside: Path) -> None:
+    path.rename(aside)
+    shutil.copytree(aside, path)
+
+
+def without_its_journal(path: Path, aside: Path) -> None:
+    aside.mkdir()
+    (path / "journal").rename(aside / "journal")
+    shutil.copytree(aside / "journal", path / "journal")
+
+
+def linked_elsewhere(path: Path, aside: Path) -> None:
+    path.rename(aside)
+    shutil.copytree(aside, path.with_name("another"))
+    path.symlink_to(path.with_name("another"))
+
+
+@pytest.mark.parametrize("how", [renamed, replaced, without_its_journal, linked_elsewhere])
+@run
+async def test_a_store_that_is_not_at_its_path_is_not_written_and_heals(
+    how: Callable[[Path, Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    with folder() as place:
+        path, aside = place / "store", place / "aside"
+        journal = await Journal.open(path, MODEL, SMALL)
+        log = await begun(journal)
+        how(path, aside)
+        log.append(EventReceived(event="unacknowledged"))
+        ticket = log.sync()
+        fault = await refused(journal)
+        assert str(path) in fault.message and not ticket.done()
+        with pytest.raises(StorageUnavailable):
+            await journal.read(lambda store: None)
+        if how is without_its_journal:
+            with pytest.raises(StoreHeld):
+                await events(path)
+            shutil.rmtree(path / "journal")
+            (aside / "journal").rename(path / "journal")
+        else:
+            if path.exists():  # another server may have what is there
+                assert list((await events(path)).values()) == [["first"]]
+            path.unlink() if path.is_symlink() else shutil.rmtree(path, ignore_errors=True)
+            aside.rename(path)
+        await ticket
+        assert journal.fault is None
+        await journal.aclose()
+        assert list((await events(path)).values()) == [["first", "unacknowledged"]]
+        said = [line for line in caplog.messages if "turns are refused" in line]
+        assert len(said) == 1, "one line"
+
+
+@run
+async def test_an_idle_server_notices_that_its_store_was_replaced() -> None:
+    with folder() as place:
+        path = place / "store"
+        journal = await Journal.open(path, MODEL, SMALL)
+        await begun(journal)
+        replaced(path, place / "aside")
+        assert str(path) in (await refused(journal)).message
+        await journal.aclose()
+
+
+@run
+async def test_without_locks_the_last_server_has_the_store_and_the_first_acknowledges_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unlocked(monkeypatch)
+    with folder() as path:
+        first = await Journal.open(path, MODEL, SMALL)
+        shared = await begun(first)
+        second = await Journal.open(path, MODEL, SMALL)
+        shared.append(EventReceived(event="of the first"))
+        own = born(first)
+        own.append(EventReceived(event="of the first alone"))
+        tickets = [shared.sync(), own.sync()]
+        log = JournaledLog(second, shared.number, 1)
+        log.append(EventReceived(event="of the second"))
+        other = born(second)
+        other.append(EventReceived(event="of the second alone"))
+        await other.sync()
+        assert "process" in (await refused(first)).message
+        await first.aclose()
+        for ticket in tickets:
+            with pytest.raises(StorageUnavailable):
+                ticket.result()
+        await second.aclose()
+        found = await events(path)
+        assert found == {
+            shared.number: ["first", "of the second"],
+            other.number: ["of the second alone"],
+        }, "and nothing of what was never acknowledged"
+        assert own.number != other.number, "two servers never give two sessions one number"
