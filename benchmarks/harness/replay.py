@@ -153,6 +153,8 @@ class InlineDisk:
         """Drop a record when the next ones are stored."""
         self._superseded.append(key)
 
+    drop = supersede
+
     def poll(self, now: float) -> None:
         """Do all requests that were begun."""
         memory = self._host.memory

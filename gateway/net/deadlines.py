@@ -80,9 +80,10 @@ class TimedConnection(Protocol):
 
 
 class Deadline:
-    """The deadline of one connection. ``sock``: its socket, if there is one."""
+    """The deadline of one connection. ``sock``: its socket, if there is one. ``ended``: the connection is
+    gone, and nothing more is counted."""
 
-    __slots__ = ("_all", "_connection", "due", "held", "sock", "stage")
+    __slots__ = ("_all", "_connection", "due", "ended", "held", "sock", "stage")
 
     def __init__(self, deadlines: Deadlines, sock: socket.socket | None) -> None:
         self.sock = sock
@@ -90,6 +91,7 @@ class Deadline:
         self.due = 0.0
         self._all = deadlines
         self._connection: TimedConnection | None = None
+        self.ended = False
         self.held = 0
         """Bytes that are kept for the connection: what was unsent when the stage began, and what has come of a
         head."""
@@ -100,8 +102,9 @@ class Deadline:
 
     def enter(self, stage: ConnectionStage) -> None:
         """The connection does something else: the time of this stage begins."""
-        unsent = 0 if self._connection is None else _unsent(self._connection.transport)
-        self._all.enter(self, stage, unsent)
+        if not self.ended:
+            unsent = 0 if self._connection is None else _unsent(self._connection.transport)
+            self._all.enter(self, stage, unsent)
 
     def hold(self, size: int) -> None:
         """So many bytes more are kept of a head."""
@@ -110,12 +113,14 @@ class Deadline:
     def end(self) -> None:
         """The connection is gone."""
         self._all.forget(self)
+        self.ended, self._connection = True, None
 
     def cut(self) -> None:
         """End the connection at once. What is unsent is lost."""
+        connection = self._connection
         self.end()
-        if self._connection is not None:
-            self._connection.transport.abort()
+        if connection is not None:
+            connection.transport.abort()
         if self.sock is not None:  # for TLS, of which asyncio aborts no handshake and no second close
             with suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)
