@@ -463,8 +463,9 @@ class LogFolder:
         one.end = min(size, self._ends.get(one.number, size))
         if self._believing and index is not None and index.sealed == one.end:
             return self._known(one, index.entries, np.zeros(len(index.entries), bool), index.extras)
-        data = self.disk.readable(one.fd, one.end)
-        if not write:
+        if write:
+            data = self.disk.readable(one.fd, one.end)
+        else:
             index, data = self._read_beside(one)
             one.end = len(data)
         entries, hits, extras, clean = self._scanned(one, data, index)
