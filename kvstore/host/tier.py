@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from ..errors import LeakFound
 from ..quotas import FairOrder
-from ..slices import sliced
+from ..slices import SLICE, sliced
 from .slots import SlotMemory, SlotState
 
 AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
@@ -337,17 +337,26 @@ class HostTier:
     def audit_in_slices(self) -> Iterator[None]:
         """Audit, a slice of bounded size at a time: yields between two slices, and the tier may change
         meanwhile. Raises `LeakFound`."""
+        states, known = self.memory.directory["state"], self._key_of.keys()
+        for part in sliced(range(self.memory.slots), 16 * SLICE):
+            if states[part[0] : part[-1] + 1].any() or not known.isdisjoint(part):
+                yield from self._compare(part)
+            yield
+        yield from self._compare([*self._filling, *self._readers])
+        kept = sum(slot not in self._order for slot in self._readers)  # these keep their places
+        counted = len(self._free) + len(self._order) + len(self._filling) + kept
+        if counted != self.memory.slots:
+            raise LeakFound(f"host tier: {counted} of {self.memory.slots} slots counted")
+
+    def _compare(self, slots: list[int]) -> Iterator[None]:
         states = self.memory.directory["state"]
-        for part in sliced(range(self.memory.slots)):
-            pairs = zip(part, states[part[0] : part[-1] + 1].tolist(), strict=True)
+        for part in sliced(slots):
+            pairs = zip(part, states[part].tolist(), strict=True)
             wrong = [
                 slot for slot, state in pairs if state != self._state_of(slot) or not self._is_known(slot)
             ]
-            kept = sum(slot not in self._order for slot in self._readers)  # these keep their places
-            counted = len(self._free) + len(self._order) + len(self._filling) + kept
-            if wrong or counted != self.memory.slots:
-                slots = self.memory.slots
-                raise LeakFound(f"host tier: {counted} of {slots} slots counted, wrong {wrong[:8]}")
+            if wrong:
+                raise LeakFound(f"host tier: the directory differs in {len(wrong)} slots, wrong {wrong[:8]}")
             yield
 
     def _state_of(self, slot: int) -> SlotState:
