@@ -19,7 +19,7 @@ sequences. One thread uses it.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import chain
 from typing import NamedTuple, TypeAlias
@@ -480,19 +480,17 @@ class BlockPool:
             yield
         seen: Counter[int] = Counter()
         wrong: dict[str, list[int]] = defaultdict(list)
-        groups: tuple[tuple[str, Iterable[int]], ...] = (
-            ("free", self._free),
-            ("held", references),
-            ("fenced", self._fenced),
-            ("cached", chain(self._cached.unleased(), self._cached.leased())),
+        sealed, cached = self.index.holds, chain(self._cached.unleased(), self._cached.leased())
+        groups: tuple[tuple[Iterable[int], str, Callable[[int], bool]], ...] = (
+            (self._free, "free with a key", sealed),
+            (references, "held without a reference", lambda block: references[block] < 1),
+            (self._fenced, "fenced with no step in flight", lambda _: not self._in_flight),
+            (cached, "cached without a key", lambda block: not sealed(block)),
         )
-        for state, blocks in groups:
+        for blocks, fault, is_faulty in groups:
             for part in sliced(blocks):
                 seen.update(part)
-                for block in part:
-                    fault = self._fault_of(block, state, references.get(block, 0))
-                    if fault:
-                        wrong[fault].append(block)
+                wrong[fault] += filter(is_faulty, part)
                 yield
         for part in sliced(seen):
             wrong["in two states"] += (block for block in part if seen[block] > 1)
@@ -503,28 +501,15 @@ class BlockPool:
             yield
         complaints = [f"{what}: {_some(wrong[what])}" for what in COMPLAINTS if wrong[what]]
         for part in sliced(range(self.blocks)) if tables is not None else ():
-            complaints += filter(None, (self._miscounted(block, references, expected) for block in part))
+            differ = (block for block in part if references.get(block, 0) != expected[block])
+            complaints += (self._miscount(block, references, expected) for block in differ)
             yield
         if complaints:
             raise LeakFound("; ".join(complaints))
 
-    def _fault_of(self, block: int, state: str, references: int) -> str:
-        """What is wrong with a block that was found in this state, besides that it may be in two; "" if
-        nothing is."""
-        sealed = self.index.holds(block)
-        faults = {
-            "free": "free with a key" if sealed else "",
-            "held": "held without a reference" if references < 1 else "",
-            "fenced": "" if self._in_flight else "fenced with no step in flight",
-            "cached": "" if sealed else "cached without a key",
-        }
-        return faults[state]
-
-    def _miscounted(self, block: int, references: Mapping[int, int], expected: Mapping[int, int]) -> str:
-        ours, theirs = references.get(block, 0), expected.get(block, 0)
-        if ours == theirs:
-            return ""
+    def _miscount(self, block: int, references: Mapping[int, int], expected: Mapping[int, int]) -> str:
         tags = f" by {self.owners.of(block)}" if self.owners is not None else ""
+        ours, theirs = references.get(block, 0), expected.get(block, 0)
         return f"block {block} is held {ours} times{tags}, {theirs} accounted for"
 
     def _check_found(self, neither: BlockArray) -> None:
