@@ -277,8 +277,9 @@ def prefill_of(ask: Ask) -> Ask:
 
 
 def summary_ask(transcript: Transcript, bounds: RequestBounds, defaults: Mapping[str, Any]) -> Ask:
-    """The turn that summarises a conversation. It does not join the conversation. ``bounds``: what the model
-    allows; ``defaults``: the model's sampling parameters. Raises what `TurnRequest.checked` raises."""
+    """The turn that summarises a conversation. It does not join the conversation, and the journal keeps nothing
+    of it: no client could delete that. ``bounds``: what the model allows; ``defaults``: the model's sampling
+    parameters. Raises what `TurnRequest.checked` raises."""
     wish = Message(id=new_id("item"), role="user", text=SUMMARY_REQUEST)
     request = TurnRequest.checked(
         **defaults,
@@ -289,7 +290,7 @@ def summary_ask(transcript: Transcript, bounds: RequestBounds, defaults: Mapping
         out_of_band=True,
         more=[wish],
     )
-    return Ask(transcript, request, whole_calls=True)
+    return Ask(transcript, request, whole_calls=True, kept=False)
 
 
 def response_of(

@@ -592,8 +592,9 @@ class JournaledLog(SessionLog):
         self._journal.leave(self.number, self._salt)
 
     def forget(self) -> None:
-        """Queue the mark that the session is forgotten; the journal then drops its records. Call it last."""
-        self._journal.put([records.drop(self.number)])
+        """Queue the mark that the session is forgotten; its records leave the logs soon, since no client could
+        delete it. Call it last."""
+        self._journal.put([records.drop(self.number, deleted=True)])
 
     def _queue(self, record: Fresh) -> None:
         if not self._closed:

@@ -83,6 +83,20 @@ async def test_what_later_responses_go_on_from_stays_until_they_are_deleted(tmp_
         await gone_from(tmp_path, SECRET)
 
 
+async def test_no_summary_of_a_conversation_keeps_its_text(tmp_path: Path) -> None:
+    """A summary is no stored object, so no client could delete what it keeps."""
+    async with staged(tmp_path, link=told("Thanks.", "Yes.", "Hm.", "Hm."), journal=AT_ONCE) as stage:
+        first = await stage.create(SECRET)
+        second = await stage.create("Do you know it?", previous_response_id=first["id"])
+        for body in ({"previous_response_id": first["id"]}, {"input": f"Then: {SECRET}"}):
+            answer = await stage.ask("POST", "/v1/responses/compact", {"model": "fake", **body})
+            assert answer.status == 200, answer.body
+        assert not holds(tmp_path, f"Then: {SECRET}")
+        for one in (first, second):
+            await deleted(stage, f"/v1/responses/{one['id']}")
+        await gone_from(tmp_path, SECRET)
+
+
 @pytest.mark.parametrize("dies", [False, True], ids=["in the same server", "in the next one"])
 async def test_a_deleted_conversation_leaves_logs_in_which_little_is_dead(tmp_path: Path, dies: bool) -> None:
     late = JournalSettings(reserve_bytes=0)
