@@ -61,7 +61,12 @@ class Forks:
         try:
             for config in configs:
                 fork = _begun_like(record, config, session.log.position())
-                fork = msgspec.structs.replace(fork, parent=session_id, root=root_of(record))
+                fork = msgspec.structs.replace(
+                    fork,
+                    parent=session_id,
+                    root=root_of(record),
+                    tree=record.tree if record.root else fork.origin,
+                )
                 children.append(registry.open(fork, history, operations, session.heir()))
                 tree.forked(fork.id)
             await session.lend(children, history.head)
@@ -217,5 +222,5 @@ class Forks:
 def _begun_like(record: SessionRecord, config: bytes, origin: Origin | None) -> SessionRecord:
     """The record of a new session that begins like the one of ``record``, in a fork tree of its own."""
     return msgspec.structs.replace(
-        record, id=new_id("sess"), config=config, origin=origin, name="", parent="", root=""
+        record, id=new_id("sess"), config=config, origin=origin, name="", parent="", root="", tree=None
     )

@@ -309,7 +309,8 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``owner``: the digest of the API key that made it. ``salt``: its tenant's. ``clock``: the date that the chat
     template shows (ISO 8601). ``config``: the gateway's configuration when it began, as bytes. ``origin``: for
     a fork, the operations of another session that its own follow. ``name``: set by the client. ``parent``: the
-    id of the session it was forked from; ``root``: the id of the first session of its fork tree.
+    id of the session it was forked from; ``root``: the id of the first session of its fork tree; ``tree``: a
+    place in that one's operations, for its number (None also in records of earlier versions).
     """
 
     id: str
@@ -321,6 +322,7 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     parent: str = ""
     root: str = ""
+    tree: Origin | None = None
     deleted: bool = False
     """A client has deleted it while it was in use: it is forgotten when it is not any more, by the next server
     at the latest."""
@@ -364,18 +366,23 @@ def extra_of(kind: int, payload: bytes) -> bytes:
 
 def session_extra(record: SessionRecord) -> bytes:
     """What the index has of a session's record: MessagePack of (salt, low half of the number of the origin
-    session or `NOWHERE`, its number of operations, the high half, whether a client has deleted the session)."""
+    session or `NOWHERE`, its number of operations, the high half, whether a client has deleted the session, the
+    number of the first session of its fork tree in low and high half: 0 if it is that one, None if unknown)."""
     origin = record.origin or Origin(session=NOWHERE, operations=0)
-    told = (record.salt, origin.session, origin.operations, origin.high, record.deleted)
+    first = record.tree or Origin(session=0, operations=0)
+    low = None if record.root and record.tree is None else first.session
+    told = (record.salt, origin.session, origin.operations, origin.high, record.deleted, low, first.high)
     return msgspec.msgpack.encode(told)
 
 
-def told_in(extra: bytes) -> tuple[bytes, tuple[int, int] | None, bool]:
+def told_in(extra: bytes) -> tuple[bytes, tuple[int, int] | None, bool, int | None]:
     """What `session_extra` has encoded: the tenant's salt, for a fork the number of the session that it was
-    forked from and how many operations it has of it, and whether a client has deleted it. Format 3 had fewer
-    parts."""
-    salt, low, operations, high, deleted = (*msgspec.msgpack.decode(extra), 0, False)[:5]
-    return salt, None if low == NOWHERE else (high << HIGH | low, operations), deleted
+    forked from and how many operations it has of it, whether a client has deleted it, and the number of the
+    first session of its fork tree (0: it is that one; None: unknown). Earlier versions had fewer parts."""
+    told = msgspec.msgpack.decode(extra)
+    salt, low, operations, high, deleted, first, above = (*told, *(0, False, None, 0)[len(told) - 3 :])
+    origin = None if low == NOWHERE else (high << HIGH | low, operations)
+    return salt, origin, deleted, None if first is None else above << HIGH | first
 
 
 def put(number: int, record: SessionRecord | Keyring) -> Fresh:

@@ -45,8 +45,9 @@ class SessionState:
     ``used``: when it was last written (microseconds of the store's clock), by the record with the sequence
     number ``last``. ``origin``: for a fork, the number of the other session with which it begins, and how many
     of that one's operations. ``deleted``: a client has deleted it. ``forks``: the numbers of the sessions that
-    were forked from it directly. ``keys``: the first `KEY_BYTES` of each digest of its keyring, joined.
-    ``counted``: its bytes in the sum of its tenant. ``row``: stands for it in the `DigestTable`.
+    were forked from it directly and need its operations, as no snapshot of theirs replaces these. ``keys``: the
+    first `KEY_BYTES` of each digest of its keyring, joined. ``counted``: its bytes in the sum of its tenant.
+    ``row``: stands for it in the `DigestTable`.
     """
 
     number: int

@@ -51,6 +51,8 @@ class Sessions:
         self.handles = DigestTable(self.states)
         self.torn: dict[int, bytes] = {}
         """The digests, joined, of keyrings that were found damaged at the start, by session."""
+        self.trees: dict[int, int] = {}
+        """Of each fork in a fork tree, the number of the tree's first session."""
         self._struck: set[int] = set()  # sessions that lacked records when the index was built
         self._removals: dict[int, int] = {}  # the last operation that removed items, as the index was built
         self._size = size
@@ -70,6 +72,8 @@ class Sessions:
         state = self._apply(record.kind, record.session, record.index, place, record.extra)
         if record.kind != Kind.KEYRING:  # resuming a session alone does not count as use
             state.last, state.used = sequence, moment
+        if record.kind == Kind.SNAPSHOT and state.origin is not None:
+            return self._erase(state.origin[0])
         return []
 
     def _apply(self, kind: int, number: int, index: int, place: int, extra: bytes) -> SessionState:
@@ -126,6 +130,12 @@ class Sessions:
         state.first, state.snapshot = index, True
         state.base = self._size(place)
         state.grown = sum(map(self._size, state.operations[1:]))
+        self._unlink(state)
+
+    def _unlink(self, state: SessionState) -> None:
+        """Note that this fork does not need the operations of the session that it was forked from."""
+        if state.origin is not None and state.origin[0] in self.states:
+            self.states.edit(state.origin[0]).forks.discard(state.number)
 
     def _born(self, state: SessionState, place: int, extra: bytes) -> SessionState:
         if not state.kept:  # the number is another session's now
@@ -136,9 +146,15 @@ class Sessions:
         self._kill(state.record)
         state.record = place
         if extra:
-            state.salt, state.origin, state.deleted = told_in(extra)
-            if state.origin is not None and state.origin[0] in self.states:
-                self.states.edit(state.origin[0]).forks.add(state.number)
+            state.salt, state.origin, state.deleted, first = told_in(extra)
+            if state.origin is not None:
+                origin = state.origin[0]
+                if first is None:  # an earlier version wrote it
+                    first = self.trees.get(origin, origin)
+                if origin in self.states and not state.snapshot:
+                    self.states.edit(origin).forks.add(state.number)
+            if first:
+                self.trees[state.number] = first
         return state
 
     def _kill(self, place: int) -> None:
@@ -164,17 +180,19 @@ class Sessions:
                 self._kill(place)
             self.handles.leave(state.row)
             del self.states[number]
+            self.trees.pop(number, None)
             erased.append(state)
-            if state.origin is None or state.origin[0] not in self.states:
+            if state.origin is None:
                 break
-            self.states.edit(state.origin[0]).forks.discard(number)
+            self._unlink(state)
             number = state.origin[0]
         return erased
 
     def load(self, parts: list[LoadedLog], loaded: Callable[[SessionState], None]) -> list[int]:
         """Build the index from the records of all logs, at the start. Empties the list ``parts``, to save
         memory. ``loaded`` is called with the state of each session, also of those that are not needed any more.
-        Returns the numbers of the sessions that a client has deleted and that no fork needs."""
+        Returns the numbers of the sessions that a client has deleted; those that a fork needs are in the index
+        still."""
         entries = np.concatenate([np.empty(0, ENTRY), *(part.entries for part in parts)])
         places = np.concatenate([np.empty(0, "<u8"), *(part.places for part in parts)])
         listed = [extra for part in parts for extra in _in_order(part)]
@@ -189,6 +207,8 @@ class Sessions:
         deleted = []
         for number in [number for number in self.states if not self.states.keeps(number)]:
             deleted += [state.number for state in self._erase(number) if state.deleted]
+            if number in self.states and self.states[number].deleted:
+                deleted.append(number)
             self.states.rest()
         self._struck &= self.states.keys()
         return deleted
@@ -241,6 +261,8 @@ class Sessions:
             state = self.states.edit(begun)
             loaded(state)
             lacks = state.record == MISSING or HIT in (state.record, state.ring)
+            if state.origin is not None and not state.snapshot:
+                lacks = lacks or state.origin[0] not in self.states
             if lacks or HIT in state.operations or MISSING in state.operations:
                 self._struck.add(begun)
             self.states.rest()
@@ -273,12 +295,18 @@ class Sessions:
         return sizes
 
     def forked(self, number: int) -> bool:
-        """Whether the index has a session that was forked directly from this one; a forgotten fork counts as
-        long as it is in the index."""
+        """Whether a session that was forked directly from this one needs its operations; a forgotten fork
+        counts as long as it is in the index."""
         return number in self.states and bool(self.states[number].forks)
 
+    def outlasts(self, number: int) -> bool:
+        """Whether a session has operations that some of the forks which need it do not have."""
+        state = self.states[number]
+        origins = (self.states[one].origin for one in state.forks)
+        return any(origin is not None and origin[1] < state.count for origin in origins)
+
     def descendants(self, *numbers: int) -> set[int]:
-        """The forks of these sessions, their forks, and so on."""
+        """The forks that need the operations of these sessions, the forks that need theirs, and so on."""
         found: set[int] = set()
         waiting = list(numbers)
         while waiting:
@@ -290,10 +318,9 @@ class Sessions:
 
     def fork_tree(self, number: int) -> list[int]:
         """The numbers of all kept sessions of this one's fork tree."""
-        while (state := self.states.get(number)) is not None and state.origin is not None:
-            number = state.origin[0]
-        found = {number} & self.states.keys() | self.descendants(number)
-        return sorted(one for one in found if self.states[one].kept)
+        first = self.trees.get(number, number)
+        found = {first, number, *(one for one, its in self.trees.items() if its == first)}
+        return sorted(filter(self.states.keeps, found))
 
     def _known(self, number: int) -> SessionState:
         state = self.states.get(number)

@@ -57,11 +57,11 @@ FORGOTTEN = {
 
 @dataclass(slots=True)
 class _Removal:
-    """Items were removed from a session, the last time by the operation with this ``index``. ``since``: the
-    first time; ``looked``: when it was last tried to replace them by a snapshot. Both by the monotonic
-    clock."""
+    """Items were removed from a session, the last time by the operation with this ``index``; -1: it is deleted,
+    or a fork of one with removed text, which stays until the fork has a snapshot. ``since``: the first time;
+    ``looked``: when it was last tried to replace them by a snapshot. Both by the monotonic clock."""
 
-    index: int = 0
+    index: int = -1
     since: float = field(default_factory=time.monotonic)
     looked: float = field(default_factory=time.monotonic)
 
@@ -274,12 +274,13 @@ class JournalStore:
                     changed[number].deleted |= bool(one.flags & segment.ERASED)
                 self._damaged.discard(number)
                 self._declined.pop(number, None)
-                self._removals.pop(number, None)
                 self.long.discard(number)
             else:
                 logs[slot_of(place)].live += segment.padded(len(one.payload))
             erased += self.sessions.apply(one, place, sequence, moment)
             self._note_removal(one)
+            if one.kind == Kind.DROP and number in states:  # its forks need it
+                self._note_pinned(number)
             if one.kind not in (Kind.DROP, Kind.KEYRING):
                 changed[number] = states.edit(number)
             elif one.kind == Kind.KEYRING and number not in changed:
@@ -290,9 +291,17 @@ class JournalStore:
                 self.long.add(state.number)
         for state in erased:
             self.retention.count(state, 0)
-            if state.deleted:  # while its forks needed it, it stayed
-                self._mark([one for one in self.logs.logs.values() if one.has(state.number)])
+            removal = self._removals.pop(state.number, None)
+            if state.deleted or removal is not None:  # while its forks needed it, it stayed
+                since = None if removal is None else removal.since
+                self._mark([one for one in self.logs.logs.values() if one.has(state.number)], since)
         states.rest()
+
+    def _note_pinned(self, number: int) -> None:
+        """Remember this forgotten session if a client has deleted it and its forks do not have all of its
+        text: they are condensed then, and do not need it any more."""
+        if self.sessions.states[number].deleted and self.sessions.outlasts(number):
+            self._removals.setdefault(number, _Removal())
 
     def _note_removal(self, one: Fresh) -> None:
         """Remember that this operation removed items from its session; or that a snapshot has taken its place,
@@ -303,6 +312,8 @@ class JournalStore:
         removal = self._removals.get(one.session)
         if removal is not None and one.kind == Kind.SNAPSHOT and removal.index <= one.index:
             del self._removals[one.session]
+            if removal.index < 0:
+                return
             self._mark([log for log in self.logs.logs.values() if log.has(one.session)], removal.since)
 
     def _size(self, state: SessionState) -> int:
@@ -346,7 +357,11 @@ class JournalStore:
         if state is None:
             return False
         self._declined[number] = len(state.operations)
-        if state.record == MISSING or self.sessions.forked(number):
+        if self.sessions.forked(number):
+            if removal is not None:
+                self._hurry_forks(number, removal.since)
+            return False
+        if state.record == MISSING:
             return False
         operations = self._operations(state)
         inherited = len(operations) - len(state.operations)
@@ -356,6 +371,15 @@ class JournalStore:
         del self._declined[number]
         self.write([append(number, state.first + count - inherited - 1, snapshot)])
         return True
+
+    def _hurry_forks(self, number: int, since: float) -> None:
+        """Let the forks that need this session's operations be condensed next, the last begun first: none can
+        be before its own forks are. ``since``: when text was removed from the session."""
+        forks = sorted(filter(self.sessions.states.keeps, self.sessions.descendants(number)), reverse=True)
+        first = {one: self._removals.pop(one, None) or _Removal(since=since) for one in forks}
+        for removal in first.values():
+            removal.looked = since
+        self._removals = {**first, **self._removals}
 
     def free_bytes(self) -> int | None:
         """Bytes of the disk that the journal can still have: the free ones, and those of its reserve. None if
@@ -670,9 +694,13 @@ class JournalStore:
                 used.append((state.used, state.last, state.number))
 
         deleted = self.sessions.load(parts, loaded)
-        self._mark(one for one in self.logs.logs.values() if any(map(one.has, deleted)))
+        pinned = [number for number in deleted if number in self.sessions.states]
+        gone = set(deleted).difference(pinned)
+        self._mark(one for one in self.logs.logs.values() if any(map(one.has, gone)))
         for number, index in self.sessions.removals():
             self._removals[number] = _Removal(index)
+        for number in pinned:
+            self._note_pinned(number)
         for _, _, number in sorted(used):  # the order in which retention forgets them
             if number in self.sessions.states:
                 self.retention.enter(self.sessions.states[number])

@@ -143,7 +143,7 @@ async def test_the_parent_of_a_fork_can_be_forgotten_first() -> None:
 
 @run
 async def test_long_sessions_are_condensed_and_forks_of_them_come_back() -> None:
-    """What forks follow on stays as it is; a fork's own record of many has its origin's past in it."""
+    """What forks follow on stays as it is, until they have records of many with their origin's past in them."""
     with folder() as path:
         words = [f"word {number}" for number in range(24)]
         async with registry_in(path, reciting(*words), snapshot_operations=2) as registry:
@@ -165,7 +165,7 @@ async def test_long_sessions_are_condensed_and_forks_of_them_come_back() -> None
                 [type(op) for op in store.session(number).operations]
                 for number in sorted(store.sessions.states)
             ]
-        assert kinds[2][0] is SessionSnapshot and len(kinds[2]) < len(kinds[1]), "the last has no forks"
+        assert kinds[2][0] is SessionSnapshot, "the last has no forks"
         async with registry_in(path, reciting()) as registry:
             for handle, want in zip(handles, wanted, strict=True):
                 again = (await back(registry, handle)).session

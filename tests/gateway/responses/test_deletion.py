@@ -83,6 +83,26 @@ async def test_what_later_responses_go_on_from_stays_until_they_are_deleted(tmp_
         await gone_from(tmp_path, SECRET)
 
 
+@pytest.mark.parametrize("dies", [False, True], ids=["in the same server", "in the next one"])
+async def test_a_response_that_goes_on_from_an_earlier_one_does_not_keep_what_it_never_had(
+    tmp_path: Path, dies: bool
+) -> None:
+    late = JournalSettings(reserve_bytes=0)
+    link = told("Hello.", "Thanks.", "Fine.")
+    async with staged(tmp_path, link=link, journal=late if dies else AT_ONCE) as stage:
+        first = await stage.create("Hi.")
+        second = await stage.create(SECRET, previous_response_id=first["id"])
+        third = await stage.create("How are you?", previous_response_id=first["id"])
+        await deleted(stage, f"/v1/responses/{second['id']}")
+        if not dies:
+            await gone_from(tmp_path, SECRET)
+    async with staged(tmp_path, link=told("Good."), journal=AT_ONCE) as stage:
+        await gone_from(tmp_path, SECRET)
+        fourth = await stage.create("And now?", previous_response_id=third["id"])
+        listed = await stage.ask("GET", f"/v1/responses/{fourth['id']}/input_items")
+        assert all(text in listed.body.decode() for text in ("Hi.", "Hello.", "How are you?", "Fine."))
+
+
 async def test_no_summary_of_a_conversation_keeps_its_text(tmp_path: Path) -> None:
     """A summary is no stored object, so no client could delete what it keeps."""
     async with staged(tmp_path, link=told("Thanks.", "Yes.", "Hm.", "Hm."), journal=AT_ONCE) as stage:

@@ -14,11 +14,19 @@ from random import Random
 import pytest
 from msgspec.structs import replace as replaced
 
-from holdfast.sessions.conversation.items import Message
+from holdfast.sessions.conversation.items import Message, Preamble
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StorageUnavailable
 from holdfast.sessions.journal import admin, segment
 from holdfast.sessions.journal.folder import Disk
-from holdfast.sessions.journal.records import EventReceived, Inserted, Origin, append, drop, put
+from holdfast.sessions.journal.records import (
+    EventReceived,
+    Inserted,
+    Origin,
+    SessionSnapshot,
+    append,
+    drop,
+    put,
+)
 from holdfast.sessions.journal.segment import LOG_START, Kind, offset_of, slot_of
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened
@@ -271,7 +279,7 @@ def test_a_damaged_session_is_left_out_of_the_fork_tree() -> None:
         with store_in(path) as store:
             store.write(birth(1))
             for number in (2, 3):
-                record = replaced(record_of(number), origin=Origin(session=1, operations=0))
+                record = replaced(record_of(number), origin=Origin.of(1, 0), tree=Origin.of(1, 0))
                 store.write([put(number, record), *birth(number)[1:]])
             place = store.sessions.place(2, Kind.SESSION, 0)
         (log,) = files_of(path)
@@ -283,6 +291,38 @@ def test_a_damaged_session_is_left_out_of_the_fork_tree() -> None:
                 assert [one for one, _ in store.fork_tree(number)] == [1, 3]
             with pytest.raises(RecordDamaged):
                 store.fork_tree(2)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["damaged", "absent"])
+def test_a_fork_with_a_damaged_snapshot_is_damaged_like_any_session(lost: bool) -> None:
+    """The session that it was forked from is gone: it was not needed any more."""
+    with folder() as path:
+        with store_in(path, replace(SMALL, erase_seconds=0.0)) as store:
+            store.write([*birth(1), *(append(1, at, EventReceived(event=f"{at}")) for at in range(2))])
+            store.write([*birth(2, origin=Origin.of(1, 2)), append(2, 0, EventReceived(event="own"))])
+            store.erase([1], deleted=True)
+            store.logs.roll()
+            snapshot = SessionSnapshot(preamble=Preamble(), rendered=Preamble())
+            assert store.condense(2, lambda operations: (len(operations), snapshot))
+            place = store.sessions.place(2, Kind.SNAPSHOT, 0)
+            log = store.logs.logs[slot_of(place)].path
+            store.logs.roll()
+            while store.wants_compaction and store.compact():
+                pass
+            assert log.exists() and store.session(2).operations == (snapshot,)
+            assert not any(one.has(1) for one in store.logs.logs.values())
+        if lost:
+            log.unlink()
+            log.with_suffix(".index").unlink()
+        else:
+            data = bytearray(log.read_bytes())
+            data[offset_of(place) + 50] ^= 1
+            log.write_bytes(data)
+        with store_in(path) as store:
+            assert store.damaged() == [2] * lost, "what an index does not tell is found when it is read"
+            with pytest.raises(RecordDamaged):
+                store.session(2)
+            assert store.damaged() == [2]
 
 
 def test_damage_is_remembered_when_its_log_is_rewritten() -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from holdfast.sessions.conversation.items import Preamble
 from holdfast.sessions.errors import StorageUnavailable
 from holdfast.sessions.journal.folder import Disk
 from holdfast.sessions.journal.logs import LogFolder
-from holdfast.sessions.journal.records import EventReceived, append
+from holdfast.sessions.journal.records import AnyOperation, EventReceived, Origin, SessionSnapshot, append
 from holdfast.sessions.journal.store import JournalStore
 
 from .bad_disks import killed
@@ -68,6 +70,69 @@ def test_what_retention_forgets_hurries_nothing() -> None:
         before = {one.name for one in path.rglob("*.log")}
         tidied(store)
         assert {one.name for one in path.rglob("*.log")} == before
+
+
+def condensed(store: JournalStore) -> None:
+    """Let the store's sessions be condensed as long as it wants that."""
+
+    def snapshot(operations: Sequence[AnyOperation]) -> tuple[int, AnyOperation]:
+        return len(operations), SessionSnapshot(preamble=Preamble(), rendered=Preamble())
+
+    waits: list[int] = []
+    while (number := store.overlong) is not None and waits.count(number) < 3:
+        waits.append(number)
+        store.condense(number, snapshot)
+
+
+@pytest.mark.parametrize("dies", ["never", "before the snapshots", "after the snapshots"])
+def test_a_chain_of_forks_lets_go_what_only_its_first_session_had(dies: str) -> None:
+    with folder() as path:
+        store = JournalStore.open(path, MODEL, AT_ONCE)
+        store.write([*birth(1), append(1, 0, EventReceived(event="shared "))])
+        for number in range(2, 40):
+            origin = Origin.of(number - 1, 1)
+            text = EventReceived(event=f"own {number} ")
+            store.write([*birth(number, origin=origin), append(number, 0, text)])
+        store.write([append(1, 1, EventReceived(event=secret(1)))])
+        store.write([*birth(90, origin=Origin.of(39, 1)), append(90, 0, EventReceived(event="last "))])
+        store.erase([1], deleted=True)
+        store.erase([20])
+        if dies == "before the snapshots":
+            killed(store)
+            store = JournalStore.open(path, MODEL, AT_ONCE)
+        condensed(store)
+        if dies == "after the snapshots":
+            killed(store)
+            store = JournalStore.open(path, MODEL, AT_ONCE)
+        for _ in range(3):
+            tidied(store)
+        assert not holds(path, secret(1))
+        for _ in range(2):
+            assert not store.damaged()
+            kept = [*range(2, 20), *range(21, 40), 90]
+            assert sorted(store.sessions.states) == kept
+            for number in kept:
+                (snapshot,) = store.session(number).operations
+                assert isinstance(snapshot, SessionSnapshot)
+            killed(store)
+            store = JournalStore.open(path, MODEL, AT_ONCE)
+        store.close()
+
+
+def test_forks_that_have_all_of_a_deleted_session_are_not_copied() -> None:
+    """Each copy would be as long as the session."""
+    with folder() as path, store_in(path, AT_ONCE) as store:
+        store.write([*birth(1), append(1, 0, EventReceived(event="shared "))])
+        for number in (2, 3):
+            text = EventReceived(event=f"own {number} ")
+            store.write([*birth(number, origin=Origin.of(1, 1)), append(number, 0, text)])
+        store.erase([1], deleted=True)
+        assert store.overlong is None
+        assert [one.event for one in store.session(3).operations] == ["shared ", "own 3 "]
+        store.erase([2, 3], deleted=True)
+        for _ in range(2):
+            tidied(store)
+        assert not holds(path, "shared ")
 
 
 class SmallDisk(Disk):

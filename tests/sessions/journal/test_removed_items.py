@@ -114,3 +114,40 @@ async def test_a_session_of_which_no_client_was_told_leaves_the_files() -> None:
             assert holds(path, SECRET)
             await registry.discard(session.id)
             await gone_from(path, SECRET)
+
+
+@run
+@pytest.mark.parametrize("dies", [False, True], ids=["in the same server", "in the next one"])
+@pytest.mark.parametrize("how", ["the item", "the session"])
+async def test_a_fork_keeps_nothing_that_came_after_it(how: str, dies: bool) -> None:
+    with folder() as path:
+        late = 3600.0 if dies else 0.0
+        async with registry_in(path, reciting("Hello.", "Thanks."), erase_seconds=late) as registry:
+            session = registry.create()
+            await ask(session, "Hi.")
+            (child,) = await Forks(registry).fork(session.id, [b""])
+            (grandchild,) = await Forks(registry).fork(child.id, [b""])
+            item = say(session, SECRET)
+            await read(session)
+            number, shown = session.log.number, child.history.items()
+            if how == "the item":
+                session.history.delete(item.id)
+            handles = [await left(one) for one in (session, child, grandchild)]
+            if how == "the session":
+                await registry.close(session.id)
+                registry.journal.delete(number)
+            if not dies:
+                await gone_from(path, SECRET)
+        async with registry_in(path, reciting(), erase_seconds=0.0) as registry:
+            await gone_from(path, SECRET)
+        async with registry_in(path, reciting("Still here."), erase_seconds=0.0) as registry:
+            first, *forks = handles
+            found = [await resumed(registry, handle) for handle in forks]
+            assert [one.session.history.items() for one in found] == [shown, shown]
+            assert (await ask(found[1].session, "And now?")).items[0].text == "Still here."
+            tree = await Forks(registry).page(found[1].session.id)
+            parents = [session.id] if how == "the item" else []
+            assert [one.id for one in tree.members] == [*parents, child.id, grandchild.id]
+            if how == "the item":
+                kept = (await resumed(registry, first)).session.history.items()
+                assert [one.text for one in kept] == [*(one.text for one in shown), "Thanks."]
