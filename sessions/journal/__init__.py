@@ -42,6 +42,6 @@ of the session are stained, and ``erase_seconds`` later the log that is being wr
 are rewritten. An item that is removed from a session that goes on is treated alike: a snapshot of the session,
 which has nothing of it, takes the place of the operations before. Operations that forks need stay: so forks get
 such snapshots first where text has to go that they do not have, and need nothing of the other session then. A
-full disk is left the same way. Then logs
-are rewritten in which less is dead, and a file in the store, the reserve, is shortened for what makes room.
+full disk is left the same way. Then logs are rewritten in which less is dead, and a file in the store, the
+reserve, is shortened for what makes room.
 """

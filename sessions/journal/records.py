@@ -379,8 +379,9 @@ def told_in(extra: bytes) -> tuple[bytes, tuple[int, int] | None, bool, int | No
     """What `session_extra` has encoded: the tenant's salt, for a fork the number of the session that it was
     forked from and how many operations it has of it, whether a client has deleted it, and the number of the
     first session of its fork tree (0: it is that one; None: unknown). Earlier versions had fewer parts."""
-    told = msgspec.msgpack.decode(extra)
-    salt, low, operations, high, deleted, first, above = (*told, *(0, False, None, 0)[len(told) - 3 :])
+    told: list[Any] = msgspec.msgpack.decode(extra)
+    told += [0, False, None, 0][len(told) - 3 :]
+    salt, low, operations, high, deleted, first, above = told
     origin = None if low == NOWHERE else (high << HIGH | low, operations)
     return salt, origin, deleted, None if first is None else above << HIGH | first
 

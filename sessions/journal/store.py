@@ -376,7 +376,7 @@ class JournalStore:
         """Let the forks that need this session's operations be condensed next, the last begun first: none can
         be before its own forks are. ``since``: when text was removed from the session."""
         forks = sorted(filter(self.sessions.states.keeps, self.sessions.descendants(number)), reverse=True)
-        first = {one: self._removals.pop(one, None) or _Removal(since=since) for one in forks}
+        first = {one: self._removals.pop(one, _Removal(since=since)) for one in forks}
         for removal in first.values():
             removal.looked = since
         self._removals = {**first, **self._removals}

@@ -40,8 +40,9 @@ def holds(store: Path, text: str) -> list[str]:
 
 
 async def gone_from(store: Path, text: str) -> None:
-    while holds(store, text):
-        await asyncio.to_thread(bool)
+    async with asyncio.timeout(30):  # a service that is never left would hide why
+        while holds(store, text):
+            await asyncio.to_thread(bool)
 
 
 async def conversation(stage: Stage, text: str, items: int = 1) -> str:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 from msgspec.structs import replace as replaced
 
@@ -291,6 +292,22 @@ def test_a_damaged_session_is_left_out_of_the_fork_tree() -> None:
                 assert [one for one, _ in store.fork_tree(number)] == [1, 3]
             with pytest.raises(RecordDamaged):
                 store.fork_tree(2)
+
+
+def test_forks_that_an_earlier_version_wrote_are_in_the_fork_tree() -> None:
+    """Its records do not say which session the tree began with."""
+    with folder() as path:
+        with store_in(path) as store:
+            store.write(birth(1))
+            for number in (2, 3):
+                origin = Origin.of(number - 1, 0)
+                fresh = put(number, replaced(record_of(number), origin=origin, root="sess_1"))
+                earlier = msgspec.msgpack.encode(msgspec.msgpack.decode(fresh.extra)[: 7 - 2 * (number - 1)])
+                store.write([replaced(fresh, extra=earlier), *birth(number)[1:]])
+            assert store.fork_tree(3) == store.fork_tree(1)
+        with store_in(path) as store:
+            for number in (1, 2, 3):
+                assert [one for one, _ in store.fork_tree(number)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["damaged", "absent"])

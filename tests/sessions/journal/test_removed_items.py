@@ -105,7 +105,7 @@ async def test_a_fork_made_before_keeps_what_the_other_session_removes() -> None
 
 @run
 async def test_a_session_of_which_no_client_was_told_leaves_the_files() -> None:
-    """Its first turn failed: nobody could ever delete it."""
+    """Its first turn failed: no client could ever delete it."""
     with folder() as path:
         async with registry_in(path, reciting(), erase_seconds=0.0) as registry:
             session = registry.create()
