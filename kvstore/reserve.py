@@ -80,7 +80,7 @@ class DiskReserve:
 
 
 def held_by(path: Path) -> int:
-    """How many bytes of the disk the file at ``path`` takes; 0 if there is none."""
+    """How many bytes of the disk the file at ``path`` takes; holes do not count. 0 if there is none."""
     try:
         return path.stat().st_blocks * 512
     except OSError:

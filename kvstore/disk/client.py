@@ -23,7 +23,6 @@ from pathlib import Path
 
 from ..host.slots import PAGE
 from ..host.tier import HostTier
-from ..keys import KEY_BYTES
 from ..system_limits import explained
 from . import messages
 from .direct_read import DirectRead, Parts, RecordAt
@@ -33,6 +32,7 @@ DEADLINE = 5.0  # seconds a request may take
 STORES_IN_FLIGHT = 64  # stores at once: their slots cannot be evicted meanwhile
 STORING_SHARE = 8  # and at most one slot in so many
 MOST_SUPERSEDED = 1024
+MOST_ERASED = 1 << 16  # keys that are remembered as erased, the last ones
 PIECES_AT_ONCE = 4  # pieces that one `poll` takes, so that they go on to the device while others come,
 PIECES_A_SECOND = 10_000  # and as many more as may have come during a long step
 OPENING = 60.0  # seconds between two messages of a new process, until it has sent all its keys
@@ -176,8 +176,9 @@ class DiskTier:
         self._storing: set[bytes] = set()
         self._most_storing = max(1, min(STORES_IN_FLIGHT, host.memory.slots // STORING_SHARE))
         self._reads = PendingReads(host)
-        self._superseded: list[bytes] = []
+        self._superseded: dict[bytes, None] = {}  # in order
         self._dropped: list[bytes] = []
+        self._erased: dict[bytes, None] = {}  # the oldest first: no answer of a disk process brings them back
         self._touched: dict[bytes, bool] = {}  # key: counts as used now, else is evicted first
         self._told: set[bytes] = set()  # leased keys that the disk process knows of
         self._refused: list[bytes] = []
@@ -227,12 +228,13 @@ class DiskTier:
         if slot is None or self.room <= 0 or self.stored(key):
             return False
         self._host.hold(slot, used=False)
-        superseded, self._superseded = self._superseded, []
+        superseded, self._superseded = list(self._superseded), {}
         moved, self._touched = self._touched, {}
         touched = [one for one, used in moved.items() if used]
         yielding = [one for one, used in moved.items() if not used]
         tokens, digest = self._host.tokens_of(slot), self._host.memory.entry(slot).digest
         self._storing.add(key)
+        self._erased.pop(key, None)
         ticket = next(self._tickets)
         tenant = self._host.tenant_of(slot)
         leases = self._changed_leases()
@@ -307,13 +309,17 @@ class DiskTier:
         """Forget a record that is on disk or on its way there: here now; the disk process is told to remove
         it with the next `store`. Does nothing if too many such messages wait for that."""
         if self.stored(key) and len(self._superseded) < MOST_SUPERSEDED:
-            self._superseded.append(key)
+            self._superseded[key] = None
             self._forget([key])
 
     def drop(self, key: bytes) -> None:
-        """Forget a record that is on disk or on its way there, and have the disk process remove it at the next
-        `poll`, so that its bytes leave the disk soon."""
-        if self.stored(key):
+        """Forget a record, also on its way to or from the disk, and have the disk process remove it at the next
+        `poll`, so that its bytes leave the disk soon. If that process dies before it does, or has not sent its
+        keys yet, the record is removed when its key is sent: the last `MOST_ERASED` keys are remembered."""
+        self._erased[key] = None
+        if len(self._erased) > MOST_ERASED:
+            del self._erased[next(iter(self._erased))]
+        if self.stored(key) or key in self._superseded:
             self._dropped.append(key)
             self._forget([key])
 
@@ -441,12 +447,14 @@ class DiskTier:
     def _answer(self, answer: messages.Up) -> None:
         match answer:
             case messages.Known():
-                self._keys.update(_split(answer.keys))
+                keys = set(messages.keys_in(answer.keys))
+                self._dropped += keys & self._erased.keys()
+                self._keys |= keys - self._erased.keys()
                 self._ready = self._ready or answer.last
                 if answer.ignored:
                     log.warning("%d records on disk are of another model or layout: ignored", answer.ignored)
             case messages.Gone():
-                self._forget(_split(answer.keys))
+                self._forget(messages.keys_in(answer.keys))
             case messages.Room():
                 self._budget = answer.bytes
             case messages.Done() | messages.Failed():
@@ -465,7 +473,8 @@ class DiskTier:
         self._host.release(message.slot)
         if kept:
             self._stored += 1
-            self._keys.add(message.key)
+            if message.key not in self._erased:
+                self._keys.add(message.key)
         else:
             self._failed += 1
             self._refused.append(message.key)
@@ -480,7 +489,7 @@ class DiskTier:
             if tokens:
                 self._reader.learn(key, RecordAt(offset, tokens, digest))
             if slot is not None:
-                self._end_fetch(slot, tokens, digest)
+                self._end_fetch(slot, 0 if key in self._erased else tokens, digest)
 
     def _end_fetch(self, slot: int, tokens: int, digest: int) -> None:
         if tokens:
@@ -555,7 +564,3 @@ class DiskTier:
         self._deadline.heard(now)
         self._budget = self._begin.budget
         self._post(self._begin)
-
-
-def _split(keys: bytes) -> Iterable[bytes]:
-    return (keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES))

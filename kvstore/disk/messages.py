@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from ..keys import KEY_BYTES
+
 PACKET_BYTES = 128 << 10
 KEYS_PER_PACKET = 4096
 
@@ -127,6 +129,12 @@ class Room(msgspec.Struct, frozen=True, array_like=True, tag="room"):
 
 Down: TypeAlias = Begin | Store | Drop | Fetch
 Up: TypeAlias = Known | Done | Fetched | Failed | Gone | Room
+
+
+def keys_in(joined: bytes) -> list[bytes]:
+    """The keys that a message has joined without separators."""
+    return [joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES)]
+
 
 encode = msgspec.msgpack.Encoder().encode
 down_decoder = msgspec.msgpack.Decoder(Down)

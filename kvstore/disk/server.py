@@ -27,7 +27,6 @@ from .store import NewRecord, RecordStore, StoreFailed, StoreFull
 BATCH_BYTES = 8 << 20
 SYNC_SECONDS = 1.0
 SCRUB_SECONDS = 300.0  # after which the bytes of removed records leave the file
-KEY_BYTES = 16
 FILL_RATE = 1 << 30  # bytes a second at which others may fill the disk
 LOOK_SECONDS = 0.05, 1.0  # between two looks at the disk, at least and at most
 ROOM_SHARE = 32  # a change of room by one part in so many is reported
@@ -56,6 +55,7 @@ class DiskServer:
         self._look_at = self._sync_at = 0.0
         self._scrub_seconds = scrub_seconds
         self._stained_at: float | None = None  # since when the file has bytes of removed records
+        self._hindered = False  # the last scrub could not be done
 
     def run(self) -> None:
         """Send all keys to the engine, then serve its requests until it closes its end."""
@@ -117,11 +117,18 @@ class DiskServer:
         elif self._stained_at is None:
             self._stained_at = now
         elif now - self._stained_at >= self._scrub_seconds:
+            self._stained_at = now  # if it cannot be done now, it is tried again as much later
             try:
-                if self._store.scrub():
-                    self._stained_at = None
+                hindered = not self._store.scrub()
             except StoreFailed as error:
                 self._refused(error)
+                return
+            if hindered and not self._hindered:
+                log.warning(
+                    "deleted KV stays in %s for now: another process reads the file, or the disk refuses",
+                    self._store.folder,
+                )
+            self._hindered = hindered
 
     def _tell_given_up(self) -> None:
         keys, self._store.given_up = self._store.given_up, []
@@ -156,7 +163,7 @@ class DiskServer:
             self._keep(stores)
         for request in requests:
             if isinstance(request, messages.Drop):
-                self._store.drop(_keys_in(request.keys))
+                self._store.drop(messages.keys_in(request.keys))
                 self._dirty = True
 
     def _fetch(self, request: messages.Fetch) -> None:
@@ -228,10 +235,6 @@ class DiskServer:
 
     def _send(self, message: messages.Up) -> None:
         self._sock.send(messages.encode(message))
-
-
-def _keys_in(joined: bytes) -> list[bytes]:
-    return [joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES)]
 
 
 def _packets(keys: list[bytes]) -> list[bytes]:

@@ -134,8 +134,9 @@ class RecordStore:
         self._found_stamp = 0  # of the last record that was here when the file was opened
         self._own_corrupt = 0  # corrupt records that were stored or used after that
         self._file: int | None = None  # locked
-        self.stained = False
-        """Whether the file may still have the bytes of records that were removed (`scrub`)."""
+        self.stained = True
+        """Whether the file may still have the bytes of records that were removed (`scrub`): at first those that
+        the last process removed before it ended."""
         self.ignored = 0
         try:
             self._lock = hold(folder)
@@ -168,7 +169,7 @@ class RecordStore:
     @property
     def file_bytes(self) -> int:
         """Bytes of the disk that the file takes; holes in it do not count."""
-        return disk_use(self.folder / FILE)
+        return held_by(self.folder / FILE)
 
     @property
     def headroom(self) -> int:
@@ -632,14 +633,6 @@ class RecordStore:
         return RecordHeader(
             self._space, record.key, record.tokens, self._length, record.digest, stamp, record.tenant
         )
-
-
-def disk_use(path: Path) -> int:
-    """Bytes of the disk that a file takes; holes do not count. 0 if there is no such file."""
-    try:
-        return path.stat().st_blocks * 512
-    except OSError:
-        return 0
 
 
 def throw_away(folder: Path) -> None:

@@ -349,6 +349,57 @@ def test_records_of_another_namespace_are_ignored_with_one_line(
     assert key(1) in stage.disk
 
 
+@pytest.mark.parametrize("when", ["before its keys are known", "while it is lost", "before its answer"])
+def test_what_is_erased_is_gone_whatever_the_disk_process_does(
+    stage: Stage, tmp_path: Path, when: str
+) -> None:
+    """It dies, is new, or has just begun to bring the record up: the record comes back to no tier."""
+    stage.down(*range(4))
+    if when == "before its keys are known":
+        stage.close()
+        stage.__init__(tmp_path)
+        stage.disk.drop(key(1))
+    elif when == "while it is lost":
+        pid = stage.disk_process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        stage.disk.drop(key(1))
+        stage.disk.poll(stage.now)  # it is asked, and never does it
+        os.kill(pid, signal.SIGKILL)
+        stage.until(lambda: not stage.disk.ready)
+        stage.disk.drop(key(2))
+    else:
+        stage.host.drop(key(1))
+        assert stage.disk.fetch(key(1), stage.now)
+        stage.disk.drop(key(1))
+    stage.until(stage.settled)
+    erased = (1, 2) if when == "while it is lost" else (1,)
+    assert not any(key(number) in stage.disk or stage.disk.fetch(key(number), stage.now) for number in erased)
+    assert when != "before its answer" or key(1) not in stage.host
+    assert all(key(number) in stage.disk for number in range(4) if number not in erased)
+    stage.down(9)
+    stage.close()
+    (account,) = verify(tmp_path)
+    assert account.records == 5 - len(erased)
+    stage.__init__(tmp_path)  # for the fixture to close
+    stage.until(stage.settled)
+    stage.down(1)
+    assert key(1) in stage.disk, "written again, it is a record as others"
+
+
+def test_a_superseded_record_is_erased_without_another_store(stage: Stage, tmp_path: Path) -> None:
+    """What replaced it is erased with it, so no other store may come."""
+    stage.down(*range(4))
+    stage.disk.supersede(key(1))
+    stage.disk.drop(key(1))
+    stage.disk.poll(stage.now)
+    stage.close()
+    (account,) = verify(tmp_path)
+    assert account.records == 3
+    stage.__init__(tmp_path)  # for the fixture to close
+    stage.until(stage.settled)
+
+
 def test_a_record_that_is_not_there_is_not_fetched(stage: Stage) -> None:
     assert not stage.disk.fetch(key(1), stage.now) and not stage.disk.store(key(1), stage.now)
     stage.keep(1)

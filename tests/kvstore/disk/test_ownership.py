@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import subprocess
@@ -10,11 +11,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from holdfast.benchmarks.faults.file_faults import READER
 from holdfast.kvstore.disk import admin
+from holdfast.kvstore.disk import server as server_module
 from holdfast.kvstore.disk.free_pages import free_runs
 from holdfast.kvstore.disk.messages import Drop, encode
 from holdfast.kvstore.disk.payload_offsets import FILE
@@ -128,6 +131,16 @@ def test_the_bytes_of_a_record_that_is_gone_leave_the_file(
         assert read(store, 9)
 
 
+def test_what_was_dropped_just_before_a_restart_leaves_the_file(tmp_path: Path) -> None:
+    with closing(opened(tmp_path)) as store:
+        store.put([given(1), given(2)])
+        store.drop([key(1)])
+    with closing(opened(tmp_path)) as store:
+        assert holds(tmp_path, 1) and store.stained
+        assert store.scrub() and not holds(tmp_path, 1)
+        assert read(store, 2)
+
+
 def test_the_disk_process_erases_what_the_engine_drops(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     memory = SlotMemory(make_memory(2 * 4096 + 4 * (test_store.SIZE + 64)), test_store.SPACE, test_store.SIZE)
@@ -141,6 +154,32 @@ def test_the_disk_process_erases_what_the_engine_drops(tmp_path: Path) -> None:
         assert holds(tmp_path, 2)
         ours.shutdown(socket.SHUT_WR)
         server.join()
+
+
+def test_what_cannot_be_erased_now_is_said_once_and_tried_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each try costs a transaction and a flush."""
+    seconds = itertools.count()
+    tried: list[int] = []
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    memory = SlotMemory(make_memory(2 * 4096 + 4 * (test_store.SIZE + 64)), test_store.SPACE, test_store.SIZE)
+
+    def scrub(_: RecordStore) -> bool:
+        tried.append(next(seconds))
+        if len(tried) == 3:
+            ours.shutdown(socket.SHUT_WR)
+        return False
+
+    monkeypatch.setattr(RecordStore, "scrub", scrub)
+    monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    with closing(opened(tmp_path)) as store, ours, theirs:
+        store.put([given(1)])
+        store.drop([key(1)])
+        DiskServer(theirs, memory, store, scrub_seconds=100).run()
+    assert all(later - first >= 100 for first, later in itertools.pairwise(tried))
+    (line,) = caplog.messages
+    assert str(tmp_path) in line and "deleted KV" in line
 
 
 def unsupported(*_: object) -> None:
