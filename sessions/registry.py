@@ -428,7 +428,7 @@ class SessionRegistry:
         if known is None or known[1] not in owners or known[0] in journal.live:
             return None
         number = known[0]
-        journal.live.add(number)  # retention skips it from now on
+        journal.hold(number)
         try:
             if await journal.read(lambda store: store.handle(digest)) is None:
                 raise _unknown()
@@ -443,11 +443,14 @@ class SessionRegistry:
             finally:
                 self.tenants.leave(stored.record.salt)
             log = JournaledLog(journal, number, stored.written, stored.record.salt)
-            session = self._made(stored.record, log, replayed.history, keyring=stored.keyring)
-            session.history.drop_silent()
-        except BaseException:
+            try:
+                session = self._made(stored.record, log, replayed.history, keyring=stored.keyring)
+                session.history.drop_silent()
+            except BaseException:
+                log.close()
+                raise
+        finally:
             journal.leave(number)
-            raise
         self._reopened += 1
         return Reopened(session, stored.record, replayed)
 

@@ -55,8 +55,9 @@ class Journal:
         reclaimable: Callable[[], int] = lambda: 0,
     ) -> None:
         self.settings = settings
-        self.live: set[int] = set()
-        """Numbers of the sessions in memory, which retention skips."""
+        self.live: dict[int, int] = {}
+        """The sessions that retention skips, by number: those in memory, and those that something which is
+        queued needs; and how many hold each (`hold`). Retention's thread looks into it."""
         self.doomed: set[int] = set()
         """Numbers of those that are forgotten when they leave, because a client has deleted them."""
         self.condense: Condense = partial(condensed, max_events=settings.max_events)
@@ -209,8 +210,8 @@ class Journal:
 
     def keeps(self, number: int) -> bool:
         """Whether this session was written and is not forgotten. It does not wait for the thread, so it may
-        miss what was put just now."""
-        return self._store.sessions.states.keeps(number)
+        miss what was put just now. One that the caller holds stays kept if it is."""
+        return number not in self._store.going and self._store.sessions.states.keeps(number)
 
     @property
     def mismatches(self) -> Sequence[str]:
@@ -236,10 +237,17 @@ class Journal:
             return ShareFull(f"This tenant's open sessions fill its share of the journal, {most} bytes")
         return self.fault
 
+    def hold(self, number: int) -> None:
+        """Let retention skip session ``number`` until a `leave` for each `hold`."""
+        self.live[number] = self.live.get(number, 0) + 1
+
     def leave(self, number: int, salt: bytes = b"") -> None:
-        """Session ``number`` is not in memory any more, so retention may forget it. If its tenant (``salt``)
-        has a share of the journal, that is checked again soon."""
-        self.live.discard(number)
+        """End one `hold` of session ``number``. After the last, retention may forget it; if its tenant
+        (``salt``) has a share of the journal, that is checked again soon."""
+        if (holders := self.live.get(number, 1) - 1) > 0:
+            self.live[number] = holders
+            return
+        self.live.pop(number, None)
         if number in self.doomed:
             self.doomed.discard(number)
             self.put([records.drop(number, deleted=True)])
@@ -308,7 +316,7 @@ class Journal:
                 self._compact()
                 if time.monotonic() - swept > self.settings.sweep_seconds:
                     swept = time.monotonic()
-                    self._upkeep(lambda: self._store.sweep(frozenset(self.live)))
+                    self._upkeep(lambda: self._store.sweep(self.live))
                     self._upkeep(self._store.note)
             else:
                 self._answer_closed(jobs)
@@ -422,7 +430,7 @@ class Journal:
     def _relieved(self) -> bool:
         """If the journal is full, forget closed sessions to make room in it. Returns whether room was made."""
         try:
-            return self._store.full and self._store.make_room(frozenset(self.live))
+            return self._store.full and self._store.make_room(self.live)
         except Exception:  # the thread must not end
             return False
 
@@ -521,13 +529,20 @@ class JournaledLog(SessionLog):
         self._others: list[Fresh] = []
         self._flushing: asyncio.Handle | None = None
         self._closed = False
-        journal.live.add(number)
+        journal.hold(number)
 
     @classmethod
     def begin(cls, journal: Journal, record: SessionRecord) -> JournaledLog:
-        """A log for a new session, with the next free number; queues the session's record for the journal."""
+        """A log for a new session, with the next free number; queues the session's record for the journal.
+        The session that a fork begins with is held until the fork is on disk."""
         log = cls(journal, next(journal.numbers), salt=record.salt)
         log.rewrite(record)
+        if record.origin is not None:
+            origin = record.origin.number
+            journal.hold(origin)
+            asyncio.get_running_loop().call_soon(  # after the record was handed to the journal
+                lambda: journal.sync().add_done_callback(lambda _: journal.leave(origin))
+            )
         return log
 
     @property

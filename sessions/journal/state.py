@@ -59,10 +59,13 @@ class Sessions:
     def apply(self, record: Fresh, place: int, sequence: int, moment: int) -> list[SessionState]:
         """Update the index with a record that was written at ``place``, with the sequence number ``sequence``,
         at ``moment`` (microseconds of the store's clock). Returns the sessions that are removed from the index,
-        because no record of theirs is needed any more."""
+        because no record of theirs is needed any more. Of a session that is not in the index only its SESSION
+        record counts: any other was queued before the session was forgotten."""
+        if record.kind != Kind.SESSION and record.session not in self.states:
+            if record.kind != Kind.DROP:
+                self._kill(place)
+            return []
         if record.kind == Kind.DROP:
-            if record.session not in self.states:
-                return []
             state = self.states.edit(record.session)
             self._kill(state.ring)
             self._end(state)

@@ -97,6 +97,8 @@ class JournalStore:
         self.full = False
         """Whether the last write failed because the journal has reached its size."""
         self.retention = Retention(self.sessions.states, settings.tenants)
+        self.going: frozenset[int] = frozenset()
+        """The sessions that retention forgets at this moment."""
         self.forgotten: Counter[str] = Counter()
         """How many sessions retention has forgotten since the store was opened, by reason."""
         self.mismatches: list[str] = []
@@ -279,6 +281,9 @@ class JournalStore:
             else:
                 logs[slot_of(place)].live += segment.padded(len(one.payload))
             erased += self.sessions.apply(one, place, sequence, moment)
+            if number not in states:  # it is forgotten: what was queued for it meanwhile goes with it
+                self._mark([logs[slot_of(place)]] if one.kind != Kind.DROP else [])
+                continue
             self._note_removal(one)
             if one.kind not in (Kind.DROP, Kind.KEYRING):
                 changed[number] = states.edit(number)
@@ -369,15 +374,16 @@ class JournalStore:
         except OSError:
             return None
 
-    def sweep(self, keep: frozenset[int], *, aged: bool = True) -> int:
+    def sweep(self, keep: Container[int], *, aged: bool = True) -> int:
         """Forget the sessions that retention does not keep: those not used while servers ran for
         ``max_age_seconds`` (only if ``aged``), and those beyond ``max_sessions``; but none with a number in
         ``keep``. Returns how many. Raises ``StorageUnavailable``."""
         count = 0
         if aged:
             oldest = self.logs.clock.now() - self._settings.max_age_seconds * MICROSECONDS
-            count += self._forget(self.retention.aged(oldest, keep), "age")
-        return count + self._forget(self.retention.beyond(self._settings.max_sessions, keep), "number")
+            count += self._forget(self.retention.aged(oldest, keep), keep, "age")
+        beyond = self.retention.beyond(self._settings.max_sessions, keep)
+        return count + self._forget(beyond, keep, "number")
 
     def end_deletions(self) -> None:
         """Forget the sessions that clients have deleted while an earlier server used them. Raises
@@ -385,25 +391,33 @@ class JournalStore:
         states = self.sessions.states
         self.erase([number for number in states if states.is_doomed(number)], deleted=True)
 
-    def make_room(self, keep: frozenset[int]) -> bool:
+    def make_room(self, keep: Container[int]) -> bool:
         """Forget some sessions of the tenants that hold the most bytes, none with a number in ``keep``. Returns
         False if there is none to forget. Raises ``StorageUnavailable``."""
-        return bool(self._forget(self.retention.largest(SWEEP_SESSIONS, keep), "size"))
+        return bool(self._forget(self.retention.largest(SWEEP_SESSIONS, keep), keep, "size"))
 
     def keep_shares(self, live: Container[int]) -> frozenset[bytes]:
         """Forget the sessions that tenants have beyond their shares, but none in ``live``, the sessions in
         memory. Returns the salts of the tenants that still have more bytes than their share. Raises
         ``StorageUnavailable``."""
         while gone := self.retention.surplus(live, SWEEP_SESSIONS):
-            self._forget(gone, "share")
+            self._forget(gone, live, "share")
         return self.retention.full()
 
-    def _forget(self, numbers: Sequence[int], why: str) -> int:
-        """Forget these sessions for a reason, one of `FORGOTTEN`, and say so. Returns how many they are."""
-        if numbers:
-            self.erase(numbers)
-            self.forgotten[why] += len(numbers)
-            log.info("%d sessions are forgotten: %s", len(numbers), FORGOTTEN[why])
+    def _forget(self, chosen: Sequence[int], keep: Container[int], why: str) -> int:
+        """Forget the ``chosen`` sessions for a reason, one of `FORGOTTEN`, and say so; none that has come into
+        ``keep`` since they were chosen. Returns how many they are."""
+        # Another thread adds to `keep` and then looks at `going`: either it sees that a session goes, or this
+        # sees that it is kept.
+        self.going = frozenset(chosen)
+        try:
+            numbers = [number for number in chosen if number not in keep]
+            if numbers:
+                self.erase(numbers)
+                self.forgotten[why] += len(numbers)
+                log.info("%d sessions are forgotten: %s", len(numbers), FORGOTTEN[why])
+        finally:
+            self.going = frozenset()
         return len(numbers)
 
     # --- room -----------------------------------------------------------------------------------------------
