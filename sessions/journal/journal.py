@@ -74,6 +74,7 @@ class Journal:
         self._queue: list[Fresh] = []
         self._jobs: deque[tuple[Callable[[JournalStore], Any], asyncio.Future[Any]]] = deque()
         self._queued = 0
+        self._taken = 0  # so many of the queued changes are with the thread, or written
         self._urgent = False
         self._later: dict[JournaledLog, None] = {}  # logs with operations that may wait
         self._batch: asyncio.TimerHandle | None = None
@@ -300,13 +301,13 @@ class Journal:
     def _run(self) -> None:
         swept = time.monotonic()
         while True:
-            group, upto, jobs = self._next()
+            group, jobs = self._next()
             if group and not self._commit(group):
                 self._answer_closed(jobs)
                 return
             if group:
                 self._relieve()  # before the futures resolve: a prune lets the next turn begin
-                self._tell(self._committed, upto)
+                self._tell(self._committed, self._taken)
             self._watch()
             if self._fault is None:
                 for job, answer in jobs:
@@ -324,20 +325,23 @@ class Journal:
                 if self._closing and not self._queue and not self._jobs:
                     return
 
-    def _next(self) -> tuple[list[Fresh], int, list[Any]]:
-        """In the journal's thread: wait for work. Returns the queued group, the number of all changes that were
-        ever queued, and the jobs. Group and jobs may be empty: the journal closes, there is time for a slice of
-        compaction, or `WATCH_SECONDS` are over."""
+    def _next(self) -> tuple[list[Fresh], list[Any]]:
+        """In the journal's thread: wait for work. Returns the queued group and the jobs. Both may be empty: the
+        journal closes, there is time for a slice of compaction, or `WATCH_SECONDS` are over."""
         compacting = self._store.wants_compaction
         with self._changed:
             while not (self._urgent or self._jobs or self._closing):
                 if compacting or not self._changed.wait(WATCH_SECONDS):
-                    return [], 0, []
-            group, self._queue = self._queue, []
+                    return [], []
             jobs = list(self._jobs)
             self._jobs.clear()
-            self._urgent = False
-            return group, self._queued, jobs
+            return self._take(), jobs
+
+    def _take(self) -> list[Fresh]:
+        """In the journal's thread, with the lock: the queued changes, which are queued no more."""
+        group, self._queue = self._queue, []
+        self._taken, self._urgent = self._queued, False
+        return group
 
     def _watch(self) -> None:
         """Look, once a second, whether the store is still this server's: if not, new turns are refused until it
@@ -407,8 +411,9 @@ class Journal:
             self._upkeep(self._store.compact)
 
     def _commit(self, group: list[Fresh]) -> bool:
-        """Try to write ``group`` until it succeeds. At the first failure set `_fault`, so that new turns are
-        refused, and tell the server. Returns False if the journal closes before it succeeds."""
+        """Try to write ``group`` until it succeeds, with what is queued meanwhile: a deletion among that may
+        use what is left of the disk. At the first failure set `_fault`, so that new turns are refused, and tell
+        the server. Returns False if the journal closes before it succeeds."""
         while True:
             try:
                 self._store.write(group)
@@ -420,9 +425,11 @@ class Journal:
                     fault = StorageUnavailable(f"the journal cannot be written: {type(error).__name__}")
                 self._failures += 1
                 self._fail(fault)
-                if self._relieved() or self._paused():
-                    continue
-                return False
+                if not self._relieved() and not self._paused():
+                    return False
+                with self._changed:
+                    group += self._take()
+                continue
             self._commits += 1
             self._healed()
             return True

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from ...kvstore.reserve import NAME, DiskReserve
-from ..errors import RecordDamaged, StorageUnavailable, StoreLost, StoreUnusable
+from ..errors import RecordDamaged, StorageFull, StorageUnavailable, StoreLost, StoreUnusable
 from ..settings import JournalSettings
 from . import segment
 from .clock import MICROSECONDS, ServedClock
@@ -190,8 +190,9 @@ class JournalStore:
             self.note()
 
     def _appended(self, records: Sequence[Fresh]) -> tuple[list[int], int, int]:
-        """Append the records to the logs (`LogFolder.append`). On a full disk what is dead gives way first, and
-        then the reserve. Raises ``StorageUnavailable``."""
+        """Append the records to the logs (`LogFolder.append`). On a full disk what is dead gives way first,
+        then the reserve, but for its last part if nothing of the records makes room, and then logs in which
+        something is dead. Raises ``StorageUnavailable``."""
         while True:
             try:
                 return self.logs.append(records)
@@ -202,8 +203,23 @@ class JournalStore:
                 last = any(one.kind in (Kind.DROP, Kind.START) for one in records)
                 if self.remove_dead():
                     continue
-                if not (self.logs.full and self._reserve.give(size + BESIDE_BYTES, last=last)):
+                if not self.logs.full:
                     raise
+                if not self._reserve.give(size + BESIDE_BYTES, last=last) and not self._shrink():
+                    raise
+
+    def _shrink(self) -> bool:
+        """On a full disk, rewrite one log in which something is dead, with all of the reserve. Returns whether
+        that made room."""
+        before, active = self.logs.bytes, self.logs.active
+        if active is not None and active.dead > ROLLED_BYTES:
+            self.logs.roll()
+        victims = [one for one in self._victims(least=SHORT_SHARE) if one.dead > one.marks]
+        try:
+            self._compact_whole(victims[:1])
+        except StorageUnavailable as fault:
+            self._rest(fault)
+        return self.logs.bytes < before
 
     def begin(self, generation: int) -> None:
         """Record that a server starts, as number ``generation``. Raises ``StorageUnavailable``."""
@@ -239,7 +255,7 @@ class JournalStore:
             try:
                 write_identity(self.folder, self.logs.identity(without), self.logs.disk)
             except OSError as fault:
-                if fault.errno not in NO_ROOM or not self._reserve.give(BESIDE_BYTES):
+                if fault.errno not in NO_ROOM or not self._reserve.give(BESIDE_BYTES, last=bool(without)):
                     raise
                 write_identity(self.folder, self.logs.identity(without), self.logs.disk)
         except OSError as fault:
@@ -430,7 +446,7 @@ class JournalStore:
         self._reclaim(size)
         if self.logs.bytes + size > most:
             self.full = True
-            raise StorageUnavailable(f"the journal has {self.logs.bytes} bytes, and may have no more")
+            raise StorageFull(f"the journal has {self.logs.bytes} bytes, and may have no more")
 
     def _reclaim(self, size: int) -> None:
         """Try to make room for ``size`` bytes in the journal, now: remove dead logs, then compact others.

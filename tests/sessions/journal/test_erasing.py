@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.sessions.errors import StorageUnavailable
+from holdfast.sessions.errors import StorageFull
 from holdfast.sessions.journal.folder import Disk
 from holdfast.sessions.journal.logs import LogFolder
 from holdfast.sessions.journal.records import EventReceived, append
@@ -90,7 +90,7 @@ class SmallDisk(Disk):
 def written(store: JournalStore, number: int) -> bool:
     try:
         store.write([*birth(number), append(number, 0, EventReceived(event="x" * 20 * KIB))])
-    except StorageUnavailable:
+    except StorageFull:
         return False
     return True
 
@@ -119,4 +119,24 @@ def test_a_full_disk_is_left_by_deleting(restart: bool, monkeypatch: pytest.Monk
         assert store.free_bytes() > 3500 * KIB and not store.short
         assert written(store, number + 1)
         assert list(store.sessions.states) == [number + 1]
+        store.close()
+
+
+def test_a_full_disk_has_room_where_something_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a server whose group fails over and over comes to no other work."""
+    with folder() as path:
+        disk = SmallDisk(path, 4096 * KIB)
+        monkeypatch.setattr(LogFolder, "free_bytes", lambda _: disk.free)
+        tight = replace(LATER, reserve_bytes=2048 * KIB, segment_bytes=512 * KIB)
+        store = JournalStore.open(path, MODEL, tight, disk=disk)
+        store.begin(1)
+        number = 1
+        while written(store, number):
+            number += 1
+        store.erase(sorted(store.sessions.states)[::3])
+        kept = set(store.sessions.states)
+        disk.size_in_all -= disk.free  # another program takes what is left
+        while written(store, number):
+            number += 1
+        assert len(store.sessions.states) > len(kept) + 5 and kept < store.sessions.states.keys()
         store.close()

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from holdfast.runtime.link.messages import Grammar, GrammarKind, Sampling
 from holdfast.sessions.conversation.input_text_buffer import InputTextBuffer
 from holdfast.sessions.conversation.items import Message, Preamble, Tool
-from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StorageUnavailable
+from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StorageFull, StorageUnavailable
 from holdfast.sessions.forks import Forks
 from holdfast.sessions.handles import digest_of
 from holdfast.sessions.journal.journal import Journal, JournaledLog
@@ -241,6 +242,34 @@ async def test_a_commit_that_fails_is_told_once_tried_again_and_holds_every_ackn
             stored = await registry.journal.read(lambda store: store.session(number))
             assert stored.operations == (EventReceived(event="first"), EventReceived(event="second"))
             assert (await registry.journal.statistics())["journal_failures"] > 0
+
+
+@run
+async def test_a_deletion_passes_a_group_that_a_full_disk_does_not_take() -> None:
+    """What makes room may use more of the disk than the group, which is tried again for ever."""
+    with folder() as path, pytest.MonkeyPatch.context() as patch:
+        async with registry_in(path, reciting()) as registry:
+            session, doomed = registry.create(), registry.create()
+            await left(session)
+            await left(doomed)
+            await registry.close(doomed.id)
+            alarm, whole = asyncio.Event(), JournalStore.write
+            registry.journal.watchers.add(lambda fault: alarm.set())
+
+            def write(store: JournalStore, group: Sequence[Fresh]) -> None:
+                if not any(one.kind == Kind.DROP for one in group):
+                    raise StorageFull("no space left")
+                whole(store, group)
+
+            patch.setattr(JournalStore, "write", write)
+            session.log.append(EventReceived(event="first"))
+            ticket = session.log.sync()
+            await alarm.wait()
+            assert isinstance(session.log.fault, StorageFull), "a prune is served"
+            registry.journal.delete(doomed.log.number)
+            await registry.journal.sync()
+            await ticket
+            assert not registry.journal.keeps(doomed.log.number)
 
 
 @run
