@@ -248,13 +248,13 @@ class Sessions:
                 self._struck.add(begun)
             self.states.rest()
 
-    def removals(self) -> Iterator[tuple[int, int]]:
-        """Call once, after `load`: the number of each session with an operation that removed items from it and
-        that no snapshot has replaced, and the index of the last one."""
+    def removals(self) -> Iterator[tuple[int, int, bool]]:
+        """Call once, after `load`: the number of each session of which the logs have an operation that removed
+        items from it, the index of the last one, and whether a snapshot has replaced that."""
         found, self._removals = self._removals, {}
         for number, index in found.items():
-            if number in self.states and self.place(number, Kind.OPERATION, index) != MISSING:
-                yield number, index
+            if number in self.states:
+                yield number, index, self.place(number, Kind.OPERATION, index) == MISSING
 
     def _run(self, number: int, index: int, places: Any) -> SessionState:
         state = self._state(number)

@@ -24,7 +24,7 @@ from ..errors import RecordDamaged, StorageFull, StorageUnavailable, StoreLost, 
 from ..settings import JournalSettings
 from . import segment
 from .clock import MICROSECONDS, ServedClock
-from .compaction import Compaction, dispensable
+from .compaction import Compaction, dispensable, has_replaced
 from .folder import FOLDER, IDENTITY, Disk, Identity, mismatch, named, write_identity
 from .logs import NO_ROOM, Log, LogFolder
 from .records import AnyOperation, Keyring, SessionRecord, append, drop
@@ -701,8 +701,14 @@ class JournalStore:
 
         deleted = self.sessions.load(parts, loaded)
         self._mark(one for one in self.logs.logs.values() if any(map(one.has, deleted)))
-        for number, index in self.sessions.removals():
-            self._removals[number] = _Removal(index)
+        condensed = set[int]()
+        for number, index, replaced in self.sessions.removals():
+            if replaced:
+                condensed.add(number)
+            else:
+                self._removals[number] = _Removal(index)
+        logs, sessions = self.logs, self.sessions
+        self._mark(one for one in logs.logs.values() if has_replaced(logs, sessions, one, condensed))
         for _, _, number in sorted(used):  # the order in which retention forgets them
             if number in self.sessions.states:
                 self.retention.enter(self.sessions.states[number])
