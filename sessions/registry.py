@@ -33,7 +33,7 @@ from .errors import HandleUnknown, RecordDamaged, SessionUnknown, StorageUnavail
 from .fork_trees import ForkTrees
 from .handles import SessionHandles, digest_of
 from .journal.journal import Journal, JournaledLog
-from .journal.records import AnyOperation, Keyring, SessionLog, SessionRecord
+from .journal.records import AnyOperation, Keyring, SessionLog, SessionRecord, put
 from .journal.replay import Replayed, replay
 from .placement import Waits
 from .session import Session
@@ -357,14 +357,20 @@ class SessionRegistry:
             record = msgspec.structs.replace(self._records[session.id], deleted=True)
             self._records[session.id] = record
             session.log.rewrite(record)
+            session.log.sync()  # so that whoever waits for the journal next waits for this
             journal.delete(number)
             return session.id
         tokens, salt = NONE, b""
+        stored = None
         with suppress(RecordDamaged, StorageUnavailable):
             stored = await journal.read(lambda store: store.session(number))
             replayed = await asyncio.to_thread(replay, stored.operations, max_items=self.settings.max_items)
             if replayed.history.head is not None:
                 tokens, salt = replayed.history.head.tokens(), stored.record.salt
+        if number in self._by_number:
+            return await self.delete(number)  # it was opened meanwhile
+        if stored is not None and number in journal.live:  # it is being closed, for example
+            journal.put([put(number, msgspec.structs.replace(stored.record, deleted=True))])
         journal.delete(number)
         if len(tokens):
             with suppress(EngineGone, VerbRefused):  # what is left of its KV is evicted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -968,6 +969,31 @@ async def test_an_output_that_is_streamed_in_outlives_a_snapshot() -> None:
         async with registry_in(path, reciting()) as registry:
             typed = (await resumed(registry, handle)).replayed.typed
             assert typed == InputTextBuffer("x" * 60, None, "item_9", "call_1")
+
+
+@run
+@pytest.mark.parametrize("closing", [False, True], ids=["open", "being closed"])
+async def test_a_deletion_that_is_durable_outlives_a_server_that_dies_then(closing: bool) -> None:
+    with folder() as path, folder() as copies:
+        async with registry_in(path, reciting("Hello.")) as registry:
+            session = registry.create()
+            await ask(session, "Hi.")
+            handle = await left(session)
+            gate, closed = asyncio.Event(), None
+            if closing:
+                closed = asyncio.create_task(
+                    registry.close(session.id, leave_readers=gate.wait)  # type: ignore[arg-type]
+                )
+                await asyncio.sleep(0)
+            await registry.delete(session.log.number)
+            await registry.journal.sync()
+            shutil.copytree(path, copies / "store")
+            gate.set()
+            if closed is not None:
+                await closed
+        async with registry_in(copies / "store", reciting()) as registry:
+            with pytest.raises(HandleUnknown):
+                await resumed(registry, handle)
 
 
 @run
