@@ -357,7 +357,7 @@ class SessionRegistry:
             record = msgspec.structs.replace(self._records[session.id], deleted=True)
             self._records[session.id] = record
             session.log.rewrite(record)
-            session.log.sync()  # so that whoever waits for the journal next waits for this
+            session.log.sync()  # what waits for the journal next waits for this too
             journal.delete(number)
             return session.id
         tokens, salt = NONE, b""

@@ -652,7 +652,7 @@ class LogFolder:
         self._extend_index(active, entries, b"".join(one.extra for one in records))
         return places, first, moment
 
-    def _unavailable(self, fault: OSError, one: Log) -> StorageUnavailable:
+    def _unavailable(self, fault: Exception, one: Log) -> StorageUnavailable:
         """The error for a log that could not be written because of ``fault``."""
         self.full = errno_of(fault) in NO_ROOM
         kind = StorageFull if self.full else StorageUnavailable

@@ -153,7 +153,7 @@ def test_a_full_disk_is_left_by_deleting(restart: bool, monkeypatch: pytest.Monk
 
 
 def test_a_full_disk_has_room_where_something_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though a server whose group fails over and over comes to no other work."""
+    """A group that fails over and over lets the journal come to no other work."""
     with folder() as path:
         disk = SmallDisk(path, 4096 * KIB)
         monkeypatch.setattr(LogFolder, "free_bytes", lambda _: disk.free)
