@@ -127,7 +127,7 @@ class Forks:
         registry, salt = self._registry, conversation.salt
         journal = registry.journal
         assert journal is not None, "it has a number there"
-        journal.live.add(number)  # retention skips it meanwhile
+        journal.hold(number)
         try:
             stored = await journal.read(lambda store: store.session(number))
             if stored.record.salt != salt or stored.record.id in registry.trees.pruned:

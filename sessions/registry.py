@@ -33,7 +33,7 @@ from .errors import HandleUnknown, RecordDamaged, SessionUnknown, StorageUnavail
 from .fork_trees import ForkTrees
 from .handles import SessionHandles, digest_of
 from .journal.journal import Journal, JournaledLog
-from .journal.records import AnyOperation, Keyring, SessionLog, SessionRecord
+from .journal.records import AnyOperation, Keyring, SessionLog, SessionRecord, put
 from .journal.replay import Replayed, replay
 from .placement import Waits
 from .session import Session
@@ -357,14 +357,20 @@ class SessionRegistry:
             record = msgspec.structs.replace(self._records[session.id], deleted=True)
             self._records[session.id] = record
             session.log.rewrite(record)
+            session.log.sync()  # what waits for the journal next waits for this too
             journal.delete(number)
             return session.id
         tokens, salt = NONE, b""
+        stored = None
         with suppress(RecordDamaged, StorageUnavailable):
             stored = await journal.read(lambda store: store.session(number))
             replayed = await asyncio.to_thread(replay, stored.operations, max_items=self.settings.max_items)
             if replayed.history.head is not None:
                 tokens, salt = replayed.history.head.tokens(), stored.record.salt
+        if number in self._by_number:
+            return await self.delete(number)  # it was opened meanwhile
+        if stored is not None and number in journal.live:  # it is being closed, for example
+            journal.put([put(number, msgspec.structs.replace(stored.record, deleted=True))])
         journal.delete(number)
         if len(tokens):
             with suppress(EngineGone, VerbRefused):  # what is left of its KV is evicted
@@ -428,7 +434,7 @@ class SessionRegistry:
         if known is None or known[1] not in owners or known[0] in journal.live:
             return None
         number = known[0]
-        journal.live.add(number)  # retention skips it from now on
+        journal.hold(number)
         try:
             if await journal.read(lambda store: store.handle(digest)) is None:
                 raise _unknown()
@@ -443,11 +449,14 @@ class SessionRegistry:
             finally:
                 self.tenants.leave(stored.record.salt)
             log = JournaledLog(journal, number, stored.written, stored.record.salt)
-            session = self._made(stored.record, log, replayed.history, keyring=stored.keyring)
-            session.history.drop_silent()
-        except BaseException:
+            try:
+                session = self._made(stored.record, log, replayed.history, keyring=stored.keyring)
+                session.history.drop_silent()
+            except BaseException:
+                log.close()
+                raise
+        finally:
             journal.leave(number)
-            raise
         self._reopened += 1
         return Reopened(session, stored.record, replayed)
 

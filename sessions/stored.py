@@ -104,8 +104,10 @@ class StoredObjects:
         """Write the new object ``made`` to the journal, and ``gone`` in the same group. If its parent was
         forgotten meanwhile, all notes become its own. Returns it with its number in the journal."""
         origin = None
-        if parent is not None and self._lives(journal, parent.number):
-            origin = Origin.of(parent.number, parent.own)
+        if parent is not None:
+            journal.hold(parent.number)  # before the look, see `Journal.keeps`
+            if self._lives(journal, parent.number):
+                origin = Origin.of(parent.number, parent.own)
         clock = datetime.now().astimezone().isoformat()
         record = SessionRecord(id=made.name, owner=owner, salt=made.salt, clock=clock, origin=origin)
         log = JournaledLog.begin(journal, record)
@@ -116,16 +118,15 @@ class StoredObjects:
         for note in own:
             log.append(Noted(note=note))
         journal.put([*log.taken(), *gone])
-        log.close()
         self._unwritten.add(log.number)
-        held = set() if origin is None else {origin.number}
-        journal.live.update(held)  # retention must not forget the parent before the object is written
-        journal.sync().add_done_callback(lambda _: self._written(journal, log.number, held))
+        journal.sync().add_done_callback(lambda _: self._written(log))
+        if parent is not None:
+            journal.leave(parent.number)
         return replace(made, number=log.number, own=len(own))
 
-    def _written(self, journal: Journal, number: int, held: set[int]) -> None:
-        self._unwritten.discard(number)
-        journal.live.difference_update(held)
+    def _written(self, log: JournaledLog) -> None:
+        self._unwritten.discard(log.number)
+        log.close()
 
     def _lives(self, journal: Journal, number: int) -> bool:
         """Whether the journal has the object with this number, or is about to write it, and was not told to
@@ -135,12 +136,16 @@ class StoredObjects:
         return number in self._unwritten or journal.keeps(number)
 
     def append(self, stored: StoredObject, note: bytes) -> StoredObject:
-        """Add a note to the latest version of an object. Returns the next version."""
+        """Add a note to the latest version of an object. Returns the next version: with all notes its own, if
+        retention has forgotten the object meanwhile."""
+        grown = replace(stored, notes=(*stored.notes, note), own=stored.own + 1)
         if self._journal is not None:
             log = JournaledLog(self._journal, stored.number, stored.own, stored.salt)
-            log.append(Noted(note=note))
-            log.close()
-        grown = replace(stored, notes=(*stored.notes, note), own=stored.own + 1)
+            if self._lives(self._journal, stored.number):
+                log.append(Noted(note=note))
+            else:
+                grown = self._write(self._journal, grown, b"")
+            log.sync().add_done_callback(lambda _: log.close())  # until then retention must not forget it
         self._keep(grown)
         return grown
 

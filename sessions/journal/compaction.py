@@ -4,20 +4,21 @@ old ones.
 It runs in slices, so that commits and readers do not wait. The new log is written under another name and synced
 slice by slice; when it is whole it is renamed, and its header names the logs that it replaces. If a start finds
 both, it removes the old ones. Records keep their sequence numbers. A drop is kept as long as any log has a
-record of its session, and so are the marks of damaged records.
+record of its session, and so are the marks of damaged records. An operation that removed items is kept as long
+as another stained log has records of its session: by it a start finds those that are to be rewritten.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 
 import numpy as np
 
 from ..errors import RecordDamaged
 from . import segment
 from .logs import Log, LogFolder
-from .segment import ENTRY, GROUP_END, HIT, LOG_START, LOST, Kind, place_of
+from .segment import ENTRY, ERASED, GROUP_END, HIT, LOG_START, LOST, MISSING, Kind, place_of
 from .state import Moved, Sessions
 
 SLICE_BYTES = 256 << 10  # of one slice: some milliseconds
@@ -114,7 +115,13 @@ class Compaction:
             if valid == HIT:
                 word, payload = word | LOST, extra
             elif valid != source:
-                return None
+                marks = valid == MISSING and word & ERASED and session in self._sessions.states
+                if not (marks and _is_stained(self._logs, session, self.victims)):
+                    return None
+                try:
+                    payload = self._logs.read(source).payload
+                except RecordDamaged:
+                    return None
         out, at, word = self._out, self._out.end, word | GROUP_END
         data = segment.encoded_record(out.header.frame, at, sequence, session, word, moment, payload)
         self._rows.append(segment.entry(sequence, session, word, moment, at, len(payload), len(extra)))
@@ -122,7 +129,7 @@ class Compaction:
             self._extras[at] = extra
         self._moved.setdefault(session, []).append((kind, index, source, place_of(out.slot, at, len(data))))
         out.end += len(data)
-        if kind in (Kind.START, Kind.DROP) or word & LOST:
+        if kind in (Kind.START, Kind.DROP) or word & LOST or valid == MISSING:
             self._marks += len(data)
         return data
 
@@ -143,13 +150,37 @@ class Compaction:
         self._out.marks = self._out.dead
 
 
+def _is_stained(logs: LogFolder, session: int, but: Sequence[Log]) -> bool:
+    """Whether a log, not one of ``but``, has records of this session and is to be rewritten soon."""
+    return any(one.stained is not None and one.has(session) for one in logs.logs.values() if one not in but)
+
+
+def has_replaced(logs: LogFolder, sessions: Sessions, one: Log, numbers: Collection[int]) -> bool:
+    """Whether the log has operations of one of the sessions ``numbers`` that a snapshot has replaced. Those
+    that removed items do not count; a log that cannot be read counts."""
+    if not any(map(one.has, numbers)):
+        return False
+    try:
+        entries, _ = logs.entries_of(one)
+    except OSError:
+        return True
+    entries = entries[(segment.kinds_of(entries) <= Kind.SNAPSHOT) & (entries["word"] & ERASED == 0)]
+    for session, row in zip(segment.sessions_of(entries), entries.tolist(), strict=True):
+        if session in numbers:
+            source = place_of(one.slot, row[4], one.header.frame.padded(row[6]))
+            if sessions.place(session, row[2] >> 8 & 0xFF, row[2] >> 16) not in (source, HIT):
+                return True
+    return False
+
+
 def dispensable(logs: LogFolder, sessions: Sessions) -> Iterator[Log]:
     """The logs that can be removed because no session needs a record of theirs, the oldest first. Remove each
     before asking for the next.
 
     Not among them are: the log that is being written; one that cannot be read; one that replaces a log that is
     still there; one with the record of the present server start; one with the mark that a session was forgotten
-    of which other logs have records; and one with the mark of a damaged record.
+    of which other logs have records; one with an operation that removed items of which another stained log may
+    have the text; and one with the mark of a damaged record.
     """
     for one in sorted(logs.logs.values(), key=lambda one: one.number):
         if one is logs.active or one.live:
@@ -166,6 +197,10 @@ def dispensable(logs: LogFolder, sessions: Sessions) -> Iterator[Log]:
             continue
         dropped = set(segment.sessions_of(entries[kinds == Kind.DROP]))
         if any(number in sessions.states or any(other.has(number) for other in others) for number in dropped):
+            continue
+        removers = entries[(kinds == Kind.OPERATION) & (entries["word"] & ERASED != 0)]
+        removed = set(segment.sessions_of(removers)) & sessions.states.keys()
+        if any(_is_stained(logs, number, [one]) for number in removed):
             continue
         keys = zip(segment.sessions_of(entries), kinds.tolist(), indexes.tolist(), strict=True)
         if any(sessions.place(*key) == HIT for key in keys):

@@ -55,8 +55,9 @@ class Journal:
         reclaimable: Callable[[], int] = lambda: 0,
     ) -> None:
         self.settings = settings
-        self.live: set[int] = set()
-        """Numbers of the sessions in memory, which retention skips."""
+        self.live: dict[int, int] = {}
+        """The sessions that retention skips, by number: those in memory, and those that something which is
+        queued needs; and how many hold each (`hold`). Retention's thread looks into it."""
         self.doomed: set[int] = set()
         """Numbers of those that are forgotten when they leave, because a client has deleted them."""
         self.condense: Condense = partial(condensed, max_events=settings.max_events)
@@ -73,6 +74,7 @@ class Journal:
         self._queue: list[Fresh] = []
         self._jobs: deque[tuple[Callable[[JournalStore], Any], asyncio.Future[Any]]] = deque()
         self._queued = 0
+        self._taken = 0  # so many of the queued changes are with the thread, or written
         self._urgent = False
         self._later: dict[JournaledLog, None] = {}  # logs with operations that may wait
         self._batch: asyncio.TimerHandle | None = None
@@ -209,8 +211,8 @@ class Journal:
 
     def keeps(self, number: int) -> bool:
         """Whether this session was written and is not forgotten. It does not wait for the thread, so it may
-        miss what was put just now."""
-        return self._store.sessions.states.keeps(number)
+        miss what was put just now. One that the caller holds stays kept if it is."""
+        return number not in self._store.going and self._store.sessions.states.keeps(number)
 
     @property
     def mismatches(self) -> Sequence[str]:
@@ -236,10 +238,17 @@ class Journal:
             return ShareFull(f"This tenant's open sessions fill its share of the journal, {most} bytes")
         return self.fault
 
+    def hold(self, number: int) -> None:
+        """Let retention skip session ``number`` until a `leave` for each `hold`."""
+        self.live[number] = self.live.get(number, 0) + 1
+
     def leave(self, number: int, salt: bytes = b"") -> None:
-        """Session ``number`` is not in memory any more, so retention may forget it. If its tenant (``salt``)
-        has a share of the journal, that is checked again soon."""
-        self.live.discard(number)
+        """End one `hold` of session ``number``. After the last, retention may forget it; if its tenant
+        (``salt``) has a share of the journal, that is checked again soon."""
+        if (holders := self.live.get(number, 1) - 1) > 0:
+            self.live[number] = holders
+            return
+        self.live.pop(number, None)
         if number in self.doomed:
             self.doomed.discard(number)
             self.put([records.drop(number, deleted=True)])
@@ -292,13 +301,13 @@ class Journal:
     def _run(self) -> None:
         swept = time.monotonic()
         while True:
-            group, upto, jobs = self._next()
+            group, jobs = self._next()
             if group and not self._commit(group):
                 self._answer_closed(jobs)
                 return
             if group:
                 self._relieve()  # before the futures resolve: a prune lets the next turn begin
-                self._tell(self._committed, upto)
+                self._tell(self._committed, self._taken)
             self._watch()
             if self._fault is None:
                 for job, answer in jobs:
@@ -308,7 +317,7 @@ class Journal:
                 self._compact()
                 if time.monotonic() - swept > self.settings.sweep_seconds:
                     swept = time.monotonic()
-                    self._upkeep(lambda: self._store.sweep(frozenset(self.live)))
+                    self._upkeep(lambda: self._store.sweep(self.live))
                     self._upkeep(self._store.note)
             else:
                 self._answer_closed(jobs)
@@ -316,20 +325,23 @@ class Journal:
                 if self._closing and not self._queue and not self._jobs:
                     return
 
-    def _next(self) -> tuple[list[Fresh], int, list[Any]]:
-        """In the journal's thread: wait for work. Returns the queued group, the number of all changes that were
-        ever queued, and the jobs. Group and jobs may be empty: the journal closes, there is time for a slice of
-        compaction, or `WATCH_SECONDS` are over."""
+    def _next(self) -> tuple[list[Fresh], list[Any]]:
+        """In the journal's thread: wait for work. Returns the queued group and the jobs. Both may be empty: the
+        journal closes, there is time for a slice of compaction, or `WATCH_SECONDS` are over."""
         compacting = self._store.wants_compaction
         with self._changed:
             while not (self._urgent or self._jobs or self._closing):
                 if compacting or not self._changed.wait(WATCH_SECONDS):
-                    return [], 0, []
-            group, self._queue = self._queue, []
+                    return [], []
             jobs = list(self._jobs)
             self._jobs.clear()
-            self._urgent = False
-            return group, self._queued, jobs
+            return self._take(), jobs
+
+    def _take(self) -> list[Fresh]:
+        """In the journal's thread, with the lock: the queued changes, which are queued no more."""
+        group, self._queue = self._queue, []
+        self._taken, self._urgent = self._queued, False
+        return group
 
     def _watch(self) -> None:
         """Look, once a second, whether the store is still this server's: if not, new turns are refused until it
@@ -399,8 +411,9 @@ class Journal:
             self._upkeep(self._store.compact)
 
     def _commit(self, group: list[Fresh]) -> bool:
-        """Try to write ``group`` until it succeeds. At the first failure set `_fault`, so that new turns are
-        refused, and tell the server. Returns False if the journal closes before it succeeds."""
+        """Try to write ``group`` until it succeeds, with what is queued meanwhile: a deletion among that may
+        use what is left of the disk. At the first failure set `_fault`, so that new turns are refused, and tell
+        the server. Returns False if the journal closes before it succeeds."""
         while True:
             try:
                 self._store.write(group)
@@ -412,9 +425,11 @@ class Journal:
                     fault = StorageUnavailable(f"the journal cannot be written: {type(error).__name__}")
                 self._failures += 1
                 self._fail(fault)
-                if self._relieved() or self._paused():
-                    continue
-                return False
+                if not self._relieved() and not self._paused():
+                    return False
+                with self._changed:
+                    group += self._take()
+                continue
             self._commits += 1
             self._healed()
             return True
@@ -422,7 +437,7 @@ class Journal:
     def _relieved(self) -> bool:
         """If the journal is full, forget closed sessions to make room in it. Returns whether room was made."""
         try:
-            return self._store.full and self._store.make_room(frozenset(self.live))
+            return self._store.full and self._store.make_room(self.live)
         except Exception:  # the thread must not end
             return False
 
@@ -521,13 +536,20 @@ class JournaledLog(SessionLog):
         self._others: list[Fresh] = []
         self._flushing: asyncio.Handle | None = None
         self._closed = False
-        journal.live.add(number)
+        journal.hold(number)
 
     @classmethod
     def begin(cls, journal: Journal, record: SessionRecord) -> JournaledLog:
-        """A log for a new session, with the next free number; queues the session's record for the journal."""
+        """A log for a new session, with the next free number; queues the session's record for the journal.
+        The session that a fork begins with is held until the fork is on disk."""
         log = cls(journal, next(journal.numbers), salt=record.salt)
         log.rewrite(record)
+        if record.origin is not None:
+            origin = record.origin.number
+            journal.hold(origin)
+            asyncio.get_running_loop().call_soon(  # after the record was handed to the journal
+                lambda: journal.sync().add_done_callback(lambda _: journal.leave(origin))
+            )
         return log
 
     @property

@@ -31,7 +31,15 @@ from msgspec.structs import replace as changed
 
 from ...kvstore.folder_lock import elsewhere, make_private
 from ...kvstore.system_limits import errno_of, explained
-from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreLost, StoreNewer, StoreUnusable
+from ..errors import (
+    RecordDamaged,
+    StorageFull,
+    StorageUnavailable,
+    StoreForeign,
+    StoreLost,
+    StoreNewer,
+    StoreUnusable,
+)
 from . import segment
 from .clock import ServedClock
 from .folder import Disk, Identity
@@ -637,13 +645,18 @@ class LogFolder:
                 self._close_index(active)
             if lost:
                 raise
-            self.full = errno_of(fault) in NO_ROOM
-            raise StorageUnavailable(explained(fault, f"the journal's log {active.path}")) from None
+            raise self._unavailable(fault, active) from None
         active.end = at
         active.fresh.update(segment.mark_of(one.session) for one in records)
         self._next_count = max(self._next_count, 1 + max(one.session >> segment.HIGH for one in records))
         self._extend_index(active, entries, b"".join(one.extra for one in records))
         return places, first, moment
+
+    def _unavailable(self, fault: Exception, one: Log) -> StorageUnavailable:
+        """The error for a log that could not be written because of ``fault``."""
+        self.full = errno_of(fault) in NO_ROOM
+        kind = StorageFull if self.full else StorageUnavailable
+        return kind(explained(fault, f"the journal's log {one.path}"))
 
     def _put(self, one: Log, data: bytes, end: int) -> None:
         """Write ``data`` at the log's end; ``end`` is the offset behind it. Raises ``OSError``.
@@ -729,8 +742,7 @@ class LogFolder:
                 self.check()  # otherwise another server may count on it
                 self.disk.remove(one.path)
                 self.disk.remove(one.index_path)
-            self.full = errno_of(fault) in NO_ROOM
-            raise StorageUnavailable(explained(fault, f"the journal's log {one.path}")) from None
+            raise self._unavailable(fault, one) from None
         self.made = False
         if name is None:
             self.logs[one.slot] = one

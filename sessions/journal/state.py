@@ -61,10 +61,13 @@ class Sessions:
     def apply(self, record: Fresh, place: int, sequence: int, moment: int) -> list[SessionState]:
         """Update the index with a record that was written at ``place``, with the sequence number ``sequence``,
         at ``moment`` (microseconds of the store's clock). Returns the sessions that are removed from the index,
-        because no record of theirs is needed any more."""
+        because no record of theirs is needed any more. Of a session that is not in the index only its SESSION
+        record counts: any other was queued before the session was forgotten."""
+        if record.kind != Kind.SESSION and record.session not in self.states:
+            if record.kind != Kind.DROP:
+                self._kill(place)
+            return []
         if record.kind == Kind.DROP:
-            if record.session not in self.states:
-                return []
             state = self.states.edit(record.session)
             self._kill(state.ring)
             self._end(state)
@@ -267,13 +270,13 @@ class Sessions:
                 self._struck.add(begun)
             self.states.rest()
 
-    def removals(self) -> Iterator[tuple[int, int]]:
-        """Call once, after `load`: the number of each session with an operation that removed items from it and
-        that no snapshot has replaced, and the index of the last one."""
+    def removals(self) -> Iterator[tuple[int, int, bool]]:
+        """Call once, after `load`: the number of each session of which the logs have an operation that removed
+        items from it, the index of the last one, and whether a snapshot has replaced that."""
         found, self._removals = self._removals, {}
         for number, index in found.items():
-            if number in self.states and self.place(number, Kind.OPERATION, index) != MISSING:
-                yield number, index
+            if number in self.states:
+                yield number, index, self.place(number, Kind.OPERATION, index) == MISSING
 
     def _run(self, number: int, index: int, places: Any) -> SessionState:
         state = self._state(number)

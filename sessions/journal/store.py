@@ -20,11 +20,11 @@ import msgspec
 import numpy as np
 
 from ...kvstore.reserve import NAME, DiskReserve
-from ..errors import RecordDamaged, StorageUnavailable, StoreLost, StoreUnusable
+from ..errors import RecordDamaged, StorageFull, StorageUnavailable, StoreLost, StoreUnusable
 from ..settings import JournalSettings
 from . import segment
 from .clock import MICROSECONDS, ServedClock
-from .compaction import Compaction, dispensable
+from .compaction import Compaction, dispensable, has_replaced
 from .folder import FOLDER, IDENTITY, Disk, Identity, mismatch, named, write_identity
 from .logs import NO_ROOM, Log, LogFolder
 from .records import AnyOperation, Keyring, SessionRecord, append, drop
@@ -97,6 +97,8 @@ class JournalStore:
         self.full = False
         """Whether the last write failed because the journal has reached its size."""
         self.retention = Retention(self.sessions.states, settings.tenants)
+        self.going: frozenset[int] = frozenset()
+        """The sessions that retention forgets at this moment."""
         self.forgotten: Counter[str] = Counter()
         """How many sessions retention has forgotten since the store was opened, by reason."""
         self.mismatches: list[str] = []
@@ -188,8 +190,9 @@ class JournalStore:
             self.note()
 
     def _appended(self, records: Sequence[Fresh]) -> tuple[list[int], int, int]:
-        """Append the records to the logs (`LogFolder.append`). On a full disk what is dead gives way first, and
-        then the reserve. Raises ``StorageUnavailable``."""
+        """Append the records to the logs (`LogFolder.append`). On a full disk what is dead gives way first,
+        then the reserve, but for its last part if nothing of the records makes room, and then logs in which
+        something is dead. Raises ``StorageUnavailable``."""
         while True:
             try:
                 return self.logs.append(records)
@@ -200,8 +203,23 @@ class JournalStore:
                 last = any(one.kind in (Kind.DROP, Kind.START) for one in records)
                 if self.remove_dead():
                     continue
-                if not (self.logs.full and self._reserve.give(size + BESIDE_BYTES, last=last)):
+                if not self.logs.full:
                     raise
+                if not self._reserve.give(size + BESIDE_BYTES, last=last) and not self._shrink():
+                    raise
+
+    def _shrink(self) -> bool:
+        """On a full disk, rewrite one log in which something is dead, with all of the reserve. Returns whether
+        that made room."""
+        before, active = self.logs.bytes, self.logs.active
+        if active is not None and active.dead > ROLLED_BYTES:
+            self.logs.roll()
+        victims = [one for one in self._victims(least=SHORT_SHARE) if one.dead > one.marks]
+        try:
+            self._compact_whole(victims[:1])
+        except StorageUnavailable as fault:
+            self._rest(fault)
+        return self.logs.bytes < before
 
     def begin(self, generation: int) -> None:
         """Record that a server starts, as number ``generation``. Raises ``StorageUnavailable``."""
@@ -237,7 +255,7 @@ class JournalStore:
             try:
                 write_identity(self.folder, self.logs.identity(without), self.logs.disk)
             except OSError as fault:
-                if fault.errno not in NO_ROOM or not self._reserve.give(BESIDE_BYTES):
+                if fault.errno not in NO_ROOM or not self._reserve.give(BESIDE_BYTES, last=bool(without)):
                     raise
                 write_identity(self.folder, self.logs.identity(without), self.logs.disk)
         except OSError as fault:
@@ -278,6 +296,9 @@ class JournalStore:
             else:
                 logs[slot_of(place)].live += segment.padded(len(one.payload))
             erased += self.sessions.apply(one, place, sequence, moment)
+            if number not in states:  # it is forgotten: what was queued for it meanwhile goes with it
+                self._mark([logs[slot_of(place)]] if one.kind != Kind.DROP else [])
+                continue
             self._note_removal(one)
             if one.kind == Kind.DROP and number in states:  # its forks need it
                 self._note_pinned(number)
@@ -393,15 +414,16 @@ class JournalStore:
         except OSError:
             return None
 
-    def sweep(self, keep: frozenset[int], *, aged: bool = True) -> int:
+    def sweep(self, keep: Container[int], *, aged: bool = True) -> int:
         """Forget the sessions that retention does not keep: those not used while servers ran for
         ``max_age_seconds`` (only if ``aged``), and those beyond ``max_sessions``; but none with a number in
         ``keep``. Returns how many. Raises ``StorageUnavailable``."""
         count = 0
         if aged:
             oldest = self.logs.clock.now() - self._settings.max_age_seconds * MICROSECONDS
-            count += self._forget(self.retention.aged(oldest, keep), "age")
-        return count + self._forget(self.retention.beyond(self._settings.max_sessions, keep), "number")
+            count += self._forget(self.retention.aged(oldest, keep), keep, "age")
+        beyond = self.retention.beyond(self._settings.max_sessions, keep)
+        return count + self._forget(beyond, keep, "number")
 
     def end_deletions(self) -> None:
         """Forget the sessions that clients have deleted while an earlier server used them. Raises
@@ -409,25 +431,33 @@ class JournalStore:
         states = self.sessions.states
         self.erase([number for number in states if states.is_doomed(number)], deleted=True)
 
-    def make_room(self, keep: frozenset[int]) -> bool:
+    def make_room(self, keep: Container[int]) -> bool:
         """Forget some sessions of the tenants that hold the most bytes, none with a number in ``keep``. Returns
         False if there is none to forget. Raises ``StorageUnavailable``."""
-        return bool(self._forget(self.retention.largest(SWEEP_SESSIONS, keep), "size"))
+        return bool(self._forget(self.retention.largest(SWEEP_SESSIONS, keep), keep, "size"))
 
     def keep_shares(self, live: Container[int]) -> frozenset[bytes]:
         """Forget the sessions that tenants have beyond their shares, but none in ``live``, the sessions in
         memory. Returns the salts of the tenants that still have more bytes than their share. Raises
         ``StorageUnavailable``."""
         while gone := self.retention.surplus(live, SWEEP_SESSIONS):
-            self._forget(gone, "share")
+            self._forget(gone, live, "share")
         return self.retention.full()
 
-    def _forget(self, numbers: Sequence[int], why: str) -> int:
-        """Forget these sessions for a reason, one of `FORGOTTEN`, and say so. Returns how many they are."""
-        if numbers:
-            self.erase(numbers)
-            self.forgotten[why] += len(numbers)
-            log.info("%d sessions are forgotten: %s", len(numbers), FORGOTTEN[why])
+    def _forget(self, chosen: Sequence[int], keep: Container[int], why: str) -> int:
+        """Forget the ``chosen`` sessions for a reason, one of `FORGOTTEN`, and say so; none that has come into
+        ``keep`` since they were chosen. Returns how many they are."""
+        # Another thread adds to `keep` and then looks at `going`: either it sees that a session goes, or this
+        # sees that it is kept.
+        self.going = frozenset(chosen)
+        try:
+            numbers = [number for number in chosen if number not in keep]
+            if numbers:
+                self.erase(numbers)
+                self.forgotten[why] += len(numbers)
+                log.info("%d sessions are forgotten: %s", len(numbers), FORGOTTEN[why])
+        finally:
+            self.going = frozenset()
         return len(numbers)
 
     # --- room -----------------------------------------------------------------------------------------------
@@ -440,7 +470,7 @@ class JournalStore:
         self._reclaim(size)
         if self.logs.bytes + size > most:
             self.full = True
-            raise StorageUnavailable(f"the journal has {self.logs.bytes} bytes, and may have no more")
+            raise StorageFull(f"the journal has {self.logs.bytes} bytes, and may have no more")
 
     def _reclaim(self, size: int) -> None:
         """Try to make room for ``size`` bytes in the journal, now: remove dead logs, then compact others.
@@ -697,8 +727,14 @@ class JournalStore:
         pinned = [number for number in deleted if number in self.sessions.states]
         gone = set(deleted).difference(pinned)
         self._mark(one for one in self.logs.logs.values() if any(map(one.has, gone)))
-        for number, index in self.sessions.removals():
-            self._removals[number] = _Removal(index)
+        condensed = set[int]()
+        for number, index, replaced in self.sessions.removals():
+            if replaced:
+                condensed.add(number)
+            else:
+                self._removals[number] = _Removal(index)
+        logs, sessions = self.logs, self.sessions
+        self._mark(one for one in logs.logs.values() if has_replaced(logs, sessions, one, condensed))
         for number in pinned:
             self._note_pinned(number)
         for _, _, number in sorted(used):  # the order in which retention forgets them

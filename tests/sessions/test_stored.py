@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.sessions.errors import RecordDamaged
 from holdfast.sessions.journal import admin
-from holdfast.sessions.journal.journal import Journal
+from holdfast.sessions.journal.journal import Journal, JournaledLog
+from holdfast.sessions.journal.records import EventReceived, Keyring, SessionRecord
+from holdfast.sessions.journal.segment import Fresh, Kind
+from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.settings import JournalSettings, JournalShare
 from holdfast.sessions.stored import StoredObjects
 
@@ -75,15 +80,115 @@ async def test_a_dropped_object_is_gone_and_its_children_keep_its_notes(tmp_path
 
 async def test_retention_forgets_objects_and_the_cache_follows(tmp_path: Path) -> None:
     settings = replace(SETTINGS, tenants={ONE: JournalShare(sessions=2)})
-    async with opened(tmp_path, settings) as (stored, _):
+    async with opened(tmp_path, settings) as (stored, journal):
         before = stored.add("resp_0", ONE, b"0")
         for number in range(1, 4):
             before = stored.add(f"resp_{number}", ONE, b"%d" % number, parent=before)
             await stored.durable()
-        await stored._journal.read(lambda store: None)  # type: ignore[union-attr]  # retention ran before
-        assert await stored.find(ONE, "resp_0") is None
+        while await stored.find(ONE, "resp_0") is not None:
+            await journal.read(lambda store: None)
         found = await stored.find(ONE, "resp_3")
         assert found is not None and found.notes == (b"0", b"1", b"2", b"3")
+
+
+class SlowWrites:
+    """Keeps the journal's thread from going on with a group: before it writes one that ``chosen`` is true of,
+    or, ``after``, when it has written it. `arrived` waits for that; then ``go`` lets the thread go on."""
+
+    def __init__(
+        self, patch: pytest.MonkeyPatch, chosen: Callable[[Sequence[Fresh]], bool], *, after: bool = False
+    ) -> None:
+        self.go, self._there, whole = threading.Event(), threading.Event(), JournalStore.write
+
+        def write(store: JournalStore, group: Sequence[Fresh]) -> None:
+            if after:
+                whole(store, group)
+            if chosen(group):
+                self._there.set()
+                self.go.wait(20)
+            if not after:
+                whole(store, group)
+
+        patch.setattr(JournalStore, "write", write)
+
+    async def arrived(self) -> None:
+        assert await asyncio.to_thread(self._there.wait, 20)
+
+
+def begins_one(group: Sequence[Fresh]) -> bool:
+    return any(one.kind == Kind.SESSION for one in group)
+
+
+def drops_one(group: Sequence[Fresh]) -> bool:
+    return any(one.kind == Kind.DROP for one in group)
+
+
+FULL = replace(SETTINGS, tenants={ONE: JournalShare(sessions=1)})
+
+
+@pytest.mark.parametrize("chosen", [begins_one, drops_one], ids=["before it chooses", "when it has chosen"])
+async def test_what_is_acknowledged_is_not_lost_by_retention(
+    chosen: Callable[[Sequence[Fresh]], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another object of the tenant fills its share, and the one that is appended to is the longest unused."""
+    async with opened(tmp_path, FULL) as (stored, _):
+        kept = stored.add("conv_1", ONE, b"a")
+        await stored.durable()
+        slow = SlowWrites(monkeypatch, chosen, after=chosen is begins_one)
+        stored.add("resp_1", ONE, b"b")
+        await slow.arrived()
+        stored.append(kept, b"c")
+        slow.go.set()
+        await stored.durable()
+        found = await stored.find(ONE, "conv_1")
+        assert found is not None and found.notes == (b"a", b"c")
+        stored.append(found, b"d")
+        await stored.durable()
+    async with opened(tmp_path) as (stored, _):
+        found = await stored.find(ONE, "conv_1")
+        assert found is not None and found.notes == (b"a", b"c", b"d")
+
+
+async def test_a_conversation_stays_while_what_begins_with_it_is_only_queued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is appended to meanwhile, which ends sooner."""
+    async with opened(tmp_path, FULL) as (stored, _):
+        kept = stored.add("conv_1", ONE, b"a")
+        await stored.durable()
+        slow = SlowWrites(monkeypatch, begins_one, after=True)
+        stored.add("resp_1", ONE, b"b")
+        await slow.arrived()
+        stored.add("resp_2", ONE, b"c", parent=kept)
+        stored.append(kept, b"d")
+        slow.go.set()
+        await stored.durable()
+    async with opened(tmp_path) as (stored, _):
+        found = await stored.find(ONE, "resp_2") or await stored.find(ONE, "conv_1")
+        assert found is not None and found.notes in ((b"a", b"c"), (b"a", b"d"))
+
+
+async def test_a_session_stays_while_its_fork_is_only_queued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, FULL) as (stored, journal):
+        record = SessionRecord(id="sess_1", owner=b"", salt=ONE, clock="2025-03-01T00:00:00+00:00")
+        log = JournaledLog.begin(journal, record)
+        log.keep_handles(Keyring(fresh=(bytes(32),)))
+        log.append(EventReceived(event="said"))
+        await log.sync()
+        slow = SlowWrites(monkeypatch, begins_one, after=True)
+        stored.add("resp_1", ONE, b"b")
+        await slow.arrived()
+        fork = JournaledLog.begin(
+            journal, msgspec.structs.replace(record, id="sess_2", origin=log.position())
+        )
+        fork.keep_handles(Keyring(fresh=(b"1" * 32,)))
+        log.close()
+        slow.go.set()
+        await fork.sync()
+        found = await journal.read(lambda store: store.session(fork.number))
+        assert found.operations == (EventReceived(event="said"),)
 
 
 async def test_long_objects_are_not_condensed(tmp_path: Path) -> None:

@@ -11,10 +11,17 @@ from pathlib import Path
 import pytest
 
 from holdfast.sessions.conversation.items import Preamble
-from holdfast.sessions.errors import StorageUnavailable
+from holdfast.sessions.errors import StorageFull
 from holdfast.sessions.journal.folder import Disk
 from holdfast.sessions.journal.logs import LogFolder
-from holdfast.sessions.journal.records import AnyOperation, EventReceived, Origin, SessionSnapshot, append
+from holdfast.sessions.journal.records import (
+    AnyOperation,
+    Deleted,
+    EventReceived,
+    Origin,
+    SessionSnapshot,
+    append,
+)
 from holdfast.sessions.journal.store import JournalStore
 
 from .bad_disks import killed
@@ -60,6 +67,35 @@ def test_what_was_deleted_leaves_logs_in_which_little_is_dead(restart: bool) -> 
         assert not holds(path, secret(7))
         assert len(store.sessions.states) == 19
         assert all(holds(path, secret(number)) for number in range(1, 21) if number != 7)
+        store.close()
+
+
+@pytest.mark.parametrize("without", [18, 1])
+def test_a_removed_item_leaves_all_logs_though_each_server_dies_after_one_compaction(without: int) -> None:
+    """A snapshot has replaced the operation that removed it, and little else in the logs is dead. The log with
+    that operation is rewritten before the one with the text, or after it."""
+    with folder() as path:
+        store = JournalStore.open(path, MODEL, replace(LATER, segment_bytes=20 * KIB))
+        store.write([*birth(99), append(99, 0, EventReceived(event="swordfish"))])
+        for number in range(1, 19):
+            if number == 10:
+                store.logs.roll()
+                store.write([append(99, 1, EventReceived(event="swordfish, too"))])
+                store.write([append(99, 2, Deleted(item="item_1"))])
+            if number != without:
+                store.write([*birth(number), append(number, 0, EventReceived(event=secret(number)))])
+        snapshot = SessionSnapshot(preamble=Preamble(), rendered=Preamble())
+        assert store.condense(99, lambda operations: (len(operations), snapshot))
+        for _ in range(8):
+            assert store.session(99).operations == (snapshot,)
+            killed(store)
+            store = JournalStore.open(path, MODEL, replace(AT_ONCE, segment_bytes=20 * KIB))
+            if not store.wants_compaction:
+                break
+            while store.compact():
+                pass
+        assert not holds(path, "swordfish") and not store.wants_compaction
+        assert len(store.sessions.states) == 18
         store.close()
 
 
@@ -155,7 +191,7 @@ class SmallDisk(Disk):
 def written(store: JournalStore, number: int) -> bool:
     try:
         store.write([*birth(number), append(number, 0, EventReceived(event="x" * 20 * KIB))])
-    except StorageUnavailable:
+    except StorageFull:
         return False
     return True
 
@@ -184,4 +220,24 @@ def test_a_full_disk_is_left_by_deleting(restart: bool, monkeypatch: pytest.Monk
         assert store.free_bytes() > 3500 * KIB and not store.short
         assert written(store, number + 1)
         assert list(store.sessions.states) == [number + 1]
+        store.close()
+
+
+def test_a_full_disk_has_room_where_something_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that fails over and over lets the journal come to no other work."""
+    with folder() as path:
+        disk = SmallDisk(path, 4096 * KIB)
+        monkeypatch.setattr(LogFolder, "free_bytes", lambda _: disk.free)
+        tight = replace(LATER, reserve_bytes=2048 * KIB, segment_bytes=512 * KIB)
+        store = JournalStore.open(path, MODEL, tight, disk=disk)
+        store.begin(1)
+        number = 1
+        while written(store, number):
+            number += 1
+        store.erase(sorted(store.sessions.states)[::3])
+        kept = set(store.sessions.states)
+        disk.size_in_all -= disk.free  # another program takes what is left
+        while written(store, number):
+            number += 1
+        assert len(store.sessions.states) > len(kept) + 5 and kept < store.sessions.states.keys()
         store.close()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shutil
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from holdfast.runtime.link.messages import Grammar, GrammarKind, Sampling
 from holdfast.sessions.conversation.input_text_buffer import InputTextBuffer
 from holdfast.sessions.conversation.items import Message, Preamble, Tool
-from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StorageUnavailable
+from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StorageFull, StorageUnavailable
 from holdfast.sessions.forks import Forks
 from holdfast.sessions.handles import digest_of
 from holdfast.sessions.journal.journal import Journal, JournaledLog
@@ -241,6 +243,34 @@ async def test_a_commit_that_fails_is_told_once_tried_again_and_holds_every_ackn
             stored = await registry.journal.read(lambda store: store.session(number))
             assert stored.operations == (EventReceived(event="first"), EventReceived(event="second"))
             assert (await registry.journal.statistics())["journal_failures"] > 0
+
+
+@run
+async def test_a_deletion_passes_a_group_that_a_full_disk_does_not_take() -> None:
+    """What makes room may use more of the disk than the group, which is tried again for ever."""
+    with folder() as path, pytest.MonkeyPatch.context() as patch:
+        async with registry_in(path, reciting()) as registry:
+            session, doomed = registry.create(), registry.create()
+            await left(session)
+            await left(doomed)
+            await registry.close(doomed.id)
+            alarm, whole = asyncio.Event(), JournalStore.write
+            registry.journal.watchers.add(lambda fault: alarm.set())
+
+            def write(store: JournalStore, group: Sequence[Fresh]) -> None:
+                if not any(one.kind == Kind.DROP for one in group):
+                    raise StorageFull("no space left")
+                whole(store, group)
+
+            patch.setattr(JournalStore, "write", write)
+            session.log.append(EventReceived(event="first"))
+            ticket = session.log.sync()
+            await alarm.wait()
+            assert isinstance(session.log.fault, StorageFull), "a prune is served"
+            registry.journal.delete(doomed.log.number)
+            await registry.journal.sync()
+            await ticket
+            assert not registry.journal.keeps(doomed.log.number)
 
 
 @run
@@ -939,6 +969,31 @@ async def test_an_output_that_is_streamed_in_outlives_a_snapshot() -> None:
         async with registry_in(path, reciting()) as registry:
             typed = (await resumed(registry, handle)).replayed.typed
             assert typed == InputTextBuffer("x" * 60, None, "item_9", "call_1")
+
+
+@run
+@pytest.mark.parametrize("closing", [False, True], ids=["open", "being closed"])
+async def test_a_deletion_that_is_durable_outlives_a_server_that_dies_then(closing: bool) -> None:
+    with folder() as path, folder() as copies:
+        async with registry_in(path, reciting("Hello.")) as registry:
+            session = registry.create()
+            await ask(session, "Hi.")
+            handle = await left(session)
+            gate, closed = asyncio.Event(), None
+            if closing:
+                closed = asyncio.create_task(
+                    registry.close(session.id, leave_readers=gate.wait)  # type: ignore[arg-type]
+                )
+                await asyncio.sleep(0)
+            await registry.delete(session.log.number)
+            await registry.journal.sync()
+            shutil.copytree(path, copies / "store")
+            gate.set()
+            if closed is not None:
+                await closed
+        async with registry_in(copies / "store", reciting()) as registry:
+            with pytest.raises(HandleUnknown):
+                await resumed(registry, handle)
 
 
 @run

@@ -511,3 +511,17 @@ def test_a_group_that_fails_in_the_middle_is_not_there() -> None:
         with pytest.raises(TypeError):
             store.write([append(1, 0, HELLO), put(2, object())])
         assert store.session(1).operations == ()
+
+
+def test_what_comes_for_a_session_that_was_forgotten_counts_for_nothing() -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            store.write([*birth(1), append(1, 0, EventReceived(event="one"))])
+            store.write([*birth(2), append(2, 0, EventReceived(event="two"))])
+            before = store.statistics()["journal_live_bytes"]
+            store.erase([2])
+            store.write([append(2, 1, EventReceived(event="late")), put(2, Keyring(fresh=(bytes(32),)))])
+            assert list(store.sessions.states) == [1] and store.handle(bytes(32)) is None
+            assert store.statistics()["journal_live_bytes"] < before
+        with store_in(path) as store:
+            assert list(store.sessions.states) == [1] and not store.damaged()
