@@ -73,10 +73,9 @@ class StoreWriter:
         else:
             try:
                 stored = await journal.read(lambda store: store.session(number))
-            except BaseException:
-                journal.leave(number)
-                raise
-            log = JournaledLog(journal, number, stored.written)
+                log = JournaledLog(journal, number, stored.written)
+            finally:
+                journal.leave(number)  # the log holds it
         try:
             for _ in range(rng.randrange(1, CLOSE_AFTER)):
                 self._texts += 1
@@ -98,7 +97,7 @@ class StoreWriter:
         number = await self._journal.read(choose)
         if number in self._journal.live:
             return 0
-        self._journal.live.add(number)  # before another task goes on with it
+        self._journal.hold(number)  # before another task goes on with it
         return number
 
     async def delete(self, numbers: list[int]) -> None:

@@ -228,7 +228,7 @@ def test_a_full_disk_has_room_where_something_is_dead(monkeypatch: pytest.Monkey
     with folder() as path:
         disk = SmallDisk(path, 4096 * KIB)
         monkeypatch.setattr(LogFolder, "free_bytes", lambda _: disk.free)
-        tight = replace(LATER, reserve_bytes=2048 * KIB, segment_bytes=512 * KIB)
+        tight = replace(LATER, reserve_bytes=2048 * KIB, segment_bytes=256 * KIB)
         store = JournalStore.open(path, MODEL, tight, disk=disk)
         store.begin(1)
         number = 1
