@@ -125,12 +125,16 @@ class FolderLock:
 
     def _sign(self) -> None:
         """Write this process's name and random words into the file, over what is there, so that it works on a
-        full disk, too. What is read back is what counts."""
+        full disk, too. What is read back is what counts, once it is flushed: on a network file system only then
+        another host sees it. Raises ``OSError`` if it cannot be written and the folder is not locked."""
         assert self._fd is not None
         name = f"process {os.getpid()} on {socket.gethostname()}\n{secrets.token_hex(16)}\n"
         try:
             os.pwrite(self._fd, name.encode(errors="replace")[:SIGNED_BYTES].ljust(SIGNED_BYTES), 0)
+            os.fsync(self._fd)
         except OSError:
+            if not self._keeps_out:
+                raise
             os.ftruncate(self._fd, 0)  # the name of an earlier holder would mislead
         self._words = os.pread(self._fd, SIGNED_BYTES, 0)
 
@@ -150,7 +154,10 @@ class FolderLock:
         old, self._fd = self._fd, fd
         if old is not None:
             os.close(old)
-        self._sign()
+        try:
+            self._sign()
+        except OSError as fault:
+            return f"has no lock any more, and none can be made: {fault.strerror}"
         log.warning("%s was removed, and is made again: leave it there while the server runs", self._path)
         return ""
 
