@@ -14,6 +14,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import secrets
 import socket
 import time
@@ -29,6 +30,12 @@ SIGNED_BYTES = 192
 POLL_SECONDS = 0.05
 NO_FOLDER_LOCKS = (errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """The system's errors where a file system locks files but no folders, as NFS."""
+
+OWN = re.compile(
+    r"(lock|holder|identity|reserve|secret|data\.mdb|lock\.mdb|about\.json|costs\.json)(\..*)?"
+    r"|.*\.(log|index)(\..*)?"
+)
+"""The names of a store's files, in all its folders; behind a point, of those that are made or kept aside."""
 
 
 class FolderLock:
@@ -174,13 +181,17 @@ def elsewhere(path: Path, fd: int) -> str:
 
 
 def make_private(folder: Path) -> None:
-    """Make the folder if it is not there, and let no other user into it or read its files, as far as this user
-    may change that. Raises ``OSError``."""
+    """Make the folder if it is not there, and let no other user into it or read a store's files there (`OWN`),
+    as far as this user may change that. Files of other names stay as they are. Raises ``OSError``."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with os.scandir(folder) as entries:
         found = [
             (folder, 0o700),
-            *((Path(one), 0o600) for one in entries if one.is_file(follow_symlinks=False)),
+            *(
+                (Path(one), 0o600)
+                for one in entries
+                if OWN.fullmatch(one.name) and one.is_file(follow_symlinks=False)
+            ),
         ]
     for path, mode in found:
         with suppress(FileNotFoundError, PermissionError):  # another user's, such as a mounted volume
