@@ -14,6 +14,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import secrets
 import socket
 import time
@@ -29,6 +30,14 @@ SIGNED_BYTES = 192
 POLL_SECONDS = 0.05
 NO_FOLDER_LOCKS = (errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """The system's errors where a file system locks files but no folders, as NFS."""
+
+OWN = re.compile(
+    r"(lock|holder|identity|reserve|secret|data\.mdb|lock\.mdb|about\.json|costs\.json)(\..*)?"
+    r"|(compacted-)?[0-9a-f]{8,}\.(log|index)(\..*)?"
+    r"|journal(\..*)?|kv|[0-9a-f]{32}|model-.*|lost\+found"
+)
+"""The names of a store's files, in all its folders; behind a point, of those that are made or kept aside. Then
+those of the folders."""
 
 
 class FolderLock:
@@ -125,12 +134,16 @@ class FolderLock:
 
     def _sign(self) -> None:
         """Write this process's name and random words into the file, over what is there, so that it works on a
-        full disk, too. What is read back is what counts."""
+        full disk, too. What is read back is what counts, once it is flushed: on a network file system only then
+        another host sees it. Raises ``OSError`` if it cannot be written and the folder is not locked."""
         assert self._fd is not None
         name = f"process {os.getpid()} on {socket.gethostname()}\n{secrets.token_hex(16)}\n"
         try:
             os.pwrite(self._fd, name.encode(errors="replace")[:SIGNED_BYTES].ljust(SIGNED_BYTES), 0)
+            os.fsync(self._fd)
         except OSError:
+            if not self._keeps_out:
+                raise
             os.ftruncate(self._fd, 0)  # the name of an earlier holder would mislead
         self._words = os.pread(self._fd, SIGNED_BYTES, 0)
 
@@ -150,7 +163,10 @@ class FolderLock:
         old, self._fd = self._fd, fd
         if old is not None:
             os.close(old)
-        self._sign()
+        try:
+            self._sign()
+        except OSError as fault:
+            return f"has no lock any more, and none can be made: {fault.strerror}"
         log.warning("%s was removed, and is made again: leave it there while the server runs", self._path)
         return ""
 
@@ -167,15 +183,16 @@ def elsewhere(path: Path, fd: int) -> str:
 
 
 def make_private(folder: Path) -> None:
-    """Make the folder if it is not there, and let no other user into it or read its files, as far as this user
-    may change that. Raises ``OSError``."""
+    """Make the folder if it is not there, and let no other user into it or read a store's files there (`OWN`),
+    as far as this user may change that. Files of other names stay as they are, and so does a folder that has
+    such. Raises ``OSError``."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with os.scandir(folder) as entries:
-        found = [
-            (folder, 0o700),
-            *((Path(one), 0o600) for one in entries if one.is_file(follow_symlinks=False)),
-        ]
-    for path, mode in found:
+        own = {one.name: one.is_file(follow_symlinks=False) for one in entries if OWN.fullmatch(one.name)}
+    places = [(folder / name, 0o600) for name, is_file in own.items() if is_file]
+    if len(own) == len(os.listdir(folder)):
+        places.append((folder, 0o700))
+    for path, mode in places:
         with suppress(FileNotFoundError, PermissionError):  # another user's, such as a mounted volume
             if path.stat().st_mode & 0o077:
                 path.chmod(mode)

@@ -334,14 +334,18 @@ class SessionRegistry:
         self._closing_handles.update(dict.fromkeys(session.handles.digests(), closed))
         if interrupt:
             session.log.close()
-        return self._closed(session, leave_readers)
+        return self._closed(session, record.salt, leave_readers)
 
-    async def _closed(self, session: Session, leave_readers: Callable[[], Awaitable[None]] | None) -> None:
+    async def _closed(
+        self, session: Session, salt: bytes, leave_readers: Callable[[], Awaitable[None]] | None
+    ) -> None:
         try:
             if leave_readers is not None:
                 await leave_readers()
             doomed = self.journal is not None and session.log.number in self.journal.doomed
             await session.aclose(keep_kv=not doomed)
+            if doomed and (head := session.history.head) is not None:
+                await self._erase_kv(head.tokens(), salt)  # its sequence may be gone with its engine
         finally:
             self._closing.pop(session.id).set()
             for digest in session.handles.digests():
@@ -350,7 +354,7 @@ class SessionRegistry:
     async def delete(self, number: int) -> str | None:
         """Delete a session for a client, by its number in the journal: its records, and its KV on all tiers.
         Returns its id if it is open: then it is deleted when it is closed, or by the next server."""
-        journal, link = self.journal, self._link
+        journal = self.journal
         if journal is None:
             return None
         if (session := self._by_number.get(number)) is not None:
@@ -372,10 +376,15 @@ class SessionRegistry:
         if stored is not None and number in journal.live:  # it is being closed, for example
             journal.put([put(number, msgspec.structs.replace(stored.record, deleted=True))])
         journal.delete(number)
-        if len(tokens):
-            with suppress(EngineGone, VerbRefused):  # what is left of its KV is evicted
-                await link.close((await link.open(tokens.tolist(), salt)).seq, keep_kv=False)
+        await self._erase_kv(tokens, salt)
         return None
+
+    async def _erase_kv(self, tokens: Ids, salt: bytes) -> None:
+        """Drop the KV of these tokens on all tiers, as far as no other sequence holds it."""
+        if len(tokens):
+            with suppress(EngineGone, VerbRefused):  # what is left of it is evicted
+                seq = (await self._link.open(tokens.tolist(), salt)).seq
+                await self._link.close(seq, keep_kv=False)
 
     async def discard(self, session_id: str) -> None:
         """Close a session of which no client was told, for example a fork that failed half-way, and remove it

@@ -37,7 +37,7 @@ from ..settings import JournalSettings
 from .folder import FOLDER, IDENTITY, Disk, named, read_identity
 from .logs import LogFolder
 from .records import AnyOperation, Keyring, SessionRecord, append, drop, put, session_extra
-from .segment import LOST, Fresh, Kind
+from .segment import FORMAT, LOST, Fresh, Kind
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,9 @@ def migrate(folder: Path, model: bytes, settings: JournalSettings) -> bool:
             log.error("%s cannot be read: its sessions are lost; it is kept as %s", old, aside)
             return True
         if found.format not in FORMATS:
-            raise StoreNewer(f"the store {folder} has format {found.format}; this version reads up to 3")
+            raise StoreNewer(
+                f"the store {folder} has format {found.format}; this version reads up to {FORMAT}"
+            )
         if found.model != model:
             raise StoreForeign(f"the store {folder} was written for another model")
         fresh = folder / f"{FOLDER}.new"

@@ -49,8 +49,8 @@ LOG_START = 2 * HEADER_BYTES
 CHUNK_BYTES = 32
 GROUP_END, LOST, ERASED = 1, 2, 4
 """Flags of a record. GROUP_END: it is the last of its group. LOST: its content was found damaged, and its
-payload is only what the index had of it. ERASED, of a DROP: a client asked for it, so the session's bytes have
-to leave the logs soon."""
+payload is only what the index had of it. ERASED, of a DROP or of an operation that removes items: a
+client asked for it, so the bytes of what it removes have to leave the logs soon."""
 SEALED, DIRTY = 1, 2
 """Flags of a chunk of the index. SEALED: the log is complete. DIRTY: damage was found in the log, so it must be
 read whole at the next start."""

@@ -101,6 +101,17 @@ def test_files_are_for_their_user_alone(tmp_path: Path, wide: bool) -> None:
             assert {*found} >= {FILE, "lock.mdb", "holder", admin.ABOUT} and set(found.values()) == {0o600}
 
 
+def test_files_that_are_not_a_stores_keep_their_modes(tmp_path: Path) -> None:
+    """The folder was given by mistake."""
+    script = tmp_path / "run.sh"
+    script.touch()
+    for path in (script, tmp_path):
+        path.chmod(0o755)
+    for _ in range(2):
+        opened(tmp_path).close()
+        assert script.stat().st_mode & 0o777 == tmp_path.stat().st_mode & 0o777 == 0o755
+
+
 def holds(folder: Path, number: int) -> bool:
     return payload(number)[:4096] in (folder / FILE).read_bytes()
 

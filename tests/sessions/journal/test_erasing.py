@@ -24,8 +24,9 @@ from holdfast.sessions.journal.records import (
 )
 from holdfast.sessions.journal.store import JournalStore
 
+from ..session_stage import ask, reciting, run
 from .bad_disks import killed
-from .journal_stage import MODEL, SMALL, birth, folder, store_in
+from .journal_stage import MODEL, SMALL, birth, folder, registry_in, store_in
 
 AT_ONCE = replace(SMALL, erase_seconds=0.0)
 LATER = replace(SMALL, erase_seconds=3600.0)
@@ -169,6 +170,24 @@ def test_forks_that_have_all_of_a_deleted_session_are_not_copied() -> None:
         for _ in range(2):
             tidied(store)
         assert not holds(path, "shared ")
+
+
+@run
+async def test_an_open_session_that_is_deleted_after_the_engine_died_leaves_no_kv() -> None:
+    """Its sequence died with the engine; what lower tiers have of it did not."""
+    with folder() as path:
+        link = reciting("Hello")
+        async with registry_in(path, link) as registry:
+            session = registry.create(salt=b"tenant")
+            await ask(session, "Hi")
+            link.die()
+            link.restart()
+            link.log.clear()
+            await registry.delete(session.log.number)
+            await registry.close(session.id)
+            verbs = [entry[0] for entry in link.log]
+            assert verbs == ["open", "close"] and link.log[-1][-1] is False
+            assert b"tenant" in link.log[0]
 
 
 class SmallDisk(Disk):

@@ -4,16 +4,19 @@ was acknowledged is lost, and no session has another's records."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from holdfast.sessions.errors import StorageUnavailable, StoreHeld
+from holdfast.sessions.errors import StorageUnavailable, StoreHeld, StoreUnusable
 from holdfast.sessions.journal.journal import Journal, JournaledLog
+from holdfast.sessions.journal.lock import StoreLock
 from holdfast.sessions.journal.records import EventReceived, Keyring
 
 from ..session_stage import run
@@ -140,6 +143,29 @@ async def test_an_idle_server_notices_that_its_store_was_replaced() -> None:
         replaced(path, place / "aside")
         assert str(path) in (await refused(journal)).message
         await journal.aclose()
+
+
+@pytest.mark.parametrize("folders", [True, False], ids=["folders lock", "folders do not lock"])
+def test_a_signature_that_cannot_be_flushed_is_none(folders: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another host would not see it: only a lock of the folder can stand for it."""
+
+    def flushed(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def locked(fd: int, how: int) -> None:
+        if not folders and stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(fcntl, "flock", locked)
+    with folder() as path:
+        lock = StoreLock(path)
+        if folders:
+            assert not lock.acquire().lost()
+            lock.release()
+        else:
+            with pytest.raises(StoreUnusable, match="Input/output error"):
+                lock.acquire()
 
 
 @run
