@@ -140,11 +140,12 @@ class Forks:
             if last is not None and last.ended is None and last.placed.turn is not None:
                 history.abort_turn(last.placed.turn)  # its client did not get it whole
                 operations.append(refused(last.id, None))
+            history = history.branch(operations.append)
+            history.drop_silent()
             shared = conversation.goes_on_in(history)
             if not shared:
                 return None
             if shared < len(history):
-                history = history.branch(operations.append)
                 rewind(history, history.items()[shared - 1].id, registry.language.tokenizer)
             record = _begun_like(stored.record, config, Origin.of(number, stored.written))
             session = registry.open(record, history, [*operations, Branched()], kept=kept)
@@ -222,5 +223,13 @@ class Forks:
 def _begun_like(record: SessionRecord, config: bytes, origin: Origin | None) -> SessionRecord:
     """The record of a new session that begins like the one of ``record``, in a fork tree of its own."""
     return msgspec.structs.replace(
-        record, id=new_id("sess"), config=config, origin=origin, name="", parent="", root="", tree=None
+        record,
+        id=new_id("sess"),
+        config=config,
+        origin=origin,
+        name="",
+        parent="",
+        root="",
+        tree=None,
+        deleted=False,
     )

@@ -91,6 +91,7 @@ class SessionRegistry:
         self._by_number: dict[int, Session] = {}
         self._closing: dict[str, asyncio.Event] = {}  # by id
         self._closing_handles: dict[bytes, asyncio.Event] = {}  # the same ones, by their handles' digests
+        self._closing_numbers: set[int] = set()  # the same ones, in the journal
         self._reopening = WeakValueDictionary[bytes, asyncio.Lock]()  # by owner: one session at a time
         self._opened = self._reopened = 0
         self._workers = Workers()
@@ -261,9 +262,11 @@ class SessionRegistry:
 
     def _stored(self, digest: Digest, unless: Container[int]) -> int | None:
         number = None if self.journal is None else self.journal.found(digest)
-        if self.journal is None or number is None or number in self.journal.live or number in unless:
-            return None
-        return number
+        return None if number is None or self._in_memory(number) or number in unless else number
+
+    def _in_memory(self, number: int) -> bool:
+        """Whether the session with this number in the journal is open, or is being closed."""
+        return number in self._by_number or number in self._closing_numbers
 
     def keeps(self, session: Session, *, kept: bool) -> bool:
         """Whether the journal keeps this open session just as it does one that is created with ``kept``."""
@@ -330,6 +333,7 @@ class SessionRegistry:
         self._forget_handles(session)
         self.tenants.leave(record.salt)
         del self._sessions[session_id], self._records[session_id], self._by_number[session.log.number]
+        self._closing_numbers.add(session.log.number)
         closed = self._closing[session_id] = asyncio.Event()
         self._closing_handles.update(dict.fromkeys(session.handles.digests(), closed))
         if interrupt:
@@ -348,6 +352,7 @@ class SessionRegistry:
                 await self._erase_kv(head.tokens(), salt)  # its sequence may be gone with its engine
         finally:
             self._closing.pop(session.id).set()
+            self._closing_numbers.discard(session.log.number)
             for digest in session.handles.digests():
                 self._closing_handles.pop(digest, None)
 
@@ -440,7 +445,7 @@ class SessionRegistry:
         self, journal: Journal, digest: bytes, owners: Set[bytes], make_room: Callable[[bytes], None]
     ) -> Reopened | None:
         known = await journal.read(lambda store: store.handle(digest))
-        if known is None or known[1] not in owners or known[0] in journal.live:
+        if known is None or known[1] not in owners or self._in_memory(known[0]):
             return None
         number = known[0]
         journal.hold(number)

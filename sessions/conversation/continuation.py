@@ -14,7 +14,8 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from functools import cached_property
+from itertools import islice, takewhile
 from typing import TypeAlias
 
 import msgspec
@@ -54,7 +55,7 @@ class GivenConversation:
         self._truncates = truncates
         self._hashed: dict[int, bytes] = {}  # hashes of items, by their places
 
-    @property
+    @cached_property
     def said(self) -> int:
         """How many first items there are up to the last one that the model wrote."""
         lengths = range(len(self.items), 0, -1)
@@ -70,14 +71,13 @@ class GivenConversation:
             self._hashed[at] = _item_hash(self.items[at])
         return self._hashed[at]
 
-    def shared(self, preamble: Preamble, items: Sequence[Item]) -> int:
+    def shared(self, preamble: Preamble, items: Iterable[Item]) -> int:
         """How many first items it shares with another conversation of its tenant; 0 if their preambles differ.
         It compares texts, and hashes nothing."""
         if not _same_preamble(self.preamble, preamble):
             return 0
-        pairs = enumerate(zip(self.items, items, strict=False))
-        differs = (at for at, (one, other) in pairs if one is not other and not _same(one, other))
-        return next(differs, min(len(self.items), len(items)))
+        pairs = zip(self.items, items, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1] or _same(*pair), pairs))
 
     def goes_on_in(self, history: History) -> int:
         """How many first items it shares with the history of a session of its tenant, up to a reply that runs,

@@ -193,10 +193,10 @@ class History:
         """All items from the first to the last."""
         return (item for entry in self._entries for item in _items_of(entry))
 
-    def before_reply(self) -> tuple[Item, ...]:
+    def before_reply(self) -> Iterator[Item]:
         """The items before the reply that runs; all items if none runs."""
         before = takewhile(lambda entry: entry is not self._slot, self._entries)
-        return tuple(item for entry in before for item in _items_of(entry))
+        return (item for entry in before for item in _items_of(entry))
 
     def adopt(self, items: Sequence[Item]) -> None:
         """Take the text of its first items from ``items``, which a client sent for them. A reply keeps its

@@ -18,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.runtime.link.messages import Grammar, GrammarKind, Sampling
+from holdfast.sessions.conversation.continuation import GivenConversation
 from holdfast.sessions.conversation.input_text_buffer import InputTextBuffer
 from holdfast.sessions.conversation.items import Message, Preamble, Tool
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StorageFull, StorageUnavailable
@@ -28,8 +29,11 @@ from holdfast.sessions.journal.records import (
     Begun,
     Configured,
     Emitted,
+    Ended,
     EventReceived,
+    Inserted,
     SessionSnapshot,
+    Span,
     Typed,
 )
 from holdfast.sessions.journal.replay import request_form, request_from
@@ -37,12 +41,13 @@ from holdfast.sessions.journal.segment import Fresh, Kind
 from holdfast.sessions.journal.store import JournalStore, StoredSession
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
+from holdfast.sessions.token_ids import packed
 from holdfast.sessions.tools.formats import CallForm, Forms
 from holdfast.sessions.turn.events import EndReason, ReplyCallDone, ReplyStatus, ReplyTextDelta
 from holdfast.sessions.turn.request import RequestBounds, TurnRequest
 
 from ..scripted_link import ScriptedLink
-from ..session_stage import END, ask, prompts, read, reciting, run, say, toks
+from ..session_stage import END, ask, one_shot, prompts, read, reciting, run, say, toks
 from . import journal_stage
 from .journal_stage import MODEL, SMALL, folder, record_of, registry_in
 
@@ -451,6 +456,46 @@ async def test_a_session_of_an_earlier_version_opens_for_its_key() -> None:
             found = await registry.resume(handle, b"now", None, b"former")
             (fork,) = await Forks(registry).fork(found.session.id, [b""])
             assert fork.handles.owner == b"former", "a tree has one owner"
+
+
+@run
+async def test_a_session_opens_while_something_that_is_queued_needs_it() -> None:
+    """Such as a fork of it, for another client."""
+    with folder() as path:
+        link = reciting("Hello Ann.")
+        async with registry_in(path, link) as registry:
+            session = registry.create(owner=b"key")
+            await ask(session, "I am Ann.")
+            handle = await left(session)
+            await registry.close(session.id)
+            registry.journal.hold(session.log.number)
+            found = await resumed(registry, handle, b"key")
+            assert found.session.id == session.id
+
+
+@run
+async def test_a_reply_without_items_that_an_earlier_version_stored_is_not_gone_on_from() -> None:
+    """A client that sends its conversation again begins with that session."""
+    link, item = reciting("Ok"), Message(id="hi", role="user", text="Hi")
+    spans = (Span(node="turn_old", keep=0, prompt=packed(one_shot(("user", "Hi")))),)
+    ended = Ended(response="old", status=ReplyStatus.COMPLETED, reason=EndReason.STOP, kept=True, spans=spans)
+    with folder() as path:
+        async with registry_in(path, link) as registry:
+            log = registry.create().log
+            for operation in (
+                Inserted(item=item),
+                Begun(response="old", request={}),
+                Emitted(response="old", ids=packed(toks("The capital"))),
+                ended,
+            ):
+                log.append(operation)
+        async with registry_in(path, link) as registry:
+            given = GivenConversation(b"", Preamble(), [item])
+            branched = await Forks(registry).branch_off_stored(log.number, given, b"")
+            session, shared = branched
+            assert shared == 1 and [one.text for one in session.history.items()] == ["Hi"]
+            assert (await ask(session, "And?")).status is ReplyStatus.COMPLETED
+            assert prompts(link)[-1] == one_shot(("user", "Hi"), ("user", "And?"))
 
 
 @run
