@@ -71,3 +71,16 @@ def test_none_is_made_beside_so_many_objects_that_it_would_be_long(
         for _ in range(16):
             one.look()
         assert full_collections() == before + 1
+
+
+def test_young_objects_do_not_gather_where_as_many_go_as_come(
+    collector: tuple[Collector, list[bool]],
+) -> None:
+    one, busy = collector
+    kept = [[number] for number in range(4 * YOUNG[0])]
+    gc.collect()
+    for at in range(len(kept)):
+        kept[at] = [at]
+    busy.append(True)
+    one.look()
+    assert len(gc.get_objects(0)) + len(gc.get_objects(1)) < YOUNG[0] // 10
