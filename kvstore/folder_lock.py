@@ -32,12 +32,12 @@ NO_FOLDER_LOCKS = (errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOLCK, errno.
 """The system's errors where a file system locks files but no folders, as NFS."""
 
 OWN = re.compile(
-    r"(lock|holder|identity|reserve|secret|data\.mdb|lock\.mdb|about\.json|costs\.json)(\..*)?"
-    r"|(compacted-)?[0-9a-f]{8,}\.(log|index)(\..*)?"
+    r"(lock|holder|identity|reserve|secret|data\.mdb|lock\.mdb)(\..*)?|(about|costs)\..*"
+    r"|(compacted-)?[0-9a-f]{8,}\.(log|index|unreadable)(\..*)?"
     r"|journal(\..*)?|kv|[0-9a-f]{32}|model-.*|lost\+found"
 )
-"""The names of a store's files, in all its folders; behind a point, of those that are made or kept aside. Then
-those of the folders."""
+"""The names of a store's files, in all its folders, with those that are being made or are kept aside; and the
+names of its folders."""
 
 
 class FolderLock:

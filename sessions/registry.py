@@ -262,11 +262,14 @@ class SessionRegistry:
 
     def _stored(self, digest: Digest, unless: Container[int]) -> int | None:
         number = None if self.journal is None else self.journal.found(digest)
-        return None if number is None or self._in_memory(number) or number in unless else number
+        if self.journal is None or number is None or self._is_taken(self.journal, number) or number in unless:
+            return None
+        return number
 
-    def _in_memory(self, number: int) -> bool:
-        """Whether the session with this number in the journal is open, or is being closed."""
-        return number in self._by_number or number in self._closing_numbers
+    def _is_taken(self, journal: Journal, number: int) -> bool:
+        """Whether the session with this number in the journal is open, is being closed, or is deleted and stays
+        only for what holds it."""
+        return number in self._by_number or number in self._closing_numbers or number in journal.doomed
 
     def keeps(self, session: Session, *, kept: bool) -> bool:
         """Whether the journal keeps this open session just as it does one that is created with ``kept``."""
@@ -445,7 +448,7 @@ class SessionRegistry:
         self, journal: Journal, digest: bytes, owners: Set[bytes], make_room: Callable[[bytes], None]
     ) -> Reopened | None:
         known = await journal.read(lambda store: store.handle(digest))
-        if known is None or known[1] not in owners or self._in_memory(known[0]):
+        if known is None or known[1] not in owners or self._is_taken(journal, known[0]):
             return None
         number = known[0]
         journal.hold(number)

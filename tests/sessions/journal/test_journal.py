@@ -459,8 +459,10 @@ async def test_a_session_of_an_earlier_version_opens_for_its_key() -> None:
 
 
 @run
-async def test_a_session_opens_while_something_that_is_queued_needs_it() -> None:
-    """Such as a fork of it, for another client."""
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_a_session_opens_while_something_that_is_queued_needs_it(deleted: bool) -> None:
+    """Such as a fork of it, for another client. One that was deleted meanwhile does not: what was said in it
+    would be lost with it."""
     with folder() as path:
         link = reciting("Hello Ann.")
         async with registry_in(path, link) as registry:
@@ -469,8 +471,12 @@ async def test_a_session_opens_while_something_that_is_queued_needs_it() -> None
             handle = await left(session)
             await registry.close(session.id)
             registry.journal.hold(session.log.number)
-            found = await resumed(registry, handle, b"key")
-            assert found.session.id == session.id
+            if deleted:
+                await registry.delete(session.log.number)
+                with pytest.raises(HandleUnknown):
+                    await registry.resume(handle, b"key")
+            else:
+                assert (await resumed(registry, handle, b"key")).session.id == session.id
 
 
 @run
