@@ -23,10 +23,11 @@ from holdfast.sessions.journal.records import (
     append,
 )
 from holdfast.sessions.journal.store import JournalStore
+from holdfast.sessions.settings import JournalSettings
 
 from ..session_stage import ask, reciting, run
 from .bad_disks import killed
-from .journal_stage import MODEL, SMALL, birth, folder, registry_in, store_in
+from .journal_stage import MODEL, SMALL, birth, folder, registry_in, store_in, unused
 
 AT_ONCE = replace(SMALL, erase_seconds=0.0)
 LATER = replace(SMALL, erase_seconds=3600.0)
@@ -215,17 +216,30 @@ def written(store: JournalStore, number: int) -> bool:
     return True
 
 
+def write_until_full(store: JournalStore, number: int) -> None:
+    """Write sessions with numbers from this one on until the disk is full."""
+    while written(store, number):
+        number += 1
+
+
+def full_store(
+    path: Path, disk: SmallDisk, patch: pytest.MonkeyPatch, tight: JournalSettings
+) -> JournalStore:
+    """A store that has filled its disk."""
+    patch.setattr(LogFolder, "free_bytes", lambda _: disk.free)
+    store = JournalStore.open(path, MODEL, tight, disk=disk)
+    store.begin(1)
+    write_until_full(store, 1)
+    return store
+
+
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_full_disk_is_left_by_deleting(restart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with folder() as path:
         disk = SmallDisk(path, 4096 * KIB)
-        monkeypatch.setattr(LogFolder, "free_bytes", lambda _: disk.free)
         tight = replace(LATER, reserve_bytes=1024 * KIB, segment_bytes=512 * KIB)
-        store = JournalStore.open(path, MODEL, tight, disk=disk)
-        store.begin(1)
-        number = 1
-        while written(store, number):
-            number += 1
+        store = full_store(path, disk, monkeypatch, tight)
+        number = unused(store)
         assert number > 100 and store.free_bytes() < 512 * KIB, (
             "it has used its reserve, but for what makes room"
         )
@@ -246,17 +260,12 @@ def test_a_full_disk_has_room_where_something_is_dead(monkeypatch: pytest.Monkey
     """A group that fails over and over lets the journal come to no other work."""
     with folder() as path:
         disk = SmallDisk(path, 4096 * KIB)
-        monkeypatch.setattr(LogFolder, "free_bytes", lambda _: disk.free)
         tight = replace(LATER, reserve_bytes=2048 * KIB, segment_bytes=256 * KIB)
-        store = JournalStore.open(path, MODEL, tight, disk=disk)
-        store.begin(1)
-        number = 1
-        while written(store, number):
-            number += 1
+        store = full_store(path, disk, monkeypatch, tight)
+        number = unused(store)
         store.erase(sorted(store.sessions.states)[::3])
         kept = set(store.sessions.states)
         disk.size_in_all -= disk.free  # another program takes what is left
-        while written(store, number):
-            number += 1
+        write_until_full(store, number)
         assert len(store.sessions.states) > len(kept) + 5 and kept < store.sessions.states.keys()
         store.close()
