@@ -12,11 +12,15 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from types import FrameType
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+from holdfast.benchmarks.faults.file_faults import mounted
 
 PHASES = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
 LONGEST = (
@@ -81,6 +85,21 @@ def bound_beside() -> Iterator[set[int]]:
         os.sched_setaffinity(0, allowed)
         end.set()
         other.join()
+
+
+@pytest.fixture
+def tmpfs(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a file system of a size, such as ``4m``, in the test's own folder, and returns where it is."""
+    with ExitStack() as stack:
+
+        def mount(size: str) -> Path:
+            where = tmp_path / f"tmpfs-{size}"
+            where.mkdir()
+            if not stack.enter_context(mounted(where, size)):
+                pytest.skip("this user may not mount a tmpfs")
+            return where
+
+        yield mount
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -413,17 +413,22 @@ def truncated_journal(tries: int, seed: int) -> FaultTally:
 
 
 @contextmanager
+def mounted(folder: Path, size: str) -> Iterator[bool]:
+    """Mount a tmpfs of this size, such as ``4m``, on the folder, for the block. Yields whether that works."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    may = not subprocess.run(mount, capture_output=True, check=False).returncode
+    try:
+        yield may
+    finally:
+        if may:  # lazy: a process may be looking at a path in it
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextmanager
 def small_disk(size: str) -> Iterator[Path | None]:
     """A tmpfs of this size, such as ``4m``, for the block: its folder; None if this user may not mount."""
-    with tempfile.TemporaryDirectory() as name:
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", name]
-        if subprocess.run(command, capture_output=True, check=False).returncode:
-            yield None
-            return
-        try:
-            yield Path(name)
-        finally:
-            subprocess.run(["umount", name], check=True)
+    with tempfile.TemporaryDirectory() as name, mounted(Path(name), size) as may:
+        yield Path(name) if may else None
 
 
 def fill(disk: Path, leave: int) -> Path:

@@ -14,11 +14,10 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -30,7 +29,7 @@ from holdfast.sessions.settings import DAY
 
 from .badio import library
 from .crowd import WEDGED_SECONDS, FaultTally
-from .file_faults import SETTINGS, fill, memory_folder, opened, small_disk
+from .file_faults import SETTINGS, fill, memory_folder, mounted, opened, small_disk
 
 MODULE = "holdfast.benchmarks.faults.store_child"
 SMALL: dict[str, Any] = {
@@ -391,17 +390,14 @@ async def moved(tries: int, seed: int) -> FaultTally:
                     await first.work(rng)
                     how = rng.choice(["renamed", "replaced", "covered"])
                     faults, began = len(first.faults), loop.time()
-                    if how == "covered" and not _mounted(path):
-                        how = "renamed"
-                    if how != "covered":
-                        path.rename(aside)
-                    if how == "replaced":
-                        path.mkdir()
-                    tally.wrong += not await first.until(lambda: len(first.faults) > faults)  # noqa: B023
-                    tally.gap = max(tally.gap, loop.time() - began)
-                    if how == "covered":
-                        await asyncio.to_thread(subprocess.run, ["umount", str(path)], check=True)
-                    else:
+                    with mounted(path, "1m") if how == "covered" else nullcontext(False) as covered:
+                        if not covered:
+                            path.rename(aside)
+                        if how == "replaced":
+                            path.mkdir()
+                        tally.wrong += not await first.until(lambda: len(first.faults) > faults)  # noqa: B023
+                        tally.gap = max(tally.gap, loop.time() - began)
+                    if not covered:
                         shutil.rmtree(path, ignore_errors=True)
                         aside.rename(path)
                     tally.wrong += not await first.until(lambda: len(first.faults) > faults + 1)  # noqa: B023
@@ -410,11 +406,6 @@ async def moved(tries: int, seed: int) -> FaultTally:
             check(path, [first], tally)
             tally.tries += 1
     return tally
-
-
-def _mounted(path: Path) -> bool:
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
-    return not subprocess.run(mount, capture_output=True, check=False).returncode
 
 
 # --- clocks -------------------------------------------------------------------------------------------------

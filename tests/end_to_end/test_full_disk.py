@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -26,30 +25,14 @@ pytestmark = pytest.mark.anyio
 MIB = 1 << 20
 
 
-@contextmanager
-def mounted(where: Path, size: str) -> Iterator[Path]:
-    """A file system of that size."""
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(where)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("this user may not mount")
-    try:
-        yield where
-    finally:
-        subprocess.run(["umount", str(where)], check=True)
+@pytest.fixture
+def small_disk(tmpfs: Callable[[str], Path]) -> Path:
+    return tmpfs("4m")
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB."""
-    with mounted(tmp_path, "4m") as disk:
-        yield disk
-
-
-@pytest.fixture
-def wider_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MiB."""
-    with mounted(tmp_path, "24m") as disk:
-        yield disk
+def wider_disk(tmpfs: Callable[[str], Path]) -> Path:
+    return tmpfs("24m")
 
 
 @asynccontextmanager

@@ -8,9 +8,8 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -109,13 +108,8 @@ async def test_a_key_guards_the_server() -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of half the journal's reserve."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(tmp_path)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("this user may not mount")
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+def small_disk(tmpfs: Callable[[str], Path]) -> Path:
+    return tmpfs("32m")
 
 
 async def test_a_disk_too_full_for_turns_is_reported_at_once(small_disk: Path) -> None:

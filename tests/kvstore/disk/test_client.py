@@ -8,7 +8,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -133,15 +132,8 @@ def test_a_record_that_is_gone_fails_alone_in_its_piece(stage: Stage) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB."""
-    where = tmp_path / "small"
-    where.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(where)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("may not mount a tmpfs")
-    yield where
-    subprocess.run(["umount", str(where)], check=True)
+def small_disk(tmpfs: Callable[[str], Path]) -> Path:
+    return tmpfs("16m")
 
 
 def free(disk: Path) -> int:

@@ -6,7 +6,7 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -63,15 +63,8 @@ def fill(disk: Path, leave: int) -> Path:
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MiB."""
-    where = tmp_path / "small"
-    where.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(where)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("may not mount a tmpfs")
-    yield where
-    subprocess.run(["umount", str(where)], check=True)
+def disk(tmpfs: Callable[[str], Path]) -> Path:
+    return tmpfs("24m")
 
 
 @pytest.fixture

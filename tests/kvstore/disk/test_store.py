@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -368,15 +368,8 @@ def test_a_file_with_damaged_pages_is_thrown_away_and_not_met_again(tmp_path: Pa
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of two megabytes."""
-    where = tmp_path / "small"
-    where.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(where)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("may not mount a tmpfs")
-    yield where
-    subprocess.run(["umount", str(where)], check=True)
+def small_disk(tmpfs: Callable[[str], Path]) -> Path:
+    return tmpfs("2m")
 
 
 def test_a_full_disk_refuses_and_heals(small_disk: Path) -> None:
