@@ -184,7 +184,7 @@ async def _round(
         acknowledged[log.number] = list(events)
     if round_ == 3:
         gone = min(acknowledged)
-        book.live.discard(gone)
+        book.leave(gone)
         book.put([drop(gone)])
         async with asyncio.timeout(STUCK_SECONDS):
             await book.sync()

@@ -144,12 +144,12 @@ class RecordStore:
             raise StoreFailed(explained(error, f"the KV folder {folder}")) from error
         try:
             strange = self._begin(anew=anew)
-        except (OSError, lmdb.Error, MemoryError) as error:
+        except BaseException as error:
+            self._let_go()
             self._lock.release()
+            if not isinstance(error, (OSError, lmdb.Error, MemoryError)):
+                raise
             raise StoreFailed(explained(error, f"the KV file {folder / FILE}")) from error
-        except StoreLocked:
-            self._lock.release()
-            raise
         self.ignored = len(strange)
         surplus = [key for tenant, most in self._most.items() for key in self._order.surplus(tenant, most, 0)]
         if strange or surplus:

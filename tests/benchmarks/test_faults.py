@@ -34,6 +34,9 @@ def anyio_backend() -> str:
 
 
 def unharmed(tally: FaultTally, tries: int) -> None:
+    for note in tally.notes:
+        if note.endswith("nothing tried"):  # it may not mount, or has no compiler
+            pytest.skip(note)
     assert (tally.tries, tally.lost, tally.wrong) == (tries, 0, 0), tally.notes
     assert tally.replies > 0
 
@@ -62,8 +65,6 @@ async def test_with_every_tier_on_engine_or_shelf_may_be_killed(strike: engine_f
 
 async def test_a_disk_that_another_program_fills_refuses_no_turn() -> None:
     tally = await tier_faults.filled(2 * FACTOR, seed=9)
-    if not tally.tries:
-        pytest.skip("this user may not mount")
     unharmed(tally, 2 * FACTOR)
 
 
@@ -92,18 +93,12 @@ def test_files_that_go_bad_lose_nothing_they_should_have(
     row: Callable[[int, int], FaultTally], tries: int
 ) -> None:
     tally = row(tries * FACTOR, 8)
-    if "may not mount a tmpfs: nothing tried" in tally.notes:
-        pytest.skip("this user may not mount")
     unharmed(tally, tries * FACTOR)
 
 
 @pytest.mark.parametrize("what", ["kv", "journal"])
 async def test_write_errors_at_the_first_calls_lose_nothing(what: str) -> None:
-    tally = await badio.worked(what, 12 * FACTOR)
-    if not tally.tries:
-        pytest.skip("no C compiler")
-    unharmed(tally, tally.tries)
-    assert tally.tries >= 12
+    unharmed(await badio.worked(what, 12 * FACTOR), 12 * FACTOR)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +116,6 @@ async def test_whatever_is_done_to_a_store_nothing_is_lost_mixed_or_silent(
     row: Callable[[int, int], Awaitable[FaultTally]], tries: int
 ) -> None:
     tally = await row(tries * FACTOR, 11)
-    if {"may not mount a tmpfs: nothing tried", "no C compiler: nothing tried"} & {*tally.notes}:
-        pytest.skip("this user may not mount, or there is no C compiler")
     unharmed(tally, tries * FACTOR)
 
 
