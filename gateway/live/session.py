@@ -93,7 +93,8 @@ class LiveSession:
     ``resumable``: the client can come back with a handle, so turns continue without it; the face sets this.
     ``disposable``: no client has a handle, so the session may be closed while idle although the journal does
     not have it. ``draining``: the server is going away, so no new turn may begin. ``turns``: admits and counts
-    the turns of all sessions of the server. ``caller``: the client for which its turns run.
+    the turns of all sessions of the server. ``caller``: the client for which its turns run. ``begun_at``: the
+    last turn in its history when it was made, by its id; None if it had none.
     """
 
     def __init__(self, session: Session, face: SessionFace, turns: Turns | None = None) -> None:
@@ -104,6 +105,7 @@ class LiveSession:
         self.draining = False
         self.turns = turns or Turns()
         self.caller = TurnCaller()
+        self.begun_at = self._last_turn
         self._running: dict[str, TurnResponse] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._serving: set[asyncio.Task[None]] = set()
@@ -115,6 +117,16 @@ class LiveSession:
     def id(self) -> str:
         """The session's id."""
         return self.session.id
+
+    @property
+    def went_on(self) -> bool:
+        """Whether a turn has joined its conversation since it was made."""
+        return self._last_turn != self.begun_at
+
+    @property
+    def _last_turn(self) -> str | None:
+        head = self.session.history.head
+        return None if head is None else head.id
 
     @property
     def running(self) -> tuple[TurnResponse, ...]:

@@ -207,10 +207,10 @@ class LiveSessions:
             live.session.known_by(filter(None, [transcript.name]), lasting=False)
             live.session.known_by(transcript.keys, lasting=True)
         except BaseException:
-            if history.head is None:  # a new session: no client comes back to it
-                await self.drop(live, connection)
-            else:
+            if live.went_on:
                 self.left(live, connection)
+            else:  # a new session: no client comes back to it
+                await self.drop(live, connection)
             raise
         return live
 

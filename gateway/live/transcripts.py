@@ -194,10 +194,10 @@ class Transcripts:
 
     async def _end(self, turn: AskedTurn, live: LiveSession, connection: _Connection) -> None:
         await turn.aclose()
-        if live.session.history.head is None and not turn.prefilled:
-            await self._sessions.drop(live, connection)
-        else:
+        if live.went_on or turn.prefilled:
             self._sessions.left(live, connection)
+        else:
+            await self._sessions.drop(live, connection)
 
     def _check_length(self, ask: Ask) -> None:
         """Raise ``PromptTooLong`` for a prompt that cannot fit into the context, ``ItemInvalid`` for one with

@@ -6,8 +6,10 @@ settle: a record that is safe in a lower tier is dropped from the tiers above.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from ...kvstore.disk.client import DiskTier
 from ..kv_placement.block_manager import BlockManager
@@ -18,13 +20,14 @@ from .queues import Queues
 
 PATIENCE_SECONDS = 10.0  # then the answer is how far it came
 AGAIN_SECONDS = 0.25  # between two tries to have the disk take what it has not: it may be full
+LOOKS = 512  # the most verbs and records that are looked at between two steps
 
 
 @dataclass(slots=True)
 class PendingMove:
     """One stage or settle verb that waits. ``since``: when it began. ``settling``: it is a settle.
-    ``lowest``: its records are to go to disk too; ``left``: keys of records that are not yet where they are
-    to go; ``again``: when they are sent once more. ``host``, ``disk``, ``computed``: the sequence's token
+    ``lowest``: its records are to go to disk too; ``left``: keys of its records from the first that is not yet
+    where it is to go; ``again``: when they are sent once more. ``host``, ``disk``, ``computed``: the sequence's token
     counts before a stage."""
 
     request: int
@@ -32,7 +35,7 @@ class PendingMove:
     since: float
     settling: bool
     lowest: bool = False
-    left: list[bytes] = field(default_factory=list)
+    left: deque[bytes] = field(default_factory=deque)
     again: float = 0.0
     host: int = 0
     disk: int = 0
@@ -71,19 +74,27 @@ class PendingMoves:
         """Make the pending move for a settle verb, when the sequence has just been settled. ``disk``: its KV
         is to go to disk."""
         lowest = disk and self._disk is not None
-        return PendingMove(request, sequence, now, settling=True, lowest=lowest, left=sequence.names())
+        return PendingMove(request, sequence, now, settling=True, lowest=lowest, left=deque(sequence.names()))
 
     def follow(self, move: PendingMove) -> None:
         """Add ``move`` to the verbs that `tick` looks at, until it is answered."""
         self._running[move.request] = move
 
     def tick(self, now: float, *, idle: bool) -> None:
-        """Look at each waiting verb: if its move is done, or `PATIENCE_SECONDS` are over, make its reply,
-        which `answers` returns. ``idle``: nothing is in flight, and nothing can be planned."""
-        for move in list(self._running.values()):
-            over = self._is_down(move, now) if move.settling else self._is_up(move, idle=idle)
-            if over or now > move.since + PATIENCE_SECONDS:
-                del self._running[move.request]
+        """Look at the waiting verbs, at those first that were not looked at for longest: if a move is done, or
+        `PATIENCE_SECONDS` are over, make its reply, which `answers` returns. ``idle``: nothing is in flight,
+        and nothing can be planned."""
+        looks = LOOKS
+        for move in list(islice(self._running.values(), LOOKS)):
+            if looks <= 0:
+                return
+            before = len(move.left)
+            over = self._is_down(move, now, looks) if move.settling else self._is_up(move, idle=idle)
+            looks -= 1 + before - len(move.left)
+            del self._running[move.request]
+            if not over and now <= move.since + PATIENCE_SECONDS:
+                self._running[move.request] = move
+            else:
                 moved = self._found_where(move, now) if move.settling else self._came_from(move, now)
                 self._answers.append(VerbReply(move.request, move.sequence.state, moved=moved))
 
@@ -108,7 +119,7 @@ class PendingMoves:
         computed = min(left - disk - host, max(0, sequence.work.total - move.computed))
         return Moved(left - disk - host - computed, host, disk, computed, now - move.since)
 
-    def _is_down(self, move: PendingMove, now: float) -> bool:
+    def _is_down(self, move: PendingMove, now: float, looks: int) -> bool:
         sequence = move.sequence
         if (
             self._used(sequence)
@@ -116,9 +127,11 @@ class PendingMoves:
             or sequence.id in self._queues.leased
         ):
             return True
-        move.left = [key for key in move.left if not self._gone_down(key, move)]
-        if move.left and move.lowest and now >= move.again:
-            self._send(move.left)
+        while looks and move.left and self._gone_down(move.left[0], move):
+            move.left.popleft()
+            looks -= 1
+        if looks and move.left and move.lowest and now >= move.again:
+            self._send(list(islice(move.left, LOOKS)))
             move.again = now + AGAIN_SECONDS
         return not move.left
 

@@ -28,6 +28,7 @@ from holdfast.runtime.link.messages import (
     Truncate,
     VerbReply,
 )
+from holdfast.runtime.scheduler import pending_moves
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.operations import lines_of, operations_of
 from holdfast.tests.runtime.fakes import GREEDY, FakeDisk, fake_engine, fake_memory
@@ -231,6 +232,23 @@ def returned(here: Busy) -> None:
 def test_nothing_grows_with_the_tiers_or_the_open_sequences(act: Callable[[Busy], None], near: bool) -> None:
     few, many = (operations_of(partial(act, busy(size, near))) for size in (1, TIMES))
     assert many.within(few), f"{few} became {many}"
+
+
+def test_no_step_grows_with_the_verbs_that_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending_moves, "LOOKS", 8)
+
+    def longest(verbs: int) -> int:
+        here = Busy(TIMES, near=False)
+        seqs = [here.talk() for _ in range(verbs)]
+        here.disk.poll = lambda now: None  # type: ignore[method-assign]
+        here.disk.pace = 0.01
+        for seq in seqs:
+            here.do(Settle, seq, True, True)
+        here.engine.step()  # sends the records
+        return max(lines_of(here.engine.step) for _ in range(30))
+
+    few, many = longest(8), longest(8 * TIMES)
+    assert many <= 1.5 * few, f"{few} became {many}"
 
 
 def test_no_idle_step_grows_with_them_and_an_audit_is_done_in_some_of_them() -> None:

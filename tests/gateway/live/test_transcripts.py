@@ -391,6 +391,29 @@ async def test_a_refused_turn_leaves_no_session(tmp_path: Path) -> None:
         assert (await sessions.registry.journal.statistics())["journal_sessions"] == 0  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("restart", [False, True], ids=["in memory", "stored"])
+async def test_refused_turns_of_a_known_conversation_leave_no_sessions(tmp_path: Path, restart: bool) -> None:
+    first = message("user", "Hello!")
+
+    async def sessions_after_refusals(transcripts: Transcripts, sessions: LiveSessions, said: str) -> object:
+        items = (*again((first,)), message("assistant", said), message("user", "word " * 1000))
+        for _ in range(5):
+            with pytest.raises(PromptTooLong):
+                await told(transcripts, asked(*again(items)))
+        assert len(sessions) <= 1
+        return (await sessions.registry.journal.statistics())["journal_sessions"]  # type: ignore[union-attr]
+
+    async with stage(tmp_path) as (transcripts, sessions):
+        said = (await told(transcripts, asked(first)))[0]
+        if not restart:
+            assert await sessions_after_refusals(transcripts, sessions, said) == 1
+    async with stage(tmp_path) as (transcripts, sessions):
+        assert await sessions_after_refusals(transcripts, sessions, said) == 1
+        items = (*again((first,)), message("assistant", said), message("user", "And then?"))
+        _, done, _ = await told(transcripts, asked(*items))
+        assert done.status is not ReplyStatus.FAILED and done.usage.new_tokens < 40
+
+
 async def test_idle_sessions_make_room_without_a_journal() -> None:
     async with stage(max_sessions=3) as (transcripts, sessions):
         for number in range(10):
