@@ -14,6 +14,7 @@ only when something has come of it: what a library drops without a word stays in
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from typing import Any, Protocol
 
 from ..settings import ClientLimits
 
+log = logging.getLogger(__name__)
+
 LEAST_TAKEN = 16 << 10
 """The bytes that a slow client must take in the time of SERVED or CLOSING."""
 UNREAD = 64 << 10
@@ -32,6 +35,8 @@ mark, above which nothing more is written."""
 MOST_HELD = 32 << 20
 """The most bytes that are kept for all connections without a request: unread answers, and heads that are not
 whole."""
+MOST_UNFINISHED = 64 << 20
+"""The most bytes that are kept of all messages on WebSockets that are not whole, or not parsed yet."""
 
 
 class ConnectionStage(Enum):
@@ -45,7 +50,7 @@ class ConnectionStage(Enum):
     """The application has a request, or an open WebSocket, for as long as it wants. The connection is looked at
     every ``stall_seconds``: a client that reads too slowly is dropped."""
     MESSAGE = auto()
-    """A message on a WebSocket has begun, and has not ended: ``body_seconds``."""
+    """A message on a WebSocket has begun, and has not ended or is not parsed: ``body_seconds``."""
     REST = auto()
     """The rest of a body comes after the answer, and is thrown away: ``header_seconds``."""
     IDLE = auto()
@@ -57,6 +62,9 @@ class ConnectionStage(Enum):
 
 FREE = (ConnectionStage.IDLE, ConnectionStage.REST, ConnectionStage.CLOSING, ConnectionStage.HEAD)
 """Stages in which a connection has no request. Where descriptors are short, these are cut, in this order."""
+BOUNDS = {FREE: MOST_HELD, (ConnectionStage.MESSAGE,): MOST_UNFINISHED}
+"""The most bytes that are kept for all connections in these stages together."""
+BOUND = {stage: stages for stages in BOUNDS for stage in stages}
 
 
 class Timers(Protocol):
@@ -94,7 +102,7 @@ class Deadline:
         self.ended = False
         self.held = 0
         """Bytes that are kept for the connection: what was unsent when the stage began, and what has come of a
-        head."""
+        head; in MESSAGE, what has come of messages that are not whole or not parsed."""
 
     def watch(self, connection: TimedConnection) -> None:
         """From now on ``connection`` reads the socket. The stage goes on."""
@@ -107,7 +115,7 @@ class Deadline:
             self._all.enter(self, stage, unsent)
 
     def hold(self, size: int) -> None:
-        """So many bytes more are kept of a head."""
+        """So many bytes more are kept of what comes."""
         self._all.hold(self, size)
 
     def end(self) -> None:
@@ -170,7 +178,7 @@ class Deadlines:
             ConnectionStage.CLOSING: limits.close_seconds,
         }
         self._queues = {stage: OrderedDict[Deadline, None]() for stage in ConnectionStage}
-        self._held = 0  # bytes, for all connections without a request
+        self._held = dict.fromkeys(BOUNDS, 0)  # bytes, by the same stages
         self._timer: Any = None
         self._ending = False
 
@@ -195,25 +203,29 @@ class Deadlines:
         self.hold(deadline, unsent)
 
     def hold(self, deadline: Deadline, size: int) -> None:
-        """So many bytes more are kept for one connection. If those without a request have too many together,
-        the longest waiting of them that have any are cut, until half of `MOST_HELD` is free."""
+        """So many bytes more are kept for one connection. If those in its stages have too many together
+        (`BOUNDS`), the longest waiting of them that have any are cut, until half as many are left."""
         deadline.held += size
-        if deadline.stage not in FREE:
+        stages = BOUND.get(deadline.stage)
+        if stages is None:
             return
-        self._held += size
-        if self._held > MOST_HELD:
-            for one in [one for stage in FREE for one in self._queues[stage] if one.held]:
-                if self._held <= MOST_HELD // 2:
+        self._held[stages] += size
+        if self._held[stages] > (most := BOUNDS[stages]):
+            count = 0
+            for one in [one for stage in stages for one in self._queues[stage] if one.held]:
+                if self._held[stages] <= most // 2:
                     break
                 one.cut()
+                count += 1
+            log.warning("%d connections were cut: all together had %d bytes that wait", count, most)
 
     def forget(self, deadline: Deadline) -> None:
         """The connection is gone, or is about to enter another stage."""
         queue = self._queues[deadline.stage]
         if deadline in queue:
             del queue[deadline]
-            if deadline.stage in FREE:
-                self._held -= deadline.held
+            if (stages := BOUND.get(deadline.stage)) is not None:
+                self._held[stages] -= deadline.held
 
     def close(self) -> None:
         """The server ends: each connection has ``close_seconds`` from now, whatever it does."""

@@ -45,6 +45,8 @@ BURST = "holdfast.burst"
 SLICE_BYTES = 4096
 """The bytes that are parsed in one go, so that a broken limit is noticed before a whole read of 256 KiB is
 parsed."""
+FRAGMENT_BYTES = 64
+"""What Python keeps of a fragment beside its payload."""
 RATE_PAUSE_SECONDS = 0.02
 """The shortest pause in reading a socket that sends too fast."""
 
@@ -107,6 +109,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
 
     __slots__ = (
         "_control_rate",
+        "_fragment_bytes",
         "_fragments",
         "_frame_rate",
         "_holds",
@@ -130,7 +133,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self.close_timeout = self.limits.close_seconds
         self._holds: list[Hold] = []
         self._unparsed = bytearray()
-        self._fragments = 0  # of the message that is coming
+        self._fragments = self._fragment_bytes = 0  # of the message that is coming
         self._unanswered: bytes | None = None  # the latest ping
         self._rate_pause: asyncio.TimerHandle | None = None
 
@@ -168,6 +171,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self._unparsed += data
         if self._holds:
             self.transport.pause_reading()
+            if Hold.HANDSHAKE in self._holds:
+                self.deadline.hold(len(data))
         self._parse()
 
     def _parse(self, *, rest: bool = False) -> None:
@@ -189,6 +194,17 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
                 self._rate_pause = self.loop.call_later(seconds, self._release, Hold.RATE)
         if self.transport.is_closing():
             self.deadline.enter(ConnectionStage.CLOSING)
+        elif self.handshake_complete and not self.close_sent:
+            self._count_unfinished()
+
+    def _count_unfinished(self) -> None:
+        """Count what is kept of messages that are not whole, or not parsed; their time begins with the first
+        byte."""
+        size = len(self._unparsed) + len(self.conn.reader.buffer) + self._fragment_bytes
+        if size:
+            if self.deadline.stage is not ConnectionStage.MESSAGE:
+                self.deadline.enter(ConnectionStage.MESSAGE)
+            self.deadline.hold(size - self.deadline.held)
 
     def handle_events(self) -> None:
         """Called after bytes were parsed: handles their frames. The first one that breaks a limit closes the
@@ -229,12 +245,11 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self._fragments += 1
         if self._fragments > self.limits.fragments:
             return TooManyFragments()
-        if frame.fin and self._fragments > 1:
-            self.deadline.enter(ConnectionStage.SERVED)
-        elif not frame.fin and self._fragments == 1:
-            self.deadline.enter(ConnectionStage.MESSAGE)
+        self._fragment_bytes += FRAGMENT_BYTES + len(frame.data)
         if frame.fin:
-            self._fragments = 0
+            self._fragments = self._fragment_bytes = 0
+            if self.deadline.stage is ConnectionStage.MESSAGE:
+                self.deadline.enter(ConnectionStage.SERVED)
         return None
 
     def send_receive_event_to_app(self) -> None:
