@@ -27,8 +27,8 @@ LOOKS = 512  # the most verbs and records that are looked at between two steps
 class PendingMove:
     """One stage or settle verb that waits. ``since``: when it began. ``settling``: it is a settle.
     ``lowest``: its records are to go to disk too; ``left``: keys of its records from the first that is not yet
-    where it is to go; ``again``: when they are sent once more. ``host``, ``disk``, ``computed``: the sequence's token
-    counts before a stage."""
+    where it is to go; ``again``: when they are sent once more. ``host``, ``disk``, ``computed``: the sequence's
+    token counts before a stage."""
 
     request: int
     sequence: Sequence

@@ -46,6 +46,8 @@ _NAMED: msgspec.json.Decoder[_Named] = msgspec.json.Decoder(_Named)
 # of the frame, so it is split by plain searches and shortened first.
 _UNKNOWN = "Object contains unknown field `"
 _MISSING = "Object missing required field `"
+_CUT_OFF = "Input data was truncated"
+_NEAR_END = 64
 _HALF_PAIR = "a string holds one half of a surrogate pair (an escape \\ud800 to \\udfff alone)"
 _PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\\\")
 _HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
@@ -62,8 +64,7 @@ def decode_client(frame: bytes | str, max_bytes: int = MAX_FRAME_BYTES) -> Clien
     except msgspec.ValidationError as error:
         _refuse(data, str(error))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        cause = _HALF_PAIR if _has_half_pair(data) else str(error)
-        raise FrameMalformed(_quoted(f"The frame is not valid JSON: {cause}")) from None
+        raise FrameMalformed(_quoted(f"The frame is not valid JSON: {_cause(error, data)}")) from None
 
 
 def decode_body(
@@ -79,8 +80,7 @@ def decode_body(
     except msgspec.ValidationError as error:
         _refuse(data, str(error), unserved)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        cause = _HALF_PAIR if _has_half_pair(data) else str(error)
-        raise FrameMalformed(_quoted(f"The body is not valid JSON: {cause}")) from None
+        raise FrameMalformed(_quoted(f"The body is not valid JSON: {_cause(error, data)}")) from None
 
 
 def decode_prepared(
@@ -98,10 +98,7 @@ def decode_prepared(
         whole = msgspec.json.decode(encoded)
         prepare(whole)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        half = isinstance(data, bytes) and _has_half_pair(data)
-        raise FrameMalformed(
-            _quoted(f"The body is not valid JSON: {_HALF_PAIR if half else error}")
-        ) from None
+        raise FrameMalformed(_quoted(f"The body is not valid JSON: {_cause(error, data)}")) from None
     try:
         return msgspec.convert(whole, form, str_keys=True)
     except msgspec.ValidationError as error:
@@ -155,10 +152,13 @@ def _marks_in(data: bytes) -> int:
     return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
-def _has_half_pair(data: bytes) -> bool:
-    """Whether JSON text holds the escape of one half of a surrogate pair, such as `\\ud83d`, without the other
-    half."""
-    return _HALF.search(_PAIR.sub(b" ", data)) is not None
+def _cause(error: Exception, data: bytes | str) -> str:
+    """Why JSON text could not be decoded. Of the escape of one half of a surrogate pair, such as `\\ud83d`, near
+    the end of the text msgspec says only that the text was cut off."""
+    text = str(error)
+    end = data[-_NEAR_END:] if isinstance(data, bytes) and text == _CUT_OFF else b""
+    half = isinstance(error, msgspec.DecodeError) and "surrogate" in text
+    return _HALF_PAIR if half or _HALF.search(_PAIR.sub(b" ", end)) else text
 
 
 def checked(frame: bytes | str, max_bytes: int) -> bytes:
