@@ -157,6 +157,9 @@ class LiveSessions:
         connection for longest go first. A session that a client can resume is closed only if the journal has
         it. Raises ``SessionLimit`` if that does not suffice; then none is closed.
         """
+        with suppress(SessionLimit):
+            self.registry.tenants.check(salt, more)
+            return
         idle = {
             tenant: (live.id for live in left.values() if live.at_rest) for tenant, left in self._left.items()
         }

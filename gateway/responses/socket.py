@@ -111,7 +111,7 @@ class ResponsesSocket:
         self._in_flight = 0
         self._served: dict[str, _Served] = {}
         self._ended: deque[str] = deque(maxlen=REMEMBERED)
-        self._owed: dict[str, list[_Steer]] = {}  # steers that wait for tools' outputs, by response
+        self._owed: dict[str, _Served] = {}  # those with steers that wait for tools' outputs, by response
         self._steer_events = 0
         self._invalid = TokenBucket(face.limits.invalid_events, time.monotonic)
         self._leaving: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
@@ -255,7 +255,8 @@ class ResponsesSocket:
     async def _serve(self, request: LaneCreate) -> None:
         """Serve one request, and after it the successors of its response, as long as `response.steer` events
         give these more input."""
-        steers = self._owed.pop(request.previous_response_id or "", [])
+        before = self._owed.pop(request.previous_response_id or "", None)
+        steers = [] if before is None else before.steers
         try:
             if request.background:
                 raise FieldInvalid("`background` is not served over a WebSocket", "background")
@@ -274,8 +275,13 @@ class ResponsesSocket:
             calls = [item for item in response.output if isinstance(item, KeptCall)]
             owed = [call for call in calls if call.status == "completed"]
             if owed:
-                self._owed[response.id] = served.steers
+                self._owed[response.id] = served
                 self._tell_pending(served, owed)
+                if len(self._owed) > IN_FLIGHT:
+                    name, left = next(iter(self._owed.items()))
+                    del self._owed[name]
+                    why = TooManyRequests(f"{IN_FLIGHT} later responses wait for outputs of tools")
+                    self._fail_steers(left.steers, name, left.request.stream_id, why)
                 return
             request = replace(request, input=None, previous_response_id=response.id)
             try:

@@ -53,6 +53,7 @@ class Sessions:
         """The digests, joined, of keyrings that were found damaged at the start, by session."""
         self.trees: dict[int, int] = {}
         """Of each fork in a fork tree, the number of the tree's first session."""
+        self._members: dict[int, set[int]] = {}  # the forks in each tree, by the number of its first session
         self._struck: set[int] = set()  # sessions that lacked records when the index was built
         self._removals: dict[int, int] = {}  # the last operation that removed items, as the index was built
         self._size = size
@@ -157,8 +158,16 @@ class Sessions:
                 if origin in self.states and not state.snapshot:
                     self.states.edit(origin).forks.add(state.number)
             if first:
+                self._leave_tree(state.number)
                 self.trees[state.number] = first
+                self._members.setdefault(first, set()).add(state.number)
         return state
+
+    def _leave_tree(self, number: int) -> None:
+        if (first := self.trees.pop(number, None)) is not None:
+            self._members[first].discard(number)
+            if not self._members[first]:
+                del self._members[first]
 
     def _kill(self, place: int) -> None:
         if place not in (MISSING, HIT):
@@ -183,7 +192,7 @@ class Sessions:
                 self._kill(place)
             self.handles.leave(state.row)
             del self.states[number]
-            self.trees.pop(number, None)
+            self._leave_tree(number)
             erased.append(state)
             if state.origin is None:
                 break
@@ -322,7 +331,7 @@ class Sessions:
     def fork_tree(self, number: int) -> list[int]:
         """The numbers of all kept sessions of this one's fork tree."""
         first = self.trees.get(number, number)
-        found = {first, number, *(one for one, its in self.trees.items() if its == first)}
+        found = {first, number, *self._members.get(first, ())}
         return sorted(filter(self.states.keeps, found))
 
     def _known(self, number: int) -> SessionState:

@@ -390,11 +390,9 @@ def test_frames_that_are_no_json_are_refused(frame: bytes | str) -> None:
 @pytest.mark.parametrize("half", ["\\ud83d", "\\ude00"])
 def test_half_a_surrogate_pair_is_named_and_other_faults_are_not(half: str, behind: str) -> None:
     for frame in (f'{{"type": "{half}{behind}"}}', f'{{"{half}{behind}": 1}}'):
-        with pytest.raises(FrameMalformed, match="surrogate"):
-            decode_client(frame)
-        with pytest.raises(FrameMalformed) as raised:
-            decode_client(frame.replace(half, "\\" + half)[:-2])
-        assert "surrogate" not in str(raised.value) or half in behind
+        assert "surrogate" in refused(frame).message
+        other = refused(frame.replace(half, "\\" + half)[:-2])
+        assert "surrogate" not in other.message or "u" in behind
 
 
 def test_a_frame_has_a_size() -> None:

@@ -15,7 +15,7 @@ from holdfast.gateway.live.transcripts import Requester
 from holdfast.gateway.net.channel import ChannelClosed, MemoryChannel, memory_pair
 from holdfast.gateway.realtime.socket import ClientIdentity
 from holdfast.gateway.responses.face import ResponsesFace
-from holdfast.gateway.responses.socket import ResponsesSocket
+from holdfast.gateway.responses.socket import IN_FLIGHT, ResponsesSocket
 from holdfast.tests.gateway.scripted_service import END, WORDS, Scripted
 
 from .stage import Json, Stage, staged, text_of, told
@@ -267,6 +267,26 @@ async def test_a_steer_waits_for_the_output_that_a_call_owes() -> None:
         done = await line.response([output], previous_response_id=begun["id"], tools=[TOOL])
         listed = await stage.ask("GET", f"/v1/responses/{done['id']}/input_items?limit=2")
         assert {item["type"] for item in listed.json["data"]} == {"message", "function_call_output"}
+
+
+async def test_steers_wait_for_outputs_of_a_few_calls_alone_and_the_oldest_is_given_back() -> None:
+    async with (
+        staged(link=told(*["Well. " * 40 + CALL] * (IN_FLIGHT + 1))) as stage,
+        connected(stage) as line,
+    ):
+        names = []
+        for number in range(IN_FLIGHT + 1):
+            await line.create("weather?", tools=[TOOL], max_output_tokens=4000)
+            begun = (await line.until("response.created"))[-1]["response"]
+            face_side = next(iter(stage.service._sockets.values()))
+            face_side._served[begun["id"]].running.cancel = never  # type: ignore[attr-defined]
+            names.append(begun["id"])
+            await line.send(type="response.steer", previous_response_id=begun["id"], input=f"{number}")
+            await line.until("response.steer.pending")
+        failed = await line.next()
+        assert failed["type"] == "response.steer.failed"
+        assert failed["steer"]["previous_response_id"] == names[0] and failed["steer"]["input"] == "0"
+        assert failed["error"]["code"] == "successor_creation_failed"
 
 
 async def never(*_: object) -> None:
