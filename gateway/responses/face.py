@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -26,7 +27,7 @@ from .events import CompactionResult, CountedInput, ResponseFault, ResponseObjec
 from .items import GivenItem, GivenReference, KeptCompaction, KeptItem
 from .notes import ConversationNote, ItemsNote, KeptResponse
 from .reply import ResponseReply, item_id, outcome, response_named, usage_of
-from .running import RunningResponse
+from .running import LoggedEvent, RunningResponse
 from .translate import (
     ask_of,
     check_create,
@@ -42,8 +43,8 @@ from .translate import (
 
 T = TypeVar("T")
 ITEM_BYTES = 64
-"""For `Service.aside` an item counts as so many bytes: it takes a few microseconds to translate, however long
-its text is."""
+"""For `Service.aside` an item, or an event of a stream, counts as so many bytes: it takes a few microseconds to
+translate, however long its text is."""
 MOST_ITEMS = 20_000
 """The most items of a stored conversation, as of any other."""
 LOCAL = 64
@@ -192,7 +193,7 @@ class ResponsesFace:
             told = "The previous response is still running: continue when it has ended"
             raise FieldInvalid(told, "previous_response_id")
         found = await self.service.stored.find(client.salt, previous)
-        if found is None or notes.response_in(found) is None:
+        if found is None or not notes.is_response(found):
             raise PreviousResponseUnknown(previous)
         return Continued(await self.items(client, found.notes), found)
 
@@ -258,12 +259,23 @@ class ResponsesFace:
         """A stored response: the stored object, and the response in it. One that ran when an earlier server
         ended is shown as failed. Raises ``ResponseUnknown``."""
         found = await self.service.stored.find(client.salt, response_id)
-        note = None if found is None else notes.response_in(found)
-        if found is None or note is None:
+        if found is None or not notes.is_response(found):
             raise ResponseUnknown(f"Response with id {response_id[:128]!r} not found")
+        note = await self.service.aside(client.salt, len(found.last), lambda _: notes.response_in(found))
         if note.response.status in ("queued", "in_progress"):  # the server ended before it did
             note = _lost(note)
         return found, note
+
+    async def retold(self, client: Requester, response_id: str, begin: int) -> list[LoggedEvent]:
+        """The events of a stored response from a number on, the same as when it ran. Raises
+        ``ResponseUnknown``."""
+        _, note = await self.stored(client, response_id)
+
+        def told(_: Stopped) -> list[LoggedEvent]:
+            events = ResponseReply.retold(note.response, len(note.input), note.cuts)
+            return [LoggedEvent.of(one) for one in events[begin:]]
+
+        return await self.service.aside(client.salt, ITEM_BYTES * sum(map(len, note.cuts)), told)
 
     async def retrieve(self, client: Requester, response_id: str) -> ResponseObject:
         """A response, stored or running. Raises ``ResponseUnknown``."""
@@ -279,7 +291,7 @@ class ResponsesFace:
         if running is not None and running.response.store:
             await running.cancel()
         stored, _ = await self.stored(client, response_id)
-        await self._forget(stored, notes.sessions_of(stored))
+        await self._forget(stored, await self._sessions(client, stored))
 
     async def _forget(self, stored: StoredObject, sessions: set[int]) -> None:
         """Forget a stored object, and the sessions, by their numbers, that wrote what is in it: other objects
@@ -404,10 +416,12 @@ class ResponsesFace:
         """Forget a conversation, and the sessions that wrote its responses. The responses stay. Raises
         ``ConversationUnknown``."""
 
-        async def sessions(kept: StoredObject) -> set[int]:
-            return await self.service.aside(client.salt, kept.size, lambda _: notes.sessions_of(kept))
+        await self._forget(*await self._latest(client, conversation_id, partial(self._sessions, client)))
 
-        await self._forget(*await self._latest(client, conversation_id, sessions))
+    async def _sessions(self, client: Requester, stored: StoredObject) -> set[int]:
+        """The sessions that wrote a stored object's own responses and items, as `notes.sessions_of` finds
+        them."""
+        return await self.service.aside(client.salt, stored.size, lambda _: notes.sessions_of(stored))
 
     async def add_items(
         self, client: Requester, conversation_id: str, items: Sequence[GivenItem]

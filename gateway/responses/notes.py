@@ -63,8 +63,8 @@ class ConversationNote(msgspec.Struct, tag="conversation", kw_only=True, frozen=
 Note: TypeAlias = KeptResponse | ItemsNote | RemovedNote | ConversationNote
 
 _ENCODER = msgspec.msgpack.Encoder()
-_CONVERSATION = _ENCODER.encode({"type": "conversation"})[1:]
-"""How a `ConversationNote` begins, behind the byte with the number of its fields."""
+_CONVERSATION, _RESPONSE = (_ENCODER.encode({"type": tag})[1:] for tag in ("conversation", "response"))
+"""How a note of each kind begins, behind the byte with the number of its fields."""
 _DECODER: msgspec.msgpack.Decoder[Note] = msgspec.msgpack.Decoder(Note)
 
 
@@ -96,10 +96,16 @@ def items_of(notes: Sequence[bytes]) -> list[KeptItem]:
     return [item for at, items in pieces.values() for item in items if removed.get(item.id, -1) < at]
 
 
-def response_in(stored: StoredObject) -> KeptResponse | None:
-    """The response in a stored object; None if the object is no response."""
+def is_response(stored: StoredObject) -> bool:
+    """Whether a stored object is a response. It is not decoded, as it may be long."""
+    return stored.last.startswith(_RESPONSE, 1)
+
+
+def response_in(stored: StoredObject) -> KeptResponse:
+    """The response that a stored object is."""
     note = decoded(stored.last)
-    return note if isinstance(note, KeptResponse) else None
+    assert isinstance(note, KeptResponse), "it is a response"
+    return note
 
 
 def conversation_in(stored: StoredObject) -> ToldConversation | None:

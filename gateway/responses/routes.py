@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from ...kvstore.slices import sliced
 from ...sdk.errors import FieldInvalid
 from ...sessions.errors import TurnFailed
 from ..access.auth import KEY, Endpoint, refusal, refusing
@@ -44,7 +46,6 @@ from .events import (
 )
 from .face import ResponsesFace, item_in
 from .items import KeptItem
-from .reply import ResponseReply
 from .running import LoggedEvent, RunningResponse
 from .socket import ResponsesSocket
 
@@ -263,9 +264,7 @@ class _Responses:
         running = face.running(client, response_id)
         if running is not None and running.response.store:
             return EventStream(_sent(running.events(begin)))
-        _, note = await face.stored(client, response_id)
-        told = ResponseReply.retold(note.response, len(note.input), note.cuts)
-        return EventStream(_sent(_batch([LoggedEvent.of(one) for one in told[begin:]])))
+        return EventStream(_sent(_slices(await face.retold(client, response_id, begin))))
 
     async def delete(self, request: Request) -> Response:
         """Serve ``DELETE /v1/responses/{id}``: forget the response."""
@@ -366,8 +365,10 @@ async def _sent(batches: AsyncIterator[list[LoggedEvent]]) -> AsyncIterator[byte
     yield DONE
 
 
-async def _batch(events: list[LoggedEvent]) -> AsyncIterator[list[LoggedEvent]]:
-    yield events
+async def _slices(events: list[LoggedEvent]) -> AsyncIterator[list[LoggedEvent]]:
+    for part in sliced(events):
+        yield part
+        await asyncio.sleep(0)  # others have their turn
 
 
 def page_of(items: Sequence[KeptItem], query: Mapping[str, str]) -> ItemPage:

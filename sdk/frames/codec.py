@@ -153,8 +153,8 @@ def _marks_in(data: bytes) -> int:
 
 
 def _cause(error: Exception, data: bytes | str) -> str:
-    """Why JSON text could not be decoded. Of the escape of one half of a surrogate pair, such as `\\ud83d`, near
-    the end of the text msgspec says only that the text was cut off."""
+    """Why JSON text could not be decoded. msgspec says that the text was cut off also if the escape of one half
+    of a surrogate pair, such as `\\ud83d`, stands near its end."""
     text = str(error)
     end = data[-_NEAR_END:] if isinstance(data, bytes) and text == _CUT_OFF else b""
     half = isinstance(error, msgspec.DecodeError) and "surrogate" in text
