@@ -96,3 +96,30 @@ async def test_others_are_answered_while_a_long_body_is_served(name: str) -> Non
 
         await asyncio.gather(post(), get())
         assert ended == ["short", "long"]
+
+
+@pytest.mark.parametrize("what", ["retrieve", "go on", "delete"])
+async def test_others_are_answered_while_a_long_stored_response_is_read(what: str) -> None:
+    async with stage(*["Well."] * 4) as on:
+        body: dict[str, Any] = {"input": LONG["/v1/responses"]["input"], "truncation": "auto"}
+        made = await on.http.post("/v1/responses", json=body)
+        assert made.status_code == 200, made.text
+        name = made.json()["id"]
+        ended: list[str] = []
+
+        async def read() -> None:
+            if what == "go on":
+                more = {"input": "More.", "previous_response_id": name, "truncation": "auto"}
+                answer = await on.http.post("/v1/responses", json=more)
+            else:
+                method = "GET" if what == "retrieve" else "DELETE"
+                answer = await on.http.request(method, f"/v1/responses/{name}")
+            assert answer.status_code == 200, answer.text
+            ended.append("long")
+
+        async def get() -> None:
+            assert (await on.http.get("/version")).status_code == 200
+            ended.append("short")
+
+        await asyncio.gather(read(), get())
+        assert ended == ["short", "long"]
