@@ -160,6 +160,7 @@ class Soak:
         self._spans: list[tuple[float, float]] = []  # when each minute began and ended
         self._minutes: list[dict[str, Any]] = []
         self._rested: dict[str, Any] = {}
+        self._left = float("inf")
 
     def talk(self, seed: str) -> None:
         """Run the clients for whole minutes, from the first turn on."""
@@ -179,10 +180,11 @@ class Soak:
         end = time.monotonic() + self._course.rest
         while statistics(self._running.url)["sessions"] and time.monotonic() < end:
             time.sleep(1.0)
-        self._rested = self._seen()
+        self._rested, self._left = self._seen(), time.monotonic()
 
     def told(self, stops: Sequence[LoopStop]) -> dict[str, Any]:
-        """All figures. ``stops``: of the event loop, since the server began to load."""
+        """All figures. ``stops``: of the event loop, since the server began to load; those after the rest, when
+        it ends, do not count."""
         heard = self._heard
         if not heard.turns or not self._spans:
             raise CannotMeasure(f"no turn was completed: {heard.failed[:1]}")
@@ -202,9 +204,9 @@ class Soak:
             "turns": len(heard.turns),
             "failed": len(heard.failed),
             "failures": heard.failed[:20],
-            "longest_stop_ms": _longest(stops, self._spans[0][0], float("inf")),
+            "longest_stop_ms": _longest(stops, self._spans[0][0], self._left),
             "minutes": self._minutes,
-            "at_rest": self._rested,
+            "at_rest": {**self._rested, "longest_stop_ms": _longest(stops, self._spans[-1][1], self._left)},
         }
 
     def _goes_on(self) -> bool:

@@ -198,6 +198,15 @@ def make_private(folder: Path) -> None:
                 path.chmod(mode)
 
 
+def strangers(folder: Path) -> list[str]:
+    """The names of the files in a folder that has none of a store's (`OWN`); hidden ones, as systems make them
+    anywhere, do not count."""
+    with suppress(OSError):
+        names = [name for name in sorted(os.listdir(folder)) if name != "lost+found" and name[0] != "."]
+        return [] if any(map(OWN.fullmatch, names)) else names
+    return []
+
+
 def _holder(words: bytes) -> str:
     """The name of the process that wrote these words into a lock's file."""
     name = words.decode(errors="replace").split("\n")[0].strip()

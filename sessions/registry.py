@@ -87,11 +87,9 @@ class SessionRegistry:
         self._now = now
         self._sessions: dict[str, Session] = {}
         self._records: dict[str, SessionRecord] = {}
-        self._by_handle: dict[bytes, Session] = {}
-        self._by_number: dict[int, Session] = {}
+        self._by_handle: dict[bytes, Session] = {}  # with those that are being closed
+        self._by_number: dict[int, Session] = {}  # with those that are being closed
         self._closing: dict[str, asyncio.Event] = {}  # by id
-        self._closing_handles: dict[bytes, asyncio.Event] = {}  # the same ones, by their handles' digests
-        self._closing_numbers: set[int] = set()  # the same ones, in the journal
         self._reopening = WeakValueDictionary[bytes, asyncio.Lock]()  # by owner: one session at a time
         self._opened = self._reopened = 0
         self._workers = Workers()
@@ -269,7 +267,7 @@ class SessionRegistry:
     def _is_taken(self, journal: Journal, number: int) -> bool:
         """Whether the session with this number in the journal is open, is being closed, or is deleted and stays
         only for what holds it."""
-        return number in self._by_number or number in self._closing_numbers or number in journal.doomed
+        return number in self._by_number or number in journal.doomed
 
     def keeps(self, session: Session, *, kept: bool) -> bool:
         """Whether the journal keeps this open session just as it does one that is created with ``kept``."""
@@ -291,8 +289,8 @@ class SessionRegistry:
         ``StorageUnavailable``.
         """
         digest = digest_of(handle)
-        if (closed := self._closing_handles.get(digest)) is not None:
-            await closed.wait()
+        if (closing := self._by_handle.get(digest)) is not None:
+            await self.wait_closed(closing.id)
         owners = {owner} if former_owner is None else {owner, former_owner}
         async with AsyncExitStack() as reopening:
             for one in sorted(owners):  # in one order, so that two clients never wait for each other
@@ -301,6 +299,8 @@ class SessionRegistry:
             if found is None and self.journal is not None:
                 found = await self._reopen(self.journal, digest, owners, make_room or self.tenants.check)
         session = found.session if isinstance(found, Reopened) else found
+        if session is not None and not self.is_open(session):  # it was closed meanwhile
+            return await self.resume(handle, owner, make_room, former_owner)
         if found is None or session is None or not session.handles.opens(digest, owners):
             raise _unknown()
         self.trees.of(self._records[session.id]).client_opened(session.id)
@@ -333,12 +333,9 @@ class SessionRegistry:
         session = self.get(session_id)
         record = self._records[session_id]
         self.trees.leave(record, kept=session.log.durable)
-        self._forget_handles(session)
         self.tenants.leave(record.salt)
-        del self._sessions[session_id], self._records[session_id], self._by_number[session.log.number]
-        self._closing_numbers.add(session.log.number)
-        closed = self._closing[session_id] = asyncio.Event()
-        self._closing_handles.update(dict.fromkeys(session.handles.digests(), closed))
+        del self._sessions[session_id], self._records[session_id]
+        self._closing[session_id] = asyncio.Event()
         if interrupt:
             session.log.close()
         return self._closed(session, record.salt, leave_readers)
@@ -354,10 +351,9 @@ class SessionRegistry:
             if doomed and (head := session.history.head) is not None:
                 await self._erase_kv(head.tokens(), salt)  # its sequence may be gone with its engine
         finally:
+            del self._by_number[session.log.number]
+            self._forget_handles(session)
             self._closing.pop(session.id).set()
-            self._closing_numbers.discard(session.log.number)
-            for digest in session.handles.digests():
-                self._closing_handles.pop(digest, None)
 
     async def delete(self, number: int) -> str | None:
         """Delete a session for a client, by its number in the journal: its records, and its KV on all tiers.
@@ -365,7 +361,7 @@ class SessionRegistry:
         journal = self.journal
         if journal is None:
             return None
-        if (session := self._by_number.get(number)) is not None:
+        if (session := self._by_number.get(number)) is not None and self.is_open(session):
             record = msgspec.structs.replace(self._records[session.id], deleted=True)
             self._records[session.id] = record
             session.log.rewrite(record)
@@ -379,7 +375,7 @@ class SessionRegistry:
             replayed = await asyncio.to_thread(replay, stored.operations, max_items=self.settings.max_items)
             if replayed.history.head is not None:
                 tokens, salt = replayed.history.head.tokens(), stored.record.salt
-        if number in self._by_number:
+        if (session := self._by_number.get(number)) is not None and self.is_open(session):
             return await self.delete(number)  # it was opened meanwhile
         if stored is not None and number in journal.live:  # it is being closed, for example
             journal.put([put(number, msgspec.structs.replace(stored.record, deleted=True))])

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 FREE_SECONDS = 0.2  # the disk's free space is read again after this time
 WATCH_SECONDS = 1.0  # between two looks whether the store is still this server's
+SHORTEN_SECONDS = 0.01  # between two sessions that are shortened, while nothing else is to be done
 GATHER_SECONDS = 0.002
 """Changes for which nothing waits are committed this long after the first of them, so that those of several
 sessions share one sync."""
@@ -327,11 +328,13 @@ class Journal:
 
     def _next(self) -> tuple[list[Fresh], list[Any]]:
         """In the journal's thread: wait for work. Returns the queued group and the jobs. Both may be empty: the
-        journal closes, there is time for a slice of compaction, or `WATCH_SECONDS` are over."""
+        journal closes, there is time to compact or to shorten a session, or `WATCH_SECONDS` are over."""
         compacting = self._store.wants_compaction
+        shortening = self._fault is None and self._store.overlong is not None
+        seconds = SHORTEN_SECONDS if shortening else WATCH_SECONDS
         with self._changed:
             while not (self._urgent or self._jobs or self._closing):
-                if compacting or not self._changed.wait(WATCH_SECONDS):
+                if compacting or not self._changed.wait(seconds):
                     return [], []
             jobs = list(self._jobs)
             self._jobs.clear()

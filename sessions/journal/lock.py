@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...kvstore.errors import FolderHeld
-from ...kvstore.folder_lock import FolderLock
+from ...kvstore.folder_lock import FolderLock, strangers
 from ...kvstore.system_limits import explained
 from ..errors import StoreHeld, StoreUnusable
 
@@ -19,7 +19,13 @@ class StoreLock(FolderLock):
         super().__init__(folder, FILE)
 
     def acquire(self, seconds: float = 0.0) -> StoreLock:
-        """As `FolderLock.acquire`. Raises ``StoreHeld`` naming the holder, or ``StoreUnusable``."""
+        """As `FolderLock.acquire`. Raises ``StoreHeld`` naming the holder, or ``StoreUnusable``, also for a folder
+        with files of others and none of a store, which was given by mistake."""
+        if others := strangers(self.folder):
+            names = ", ".join([*others[:3], *["…"][: len(others) - 3]])
+            raise StoreUnusable(
+                f"the folder {self.folder} holds no store, but {names}: give the store a folder of its own"
+            )
         try:
             super().acquire(seconds)
         except FolderHeld as held:

@@ -360,7 +360,7 @@ class JournalStore:
         ago, or else a long one. None if there is none."""
         if self._has_old_removals:
             return next(iter(self._removals))
-        return min(self.long, default=None)
+        return next(iter(self.long), None)
 
     @property
     def _has_old_removals(self) -> bool:

@@ -198,3 +198,16 @@ async def test_without_locks_the_last_server_has_the_store_and_the_first_acknowl
             other.number: ["of the second alone"],
         }, "and nothing of what was never acknowledged"
         assert own.number != other.number, "two servers never give two sessions one number"
+
+
+@pytest.mark.parametrize("there", [["lost+found"], [".snapshot"], ["reserve", "notes.txt"], []])
+def test_a_folder_with_files_of_others_alone_is_refused(tmp_path: Path, there: list[str]) -> None:
+    (tmp_path / "Documents").mkdir()
+    with pytest.raises(StoreUnusable, match="Documents: give the store a folder of its own"):
+        StoreLock(tmp_path).acquire()
+    assert os.listdir(tmp_path) == ["Documents"]
+    (tmp_path / "Documents").rmdir()
+    for name in there:
+        (tmp_path / name).touch()
+    StoreLock(tmp_path).acquire().release()
+    StoreLock(tmp_path).acquire().release()
