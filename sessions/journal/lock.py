@@ -19,8 +19,8 @@ class StoreLock(FolderLock):
         super().__init__(folder, FILE)
 
     def acquire(self, seconds: float = 0.0) -> StoreLock:
-        """As `FolderLock.acquire`. Raises ``StoreHeld`` naming the holder, or ``StoreUnusable``, also for a folder
-        with files of others and none of a store, which was given by mistake."""
+        """As `FolderLock.acquire`. Raises ``StoreHeld`` naming the holder, or ``StoreUnusable``, also for a
+        folder with files of others and none of a store, which was given by mistake."""
         if others := strangers(self.folder):
             names = ", ".join([*others[:3], *["…"][: len(others) - 3]])
             raise StoreUnusable(
