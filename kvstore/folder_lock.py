@@ -65,7 +65,7 @@ class FolderLock:
             except OSError as fault:
                 if fault.errno not in NO_FOLDER_LOCKS:
                     raise
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._fd = self._opened(os.O_RDWR | os.O_CREAT)
             self._wait(self._fd, until)
             self._sign()
         except BaseException:
@@ -98,8 +98,7 @@ class FolderLock:
         if moved := elsewhere(self.folder, self._place):
             return moved
         try:
-            # Opened anew: a network file system looks again then.
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = self._opened(os.O_RDONLY)  # anew: a network file system looks again then
         except FileNotFoundError:
             return self._made_again()
         except OSError as fault:
@@ -115,6 +114,10 @@ class FolderLock:
         if same and words == self._words:
             return ""
         return f"was taken by {_holder(words)}"
+
+    def _opened(self, flags: int) -> int:
+        """Open the file in the folder that this process has, wherever the path leads now."""
+        return os.open(self._path.name, flags | os.O_CLOEXEC, 0o600, dir_fd=self._place)
 
     def _wait(self, fd: int, until: float) -> None:
         while True:
@@ -150,7 +153,7 @@ class FolderLock:
     def _made_again(self) -> str:
         """Make the file again after it was removed. Returns why the folder is lost, or ""."""
         try:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fd = self._opened(os.O_RDWR | os.O_CREAT | os.O_EXCL)
         except OSError as fault:
             if self._keeps_out and not isinstance(fault, FileExistsError):  # a full disk
                 return ""

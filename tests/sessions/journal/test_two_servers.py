@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.kvstore import folder_lock
 from holdfast.sessions.errors import StorageUnavailable, StoreHeld, StoreUnusable
 from holdfast.sessions.journal.journal import Journal, JournaledLog
 from holdfast.sessions.journal.lock import StoreLock
@@ -211,3 +212,29 @@ def test_a_folder_with_files_of_others_alone_is_refused(tmp_path: Path, there: l
         (tmp_path / name).touch()
     StoreLock(tmp_path).acquire().release()
     StoreLock(tmp_path).acquire().release()
+
+
+@pytest.mark.parametrize("replaced", [True, False], ids=["replaced", "gone"])
+def test_a_folder_that_goes_while_it_is_looked_at_is_this_servers_again_when_it_is_back(
+    tmp_path: Path, replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, aside = tmp_path / "store", tmp_path / "aside"
+    lock = StoreLock(path).acquire()
+    look = folder_lock.elsewhere
+
+    def goes(where: Path, fd: int) -> str:
+        found = look(where, fd)
+        path.rename(aside)
+        if replaced:
+            path.mkdir()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_lock, "elsewhere", goes)
+        lock.lost()
+    assert lock.lost()
+    if replaced:
+        path.rmdir()  # nothing was made in it
+    aside.rename(path)
+    assert not lock.lost()
+    lock.release()
