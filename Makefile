@@ -9,7 +9,10 @@ CLIENTS := pydantic-ai langchain litellm llama-index
 LOADERS := guidellm aiperf
 ROOMS := sdk kernels kvstore runtime sessions gateway benchmarks
 
-.PHONY: demo smollm2 test slow check bench peers faults paths fuzz aot aot-with gpu gpu-wheels clients load-clients chromium clean
+.PHONY: serve demo smollm2 test slow check bench peers faults paths fuzz aot aot-with gpu gpu-wheels clients load-clients chromium clean
+
+serve: .venv/ready
+	$(BIN)/holdfast serve pocket
 
 demo: .venv/ready
 	$(BIN)/holdfast demo

@@ -47,7 +47,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of this mo
         try:
             found = getattr(import_module(f".gateway.{homes[name]}", __name__), name)
         except ModuleNotFoundError as error:
-            needed = "it needs the engine's packages: pip install 'holdfast[engine]'"
+            needed = "it needs the engine's packages: in Holdfast's checkout, pip install '.[engine]'"
             raise ImportError(
                 f"cannot import {name!r} from {__name__!r}: {needed}", name=error.name
             ) from error

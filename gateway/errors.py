@@ -136,6 +136,12 @@ class TracingUnavailable(GatewayError):
 
     wire = _server("tracing_unavailable", 503)
 
+    @classmethod
+    def without(cls, missing: ImportError) -> TracingUnavailable:
+        """For a package that is not installed."""
+        install = "in Holdfast's checkout, pip install '.[otel]'"
+        return cls(f"--otlp-traces-endpoint needs the extra otel: {install} ({missing})")
+
 
 class KeyInvalid(GatewayError):
     """A request has no key, or one that is not in the keys file."""

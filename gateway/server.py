@@ -114,7 +114,7 @@ async def _traced(settings: GatewaySettings, model: str) -> AsyncIterator[TurnTr
     try:
         from .metrics import tracing  # it needs an extra
     except ImportError as error:
-        raise TracingUnavailable(f"--otlp-traces-endpoint needs holdfast[otel]: {error}") from None
+        raise TracingUnavailable.without(error) from None
     provider = tracing.otlp_provider(settings.traces_endpoint)
     tracer = tracing.TurnTracer(provider, next(iter(settings.served_names), model))
     try:

@@ -22,7 +22,16 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("sdk", "kernels", "kvstore", "runtime", "sessions", "gateway", "benchmarks")
 DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md")
 TOP_LEVEL = {*ROOMS, "tests", "pyproject.toml", "README.md"}
-TOP_FILES = {"__init__.py", "py.typed", "constraints.txt", "Makefile", "LICENSE", ".gitignore", ".ci"}
+TOP_FILES = {
+    "CHANGELOG.md",
+    "__init__.py",
+    "py.typed",
+    "constraints.txt",
+    "Makefile",
+    "LICENSE",
+    ".gitignore",
+    ".ci",
+}
 TOP_FILES |= {*DOCUMENTS}
 
 # room -> rooms it may import

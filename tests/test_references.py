@@ -22,6 +22,9 @@ FILE = re.compile(
     r"(?![\w/.-]*\w)(?:::(\w+))?"
 )
 """A file or folder of the repository, ``tests/kernels/`` or ``kvstore/pool.py``, perhaps with a test."""
+BARE = re.compile(r"`([\w-]+\.py)`")
+ROW = re.compile(r"^\| `([\w-]+)/` \|(.*)$", re.MULTILINE)
+NAMED = re.compile(r"`((?:[\w-]+/)*[\w-]+(?:\.py|\.md|/))`")
 LINK = re.compile(r"\]\(((?!https?:)[^)#\s]+)")
 EXAMPLES = {"runtime/scheduler/mine.py", "benchmarks/NAME.py", "benchmarks/NAME/bench.py"}
 EXAMPLES |= {"holdfast.runtime.scheduler.mine", "holdfast.sdk.examples.NAME"}
@@ -134,6 +137,22 @@ def test_files_that_texts_name_are_there() -> None:
             there = next((one for one in (ROOT / name, (ROOT / path).parent / name) if one.exists()), None)
             if name not in EXAMPLES and (there is None or (test and f"def {test}(" not in there.read_text())):
                 wrong.append(f"{path}: {name}{'::' * bool(test)}{test}")
+    assert not wrong
+
+
+def test_files_that_documents_name_without_their_folder_are_there() -> None:
+    """Anywhere; in a row of a table that begins with a folder, in that folder or as a path from the root."""
+    known = {path.name for path in tracked()} | {Path(example).name for example in EXAMPLES}
+    wrong = []
+    for path, text in texts().items():
+        if path.suffix != ".md":
+            continue
+        wrong += [f"{path}: {name}" for name in BARE.findall(text) if name not in known]
+        for folder, cells in ROW.findall(text):
+            place = ROOT / path.parent / folder
+            names = NAMED.findall(cells) if place.is_dir() else ()
+            gone = (name for name in names if not any((one / name).exists() for one in (place, ROOT)))
+            wrong += [f"{path}: {folder}/{name}" for name in gone]
     assert not wrong
 
 

@@ -240,6 +240,7 @@ class CompletionBatch:
             parse_calls=False,
             stop_ids=request.stop_ids,
             min_tokens=request.min_output_tokens,
+            leads=False,
         )
 
 

@@ -7,12 +7,13 @@ needs when it runs, so that ``--help`` is quick. Exit codes: 0 done, 1 it ran an
 from __future__ import annotations
 
 import signal
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
 import typer
 
+from ... import __version__
 from ..settings import CYCLE_TOKENS, DEFAULT_HOST, DEFAULT_PORT
 from . import configuration, options
 
@@ -23,7 +24,7 @@ app = typer.Typer(name="holdfast", no_args_is_help=True, add_completion=False, p
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"holdfast {metadata.version('holdfast')}")
+        print(f"holdfast {__version__}")
         raise typer.Exit
 
 

@@ -146,8 +146,8 @@ TracesEndpoint = Annotated[
     str | None,
     typer.Option(
         "--otlp-traces-endpoint",
-        help="URL of an OpenTelemetry collector (OTLP over HTTP) that gets a span of each turn; needs"
-        " holdfast[otel].",
+        help="URL of an OpenTelemetry collector (OTLP over HTTP) that gets a span of each turn; needs the extra"
+        " otel.",
     ),
 ]
 QueueSeconds = Annotated[

@@ -43,7 +43,7 @@ def otlp_provider(endpoint: str) -> TracerProvider:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
-        raise TracingUnavailable(f"--otlp-traces-endpoint needs holdfast[otel]: {error}") from None
+        raise TracingUnavailable.without(error) from None
     if parts.path in ("", "/"):
         endpoint = parts._replace(path=TRACES).geturl()
     provider = TracerProvider(resource=_resource())

@@ -154,7 +154,7 @@ class Compiler:
         if grammar.string_bytes:
             strings = BoundedStrings(tokenizer, self._beginning_with_quotes(tokenizer), grammar.string_bytes)
             strings.take(tokens)
-        return Matcher(matcher, ends, own - ends, frozenset(stop_ids), strings)
+        return Matcher(matcher, ends, own - ends, frozenset(stop_ids), self._vocab_size, strings)
 
     def _beginning_with_quotes(self, tokenizer: LLTokenizer) -> NDArray[np.int64]:
         """The tokens that begin with a quote: int64 ``[words]``, a bit for each token."""
@@ -174,7 +174,10 @@ class Compiler:
                 try:
                     text = (self._files.content(TOKENIZER) or b"").decode()
                     eos = list(self._eos_ids) or None
-                    self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=eos)
+                    try:
+                        self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=eos)
+                    except Exception:  # it may have more tokens than the model
+                        self._tokenizer = LLTokenizer(text, eos_token=eos)
                 except Exception as error:  # the library raises many kinds
                     raise GrammarInvalid(f"{self._files.where(TOKENIZER)}: {error}") from None
             return self._tokenizer
@@ -246,7 +249,8 @@ class Matcher:
 
     ``ends``: special tokens that end the reply; allowed exactly where the grammar accepts. ``others``: the
     model's end tokens that do not end this reply; never allowed. ``stops``: all stop ids of the reply; one that
-    is plain text is allowed where the grammar allows its text. ``strings``: bounds the length of strings in a
+    is plain text is allowed where the grammar allows its text. ``size``: how many tokens the model has; the
+    tokenizer may have more. ``strings``: bounds the length of strings in a
     JSON reply; None: no bound.
     """
 
@@ -256,6 +260,7 @@ class Matcher:
         ends: frozenset[int],
         others: frozenset[int],
         stops: frozenset[int],
+        size: int,
         strings: BoundedStrings | None = None,
     ) -> None:
         self._strings = strings
@@ -263,6 +268,7 @@ class Matcher:
         self._ends = ends
         self._others = others
         self._halts = ends | others | stops
+        self._size = size
 
     @property
     def complete(self) -> bool:
@@ -291,7 +297,7 @@ class Matcher:
         if most < 1 or self._matcher.is_error():
             return []
         forced = self._matcher.compute_ff_tokens()[:most]
-        ids = list(takewhile(lambda token: token not in self._halts, forced))
+        ids = list(takewhile(lambda token: token < self._size and token not in self._halts, forced))
         if not ids or not self._matcher.consume_tokens(ids):
             return []
         if self._strings is not None:

@@ -54,7 +54,9 @@ class GrammarQueue:
     def check(self) -> None:
         """Raises ``GrammarUnavailable`` if grammars cannot be compiled, because llguidance is not installed."""
         if self._compiler is None:
-            raise GrammarUnavailable("grammars need llguidance: pip install 'holdfast[engine]'")
+            raise GrammarUnavailable(
+                "grammars need llguidance: in Holdfast's checkout, pip install '.[engine]'"
+            )
 
     def begin(self, sequence: Sequence, grammar: Grammar, now: float) -> None:
         """Let the sequence wait until ``grammar``, which its turn follows, is compiled. A later `tick`

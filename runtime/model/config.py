@@ -249,9 +249,9 @@ def _method(name: str, given: Any) -> str:
 
 
 def _notes(stated: Fields, inside: Multimodal | None) -> list[str]:
-    """Lines for the operator: that code in the checkpoint is not run, and which parts of a multimodal model
-    are not served."""
-    notes = []
+    """Lines for the operator: those of a GGUF file, that code in the checkpoint is not run, and which parts of
+    a multimodal model are not served."""
+    notes = list(stated.get("gguf_notes") or ())
     if stated.get("auto_map"):
         notes.append(f"{stated.path}: auto_map is ignored: code in a checkpoint is not run")
     if inside is not None:
@@ -348,6 +348,7 @@ def _stored_dtype(fields: Fields) -> str | None:
     name = fields.get(field)
     if not name or name == "auto":
         return None
+    name = name.removeprefix("torch.") if isinstance(name, str) else name
     if name not in DTYPES:
         raise fields.wrong(field, f"{name!r} is not served (served: {', '.join(DTYPES)})")
     return str(name)
@@ -432,6 +433,8 @@ def read_defaults(folder: Path) -> SamplingDefaults:
         ConfigInvalid: the file is not JSON, or a field out of bounds; the message names both.
     """
     path, values = read_object(files_of(folder), "generation_config.json", {})
+    if values.get("top_k") == -1:  # some files say so that all tokens count
+        values = {**values, "top_k": 0}
     fields = Fields(path, values, {"do_sample": False, "temperature": 1.0, "top_k": 0})
     reals = {name: _real(fields, name) for name in _BOUNDS if fields.get(name) is not None}
     top_k = fields.integer("top_k", least=0)

@@ -15,10 +15,14 @@ import numpy as np
 
 from ..errors import ConfigInvalid, TensorInvalid, UnsupportedArchitecture
 from .gguf_file import GGUFFile
+from .gguf_sampling import sampling_of
+from .gguf_tokenizer import Vocabulary
 
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor with divisors of the rotary frequencies, ``[head_dim / 2]``, as in Llama 3.1."""
 
+NOTES = "gguf_notes"
+"""The field of ``config.json`` with what an operator should know of the file; Hugging Face has none such."""
 TABLE = "token_embd.weight"
 HARMLESS = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
 
@@ -125,14 +129,22 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     Raises ``ConfigInvalid`` or ``UnsupportedArchitecture`` naming the key, ``TensorInvalid`` if the rotary
     factors cannot be read.
     """
-    return _Reading(file, *architecture_of(file)).config()
+    return {**_Reading(file, *architecture_of(file)).config(), NOTES: notes_of(file)}
 
 
 def generation_of(file: GGUFFile) -> dict[str, Any]:
-    """The fields that the model's ``generation_config.json`` would have: the end tokens only."""
-    named = ("eos", "eot", "eom")
-    found = (file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in named)
-    return {"eos_token_id": [token for token in found if token is not None]}
+    """The fields that the model's ``generation_config.json`` would have: the end tokens, and how it samples."""
+    return {"eos_token_id": Vocabulary.read(file).ends(), **sampling_of(file)[0]}
+
+
+def notes_of(file: GGUFFile) -> list[str]:
+    """What an operator should know of the file, each one line."""
+    fields, source = sampling_of(file)
+    told = ", ".join(f"{name} {value:g}" for name, value in fields.items() if name != "do_sample")
+    none = (
+        f"{file.path}: it says nothing of sampling, which is greedy by default: a small model repeats itself"
+    )
+    return [f"sampling by default: {told} ({source})" if fields else none]
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,17 +36,18 @@ class PreTokenizer:
     ``pattern``: the regular expression of a word; None: GPT-2's. ``digits``: each digit is first cut off as a
     word of its own. ``composed``: text is first brought to Unicode normalization form C. ``whole``: a word
     that is in the vocabulary becomes one token without any merges (``ignore_merges`` in the tokenizers
-    library).
+    library). ``begins``: a text begins with the BOS token, unless the file says otherwise.
     """
 
     pattern: str | None = None
     digits: bool = False
     composed: bool = False
     whole: bool = False
+    begins: bool = False
 
 
 _GPT2, _DIGITS = PreTokenizer(), PreTokenizer(digits=True)
-_LLAMA = PreTokenizer(_LLAMA3, whole=True)
+_LLAMA = PreTokenizer(_LLAMA3, whole=True, begins=True)
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "gpt-2": _GPT2,
     "smollm": _DIGITS,
@@ -58,10 +59,44 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "dbrx": PreTokenizer(_LLAMA3),
     "qwen2": PreTokenizer(_QWEN2, composed=True),
     "deepseek-r1-qwen": PreTokenizer(_QWEN2, composed=True),
-    "tekken": PreTokenizer(_TEKKEN, whole=True),
+    "tekken": PreTokenizer(_TEKKEN, whole=True, begins=True),
 }
 """The pre-tokenizers by the name in ``tokenizer.ggml.pre``. Patterns are from the ``tokenizer.json`` of these
-models."""
+models; which begin a text with BOS is from llama.cpp (``src/llama-vocab.cpp``), as are the defaults below."""
+
+DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "gpt2": {"bos": 11, "eos": 11},
+}
+"""The ids of special tokens that a file does not name, by ``tokenizer.ggml.model``. They count where these are
+control tokens."""
+ENDS = frozenset(
+    [
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "</s>",
+        "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<|end_of_text|>",
+        "<eos>",
+        "<end_of_utterance>",
+        "<turn|>",
+        "<|tool_response>",
+        "<｜end▁of▁sentence｜>",
+        "[e~[",
+    ]
+)
+"""Tokens that end a reply, whatever the file says of them."""
 
 _NAMED = {
     "bos_token": "bos",
@@ -90,7 +125,30 @@ class Vocabulary:
         kinds = _array(file, "token_type", int) if _key("token_type") in file.metadata else None
         if kinds is not None and len(kinds) != len(tokens):
             raise _wrong(file, "token_type", f"{len(kinds)} numbers for {len(tokens)} tokens")
-        return cls(file, tokens, kinds or [NORMAL] * len(tokens))
+        kinds = kinds or [NORMAL] * len(tokens)
+        both = zip(tokens, kinds, strict=True)
+        return cls(file, tokens, [CONTROL if token in ENDS else kind for token, kind in both])
+
+    def special(self, name: str) -> int | None:
+        """The id of the special token ``name``, such as ``bos``: as the file has it, or else llama.cpp's
+        default; None if there is none. Raises ``ConfigInvalid``."""
+        token = self.file.metadata.get(_key(f"{name}_token_id"))
+        if token is None:
+            default = DEFAULT_IDS.get(_model(self.file), {}).get(name, len(self.kinds))
+            return default if self.kinds[default : default + 1] in ([CONTROL], [UNKNOWN]) else None
+        if type(token) is not int or not 0 <= token < len(self.tokens):
+            raise _wrong(self.file, f"{name}_token_id", f"{token!r:.60} is not the number of a token")
+        return token
+
+    def ends(self) -> list[int]:
+        """The ids of the tokens that end a reply: those that the file names first, then `ENDS`."""
+        texts = ENDS.intersection(self.tokens)
+        if {"<|end|>", "<|call|>", "<|return|>"} <= texts or {"<|end|>", "<|calls|>", "<|flush|>"} <= texts:
+            texts -= {"<|end|>"}  # it ends a part of a reply
+        if "<|tool_response>" in texts:
+            texts -= {"</s>"}
+        named = [one for name in ("eos", "eot", "eom") if (one := self.special(name)) is not None]
+        return list(dict.fromkeys([*named, *(at for at, token in enumerate(self.tokens) if token in texts)]))
 
     def ids(self, *without: int) -> dict[str, int]:
         """The id of each token, but not those of the kinds ``without``. Raises ``ConfigInvalid`` if a token
@@ -120,7 +178,7 @@ def tokenizer_of(file: GGUFFile) -> dict[str, Any]:
     Raises ``ConfigInvalid`` naming the key, ``UnsupportedArchitecture`` for a kind of tokenizer that is not
     served.
     """
-    kind = str(file.metadata.get(_key("model"), "missing"))
+    kind = _model(file)
     if kind not in _KINDS:
         raise UnsupportedArchitecture(
             f"{file.path}: {_key('model')}: {kind:.40} is not served (served: {', '.join(_KINDS)})"
@@ -131,20 +189,40 @@ def tokenizer_of(file: GGUFFile) -> dict[str, Any]:
         "truncation": None,
         "padding": None,
         "added_tokens": vocabulary.added(),
-        "post_processor": None,
+        "post_processor": _around(vocabulary),
         **_KINDS[kind](vocabulary),
     }
+
+
+def _around(vocabulary: Vocabulary) -> dict[str, Any] | None:
+    """The step that puts BOS before a text and EOS behind it, as the file says, or else as llama.cpp does for
+    this kind of vocabulary. None if neither is put."""
+    file = vocabulary.file
+    rule = PRE_TOKENIZERS.get(str(file.metadata.get(_key("pre"))), PreTokenizer())
+    begins = _model(file) == "llama" or rule.begins
+    put = {"bos": file.metadata.get(_key("add_bos_token"), begins)}
+    put["eos"] = file.metadata.get(_key("add_eos_token"), False)
+    ids = {name: vocabulary.special(name) for name, wanted in put.items() if wanted}
+    named = {name: vocabulary.tokens[token] for name, token in ids.items() if token is not None}
+    if not named:
+        return None
+    around = [
+        {"SpecialToken": {"id": named[part], "type_id": 0}}
+        if part
+        else {"Sequence": {"id": "A", "type_id": 0}}
+        for part in ("bos", "", "eos")
+        if not part or part in named
+    ]
+    special = {token: {"id": token, "ids": [ids[name]], "tokens": [token]} for name, token in named.items()}
+    return {"type": "TemplateProcessing", "single": around, "pair": around, "special_tokens": special}
 
 
 def tokenizer_config_of(file: GGUFFile) -> dict[str, Any]:
     """The fields that the model's ``tokenizer_config.json`` would have: the chat templates, and special
     tokens such as ``eos_token``. Raises ``ConfigInvalid``, also if there is no chat template."""
-    tokens = _array(file, "tokens", str)
-    made: dict[str, Any] = {}
-    for name, key in _NAMED.items():
-        token = _named(file, f"{key}_token_id", tokens)
-        if token is not None:
-            made[name] = token
+    vocabulary = Vocabulary.read(file)
+    ids = {name: vocabulary.special(key) for name, key in _NAMED.items()}
+    made: dict[str, Any] = {name: vocabulary.tokens[one] for name, one in ids.items() if one is not None}
     templates = {
         key.removeprefix("tokenizer.chat_template"): text
         for key, text in file.metadata.items()
@@ -159,17 +237,6 @@ def tokenizer_config_of(file: GGUFFile) -> dict[str, Any]:
         {"name": name.removeprefix(".") or "default", "template": text} for name, text in templates.items()
     ]
     return made
-
-
-def _named(file: GGUFFile, key: str, tokens: list[str]) -> str | None:
-    """The special token with the id that the key ``key`` (below ``tokenizer.ggml``) holds; None without the
-    key. ``tokens``: all tokens by id. Raises ``ConfigInvalid``."""
-    token = file.metadata.get(_key(key))
-    if token is None:
-        return None
-    if type(token) is not int or not 0 <= token < len(tokens):
-        raise _wrong(file, key, f"{token!r:.60} is not the number of a token")
-    return tokens[token]
 
 
 def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
@@ -223,7 +290,7 @@ def _sentence_piece(vocabulary: Vocabulary) -> dict[str, Any]:
         raise _wrong(file, "token_type", "no token is a byte: a tokenizer without them is not served")
     vocab = vocabulary.ids(UNUSED)
     merges = _merges_by_score(vocabulary, scores)
-    unknown = _named(file, "unknown_token_id", vocabulary.tokens) or vocabulary.tokens[0]
+    unknown = vocabulary.tokens[vocabulary.special("unknown") or 0]
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     prefixed = file.metadata.get(_key("add_space_prefix"), True)
     if prefixed and USER_DEFINED in vocabulary.kinds:
@@ -275,6 +342,10 @@ _KINDS: Mapping[str, Callable[[Vocabulary], dict[str, Any]]] = {
     "llama": _sentence_piece,
 }
 """The functions that make the parts of ``tokenizer.json``, by ``tokenizer.ggml.model``."""
+
+
+def _model(file: GGUFFile) -> str:
+    return str(file.metadata.get(_key("model"), "missing"))
 
 
 def _key(name: str) -> str:

@@ -210,7 +210,7 @@ class _ReplyText:
 
     def __init__(self, reply: TurnReply, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
-        detokenizer, pieces = Detokenizer(tokenizer.backend), list[str]()
+        detokenizer, pieces = Detokenizer(tokenizer.backend, tokenizer.texts), list[str]()
         self.steps = [0]
         self._ids = ids = reply.ids.tolist()
         for token in ids:

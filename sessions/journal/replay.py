@@ -333,6 +333,7 @@ def reader_of(
         and request.parallel_calls,
         cycle_tokens=request.cycle_tokens,
         parallel_calls=request.parallel_calls,
+        leads=request.prompt is None and request.format is None,
     )
 
 

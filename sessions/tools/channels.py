@@ -136,10 +136,10 @@ class ChannelParser:
 
     def _argued(self, content: str) -> Iterator[Piece]:
         content = content if self._begun else content.lstrip(SPACE)
-        read = self._arguments.feed(content)
-        if read:
+        if self._arguments.feed(content):
             self._begun = True
-            yield CallArguments(content[:read])
+        if self._arguments.written:
+            yield CallArguments(self._arguments.written)
         if self._arguments.done or self._arguments.broken:
             self._content = _Content.OVER
             yield CallClosed(self._arguments.done)

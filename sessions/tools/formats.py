@@ -119,7 +119,7 @@ _DEEPSEEK = CallFormat(
     marks=(DEEPSEEK_CALLS, DEEPSEEK_CALL, DEEPSEEK_SEP, DEEPSEEK_END, DEEPSEEK_CLOSE),
 )
 FORMATS = {
-    CallForm.HERMES: CallFormat(openings=(OPEN,), closing=CLOSE, head=_TAGGED, no_arguments=b"{}"),
+    CallForm.HERMES: CallFormat(openings=(OPEN,), closing=CLOSE, head=_TAGGED, no_arguments=b"{}", bare=True),
     CallForm.LLAMA3_JSON: CallFormat(head=_OBJECT, optional=PYTHON_TAG, marks=(PYTHON_TAG,)),
     CallForm.MISTRAL: CallFormat(
         openings=(TOOL_CALLS,),
@@ -301,7 +301,7 @@ class Forms:
         if self.calls in XML_FORMATS:
             return XmlCallParser(XML_FORMATS[self.calls], tools)
         form = FORMATS.get(self.calls)
-        return PythonCallParser() if form is None else CallScanner(form)
+        return PythonCallParser() if form is None else CallScanner(form, {tool.name for tool in tools})
 
     def text_parser(self) -> CallParser | None:
         """A new parser for a reply in which calls are delivered as text; None if its text needs no parser."""

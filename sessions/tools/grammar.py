@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...runtime.grammar.json_schema import exact
 from ...runtime.grammar.limits import excess
 from ...runtime.link.messages import Grammar, GrammarKind
 from ..conversation.items import Tool
@@ -63,7 +64,7 @@ def json_format(schema: dict[str, Any], *, strict: bool, param: str) -> Grammar:
     the field that an error names. Raises ``GrammarInvalid``."""
     check_schema(schema, param)
     guided = {**schema, "x-guidance": {"lenient": not strict}}
-    return checked_grammar(Grammar(GrammarKind.JSON, _json(guided), string_bytes(schema)), param)
+    return checked_grammar(Grammar(GrammarKind.JSON, _json(exact(guided)), string_bytes(schema)), param)
 
 
 def string_bytes(*schemas: Any) -> int:
@@ -98,9 +99,13 @@ def checked_grammar(grammar: Grammar, param: str) -> Grammar:
 
 
 def check_schema(schema: Any, param: str) -> None:
-    """Raises ``GrammarInvalid`` if it would take too long to compile the schema. ``param``: the field that it
-    names."""
+    """Raises ``GrammarInvalid`` if it would take too long to compile the schema, or if it cannot be followed
+    exactly. ``param``: the field that it names."""
     bound = excess(schema)
+    try:
+        exact(schema if bound is None else None)
+    except ValueError as error:
+        bound = str(error)
     if bound is not None:
         raise GrammarInvalid(f"A schema to be followed has {bound}", param=param)
 
@@ -303,7 +308,7 @@ _OPEN = frozenset(
 def _styled(schema: dict[str, Any], *, lenient: bool = False) -> str:
     own = schema.get("x-guidance")
     lenient = lenient or (isinstance(own, dict) and own.get("lenient") is True)
-    return _json({**schema, "x-guidance": {**STYLE, "lenient": lenient}})
+    return _json({**exact(schema), "x-guidance": {**STYLE, "lenient": lenient}})
 
 
 def _json(value: Any) -> str:

@@ -8,8 +8,9 @@ as not complete. The result does not depend on how the text was cut into pieces.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol, TypeAlias
@@ -27,7 +28,9 @@ _LITERAL = re.compile(r"true|false|null|-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # characters of a string that neither end it nor begin an escape
 _HEX = frozenset("0123456789abcdefABCDEF")
 _FIRST_KEY = re.compile(r'\{\s*"([^"\\]*)"')
-_CALL_KEYS = frozenset({"type", "id", "tool_call_id", "arguments", "parameters"})
+_BARE = regex.compile(r'\s*(?:```[a-z]*\s*)?(?P<call>\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)")')
+_BLOCK = re.compile(r"```[a-z]*\s*(.*?)\s*```", re.DOTALL)
+_CALL_KEYS = frozenset({"type", "id", "tool_call_id", "arguments", "parameters", "function"})
 _ARGUMENTS_READ = '{"arguments": {}'
 
 
@@ -114,6 +117,9 @@ class CallFormat:
     ``no_arguments``: the arguments of a call's object that has only a name. If empty, such an object is not a
     call.
 
+    ``bare``: a whole reply that is nothing but one call of an offered tool, alone or as a block of code, is a
+    call without its tags.
+
     ``marks``: the form's special tokens. Decoding drops these, so the reader puts their texts back.
     """
 
@@ -125,6 +131,7 @@ class CallFormat:
     key: str = "name"
     named: regex.Pattern[str] | None = None
     no_arguments: bytes = b""
+    bare: bool = False
     marks: tuple[str, ...] = ()
 
 
@@ -132,6 +139,7 @@ class _ScanState(Enum):
     """Where in a reply the next text is: in plain text, where a call may begin, in a call's arguments, or
     behind them."""
 
+    BARE = auto()  # at the beginning of a reply that may be nothing but a call
     TEXT = auto()
     HEAD = auto()  # a call may begin; its name is not known yet
     ARGUMENTS = auto()
@@ -143,12 +151,15 @@ class CallScanner:
 
     In a form with a closing tag, everything between an opening and the closing tag is either only calls or
     text. In other forms, text that begins like a call is a call until it breaks. Text behind a call is dropped
-    there; only further calls are delivered.
+    there; only further calls are delivered. ``names``: those of the tools that are offered.
     """
 
-    def __init__(self, form: CallFormat) -> None:
+    def __init__(self, form: CallFormat, names: Collection[str] = ()) -> None:
         self._form = form
+        self._names = names
         self._state = _ScanState.TEXT if form.openings else _ScanState.HEAD
+        if form.bare and names:
+            self._state = _ScanState.BARE
         self._keys = _CALL_KEYS | {form.key}
         self._held = ""  # text that is not decided yet
         self._before = ""  # text before `_held` that is delivered if no call follows
@@ -156,6 +167,7 @@ class CallScanner:
         self._called = False  # a call was delivered; in forms with a closing tag: since the last tag
         self._object = ObjectScanner()  # the object that is being read: a call or its arguments
         self._scanned = 0  # how many characters of `_held` `_object` has read in the state HEAD
+        self._body = ""  # what it has made of them
         self._around = ObjectScanner()  # the object around the arguments: finds where the call ends
         self._lost = False  # no list of calls follows: skip everything up to a tag
         self._trim = False  # drop white space, because the text is directly behind a closing tag
@@ -168,6 +180,8 @@ class CallScanner:
         while self._held and before != (self._state, len(self._held)):
             before = (self._state, len(self._held))
             match self._state:
+                case _ScanState.BARE:
+                    self._in_bare()
                 case _ScanState.TEXT:
                     yield from self._in_text()
                 case _ScanState.HEAD if self._form.closing:
@@ -195,11 +209,28 @@ class CallScanner:
         held, self._held = self._held, ""
         if self._state is _ScanState.ARGUMENTS:
             yield CallClosed(complete=False)
+        elif self._state is _ScanState.BARE:
+            calls = () if cut else _whole_calls(held, self._form)
+            yield from _pieces_of(calls[0]) if len(calls) == 1 else self._text(held)
         elif self._state is _ScanState.TEXT:
             yield from self._text(held)
         elif self._state is _ScanState.HEAD and not self._called and not cut:
             yield from self._judge(held, "") if self._form.closing else self._text(self._before + held)
         self._state = _ScanState.BEHIND
+
+    def _in_bare(self) -> None:
+        """Hold the reply as long as it can be nothing but a call; then go on to the state TEXT."""
+        if not self._scanned:
+            head = _BARE.match(self._held, partial=True)
+            if head is not None and head.partial:
+                return
+            if head is None or head["name"] not in self._names:
+                self._state = _ScanState.TEXT
+                return
+            self._scanned = head.start("call")
+        self._scan(len(self._held))
+        if self._object.broken or self._held[self._scanned :].strip(SPACE + "`"):
+            self._state = _ScanState.TEXT
 
     def _in_text(self) -> Iterator[Piece]:
         openings = self._form.openings
@@ -213,10 +244,9 @@ class CallScanner:
         yield from self._text(words)
 
     def _in_arguments(self) -> Iterator[Piece]:
-        read = self._object.feed(self._held)
-        delta, self._held = self._held[:read], self._held[read:]
-        if delta:
-            yield CallArguments(delta)
+        self._held = self._held[self._object.feed(self._held) :]
+        if self._object.written:
+            yield CallArguments(self._object.written)
         if self._object.done or self._object.broken:
             self._state = _ScanState.BEHIND
             yield CallClosed(self._object.done)
@@ -225,7 +255,12 @@ class CallScanner:
         """Go to the state HEAD: ``held`` may begin with a call. ``before``: text that is delivered first if it
         does not. ``listed``: it is an element of a list."""
         self._state, self._held, self._before, self._listed = _ScanState.HEAD, held, before, listed
-        self._object, self._scanned = ObjectScanner(), 0
+        self._object, self._scanned, self._body = ObjectScanner(), 0, ""
+
+    def _scan(self, end: int) -> None:
+        """In the states BARE and HEAD: read on in the object, up to the index ``end``."""
+        self._scanned += self._object.feed(self._held[self._scanned : end])
+        self._body += self._object.written
 
     def _open(self, name: str, held: str) -> Iterator[Piece]:
         """Go to the state ARGUMENTS: the call of the tool ``name`` begins, and ``held`` begins with its
@@ -279,11 +314,10 @@ class CallScanner:
             return
         head, key = self._form.head.match(self._held), _FIRST_KEY.match(self._held)
         if head is None and (key is None or key[1] in self._keys):
-            self._scanned += self._object.feed(self._held[self._scanned :])
+            self._scan(len(self._held))
             if not self._object.broken and not self._object.done:
                 return
-            body = self._held[: self._scanned]
-            call = _whole_call(body, self._form) if self._object.done else None
+            call = _whole_call(self._body, self._form) if self._object.done else None
             if call is not None:
                 self._state, self._held, self._called = _ScanState.BEHIND, self._held[self._scanned :], True
                 yield from _pieces_of(call)
@@ -342,12 +376,12 @@ class CallScanner:
         if opened is not None:
             yield from self._open(*opened)
             return
-        self._scanned += self._object.feed(self._held[self._scanned : end])
+        self._scan(end)
         if not (self._object.done or self._object.broken or tag):
             return
-        body, self._held = self._held[: self._scanned], self._held[self._scanned :]
+        self._held = self._held[self._scanned :]
         self._state, self._around = _ScanState.BEHIND, self._object
-        call = _whole_call(body, self._form) if self._object.done else None
+        call = _whole_call(self._body, self._form) if self._object.done else None
         if call is not None:
             yield from _pieces_of(call)
 
@@ -403,15 +437,17 @@ def _pieces_of(call: tuple[str, str]) -> Iterator[Piece]:
 
 
 def _whole_calls(body: str, form: CallFormat) -> list[tuple[str, str]]:
-    """The names and arguments of the calls in ``body``, which must be objects one after another, or a list.
-    Empty if it has anything else."""
+    """The names and arguments of the calls in ``body``, which must be objects one after another, or a list, or
+    these as a block of code. Empty if it has anything else."""
     calls, left = [], body.strip(SPACE)
+    if (block := _BLOCK.fullmatch(left)) is not None:
+        left = block[1].strip(SPACE)
     if left.startswith("[") and left.endswith("]"):
         left = left[1:-1]
     while left := left.strip(SPACE + ","):
         scanner = ObjectScanner()
         read = scanner.feed(left)
-        call = _whole_call(left[:read], form) if scanner.done else None
+        call = _whole_call(scanner.written, form) if scanner.done else None
         if call is None:
             return []
         calls.append(call)
@@ -431,17 +467,22 @@ def _name_in(literal: str | bytes) -> str | None:
 def _whole_call(body: str, form: CallFormat) -> tuple[str, str] | None:
     """The name and the arguments of one whole object; None if it is not a call.
 
-    Some models write the arguments as a string that holds an object.
+    Some models write the arguments as a string that holds an object, or as null if there are none, or put the
+    call into an object as its ``function``.
     """
     try:
         call = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        if form.key not in call and bytes(call.get("function", b""))[:1] == b"{":
+            call = msgspec.json.decode(call["function"], type=dict[str, msgspec.Raw])
         arguments = bytes(call.get("arguments") or call.get("parameters") or form.no_arguments).decode()
         if arguments.startswith('"'):
             arguments = msgspec.json.decode(arguments, type=str)
+        if arguments.strip(SPACE) == "null":
+            arguments = "{}"
     except (ValueError, RecursionError):
         return None
-    name = _name_in(bytes(call.get(form.key, b"")))
-    return None if name is None or not is_object(arguments) else (name, arguments)
+    name, whole = _name_in(bytes(call.get(form.key, b""))), object_in(arguments)
+    return None if name is None or whole is None else (name, whole)
 
 
 # --- JSON objects -----------------------------------------------------------------------------------------
@@ -466,12 +507,18 @@ _ENDS = (_Expect.COMMA_OR_END, _Expect.KEY_OR_END, _Expect.VALUE_OR_END)
 class ObjectScanner:
     """Finds the end of one JSON object (RFC 8259). It remembers only the nesting, not the text.
 
-    ``done``: the object is whole. ``broken``: the text is not a valid object.
+    Two mistakes that models make are mended: control characters in a string, such as a line break, are written
+    as escapes, and a comma before a closing bracket is left out.
+
+    ``done``: the object is whole. ``broken``: the text is not a valid object. ``written``: what the last `feed`
+    makes of its text; together, a valid object.
     """
 
     def __init__(self) -> None:
         self.done = False
         self.broken = False
+        self.written = ""
+        self._comma = ""  # a comma and the white space behind it, which wait for what follows
         self._open: list[str] = []
         self._expect = _Expect.VALUE
         self._string: str | None = None  # None outside, "" inside, "\\" or "u…" within an escape
@@ -480,29 +527,44 @@ class ObjectScanner:
     def feed(self, text: str) -> int:
         """Read until the object is done or broken, or the text ends. Returns how many characters of ``text``
         belong to it."""
-        at = 0
+        at, written = 0, list[str]()
         while at < len(text) and not (self.done or self.broken):
             if self._string == "" and (plain := _PLAIN.match(text, at)):
+                written.append(plain[0])
                 at = plain.end()
             else:
-                self._read(text[at])
-                at += not self.broken
+                made = self._read(text[at])
+                if not self.broken:
+                    written.append(made)
+                    at += 1
+        self.written = "".join(written)
         return at
 
-    def _read(self, character: str) -> None:
+    def _read(self, character: str) -> str:
+        """Read one character. Returns what is written for it, and for a comma before it."""
         if self._string is not None:
+            control = self._string == "" and character < " "
             self._in_string(character, self._string)
-        elif self._literal and character not in ",]}" + SPACE:
+            return json.dumps(character)[1:-1] if control else character
+        if self._literal and character not in ",]}" + SPACE:
             self._literal += character
-        else:
-            self.broken = bool(self._literal) and _LITERAL.fullmatch(self._literal) is None
-            self._literal = ""
-            if not self.broken and character not in SPACE:
-                self._token(character)
+            return character
+        self.broken = bool(self._literal) and _LITERAL.fullmatch(self._literal) is None
+        self._literal = ""
+        if self.broken:
+            return ""
+        if character in SPACE:
+            if self._comma:
+                self._comma += character
+                return ""
+            return character
+        comma = self._comma[1:] if character in "]}" else self._comma
+        self._token(character)
+        self._comma = character if character == "," else ""
+        return comma + ("" if character == "," else character)
 
     def _in_string(self, character: str, escape: str) -> None:
         if escape == "":
-            self.broken = character < " "
             self._string = {'"': None, "\\": "\\"}.get(character, "")
         elif escape == "\\":
             self.broken = character not in '"\\/bfnrtu'
@@ -524,7 +586,8 @@ class ObjectScanner:
         elif character == "," and expect is _Expect.COMMA_OR_END:
             self._expect = _Expect.KEY if self._open[-1] == "{" else _Expect.VALUE
         elif character in "]}":
-            self.broken = expect not in _ENDS or self._open.pop() + character not in ("{}", "[]")
+            ends = expect in _ENDS or bool(self._comma)
+            self.broken = not ends or self._open.pop() + character not in ("{}", "[]")
             self._expect = _Expect.COMMA_OR_END
             self.done = not self.broken and not self._open
         elif character in "{[" and expect in _VALUES:
@@ -536,8 +599,9 @@ class ObjectScanner:
             self.broken = True
 
 
-def is_object(text: str) -> bool:
-    """Whether the text is one JSON object, apart from white space around it."""
+def object_in(text: str) -> str | None:
+    """The JSON object that the text is, apart from white space around it, mended as `ObjectScanner` does; None
+    if it is none."""
     scanner = ObjectScanner()
     stripped = text.strip(SPACE)
-    return scanner.feed(stripped) == len(stripped) and scanner.done
+    return scanner.written if scanner.feed(stripped) == len(stripped) and scanner.done else None

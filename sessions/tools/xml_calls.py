@@ -100,7 +100,12 @@ class XmlCallParser:
         """Called once, when the reply is over: yields the rest of its text and calls. ``cut``: it was ended
         from outside; then a call without a complete name is dropped."""
         held, self._held = self._held, ""
-        if self._part in (_Part.BETWEEN, _Part.VALUE):
+        if self._part is _Part.VALUE and held.startswith(self._form.end):
+            yield CallArguments(self._value.finish() + "}")
+            yield CallClosed(complete=True)
+            self._trim = True
+            yield from self._text(held.removeprefix(self._form.end))
+        elif self._part in (_Part.BETWEEN, _Part.VALUE):
             yield CallClosed(complete=False)
         elif self._part is _Part.TEXT or (self._part is _Part.HEAD and not cut):
             yield from self._text(self._before + held)
@@ -163,12 +168,24 @@ class XmlCallParser:
         at, tag = first_tag(self._held, (form.parameter_end, form.begin, form.end))
         text, self._held = self._held[:at], self._held[at:]
         delta = self._value.feed(text)
-        if tag:
+        if tag == form.end and not (ends := self._ends_call(self._held[len(tag) :])):
+            if ends is False:
+                delta += self._value.feed(tag)
+                self._held = self._held[len(tag) :]
+        elif tag:
             self._part = _Part.BETWEEN
             self._held = self._held[len(tag) :] if tag == form.parameter_end else self._held
             delta += self._value.finish()
         if delta:
             yield CallArguments(delta)
+
+    def _ends_call(self, behind: str) -> bool | None:
+        """Whether the tag behind the last parameter, which stands in a value without an end, ends the call:
+        not if the value's own end comes before any other tag, as in code. ``behind``: what follows. None: it
+        may be either."""
+        form = self._form
+        _, tag = first_tag(behind, (form.parameter_end, form.begin, *form.closings, *form.openings))
+        return tag != form.parameter_end if tag else None
 
     def _behind(self) -> None:
         """Skip a closing tag behind a call, and white space before it."""

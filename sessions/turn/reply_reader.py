@@ -39,6 +39,7 @@ class ReplyReader:
     the tools of the turn. ``whole_calls``: deliver a call's arguments only at its end. ``together``: decode all
     ids of one `feed` at once, which is faster. It cannot find the id that completes a stop string, so it is
     only for replies that consist of calls. ``parallel_calls``: if false, the reply ends behind its first call.
+    ``leads``: as `Detokenizer` has it: the reply does not go on in a text, and no grammar counts its spaces.
 
     ``ids``: the reply so far. If an end token ended it, that is the last id and ``ended`` is true; if a stop id
     did, ``halted`` is true. If a stop string ``matched``, the last id completes it. If its only call ended it,
@@ -62,6 +63,7 @@ class ReplyReader:
         together: bool = False,
         cycle_tokens: int = 0,
         parallel_calls: bool = True,
+        leads: bool = True,
     ) -> None:
         assert not (together and stops), "the id that completes a stop string must be known"
         assert parallel_calls or not together, "and so must the id that closes the only call"
@@ -82,7 +84,7 @@ class ReplyReader:
         self._min_tokens = min_tokens
         self._tokenizer = tokenizer
         self._scores: list[TokenScore] = []  # scores of tokens; their text is not delivered yet
-        self._detokenizer = Detokenizer(tokenizer.backend, tokenizer.texts)
+        self._detokenizer = Detokenizer(tokenizer.backend, tokenizer.texts, leads=leads)
         self._stops = StopMatcher(stops)
         self._calls = forms.call_parser(tools) if parse_calls else forms.text_parser()
         self._marks = forms.marks(tokenizer.special_ids, parse_calls=parse_calls)

@@ -210,7 +210,7 @@ def test_a_benchmark_is_a_module_with_a_main(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_version_is_the_packages() -> None:
     code, output = invoke("--version")
-    assert code == 0 and output.strip() == f"holdfast {metadata.version('holdfast')}"
+    assert code == 0 and output.strip() == f"holdfast {metadata.version('holdfast-llm')}"
 
 
 def test_an_action_on_a_folder_that_is_no_store_is_refused_in_a_line(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_an_endpoint_that_is_no_url_and_a_missing_extra_are_refused_at_the_start
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter", None)
     settings = GatewaySettings(port=0, traces_endpoint="http://localhost:4318")
     assert run(settings, EngineSettings(model="pocket", device="cpu")) == 2
-    assert "--otlp-traces-endpoint needs holdfast[otel]" in capsys.readouterr().err
+    assert "--otlp-traces-endpoint needs the extra otel" in capsys.readouterr().err
 
 
 def test_the_service_has_a_name_that_the_environment_may_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -359,7 +359,7 @@ UNFINISHED = {
 async def test_messages_that_do_not_end_have_little_memory_together(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that have waited longest are cut; who sends whole messages is not."""
+    """Those that have waited longest are cut; one that sends whole messages is not."""
     most = 20 * len(UNFINISHED[name])
     if name == "fragments without text":
         most *= 10  # each costs more than it has

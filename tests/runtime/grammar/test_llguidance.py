@@ -350,7 +350,7 @@ def test_an_engine_without_the_library_starts_and_says_what_to_install(
     engine.apply(Open(0, 1, b"", [1528, 5]))
     refused = engine.apply(Generate(0, 1, Sampling(grammar=WALK), TokenLimits(9)))
     assert isinstance(refused, Refusal) and refused.code == "grammar_unavailable"
-    assert "holdfast[engine]" in refused.message
+    assert "pip install '.[engine]'" in refused.message
     assert not isinstance(engine.apply(Generate(0, 1, Sampling(), TokenLimits(1))), Refusal)
 
 

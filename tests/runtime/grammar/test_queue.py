@@ -267,7 +267,7 @@ def test_without_a_compiler_a_grammar_is_refused_and_changes_nothing() -> None:
     here = Stage(compiled=False)
     answer = here.begin(0, "5 4")
     assert isinstance(answer, Refusal) and answer.code == "grammar_unavailable"
-    assert "holdfast[engine]" in answer.message
+    assert "pip install '.[engine]'" in answer.message
     assert isinstance(here.begin(0, None, most=2), VerbReply)
     here.run()
     assert here.end(0).finish is Finish.LENGTH

@@ -15,6 +15,7 @@ import torch
 
 from holdfast.benchmarks.toys import make_toy
 from holdfast.runtime.errors import ModelUnreadable
+from holdfast.runtime.link.messages import SamplingDefaults
 from holdfast.runtime.model.config import read_config, read_defaults
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.model.gguf_file import SERVED
@@ -236,6 +237,46 @@ def test_the_end_tokens_are_all_that_the_file_names(tmp_path: Path) -> None:
     file = made.write(tmp_path / "toy.gguf")
     assert read_config(file).eos_ids == (2, 0, 1)
     assert read_defaults(file).temperature == 0.0
+
+
+SAMPLED: dict[str, tuple[dict[str, Any], SamplingDefaults]] = {
+    "nothing": ({}, SamplingDefaults()),
+    "the file's own": (
+        {"sampling.temp": 0.3, "sampling.top_k": 7, "sampling.penalty_repeat": 1.1, "name": "Qwen3 8B"},
+        SamplingDefaults(temperature=0.3, top_k=7, repetition_penalty=1.1),
+    ),
+    "greedy by the file": ({"sampling.temp": 0.0, "basename": "smollm2"}, SamplingDefaults()),
+    "by its base": ({"basename": "smollm2", "name": "x"}, SamplingDefaults(temperature=0.2, top_p=0.9)),
+    "by its name": (
+        {"name": "Qwen2.5 0.5B Instruct"},
+        SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05),
+    ),
+    "of a later one": (
+        {"name": "Qwen3-4B-Instruct-2507"},
+        SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20),
+    ),
+    "with spaces": ({"name": "Meta Llama 3.1 8B Instruct"}, SamplingDefaults(temperature=0.6, top_p=0.9)),
+    "of another family": ({"name": "Llama 2 7b Chat"}, SamplingDefaults()),
+}
+"""Keys below ``general``, and how the file is sampled by default."""
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_it_is_sampled_as_the_file_or_its_authors_say_and_the_operator_is_told(
+    name: str, tmp_path: Path
+) -> None:
+    keys, wanted = SAMPLED[name]
+    made = draft(toy(tmp_path / "folder"))
+    for known in ("general.name", "general.basename"):
+        made.metadata.pop(known, None)
+    made.metadata |= {f"general.{key}": value for key, value in keys.items()}
+    file = made.write(tmp_path / "toy.gguf")
+    assert read_defaults(file) == wanted
+    (note,) = read_config(file).notes
+    assert ("greedy by default" in note) == (name in ("nothing", "of another family"))
+    assert ("https://" in note) == (
+        name not in ("nothing", "of another family", "the file's own", "greedy by the file")
+    )
 
 
 def test_the_namespace_of_kv_is_that_of_the_files_content(tmp_path: Path) -> None:

@@ -145,6 +145,72 @@ def test_a_template_for_tools_is_found(tmp_path: Path) -> None:
     assert ours.template == TEMPLATE and ours.tool_template == TEMPLATE + "{{ tools }}"
 
 
+def _pieces(**changes: Any) -> dict[str, Any]:
+    """A SentencePiece vocabulary of 300 tokens, the first three as they usually are."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *map(str, range(41))]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * 41]
+    usual = {"model": "llama", "pre": None, "merges": None, "tokens": tokens, "token_type": kinds}
+    named = {"eos_token_id": None, "bos_token_id": None, "padding_token_id": None, "scores": [0.0] * 300}
+    return {**usual, **named, **changes}
+
+
+AROUND: dict[str, tuple[dict[str, Any], tuple[list[int], list[int]]]] = {
+    "SentencePiece": (_pieces(), ([1], [])),
+    "SentencePiece, with other ids": (_pieces(bos_token_id=2, eos_token_id=1), ([2], [])),
+    "SentencePiece, without BOS": (_pieces(add_bos_token=False), ([], [])),
+    "SentencePiece, with both": (_pieces(add_eos_token=True), ([1], [2])),
+    "bytes": ({"bos_token_id": 1}, ([], [])),
+    "bytes, with BOS": ({"bos_token_id": 1, "add_bos_token": True}, ([1], [])),
+    "bytes, with both": ({"bos_token_id": 1, "add_bos_token": True, "add_eos_token": True}, ([1], [2])),
+    "bytes of Llama 3": ({"pre": "llama-bpe", "bos_token_id": 1}, ([1], [])),
+    "bytes of Llama 3, without BOS": (
+        {"pre": "llama-bpe", "bos_token_id": 1, "add_bos_token": False},
+        ([], []),
+    ),
+    "bytes of Llama 3, which has none": ({"pre": "llama-bpe", "bos_token_id": None}, ([], [])),
+    "bytes of tekken": ({"pre": "tekken", "bos_token_id": 1}, ([1], [])),
+}
+"""What stands before and behind a text, for a file with these keys."""
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_a_text_begins_and_ends_as_the_file_says_or_else_as_its_kind_does(name: str, tmp_path: Path) -> None:
+    changes, around = AROUND[name]
+    ours = loaded(drafted(**changes), tmp_path)
+    assert ours.around == around
+    inside = ours.backend.encode("12", add_special_tokens=False).ids
+    assert ours.backend.encode("12").ids == [*around[0], *inside, *around[1]]
+
+
+ENDING: dict[str, tuple[dict[int, str], dict[str, Any], list[int]]] = {
+    "as the file says": (
+        {0: "<a>", 2: "<b>"},
+        {"eos_token_id": 7, "eot_token_id": 9, "eom_token_id": 8},
+        [7, 9, 8],
+    ),
+    "by their texts": ({280: "<|eom_id|>", 290: "<end_of_turn>"}, {"eos_token_id": 7}, [7, 0, 2, 280, 290]),
+    "but not of a part of a reply": (
+        {280: "<|end|>", 281: "<|call|>", 282: "<|return|>"},
+        {},
+        [2, 0, 281, 282],
+    ),
+    "as SentencePiece has them": ({}, _pieces(), [2]),
+    "none": ({0: "<a>", 2: "<b>"}, {"eos_token_id": None}, []),
+}
+"""Tokens that are changed, further keys, and the end tokens."""
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_a_reply_ends_with_the_tokens_that_end_it_elsewhere(name: str, tmp_path: Path) -> None:
+    texts, changes, ends = ENDING[name]
+    tokens = list(changes.get("tokens", tokenizer(300)["tokenizer.ggml.tokens"]))
+    for token, text in texts.items():
+        tokens[token] = text
+    made = drafted(**{**changes, "tokens": tokens, **({"merges": []} if texts else {})})
+    content = files_of(made.write(tmp_path / "toy.gguf")).content("generation_config.json")
+    assert content is not None and json.loads(content) == {"eos_token_id": ends}
+
+
 # --- SentencePiece ------------------------------------------------------------------------------------------
 
 CORPUS = [

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from holdfast.sessions.conversation.items import Tool
 from holdfast.sessions.tools.formats import Forms
 from holdfast.sessions.tools.scanner import CallArguments, CallClosed, CallOpened, Piece, PlainText
 
@@ -258,7 +259,7 @@ def test_a_whole_object_is_a_whole_call_whatever_follows(rest: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ['{"a": 1</tool_call>', '{"a": nil}}</tool_call>', '{"a": "raw\nline"}}</tool_call>', "{a}"]
+    "given", ['{"a": 1</tool_call>', '{"a": nil}}</tool_call>', '{"a": 1,,}}</tool_call>', "{a}"]
 )
 def test_a_call_that_breaks_ends_not_complete(given: str) -> None:
     events = parse(['<tool_call>{"name": "f", "arguments": ' + given + " after"])
@@ -271,3 +272,64 @@ def test_a_cut_reply_leaves_out_a_call_that_has_only_begun() -> None:
     assert parse(['Hm. \n<tool_call>\n{"na'], cut=True) == [PlainText("Hm.")]
     assert parse(['Hm. \n<tool_call>\n{"na']) == [PlainText('Hm. \n<tool_call>\n{"na')]
     assert parse(['<tool_call>{"name": "f", "arguments": {"a'], cut=True)[-1] == CallClosed(False)
+
+
+LISTING = "def f():\n\treturn 1\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "given"),
+    [
+        ('{"name": "f", "arguments": {"code": "' + LISTING + '"}}', {"code": LISTING}),
+        ('{"name": "f", "arguments": {"a": [1, 2,], "b": {"c": 1,},}}', {"a": [1, 2], "b": {"c": 1}}),
+        ('{"name": "f", "arguments": null}', {}),
+        ('{"arguments": null, "name": "f"}', {}),
+        ('{"function": {"name": "f", "arguments": {"a": 1}}}', {"a": 1}),
+        ('{"type": "function", "function": {"name": "f", "arguments": "{\\"a\\": 1,}"}}', {"a": 1}),
+        ('```json\n{"name": "f", "arguments": {"a": "\n"}}\n```', {"a": "\n"}),
+    ],
+)
+@pytest.mark.parametrize("by_letter", [False, True])
+def test_calls_with_a_mistake_that_shows_what_is_meant_are_read(
+    written: str, given: dict, by_letter: bool
+) -> None:
+    text = f"Well. <tool_call>\n{written}\n</tool_call>"
+    said, opened, arguments, closed = read_all(Forms().call_parser(), list(text) if by_letter else [text])
+    assert (said, opened, closed) == (PlainText("Well."), CallOpened("f"), CallClosed(complete=True))
+    assert isinstance(arguments, CallArguments) and json.loads(arguments.delta) == given
+
+
+BARE = '{"name": "f", "arguments": {"a": [1, {"b": "}"}]}}'
+
+
+@pytest.mark.parametrize("reply", [BARE, f"\n{BARE}\n", f"```json\n{BARE}\n```", f"```\n{BARE}```\n"])
+@pytest.mark.parametrize("by_letter", [False, True])
+def test_a_reply_that_is_nothing_but_a_call_of_an_offered_tool_is_that_call(
+    reply: str, by_letter: bool
+) -> None:
+    pieces = list(reply) if by_letter else [reply]
+    found = read_all(Forms().call_parser([Tool(name="f")]), pieces)
+    assert found == [CallOpened("f"), CallArguments('{"a": [1, {"b": "}"}]}'), CallClosed(complete=True)]
+    for parser in (Forms().call_parser(), Forms().call_parser([Tool(name="g")])):
+        assert read_all(parser, pieces) == [PlainText(reply)]
+    assert read_all(Forms().call_parser([Tool(name="f")]), pieces, cut=True) == [PlainText(reply)]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        f"{BARE} That is it.",
+        f"{BARE}{BARE}",
+        f"Like so: {BARE}",
+        '{"name": "f"',
+        '{"a": 1}',
+        "```\ncode```",
+        BARE[:-1],
+    ],
+)
+def test_other_replies_that_begin_so_are_text(reply: str) -> None:
+    for pieces in ([reply], list(reply)):
+        assert read_all(Forms().call_parser([Tool(name="f")]), pieces) == [PlainText(reply)]
+    tagged = f"{BARE} <tool_call>{BARE}</tool_call>"
+    found = read_all(Forms().call_parser([Tool(name="f")]), list(tagged))
+    assert found[:2] == [PlainText(BARE), CallOpened("f")]

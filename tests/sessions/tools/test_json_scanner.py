@@ -1,15 +1,18 @@
-"""The scanner accepts what Python's json reads as an object, and nothing else."""
+"""The scanner accepts what Python's json reads as an object, or would without two mistakes, and no more."""
 
 from __future__ import annotations
 
 import json
+import re
 import string
+from contextlib import suppress
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.sessions.tools.scanner import ObjectScanner, is_object
+from holdfast.sessions.tools.scanner import ObjectScanner, object_in
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -23,17 +26,30 @@ def refuse(constant: str) -> None:
     raise ValueError(constant)
 
 
-def reads(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text, parse_constant=refuse), dict)
-    except ValueError:
-        return False
+MENDED = re.compile(r'("(?:[^"\\]|\\.)*")|(?<=["\]}\w])([ \t\r\n]*),(?=[ \t\r\n]*[\]}])', re.DOTALL)
+"""A string, or a comma before a closing bracket."""
+
+
+def read(text: str) -> object:
+    """The object in the text; None if it is none. It may have control characters in strings, and commas before
+    closing brackets."""
+    with suppress(ValueError):
+        mended = MENDED.sub(lambda found: found[1] or found[2] or "", text)
+        value = json.loads(mended, parse_constant=refuse, strict=False)
+        return value if isinstance(value, dict) else None
+    return None
+
+
+def check(text: str) -> None:
+    found = object_in(text)
+    assert (None if found is None else json.loads(found)) == read(text)
 
 
 @settings(max_examples=200, deadline=None)
 @given(objects, st.booleans(), st.sampled_from([None, 1, 4]))
 def test_objects_are_accepted(value: dict, ascii_only: bool, indent: int | None) -> None:
-    assert is_object(json.dumps(value, ensure_ascii=ascii_only, indent=indent))
+    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
+    assert object_in(text) == text
 
 
 @settings(max_examples=200, deadline=None)
@@ -48,13 +64,13 @@ def test_damaged_objects_are_judged_as_json_judges_them(value: dict, at: int, ne
         "r": text[:at] + new + text[at + 1 :],
         "t": text[:at],
     }[how]
-    assert is_object(damaged) == reads(damaged)
+    check(damaged)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.text('{}[]:,"\\0123456789.eE+-truefalsn ua', max_size=14))
+@given(st.text('{}[]:,"\\0123456789.eE+-truefalsn ua\n', max_size=14))
 def test_random_text_is_judged_as_json_judges_it(text: str) -> None:
-    assert is_object(text) == reads(text)
+    check(text)
 
 
 @settings(max_examples=200, deadline=None)
@@ -68,4 +84,25 @@ def test_the_end_of_the_object_is_found(value: dict, after: str) -> None:
 
 @pytest.mark.parametrize("text", ["[1]", '"a"', "1", "", "}", ",", "{}}", "{} {}"])
 def test_what_is_no_single_object(text: str) -> None:
-    assert not is_object(text)
+    assert object_in(text) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(objects, st.lists(st.integers(0, 200), max_size=4), st.data())
+def test_it_is_mended_the_same_however_it_is_cut(value: dict, cuts: list[int], data: st.DataObject) -> None:
+    """Line breaks and tabs as they are, and commas before closing brackets."""
+    text = json.dumps(value).replace("\\n", "\n").replace("\\t", "\t")
+    for bracket in "]}":
+        at = data.draw(st.integers(0, len(text)))
+        text = text[:at] + re.sub(rf'(?<=["\w]){re.escape(bracket)}', f", {bracket}", text[at:])
+    scanner, written, places = (
+        ObjectScanner(),
+        "",
+        sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)}),
+    )
+    for begin, end in pairwise(places):
+        read_now = scanner.feed(text[begin:end])
+        written += scanner.written
+        if read_now < end - begin:
+            break
+    assert (json.loads(written) if scanner.done else None) == read(text)

@@ -454,6 +454,15 @@ def test_the_schema_says_what_a_parameter_is(schema: Any, text: str, value: Any,
     assert json.dumps(json.loads(arguments)) == json.dumps({"a": value})
 
 
+@pytest.mark.parametrize("code", ["a </function> b", "</function>", "<f>\n</function>\n"])
+@pytest.mark.parametrize("by_letter", [False, True])
+def test_the_tag_behind_a_call_may_stand_in_a_value(code: str, by_letter: bool) -> None:
+    text = f"<tool_call>\n<function=f>\n<parameter=a>\n{code}\n</parameter>\n</function>\n</tool_call>"
+    parser = Forms(CallForm.QWEN3_CODER).call_parser([Tool(name="f")])
+    found = read_all(parser, list(text) if by_letter else [text])
+    assert found == [CallOpened("f"), CallArguments(json.dumps({"a": code})), CallClosed(complete=True)]
+
+
 def test_a_parameter_counts_once_and_needs_no_closing_tag() -> None:
     text = "<function=f><parameter=a>1<parameter=b>two</function> so"
     opened, closed = CallOpened("f"), CallClosed(True)

@@ -209,7 +209,7 @@ async def test_an_engine_without_grammars_says_what_to_install() -> None:
     say(session, "Tell me.")
 
     async def refusing(*_: Any) -> Any:
-        raise EngineRefusal("pip install 'holdfast[engine]'")
+        raise EngineRefusal("pip install '.[engine]'")
 
     begin, link.begin = link.begin, refusing  # type: ignore[method-assign]
     _, done = await read(session, TurnRequest.checked(format=ANY))

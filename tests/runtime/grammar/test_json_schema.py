@@ -1,0 +1,107 @@
+"""Schemas that the library would follow otherwise than they say: it gets them in a form that it follows
+exactly, or they are refused at once."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.runtime.grammar.json_schema import EXACT, exact
+
+llguidance = pytest.importorskip("llguidance")
+BYTES = llguidance.LLTokenizer("byte")
+
+
+def fits(schema: Any, text: str) -> bool:
+    """Whether the library lets a model write this."""
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(exact(schema)))
+    matcher = llguidance.LLMatcher(BYTES, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    data = list(text.encode())
+    return matcher.try_consume_tokens(data) == len(data) and bool(matcher.is_accepting())
+
+
+@pytest.mark.parametrize("number", [EXACT + 1, -EXACT - 1, 1234567890123456789, 2**64, float("inf")])
+@pytest.mark.parametrize("inside", [lambda one: one, lambda one: [1, {"a": [one]}]])
+def test_a_constant_that_would_be_rounded_is_refused(number: float, inside: Any) -> None:
+    for schema in ({"const": inside(number)}, {"anyOf": [{"enum": ["a", inside(number)]}]}):
+        with pytest.raises(ValueError, match="constants"):
+            exact({"properties": {"a": schema}})
+
+
+@pytest.mark.parametrize(
+    "value", [EXACT, -EXACT, 0, 0.1, 1.5, True, None, "1234567890123456789", [1, {"a": 2}]]
+)
+def test_other_constants_are_written_as_they_are(value: Any) -> None:
+    assert fits({"const": value}, json.dumps(value)) and fits({"enum": [value, "other"]}, json.dumps(value))
+
+
+BOUNDS = st.one_of(
+    st.sampled_from(
+        [0, 1, -1, EXACT, -EXACT, 2**63 - 1, -(2**63), 2**63, 2**64, -(2**64), 1e300, -1e300, 1e-300]
+    ),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.floats(-1000, 1000),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(["integer", "number"]),
+    st.dictionaries(
+        st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]), BOUNDS, max_size=2
+    ),
+    st.one_of(st.integers(-(2**65), 2**65), st.integers(-20, 20), st.decimals(-50, 50, places=3)),
+)
+def test_what_fits_the_bounds_that_are_followed_fits_those_that_were_given(
+    kind: str, bounds: dict[str, float], number: Any
+) -> None:
+    schema = {"type": kind, **bounds}
+    try:
+        followed = fits(schema, str(number))
+    except ValueError:  # nothing within 2^53 fits
+        lowest = max((bounds[key] for key in bounds if "inimum" in key), default=0)
+        highest = min((bounds[key] for key in bounds if "aximum" in key), default=0)
+        assert lowest > EXACT or highest < -EXACT
+        return
+    except AssertionError:  # nothing fits
+        low = max((bounds[key] for key in bounds if "inimum" in key), default=-EXACT)
+        high = min((bounds[key] for key in bounds if "aximum" in key), default=EXACT)
+        assert low >= high or high - low <= 1
+        return
+    value = json.loads(str(number))
+    fit = jsonschema.Draft202012Validator(schema).is_valid(value)
+    assert fit or not followed
+    if fit and abs(value) < EXACT and (isinstance(value, int) or kind == "number"):
+        near = any(abs(value - bound) < 1e-9 for bound in bounds.values())
+        assert followed or near
+
+
+def test_names_of_properties_are_no_keywords() -> None:
+    schema = {"type": "object", "properties": {"format": {"type": "string"}, "const": {"maximum": 2**60}}}
+    assert exact(schema)["properties"] == {"format": {"type": "string"}, "const": {"maximum": EXACT}}
+    assert exact({"default": {"const": 2**60}}) == {"default": {"const": 2**60}}
+
+
+@pytest.mark.parametrize("text", ["2024-02-29", "2000-02-29", "2023-12-31", "1999-04-30", "2023-02-28"])
+def test_days_that_are_there_are_dates(text: str) -> None:
+    datetime.date.fromisoformat(text)
+    assert fits({"type": "string", "format": "date"}, f'"{text}"')
+    assert fits({"type": "string", "format": "date-time"}, f'"{text}T23:59:60.25+01:00"')
+
+
+@pytest.mark.parametrize(
+    "text", ["2023-02-29", "1900-02-29", "2023-04-31", "2023-13-01", "2023-00-10", "2023-01-32"]
+)
+def test_days_that_are_not_there_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r"day|month|date"):
+        datetime.date.fromisoformat(text)
+    assert not fits({"type": "string", "format": "date"}, f'"{text}"')
+    assert not fits({"type": "string", "format": "date-time"}, f'"{text}T10:00:00Z"')
