@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 TABLE_WIDTH = 132
-LIBRARIES = ("holdfast", "torch", "transformers", "numpy", "msgspec", "uvicorn", "websockets")
+LIBRARIES = ("holdfast-llm", "torch", "transformers", "numpy", "msgspec", "uvicorn", "websockets")
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class ThroughChat:
         self._words = ("--device", "cpu", "--dtype", dtype, *kept)
         self._model = str(folder), threads
         self._start()
-        versions = {name: version(name) for name in ("holdfast", "torch", "uvicorn")}
+        versions = {name: version(name) for name in ("holdfast-llm", "torch", "uvicorn")}
         return {"versions": versions, "precision": {"weights": dtype, "kv": dtype}}
 
     def begin(self) -> None:

@@ -42,7 +42,7 @@ class ThroughGateway:
         """Start a server on the model in ``folder`` with its defaults, except for the memory for KV."""
         words = ("--device", "cpu", "--dtype", dtype, "--kv-bytes", str(KV_BYTES))
         self._server = self._stack.enter_context(server(str(folder), threads, *words))
-        versions = {name: version(name) for name in ("holdfast", "torch", "websockets", "uvicorn")}
+        versions = {name: version(name) for name in ("holdfast-llm", "torch", "websockets", "uvicorn")}
         return {"versions": versions, "precision": {"weights": dtype, "kv": dtype}}
 
     def begin(self) -> None:

@@ -54,7 +54,7 @@ class Ours:
         self._engine = loaded(settings)
         bind()  # as the engine's own process does
         return {
-            "versions": {name: version(name) for name in ("holdfast", "torch")},
+            "versions": {name: version(name) for name in ("holdfast-llm", "torch")},
             "precision": {"weights": dtype, "kv": dtype},
             "step_tokens": settings.max_step_tokens,
         }
