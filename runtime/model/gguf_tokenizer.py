@@ -26,6 +26,7 @@ _CASED = r"[^\r\n\p{{L}}\p{{N}}]?{0}*{1}+|[^\r\n\p{{L}}\p{{N}}]?{0}+{1}*"
 _REST = r"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n{slash}]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _WORDS + _REST.format(digits=r"\p{N}{1,3}", slash="")
 _QWEN2 = _WORDS + _REST.format(digits=r"\p{N}", slash="")
+_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _TEKKEN = _CASED.format(*_LETTERS) + _REST.format(digits=r"\p{N}", slash="/")
 
 
@@ -33,21 +34,24 @@ _TEKKEN = _CASED.format(*_LETTERS) + _REST.format(digits=r"\p{N}", slash="/")
 class PreTokenizer:
     """How text is cut into words before the merges.
 
-    ``pattern``: the regular expression of a word; None: GPT-2's. ``digits``: each digit is first cut off as a
+    ``patterns``: regular expressions of a word, each of which cuts what those before it leave; none: GPT-2's.
+    ``digits``: each digit is first cut off as a
     word of its own. ``composed``: text is first brought to Unicode normalization form C. ``whole``: a word
     that is in the vocabulary becomes one token without any merges (``ignore_merges`` in the tokenizers
     library). ``begins``: a text begins with the BOS token, unless the file says otherwise.
     """
 
-    pattern: str | None = None
+    patterns: tuple[str, ...] = ()
     digits: bool = False
     composed: bool = False
     whole: bool = False
     begins: bool = False
 
 
+DEFAULT = "default"
+"""llama.cpp's rule for a file that names no pre-tokenizer: it need not be the model's own."""
 _GPT2, _DIGITS = PreTokenizer(), PreTokenizer(digits=True)
-_LLAMA = PreTokenizer(_LLAMA3, whole=True, begins=True)
+_LLAMA = PreTokenizer((_LLAMA3,), whole=True, begins=True)
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "gpt-2": _GPT2,
     "smollm": _DIGITS,
@@ -56,10 +60,13 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "llama-bpe": _LLAMA,
     "llama3": _LLAMA,
     "llama-v3": _LLAMA,
-    "dbrx": PreTokenizer(_LLAMA3),
-    "qwen2": PreTokenizer(_QWEN2, composed=True),
-    "deepseek-r1-qwen": PreTokenizer(_QWEN2, composed=True),
-    "tekken": PreTokenizer(_TEKKEN, whole=True, begins=True),
+    "dbrx": PreTokenizer((_LLAMA3,)),
+    "smaug-bpe": PreTokenizer((_LLAMA3,)),
+    "olmo": _GPT2,
+    "qwen2": PreTokenizer((_QWEN2,), composed=True),
+    "deepseek-r1-qwen": PreTokenizer((_QWEN2,), composed=True),
+    "tekken": PreTokenizer((_TEKKEN,), whole=True, begins=True),
+    DEFAULT: PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]")),
 }
 """The pre-tokenizers by the name in ``tokenizer.ggml.pre``. Patterns are from the ``tokenizer.json`` of these
 models; which begin a text with BOS is from llama.cpp (``src/llama-vocab.cpp``), as are the defaults below."""
@@ -198,7 +205,7 @@ def _around(vocabulary: Vocabulary) -> dict[str, Any] | None:
     """The step that puts BOS before a text and EOS behind it, as the file says, or else as llama.cpp does for
     this kind of vocabulary. None if neither is put."""
     file = vocabulary.file
-    rule = PRE_TOKENIZERS.get(str(file.metadata.get(_key("pre"))), PreTokenizer())
+    rule = PRE_TOKENIZERS.get(pre_tokenizer_of(file), _GPT2)
     begins = _model(file) == "llama" or rule.begins
     put = {"bos": file.metadata.get(_key("add_bos_token"), begins)}
     put["eos"] = file.metadata.get(_key("add_eos_token"), False)
@@ -243,7 +250,7 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
     """The parts of ``tokenizer.json`` for byte-level BPE, as in GPT-2. Raises ``UnsupportedArchitecture`` for
     a pre-tokenizer that is not served."""
     file = vocabulary.file
-    name = str(file.metadata.get(_key("pre"), "missing"))
+    name = pre_tokenizer_of(file)
     if name not in PRE_TOKENIZERS:
         raise UnsupportedArchitecture(
             f"{file.path}: {_key('pre')}: the pre-tokenizer {name:.40} is not served"
@@ -255,11 +262,11 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
     if rule.digits:
         steps.append({"type": "Digits", "individual_digits": True})
-    if rule.pattern is not None:
-        split = {"type": "Split", "pattern": {"Regex": rule.pattern}, "behavior": "Isolated"}
+    for pattern in rule.patterns:
+        split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
         steps.append({**split, "invert": False})
     bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    steps.append({**bytes_, "use_regex": rule.pattern is None})
+    steps.append({**bytes_, "use_regex": not rule.patterns})
     return {
         "normalizer": {"type": "NFC"} if rule.composed else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
@@ -342,6 +349,11 @@ _KINDS: Mapping[str, Callable[[Vocabulary], dict[str, Any]]] = {
     "llama": _sentence_piece,
 }
 """The functions that make the parts of ``tokenizer.json``, by ``tokenizer.ggml.model``."""
+
+
+def pre_tokenizer_of(file: GGUFFile) -> str:
+    """The name of the file's pre-tokenizer; `DEFAULT` if it names none."""
+    return str(file.metadata.get(_key("pre")) or DEFAULT)
 
 
 def _model(file: GGUFFile) -> str:

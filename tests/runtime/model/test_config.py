@@ -15,6 +15,7 @@ from transformers import CONFIG_MAPPING, Qwen3Config
 from holdfast.runtime.errors import ConfigInvalid, ModelUnreadable, SettingsInvalid, UnsupportedArchitecture
 from holdfast.runtime.model.config import Biases, LayerKind, ModelConfig, Scales, read_config
 from holdfast.runtime.model.families import FAMILIES, NEUTRAL, Family
+from holdfast.runtime.model.folder import check_folder
 from holdfast.runtime.model.load import load_model
 from holdfast.runtime.model.rope import RopeConfig, make_rope
 
@@ -274,6 +275,16 @@ def test_quantised_weights_are_refused_by_a_file_beside(
 
 def test_a_quantisation_that_is_null_is_none(tmp_path: Path) -> None:
     assert read(tmp_path, quantization_config=None) == read(tmp_path)
+
+
+def test_an_adapter_beside_a_model_is_said_to_be_not_used_and_alone_it_is_refused(tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter_config.json"
+    adapter.write_text("{}")
+    (note,) = read(tmp_path).notes
+    assert note.startswith(f"{adapter}: an adapter beside the model is not used")
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ModelUnreadable, match="an adapter without its model: merge it"):
+        check_folder(tmp_path)
 
 
 def test_auto_map_is_said_to_be_ignored(tmp_path: Path) -> None:

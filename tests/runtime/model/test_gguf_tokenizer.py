@@ -65,10 +65,19 @@ TEKKEN = (
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 PATTERNS = {"llama-bpe": LLAMA3, "llama3": LLAMA3, "llama-v3": LLAMA3, "dbrx": LLAMA3, "qwen2": QWEN2}
-PATTERNS |= {"deepseek-r1-qwen": QWEN2, "tekken": TEKKEN}
+PATTERNS |= {"deepseek-r1-qwen": QWEN2, "tekken": TEKKEN, "smaug-bpe": LLAMA3}
 
 
-@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+@pytest.mark.parametrize("pre", [None, "", "default"])
+def test_a_file_that_names_no_pre_tokenizer_is_cut_as_elsewhere(pre: str | None, tmp_path: Path) -> None:
+    backend = loaded(drafted(pre=pre), tmp_path).backend
+    cut = backend.pre_tokenizer.pre_tokenize_str('It\'s 1234567 — and a+b == "c"!  ok')
+    words = [word.replace("Ġ", " ") for word, _ in cut]
+    assert words[:7] == ["It", "'", "s", " ", "123", "456", "7"]
+    assert words[9:] == [" and", " a", "+", "b", " ", "==", " ", '"', "c", '"!', " ", " ok"]
+
+
+@pytest.mark.parametrize("name", [name for name in PRE_TOKENIZERS if name != "default"])
 def test_words_are_cut_as_the_name_says(name: str, tmp_path: Path) -> None:
     backend = loaded(drafted(pre=name), tmp_path).backend
     if name in PATTERNS:
@@ -85,7 +94,7 @@ def test_words_are_cut_as_the_name_says(name: str, tmp_path: Path) -> None:
     else:
         cut = pre_tokenizers.ByteLevel(add_prefix_space=False)
         digits = pre_tokenizers.Digits(individual_digits=True)
-        expected = cut if name == "gpt-2" else pre_tokenizers.Sequence([digits, cut])
+        expected = cut if name in ("gpt-2", "olmo") else pre_tokenizers.Sequence([digits, cut])
     for text in TEXTS:
         assert backend.pre_tokenizer.pre_tokenize_str(text) == expected.pre_tokenize_str(text)
     composed = name in ("qwen2", "deepseek-r1-qwen")
@@ -298,7 +307,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"pre": "viking"},
         "tokenizer.ggml.pre: the pre-tokenizer viking is not served",
     ),
-    "an old file": ({"pre": None}, "tokenizer.ggml.pre: the pre-tokenizer missing is not served"),
     "fewer kinds": ({"token_type": [1, 1]}, "tokenizer.ggml.token_type: 2 numbers for 300 tokens"),
     "kinds that are text": ({"token_type": ["a"] * 300}, "token_type: an array of int"),
     "no merges": ({"merges": None}, "tokenizer.ggml.merges: missing"),
