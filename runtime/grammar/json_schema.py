@@ -3,12 +3,17 @@
 The library reads numbers as doubles and writes bounds as regular expressions, which it cannot do for very large
 or small ones. So bounds are narrowed to numbers that a double holds exactly: what is written then fits the
 schema that was given, too. Constants that a double does not hold are refused, since they would be written
-rounded. Dates get a pattern of their own, as the library's takes February 29 in every year. Knows no library.
+rounded. Dates get a pattern of their own, as the library's takes February 29 in every year. A pattern of names
+that are all declared is dropped: the library lets a comma follow for a further name, and finds none. Knows no
+library.
 """
 
 from __future__ import annotations
 
 import math
+import re
+import re._parser as _parser  # type: ignore[import-not-found]  # the only parser of regular expressions there is
+from collections.abc import Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any
 
@@ -16,6 +21,8 @@ EXACT = 2**53
 """Up to this a double holds each whole number (RFC 8259, section 6)."""
 DIGITS = 15
 """Digits of a bound that is no whole number, and its decimal places: a double holds so many."""
+MOST_NAMES = 256
+"""More names than this of one pattern count as any."""
 _LEAP = r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
 DATE = (
     r"(?:\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)"
@@ -59,7 +66,78 @@ def exact(schema: Any) -> Any:
     if isinstance(name, str) and name in _FORMATS and "pattern" not in schema:
         del made["format"]
         made["pattern"] = _FORMATS[name]
+    if isinstance(made.get("properties"), dict) and isinstance(made.get("patternProperties"), dict):
+        _drop_declared(made)
     return made
+
+
+def _drop_declared(schema: dict[str, Any]) -> None:
+    """Drop patterns of names that match declared ones alone; what they ask for goes to these."""
+    properties, patterns = dict(schema["properties"]), dict(schema["patternProperties"])
+    for pattern, asked in schema["patternProperties"].items():
+        names = names_of(pattern)
+        if names is not None and names <= properties.keys():
+            del patterns[pattern]
+            properties |= {name: {"allOf": [properties[name], asked]} for name in sorted(names)}
+    schema |= {"properties": properties, "patternProperties": patterns}
+    if not patterns:
+        del schema["patternProperties"]
+
+
+def names_of(pattern: str) -> set[str] | None:
+    """All names that a regular expression matches, if it is anchored on both sides and they are few."""
+    try:
+        parts = list(_parser.parse(pattern))
+    except (re.error, RecursionError, OverflowError):
+        return None
+    begins, ends = (_parser.AT, _parser.AT_BEGINNING), (_parser.AT, _parser.AT_END)
+    if len(parts) < 2 or parts[0] != begins or parts[-1] != ends:
+        return None
+    return _texts(parts[1:-1])
+
+
+def _texts(parts: Iterable[tuple[Any, Any]]) -> set[str] | None:
+    found = {""}
+    for kind, value in parts:
+        match str(kind):
+            case "LITERAL":
+                texts: set[str] | None = {chr(value)}
+            case "IN":
+                texts = _letters(value)
+            case "BRANCH":
+                texts = _union(map(_texts, value[1]))
+            case "SUBPATTERN":
+                texts = _texts(value[3])
+            case "MAX_REPEAT" | "MIN_REPEAT" if value[1] <= MOST_NAMES:
+                texts = _union(_texts(list(value[2]) * count) for count in range(value[0], value[1] + 1))
+            case _:
+                return None
+        if texts is None or len(texts) * len(found) > MOST_NAMES:
+            return None
+        found = {before + text for before in found for text in texts}
+    return found
+
+
+def _letters(ranges: Iterable[tuple[Any, Any]]) -> set[str] | None:
+    found = set[str]()
+    for kind, value in ranges:
+        match str(kind):
+            case "LITERAL":
+                found.add(chr(value))
+            case "RANGE" if value[1] - value[0] < MOST_NAMES:
+                found |= set(map(chr, range(value[0], value[1] + 1)))
+            case _:
+                return None
+    return found
+
+
+def _union(parts: Iterable[set[str] | None]) -> set[str] | None:
+    found = set[str]()
+    for part in parts:
+        if part is None:
+            return None
+        found |= part
+    return found
 
 
 def _narrowed(key: str, bound: float) -> float:

@@ -120,8 +120,10 @@ class Detokenizer:
         texts = self._texts
         if not texts.independent:
             return self._streamed(tokens)
-        if len(tokens) == 1 and not self._within and (own := texts.of(tokens[0])) is not None:
-            return self._begun(own)
+        if not self._within:
+            own = [text for text in map(texts.of, tokens) if text is not None]
+            if len(own) == len(tokens):
+                return self._begun("".join(own))
         text = self._decoder.decode(b"".join(map(texts.bytes_of, tokens)))
         self._within = bool(self._decoder.getstate()[0])
         return self._begun(text)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.runtime.grammar.json_schema import EXACT, exact
+from holdfast.runtime.grammar.json_schema import EXACT, exact, names_of
 
 llguidance = pytest.importorskip("llguidance")
 BYTES = llguidance.LLTokenizer("byte")
@@ -105,3 +105,47 @@ def test_days_that_are_not_there_are_none(text: str) -> None:
         datetime.date.fromisoformat(text)
     assert not fits({"type": "string", "format": "date"}, f'"{text}"')
     assert not fits({"type": "string", "format": "date-time"}, f'"{text}T10:00:00Z"')
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("^a$", {"a"}),
+        ("^(a|bc)$", {"a", "bc"}),
+        ("^[a-c]_(x|y)$", {"a_x", "a_y", "b_x", "b_y", "c_x", "c_y"}),
+        ("^ab?$", {"a", "ab"}),
+        ("^a{1,2}$", {"a", "aa"}),
+        ("^a", None),
+        ("a$", None),
+        ("a", None),
+        ("^a*$", None),
+        ("^[^a]$", None),
+        ("^\\d$", None),
+        ("^(?=a)a$", None),
+        ("^[a-z]{3}$", None),
+        ("(", None),
+        ("^a$|^b$", None),
+    ],
+)
+def test_the_names_that_a_pattern_matches(pattern: str, names: set[str] | None) -> None:
+    assert names_of(pattern) == names
+
+
+def test_no_comma_follows_where_no_further_name_can() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},
+        "patternProperties": {"^a$": {"maximum": 5}, "^[ab]$": True},
+        "additionalProperties": False,
+    }
+    assert fits(schema, '{"a": 5, "b": "x"}') and fits(schema, '{"a": 5}')
+    assert not fits(schema, '{"a": 6}'), "what the pattern asks for is followed"
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(exact({**schema, "required": ["a"]})))
+    for begun in ('{"a": 5', '{"a": 5, "b": "x"'):
+        matcher = llguidance.LLMatcher(BYTES, grammar, log_level=0)
+        assert matcher.consume_tokens(list(begun.encode()))
+        after = matcher.compute_bitmask()
+        comma = bool(after[ord(",") // 8] & 1 << ord(",") % 8)
+        assert comma == ("b" not in begun)
+    open_ = {**schema, "patternProperties": {"^c": {"type": "integer"}}}
+    assert exact(open_) == open_ and fits(open_, '{"a": 5, "c1": 2}')

@@ -56,6 +56,15 @@ def test_compiling_keeps_off_the_core_that_the_engines_thread_is_bound_to(bound_
     assert compiler._workers.submit(os.sched_getaffinity, 0).result(60) == bound_beside
 
 
+def test_a_tokenizer_may_have_more_tokens_than_the_model() -> None:
+    size = Tokenizer.from_file(str(find_model("pocket") / "tokenizer.json")).get_vocab_size() - 7
+    compiler = Compiler(find_model("pocket"), size, (0,))
+    matcher = compiler.compile(Grammar(GrammarKind.REGEX, "[ab]+"), (), NOTHING).result(60)
+    mask = np.zeros(-(-size // 64), dtype=np.int64)
+    matcher.fill(mask)
+    assert mask.any()
+
+
 class Talker:
     """An engine, driven by hand."""
 
