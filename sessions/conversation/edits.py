@@ -202,7 +202,8 @@ def trimmed(reply: TurnReply, tokenizer: ChatTokenizer) -> TurnReply | None:
 class _ReplyText:
     """The whole text of a reply, and where its items are in it.
 
-    ``text``: the decoded text. ``steps[n]``: how many of its characters the first ``n`` tokens make certain.
+    ``text``: the decoded text. ``steps[n]``: how many of its characters the first ``n`` tokens make certain; they
+    may end in a part of one more.
     ``spans``: for each item, in order, the indexes in ``text`` at which it begins and ends, up to the first
     item that cannot be found. The end of a call is behind its closing tag; None if there is no such tag. A
     reply in the harmony form of gpt-oss has no spans: the tags of its reasoning are not in the text.
@@ -211,11 +212,12 @@ class _ReplyText:
     def __init__(self, reply: TurnReply, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
         detokenizer, pieces = Detokenizer(tokenizer.backend, tokenizer.texts), list[str]()
-        self.steps = [0]
+        self.steps, self._whole = [0], [True]
         self._ids = ids = reply.ids.tolist()
         for token in ids:
             pieces.append(detokenizer.step(token))
             self.steps.append(self.steps[-1] + len(pieces[-1]))
+            self._whole.append(not detokenizer.within)
         self.text = "".join(pieces) + detokenizer.flush()
         self.spans: list[tuple[int, int | None]] = []
         channels = tokenizer.special_ids.get(CHANNEL) in ids
@@ -252,9 +254,11 @@ class _ReplyText:
         through = bisect_left(self.steps, place)
         if through == len(self.steps):  # the ids behind it are parts of a character
             return through - 1, []
-        if self.steps[through] == place:
+        if self.steps[through] == place and self._whole[through]:
             return max(through, self._least), []
         whole = bisect_left(self.steps, self.steps[through - 1])
+        while not self._whole[whole]:
+            whole -= 1
         specials = self._tokenizer.special_ids.values()  # they have no text, as the parts of a character
         whole = max((at for at in range(whole, through) if self._ids[at - 1] in specials), default=whole)
         rest = self.text[self.steps[whole] : place]

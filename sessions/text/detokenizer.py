@@ -96,7 +96,8 @@ class Detokenizer:
         self._backend = backend
         self._texts = TokenTexts(backend) if texts is None else texts
         self._decoder = codecs.getincrementaldecoder("utf-8")(self._texts.errors)
-        self._within = False  # a character
+        self.within = False
+        """Whether the last character is incomplete."""
         self._leads = leads and self._texts.drops_space
         self._ids: list[
             int
@@ -107,7 +108,7 @@ class Detokenizer:
         """The text that `step` would return for this token, if it does not depend on other tokens and is not
         empty; else None. Nothing changes."""
         texts = self._texts
-        if self._within or self._leads:
+        if self.within or self._leads:
             return None
         return texts.known.get(token) or texts.of(token) or None
 
@@ -120,19 +121,19 @@ class Detokenizer:
         texts = self._texts
         if not texts.independent:
             return self._streamed(tokens)
-        if not self._within:
+        if not self.within:
             own = [text for text in map(texts.of, tokens) if text is not None]
             if len(own) == len(tokens):
                 return self._begun("".join(own))
         text = self._decoder.decode(b"".join(map(texts.bytes_of, tokens)))
-        self._within = bool(self._decoder.getstate()[0])
+        self.within = bool(self._decoder.getstate()[0])
         return self._begun(text)
 
     def flush(self) -> str:
         """The rest of the text at the end: bytes that never became a character, as U+FFFD."""
         if not self._texts.independent:
             return self._streamed((), last=True)
-        self._within = False
+        self.within = False
         return self._begun(self._decoder.decode(b"", final=True))
 
     def _begun(self, text: str) -> str:
