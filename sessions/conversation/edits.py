@@ -202,8 +202,8 @@ def trimmed(reply: TurnReply, tokenizer: ChatTokenizer) -> TurnReply | None:
 class _ReplyText:
     """The whole text of a reply, and where its items are in it.
 
-    ``text``: the decoded text. ``steps[n]``: how many of its characters the first ``n`` tokens make certain; they
-    may end in a part of one more.
+    ``text``: the decoded text. ``steps[n]``: how many of its characters the first ``n`` tokens make certain;
+    they may end in a part of one more.
     ``spans``: for each item, in order, the indexes in ``text`` at which it begins and ends, up to the first
     item that cannot be found. The end of a call is behind its closing tag; None if there is no such tag. A
     reply in the harmony form of gpt-oss has no spans: the tags of its reasoning are not in the text.
