@@ -116,7 +116,8 @@ class Deadline:
 
     def hold(self, size: int) -> None:
         """So many bytes more are kept of what comes."""
-        self._all.hold(self, size)
+        if not self.ended:  # it may have been cut for what it held before
+            self._all.hold(self, size)
 
     def end(self) -> None:
         """The connection is gone."""

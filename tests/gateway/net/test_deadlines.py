@@ -14,6 +14,7 @@ from holdfast.gateway.net.deadlines import (
     FREE,
     LEAST_TAKEN,
     MOST_HELD,
+    MOST_UNFINISHED,
     UNREAD,
     Deadline,
     Deadlines,
@@ -248,6 +249,21 @@ def test_heads_that_do_not_end_take_no_more_than_so_much_memory(
     assert third.transport.aborted is None
     clock.advance(9)
     assert len(deadlines) == 1
+
+
+def test_what_comes_of_a_connection_that_was_cut_counts_for_no_other(
+    clock: ManualClock, deadlines: Deadlines
+) -> None:
+    for _ in range(3):
+        cut = Connection(deadlines, clock)
+        cut.deadline.enter(Stage.MESSAGE)
+        cut.deadline.hold(MOST_UNFINISHED + 1)
+        assert cut.transport.aborted is not None
+        cut.deadline.hold(MOST_UNFINISHED)
+    other = Connection(deadlines, clock)
+    other.deadline.enter(Stage.MESSAGE)
+    other.deadline.hold(MOST_UNFINISHED // 2)
+    assert other.transport.aborted is None
 
 
 def test_when_the_server_ends_all_have_one_time_whatever_they_do(
