@@ -46,6 +46,8 @@ from .turn.request import RequestBounds
 from .workers import Stopped, Workers
 
 _T = TypeVar("_T")
+UNKEPT = 1 << 128
+"""The number of the first session that no journal keeps. Sessions in a journal have smaller ones."""
 MOST_TRIED = 1024
 """The most beginnings of a conversation that are hashed to find its session."""
 
@@ -95,7 +97,7 @@ class SessionRegistry:
         self._workers = Workers()
         self.tenants = OpenTenants(self.settings.tenants, self.settings.max_sessions, self._workers)
         self.trees = ForkTrees()
-        self._numbers = itertools.count(1)  # numbers of sessions without a journal
+        self._numbers = itertools.count(UNKEPT)
         self.waits = Waits(clock)
         self._conversations = OpenConversations()
 

@@ -49,7 +49,7 @@ from holdfast.sessions.turn.request import RequestBounds, TurnRequest
 from ..scripted_link import ScriptedLink
 from ..session_stage import END, ask, one_shot, prompts, read, reciting, run, say, toks
 from . import journal_stage
-from .journal_stage import MODEL, SMALL, folder, record_of, registry_in
+from .journal_stage import MODEL, SMALL, birth, folder, record_of, registry_in, store_in
 
 
 class Failing:
@@ -456,6 +456,19 @@ async def test_a_session_of_an_earlier_version_opens_for_its_key() -> None:
             found = await registry.resume(handle, b"now", None, b"former")
             (fork,) = await Forks(registry).fork(found.session.id, [b""])
             assert fork.handles.owner == b"former", "a tree has one owner"
+
+
+@run
+async def test_a_session_that_is_not_kept_is_none_of_those_that_an_earlier_version_numbered() -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            store.write([entry for number in range(1, 4) for entry in birth(number)])
+        async with registry_in(path, reciting()) as registry:
+            unkept = registry.create(kept=False)
+            assert await registry.delete(1) is None and registry.is_open(unkept)
+            await registry.close(unkept.id)
+        with store_in(path) as store:
+            assert sorted(one for one in store.sessions.states if store.sessions.states.keeps(one)) == [2, 3]
 
 
 @run
