@@ -97,13 +97,18 @@ async def test_a_response_that_goes_on_from_an_earlier_one_does_not_keep_what_it
 
 
 async def test_no_summary_of_a_conversation_keeps_its_text(tmp_path: Path) -> None:
-    """A summary is no stored object, so no client could delete what it keeps."""
-    async with staged(tmp_path, link=told("Thanks.", "Yes.", "Hm.", "Hm."), journal=AT_ONCE) as stage:
+    """A summary is no stored object, so no client could delete what it keeps, nor what a server that dies
+    meanwhile has left of it."""
+    long = "Hm. " * 300
+    async with staged(tmp_path, link=told("Thanks.", "Yes.", long, long), journal=AT_ONCE) as stage:
         first = await stage.create(SECRET)
         second = await stage.create("Do you know it?", previous_response_id=first["id"])
         for body in ({"previous_response_id": first["id"]}, {"input": f"Then: {SECRET}"}):
-            answer = await stage.ask("POST", "/v1/responses/compact", {"model": "fake", **body})
-            assert answer.status == 200, answer.body
+            asked = stage.ask("POST", "/v1/responses/compact", {"model": "fake", **body})
+            summary = asyncio.ensure_future(asked)
+            while not summary.done():
+                assert not await asyncio.to_thread(holds, tmp_path, f"Then: {SECRET}")
+            assert summary.result().status == 200, summary.result().body
         assert not holds(tmp_path, f"Then: {SECRET}")
         for one in (first, second):
             await deleted(stage, f"/v1/responses/{one['id']}")
