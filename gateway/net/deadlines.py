@@ -64,7 +64,8 @@ FREE = (ConnectionStage.IDLE, ConnectionStage.REST, ConnectionStage.CLOSING, Con
 """Stages in which a connection has no request. Where descriptors are short, these are cut, in this order."""
 BOUNDS = {FREE: MOST_HELD, (ConnectionStage.MESSAGE,): MOST_UNFINISHED}
 """The most bytes that are kept for all connections in these stages together."""
-BOUND = {stage: stages for stages in BOUNDS for stage in stages}
+TOGETHER = {stage: stages for stages in BOUNDS for stage in stages}
+"""Of each such stage, all stages that have its bound together."""
 
 
 class Timers(Protocol):
@@ -207,7 +208,7 @@ class Deadlines:
         """So many bytes more are kept for one connection. If those in its stages have too many together
         (`BOUNDS`), the longest waiting of them that have any are cut, until half as many are left."""
         deadline.held += size
-        stages = BOUND.get(deadline.stage)
+        stages = TOGETHER.get(deadline.stage)
         if stages is None:
             return
         self._held[stages] += size
@@ -225,7 +226,7 @@ class Deadlines:
         queue = self._queues[deadline.stage]
         if deadline in queue:
             del queue[deadline]
-            if (stages := BOUND.get(deadline.stage)) is not None:
+            if (stages := TOGETHER.get(deadline.stage)) is not None:
                 self._held[stages] -= deadline.held
 
     def close(self) -> None:
