@@ -72,6 +72,9 @@ def test_defaults_are_read_as_generate_reads_them(tmp_path: Path) -> None:
     said = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05}
     assert defaults(tmp_path, do_sample=True, **said) == SamplingDefaults(**said)
     assert defaults(tmp_path, do_sample=True) == SamplingDefaults(temperature=1.0)
+    assert defaults(tmp_path, do_sample=True, top_k=-1) == SamplingDefaults(temperature=1.0), (
+        "all tokens count"
+    )
     assert defaults(tmp_path, do_sample=True, top_p=None, temperature=1) == SamplingDefaults(temperature=1.0)
     assert defaults(tmp_path, **said) == SamplingDefaults(repetition_penalty=1.05)
     assert defaults(tmp_path, do_sample=False, **said) == SamplingDefaults(repetition_penalty=1.05)
@@ -81,7 +84,7 @@ def test_defaults_are_read_as_generate_reads_them(tmp_path: Path) -> None:
     ("field", "value"),
     [
         ("temperature", -0.1), ("temperature", 2.1), ("temperature", "hot"), ("temperature", True),
-        ("top_p", 0), ("top_p", 1.1), ("min_p", -0.1), ("min_p", 1.1), ("typical_p", 0), ("top_k", -1),
+        ("top_p", 0), ("top_p", 1.1), ("min_p", -0.1), ("min_p", 1.1), ("typical_p", 0), ("top_k", -2),
         ("top_k", 1.5), ("repetition_penalty", 0), ("repetition_penalty", 101), ("do_sample", 1),
     ],
 )  # fmt: skip
