@@ -13,6 +13,7 @@ from holdfast.sessions.journal.model_store import open_for
 from holdfast.sessions.journal.records import EventReceived, Keyring, SessionRecord, append, put
 from holdfast.sessions.journal.segment import Kind, offset_of, slot_of
 from holdfast.sessions.settings import JournalSettings
+from holdfast.tests.stored_files import bytes_below
 
 NUMBERS = JournalSettings(reserve_bytes=0)
 
@@ -78,7 +79,7 @@ def test_a_tenant_is_erased_by_the_name_in_the_keys_file(root: Path, tmp_path: P
     (root / "kv" / "abc").mkdir(parents=True)
     code, told = invoke("erase", str(root), "--tenant", "acme", "--keys", str(keys))
     assert code == 0 and "1 sessions erased, 1 are left" in told and not (root / "kv").exists()
-    data = b"".join(file.read_bytes() for file in root.rglob("*") if file.is_file())
+    data = bytes_below(root)
     assert b"<acme>" not in data and b"<zenith>" in data
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.sessions.settings import JournalSettings
+from holdfast.tests.stored_files import contents
 
 from .stage import Json, Stage, staged, told
 
@@ -28,7 +29,7 @@ def small_disk(tmpfs: Callable[[str], Path]) -> Path:
 def holds(store: Path, text: str) -> list[str]:
     """The names of the files in which the text stands."""
     wanted = text.encode()
-    return [path.name for path in store.rglob("*") if path.is_file() and wanted in path.read_bytes()]
+    return [path.name for path, data in contents(store) if wanted in data]
 
 
 async def gone_from(store: Path, text: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sessions.conversation import continuation
+from holdfast.tests.stored_files import bytes_below
 
 from .stage import Answer, Json, Stage, staged, text_of, told
 from .test_create import CALL, TOOL, user
@@ -272,11 +273,6 @@ async def test_a_conversation_that_is_not_stored_is_used_again_in_memory_and_nev
         assert again["kv"]["new"] < again["usage"]["input_tokens"], "the stored beginning goes on, as a copy"
         (live,) = stage.service.sessions()
         assert text_of(again) == "Five." and not live.session.log.durable
-
-
-def bytes_below(folder: Path) -> bytes:
-    """All files of a folder."""
-    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
 async def test_references_name_stored_items() -> None:

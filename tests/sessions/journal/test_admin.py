@@ -6,7 +6,6 @@ import lzma
 import os
 import shutil
 import threading
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from holdfast.sessions.journal.records import EventReceived, Origin, append, dro
 from holdfast.sessions.journal.segment import Fresh, Kind, offset_of, slot_of
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened
+from holdfast.tests.stored_files import bytes_below
 
 from ..session_stage import ask, reciting, run
 from .journal_stage import MODEL, SMALL, birth, folder, record_of, registry_in, store_in, unused
@@ -276,15 +276,15 @@ def test_a_tenant_is_erased_from_every_file_and_the_others_stay() -> None:
         store.write([drop(3)])  # of the tenant, and forgotten already
         store.close()
         theirs = [number for number in kept() if number % 2]
-        assert any(b"<21-" in data for data in contents(path))
+        assert b"<21-" in bytes_below(path)
         lines = list(admin.erase(path, b"acme"))
         assert f"{len(theirs) - 1} sessions erased" in lines[0] and not (path / KEPT).exists()
         assert any(KEPT in line for line in lines)
         # What a fork of another tenant follows on is its past, too: here each tenth session is such a one.
         shared = {number - 1 for number in kept() if number % 10 == 0}
         gone = [number for number in (*theirs, 3) if number not in shared]
-        for data in contents(path):
-            assert not [number for number in gone if mark(number) in data or b"sess_%d\xa5" % number in data]
+        data = bytes_below(path)
+        assert not [number for number in gone if mark(number) in data or b"sess_%d\xa5" % number in data]
         store = open_for(path, MODEL, SMALL)
         for number in kept():
             if number % 2 == 0:
@@ -300,10 +300,6 @@ def mark(number: int) -> bytes:
     return f"<{number}-".encode()
 
 
-def contents(path: Path) -> Iterable[bytes]:
-    return [file.read_bytes() for file in path.rglob("*") if file.is_file()]
-
-
 def test_what_a_migration_left_and_what_is_dead_goes() -> None:
     with folder() as path:
         lived(path)
@@ -313,7 +309,7 @@ def test_what_a_migration_left_and_what_is_dead_goes() -> None:
         store.close()
         lines = list(admin.gc(path))
         assert KEPT in lines[0] and not (path / KEPT).exists() and "1 sessions" in lines[1]
-        assert not any(b"<3-" in data for data in contents(path))
+        assert b"<3-" not in bytes_below(path)
         store = open_for(path, MODEL, SMALL)
         assert events(store, 6) == whole(6) and not store.mismatches
         store.close()

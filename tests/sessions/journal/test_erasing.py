@@ -24,6 +24,7 @@ from holdfast.sessions.journal.records import (
 )
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.settings import JournalSettings
+from holdfast.tests.stored_files import bytes_below
 
 from ..session_stage import ask, reciting, run
 from .bad_disks import killed
@@ -35,7 +36,7 @@ KIB = 1 << 10
 
 
 def holds(path: Path, text: str) -> bool:
-    return any(text.encode() in one.read_bytes() for one in path.rglob("*") if one.is_file())
+    return text.encode() in bytes_below(path)
 
 
 def secret(number: int) -> str:

@@ -10,6 +10,7 @@ import pytest
 from holdfast.sessions.forks import Forks
 from holdfast.sessions.journal.records import SessionSnapshot
 from holdfast.sessions.turn.request import TurnRequest
+from holdfast.tests.stored_files import bytes_below
 
 from ..session_stage import ask, prompts, read, reciting, run, say, toks
 from .journal_stage import folder, registry_in
@@ -21,8 +22,8 @@ SECRET = "The password is swordfish. "
 def holds(store: Path, text: str) -> bool:
     """Whether a file has the text, or its token ids."""
     ids = b"".join(one.to_bytes(4, "little") for one in toks(text))
-    found = [path.read_bytes() for path in store.rglob("*") if path.is_file()]
-    return any(text.encode() in data or ids in data for data in found)
+    data = bytes_below(store)
+    return text.encode() in data or ids in data
 
 
 async def gone_from(store: Path, text: str) -> None:

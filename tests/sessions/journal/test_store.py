@@ -52,6 +52,7 @@ from holdfast.sessions.journal.segment import (
     offset_of,
 )
 from holdfast.sessions.journal.store import JournalStore
+from holdfast.tests.stored_files import bytes_below
 
 from .journal_stage import MODEL, SMALL, birth, folder, record_of, store_in
 
@@ -245,7 +246,7 @@ def test_a_forgotten_session_leaves_nothing() -> None:
             while store.remove_dead():
                 pass
             assert not [one for one in store.logs.logs.values() if one.end > LOG_START]
-        assert HELLO.item.text.encode() not in b"".join(log.read_bytes() for log in logs_of(path))
+        assert HELLO.item.text.encode() not in bytes_below(path / "journal")
 
 
 def test_a_forgotten_session_stays_forgotten_while_an_older_log_has_its_records() -> None:
