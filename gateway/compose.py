@@ -28,15 +28,6 @@ from .settings import GatewaySettings
 log = logging.getLogger(__name__)
 
 
-def model_name(model: str) -> str:
-    """The name under which a model is served: a folder's name, a file's name without its ending, or ``model``
-    as it is if that is neither."""
-    path = Path(model).expanduser()
-    if path.is_file():
-        return path.stem
-    return path.resolve().name if path.is_dir() else model
-
-
 @asynccontextmanager
 async def opened(
     service: Service, model: str, engine: AbstractAsyncContextManager[EngineLink]

@@ -17,11 +17,12 @@ from contextlib import asynccontextmanager
 
 from ..runtime.errors import RuntimeFault
 from ..runtime.link.thread import ThreadEngine
+from ..runtime.model.folder import model_name
 from ..runtime.settings import EngineSettings
 from ..sdk.client import Client
 from ..sdk.connection.reconnect import Patience
 from ..sdk.errors import ConnectionFailed, ConnectionLost
-from .compose import model_name, opened
+from .compose import opened
 from .errors import GatewayError
 from .net.channel import ChannelClosed, MemoryChannel, memory_pair
 from .realtime.socket import ClientIdentity

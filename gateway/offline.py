@@ -37,9 +37,10 @@ import msgspec
 from anyio.from_thread import start_blocking_portal
 
 from ..kvstore.log_lines import LogSettings
-from ..runtime.link.process import ENVIRONMENT, ChildEngine
+from ..runtime.link.child import ENVIRONMENT
+from ..runtime.link.process import ChildEngine
 from ..runtime.link.thread import ThreadEngine
-from ..runtime.model.folder import find_model
+from ..runtime.model.folder import find_model, model_name
 from ..runtime.settings import EngineSettings
 from ..sdk.chat import MAX_TOOL_ROUNDS, Chat
 from ..sdk.client import Client
@@ -55,7 +56,7 @@ from .batches.outputs import RequestOutput
 from .batches.progress_bars import LoadingBar, PromptBar, UseTqdm
 from .batches.prompts import ChatMessage, Prompt, PromptEncoder, PromptType
 from .batches.sampling_params import SamplingParams
-from .compose import model_name, opened
+from .compose import opened
 from .embedded import in_memory
 from .realtime.translate import tools_of as tools_from
 from .service import Service

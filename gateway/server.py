@@ -19,13 +19,15 @@ from msgspec.structs import replace
 
 from ..runtime.kv_placement.sizing import refusal
 from ..runtime.kv_placement.tier_setup import clipped
+from ..runtime.link.child import Spawned
 from ..runtime.link.messages import Heartbeat
 from ..runtime.link.process import ChildEngine
+from ..runtime.model.folder import model_name
 from ..runtime.settings import EngineSettings
 from .access.admission import Admission
 from .access.tenants import Tenants, check, check_leases
 from .app import build_app
-from .compose import model_name, opened
+from .compose import opened
 from .errors import AddressUnusable, PortTaken, TracingUnavailable
 from .net.listener import listen
 from .net.serving import served
@@ -65,14 +67,16 @@ async def serving(
     heard: Callable[[Heartbeat], None] = lambda beat: None,
     engine: ChildEngine | None = None,
     listening: Callable[[str], None] = lambda url: None,
+    first: Spawned | None = None,
 ) -> AsyncIterator[Serving]:
     """Run a server during an ``async with`` block. The block is entered when a turn could run. When it is left,
     the sockets, the sessions and the engine are closed.
 
     ``listening`` is called with the URL before anything is loaded, ``heard`` with each heartbeat of the engine,
-    also while it loads. ``engine``: the child process to use, made with these settings; None: one is made here.
-    Raises ``AddressUnusable``, ``KeysUnusable``, ``CertificateUnusable``, ``TracingUnavailable``,
-    ``LimitsTooLarge``, and what loading raises (`compose.opened`).
+    also while it loads. ``engine``: the child process to use, made with these settings; None: one is made here,
+    from the process ``first`` if that was started before. Raises ``AddressUnusable``, ``KeysUnusable``,
+    ``CertificateUnusable``, ``TracingUnavailable``, ``LimitsTooLarge``, and what loading raises
+    (`compose.opened`).
     """
     secured = server_context(settings.network)
     tenants = Tenants.of(settings)
@@ -82,7 +86,7 @@ async def serving(
     name = model_name(engine_settings.model)
     async with _traced(settings, name) as tracer:
         with bound_socket(settings) as sock:
-            engine = engine or ChildEngine(engine_settings, on_heartbeat=heard)
+            engine = engine or ChildEngine(engine_settings, on_heartbeat=heard, first=first)
             shared = engine_settings.policy == FAIR_SHARES
             service = Service(settings, name, engine.link, tenants, shared=shared, tracer=tracer)
             async with reachable(service, sock, secured) as url:

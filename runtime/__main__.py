@@ -1,8 +1,9 @@
 """The engine's process: ``python -m holdfast.runtime --fd N --crash-report M``, started by ``link.process``.
 
-The first frame on the socket is the settings. Then the engine loads, sends ``Hello`` and serves until the
-socket ends. Exit codes: 0 the gateway closed, 1 an internal fault (traceback on stderr), 2 a fault that the
-operator can fix (sent as ``Fatal``), 3 the gateway closed while a step hung.
+It imports while it waits for its settings. First come descriptors (`link.child.DESCRIPTORS`), then the
+settings as a frame. Then the engine loads, sends ``Hello`` and serves until the socket ends. Exit codes: 0 the
+gateway closed, 1 an internal fault (traceback on stderr), 2 a fault that the operator can fix (sent as
+``Fatal``), 3 the gateway closed while a step hung.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from importlib import import_module
+from types import ModuleType
 
 from ..kvstore.log_lines import logging_lines
 from ..kvstore.system_limits import NAMED, errno_of, explained
@@ -38,8 +43,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="The engine's process; started by holdfast itself.")
     parser.add_argument("--fd", type=int, required=True, help="a connected stream socket")
     parser.add_argument("--crash-report", type=int, help="the crash report's descriptor")
-    parser.add_argument("--memory", type=int, help="the host tier's memory, a memfd")
-    parser.add_argument("--disk", type=int, help="the control socket of the disk tier's process")
     given = parser.parse_args()
     sock = socket.socket(fileno=given.fd)
     sock.set_inheritable(False)  # a child process must not keep it open
@@ -51,23 +54,26 @@ def main() -> int:
         report.take_stacks()
     try:
         liveness = Liveness(record=report.record) if report is not None else Liveness()
-        return _serve(sock, liveness, given.memory, given.disk)
+        return _serve(sock, liveness)
     except RuntimeFault:  # the parent reports it: `Fatal` has been sent
         return EXIT_UNSERVABLE
 
 
-def _serve(sock: socket.socket, liveness: Liveness, memory: int | None, disk: int | None) -> int:
+def _serve(sock: socket.socket, liveness: Liveness) -> int:
+    importing: Future[ModuleType] = Future()
+    threading.Thread(target=_import, args=[importing], name="holdfast-import", daemon=True).start()
     try:
+        _, descriptors, _, _ = socket.recv_fds(sock, 1, 2)
         settings = receive_one(sock, EngineSettings)
-    except LinkClosed:
-        return 0
+    except (LinkClosed, ConnectionError):
+        os._exit(0)  # nothing is open yet, and modules may be half imported
     except RuntimeFault as fault:
         with contextlib.suppress(OSError):
             sock.sendall(frame(Fatal(fault.code, fault.message)))
         raise
     with logging_lines("holdfast engine", settings.logs):
         try:
-            _serve_engine(sock, settings, liveness, memory, disk)
+            _serve_engine(sock, settings, liveness, descriptors, importing)
         except RuntimeFault:
             raise
         except Exception:
@@ -76,14 +82,25 @@ def _serve(sock: socket.socket, liveness: Liveness, memory: int | None, disk: in
     return 0
 
 
+def _import(importing: Future[ModuleType]) -> None:
+    """Import `build`, and torch with it."""
+    try:
+        importing.set_result(import_module(f"{__package__}.build"))
+    except BaseException as error:
+        importing.set_exception(error)
+
+
 def _serve_engine(
-    sock: socket.socket, settings: EngineSettings, liveness: Liveness, memory: int | None, disk: int | None
+    sock: socket.socket,
+    settings: EngineSettings,
+    liveness: Liveness,
+    descriptors: Sequence[int],
+    importing: Future[ModuleType],
 ) -> None:
     def load(progress: LoadProgress, liveness: Liveness) -> LoadedEngine:
         try:
-            from .build import load_engine  # imports torch, while the link thread sends heartbeats
-
-            loaded = load_engine(settings, progress, liveness, memory, disk)
+            build = importing.result()  # the link thread sends heartbeats meanwhile
+            loaded: LoadedEngine = build.load_engine(settings, progress, liveness, *descriptors)
         except (MemoryError, OSError, RuntimeError, ImportError) as error:
             if errno_of(error) in NAMED:
                 raise EngineStarved(explained(error, "the engine's process")) from error

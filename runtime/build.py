@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -37,6 +38,7 @@ from .scheduler.scheduler import Scheduler
 from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings
 
 KVGroups: TypeAlias = tuple[KVGroup, ...]
+Arenas: TypeAlias = tuple[DeviceArena, ...]
 
 log = logging.getLogger(__name__)
 
@@ -62,13 +64,15 @@ def load_engine(
         settings.model, settings.device, settings.dtype, progress, settings.max_context, settings.kv_format
     )
     try:
-        with device_of(model.decoder.device).active():
+        with device_of(model.decoder.device).active(), ThreadPoolExecutor(1) as beside:
+            groups = model.kv_groups(settings.block_tokens)
+            numbers = _resolved(settings, model, groups)
+            zeroed = beside.submit(_arenas, groups, numbers.blocks, model.decoder.device)
             backend = _backend(settings, model, liveness)
             model = replace(model, decoder=model.decoder.computing_by(backend.kernels))
             progress(1.0, "allocating the KV arena")
-            groups = model.kv_groups(settings.block_tokens)
-            numbers = _resolved(settings, model, groups)
-            engine, mover = _engine(settings, numbers, model, groups, liveness, memory, disk_socket)
+            arenas = zeroed.result()
+            engine, mover = _engine(settings, numbers, model, arenas, liveness, memory, disk_socket)
     except GroupInvalid as error:
         raise SettingsInvalid(str(error)) from error
 
@@ -109,13 +113,12 @@ def _engine(
     settings: EngineSettings,
     numbers: SchedulerSettings,
     model: LoadedModel,
-    groups: KVGroups,
+    arenas: Arenas,
     liveness: Liveness,
     memory: int | None,
     disk_socket: int | None,
 ) -> tuple[Engine, BlockMover | None]:
-    device = model.decoder.device
-    arenas = _arenas(groups, numbers.blocks, device)
+    device, groups = model.decoder.device, tuple(arena.group for arena in arenas)
     hasher = BlockHasher(settings.secret or os.urandom(SECRET_BYTES), settings.block_tokens)
     pool = BlockPool(numbers.blocks, debug=settings.debug)
     namespace = model.namespace(groups)
@@ -209,7 +212,7 @@ def _block_bytes(groups: KVGroups) -> int:
     return sum(group.block_bytes for group in groups)
 
 
-def _arenas(groups: KVGroups, blocks: int, device: torch.device) -> tuple[DeviceArena, ...]:
+def _arenas(groups: KVGroups, blocks: int, device: torch.device) -> Arenas:
     try:
         return tuple(DeviceArena(group, blocks, device) for group in groups)
     except RuntimeError as error:

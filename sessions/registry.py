@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Sequence, Set
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -48,6 +48,9 @@ from .workers import Stopped, Workers
 _T = TypeVar("_T")
 UNKEPT = 1 << 128
 """The number of the first session that no journal keeps. Sessions in a journal have smaller ones."""
+REOPENED_AT_ONCE = 8
+"""At most so many sessions of one owner are read from the journal at once. What each has written is committed
+together."""
 MOST_TRIED = 1024
 """The most beginnings of a conversation that are hashed to find its session."""
 
@@ -92,7 +95,8 @@ class SessionRegistry:
         self._by_handle: dict[bytes, Session] = {}  # with those that are being closed
         self._by_number: dict[int, Session] = {}  # with those that are being closed
         self._closing: dict[str, asyncio.Event] = {}  # by id
-        self._reopening = WeakValueDictionary[bytes, asyncio.Lock]()  # by owner: one session at a time
+        self._reopening = WeakValueDictionary[int, asyncio.Lock]()  # by number in the journal
+        self._places = WeakValueDictionary[bytes, asyncio.Semaphore]()  # by owner
         self._opened = self._reopened = 0
         self._workers = Workers()
         self.tenants = OpenTenants(self.settings.tenants, self.settings.max_sessions, self._workers)
@@ -294,12 +298,9 @@ class SessionRegistry:
         if (closing := self._by_handle.get(digest)) is not None:
             await self.wait_closed(closing.id)
         owners = {owner} if former_owner is None else {owner, former_owner}
-        async with AsyncExitStack() as reopening:
-            for one in sorted(owners):  # in one order, so that two clients never wait for each other
-                await reopening.enter_async_context(self._reopened_by(one))
-            found: Session | Reopened | None = self._by_handle.get(digest)
-            if found is None and self.journal is not None:
-                found = await self._reopen(self.journal, digest, owners, make_room or self.tenants.check)
+        found: Session | Reopened | None = self._by_handle.get(digest)
+        if found is None and self.journal is not None:
+            found = await self._reopen(self.journal, digest, owners, make_room or self.tenants.check)
         session = found.session if isinstance(found, Reopened) else found
         if session is not None and not self.is_open(session):  # it was closed meanwhile
             return await self.resume(handle, owner, make_room, former_owner)
@@ -311,13 +312,11 @@ class SessionRegistry:
         self._know_handles(session)
         return found
 
-    async def wait_for_reopening(self, owner: bytes) -> None:
-        """Wait until no session of this owner is being opened from the journal."""
-        async with self._reopened_by(owner):
-            return
-
-    def _reopened_by(self, owner: bytes) -> asyncio.Lock:
-        return self._reopening.setdefault(owner, asyncio.Lock())
+    async def wait_for_reopening(self, number: int) -> None:
+        """Wait while the session with this number in the journal is being opened from there."""
+        if (lock := self._reopening.get(number)) is not None:
+            async with lock:
+                return
 
     def close(
         self,
@@ -444,17 +443,33 @@ class SessionRegistry:
 
     async def _reopen(
         self, journal: Journal, digest: bytes, owners: Set[bytes], make_room: Callable[[bytes], None]
-    ) -> Reopened | None:
+    ) -> Session | Reopened | None:
         known = await journal.read(lambda store: store.handle(digest))
-        if known is None or known[1] not in owners or self._is_taken(journal, known[0]):
+        if known is None or known[1] not in owners:
             return None
-        number = known[0]
+        number, owner = known
+        lock = self._reopening.setdefault(number, asyncio.Lock())
+        place = self._places.setdefault(owner, asyncio.Semaphore(REOPENED_AT_ONCE))
+        async with lock, place:
+            if (opened := self._by_handle.get(digest)) is not None:
+                return opened
+            if self._is_taken(journal, number):
+                return None
+            return await self._read_again(journal, digest, number, make_room)
+
+    async def _read_again(
+        self, journal: Journal, digest: bytes, number: int, make_room: Callable[[bytes], None]
+    ) -> Reopened:
         journal.hold(number)
         try:
-            if await journal.read(lambda store: store.handle(digest)) is None:
-                raise _unknown()
-            stored = await journal.read(lambda store: store.session(number))
-            if digest not in stored.keyring.digests() or stored.record.id in self.trees.pruned:
+            stored = await journal.read(
+                lambda store: store.session(number) if store.handle(digest) is not None else None
+            )
+            if (
+                stored is None
+                or digest not in stored.keyring.digests()
+                or stored.record.id in self.trees.pruned
+            ):
                 raise _unknown()
             make_room(stored.record.salt)
             self.tenants.enter(stored.record.salt)  # hold the place while the thread replays

@@ -18,7 +18,8 @@ from pathlib import Path
 from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.errors import EngineGone
-from holdfast.runtime.link.process import PROGRAM, Backoff, ChildEngine
+from holdfast.runtime.link.child import PROGRAM
+from holdfast.runtime.link.process import Backoff, ChildEngine
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import connect

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from holdfast.runtime.link.process import ENVIRONMENT, USUAL
+from holdfast.runtime.link.child import ENVIRONMENT, USUAL
 
 from ..toys import make_toy, teach
 from .options import CannotMeasure, Options

@@ -6,6 +6,7 @@ needs when it runs, so that ``--help`` is quick. Exit codes: 0 done, 1 it ran an
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from importlib import import_module
 from pathlib import Path
@@ -101,7 +102,6 @@ def serve(
 ) -> None:
     """Serve MODEL over the Realtime WebSocket protocol, its engine in a supervised process of its own."""
     from ...kvstore.log_lines import LogSettings
-    from .serve import run
 
     folder = None if no_store else (store or options.default_store(model)).expanduser()
     try:
@@ -158,7 +158,14 @@ def serve(
         for line in configuration.printed(context, store=folder):
             print(line)
         return
-    raise typer.Exit(run(settings, engine))
+    from ...runtime.link.child import Spawned
+
+    first = None
+    with contextlib.suppress(OSError):  # the server tries again, and tells what the machine is short of
+        first = Spawned.of()  # it imports torch beside what follows
+    from .serve import run
+
+    raise typer.Exit(run(settings, engine, first))
 
 
 @app.command()

@@ -308,7 +308,7 @@ def engine_settings(
 def default_store(model: str) -> Path:
     """The folder that is a model's store if none is given: ``$XDG_STATE_HOME/holdfast/<model>``, by default
     under ``~/.local/state``."""
-    from ..compose import model_name
+    from ...runtime.model.folder import model_name
 
     state = os.environ.get("XDG_STATE_HOME", "")
     root = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"

@@ -15,6 +15,7 @@ import termios
 from ...kvstore.log_lines import LineWriter, logging_lines
 from ...runtime.errors import RuntimeFault
 from ...runtime.kv_placement.sizing import memory_line, refusal
+from ...runtime.link.child import Spawned
 from ...runtime.link.messages import Hello
 from ...runtime.settings import DTYPE_BYTES, EngineSettings
 from ...sessions.errors import SessionError
@@ -42,14 +43,14 @@ REFUSALS = (
 """Errors because of which a server does not start: exit code 2 and one line."""
 
 
-def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
-    """Run a server until a signal ends it. Returns the exit code: 0, or 2 if it could not start or run; then
-    the last line on stderr says why."""
+def run(settings: GatewaySettings, engine_settings: EngineSettings, first: Spawned | None = None) -> int:
+    """Run a server until a signal ends it. ``first``: the engine's process, if it was started before. Returns
+    the exit code: 0, or 2 if it could not start or run; then the last line on stderr says why."""
     repeats, cause = RepeatFilter(), ""
     sys.setswitchinterval(SWITCH_SECONDS)
     with logging_lines("holdfast", engine_settings.logs, repeats) as lines:
         try:
-            asyncio.run(_until_signal(settings, engine_settings, lines))
+            asyncio.run(_until_signal(settings, engine_settings, lines, first))
         except REFUSALS as error:
             cause = error.message
         except (OSError, MemoryError) as error:  # no memory, no process, a full disk
@@ -68,7 +69,7 @@ def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
 
 
 async def _until_signal(
-    settings: GatewaySettings, engine_settings: EngineSettings, lines: LineWriter
+    settings: GatewaySettings, engine_settings: EngineSettings, lines: LineWriter, first: Spawned | None
 ) -> None:
     """Run the server until a signal. The first one drains a server that runs, and ends one that still loads. A
     second one ends the process at once.
@@ -77,7 +78,7 @@ async def _until_signal(
     and the certificate again. The child processes end when their sockets close.
     """
     up, leave, reload = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    server = asyncio.create_task(_serve(settings, engine_settings, up, leave, reload))
+    server = asyncio.create_task(_serve(settings, engine_settings, first, up, leave, reload))
 
     def signalled() -> None:
         if leave.is_set():
@@ -151,6 +152,7 @@ async def _reload(running: Serving, asked: asyncio.Event) -> None:
 async def _serve(
     settings: GatewaySettings,
     engine_settings: EngineSettings,
+    first: Spawned | None,
     up: asyncio.Event,
     leave: asyncio.Event,
     reload: asyncio.Event,
@@ -158,7 +160,7 @@ async def _serve(
     asked = f"{engine_settings.model}, device {engine_settings.device}"
     with Loading() as loading:
         begun = lambda url: log.info("starting %s, %s", asked, url)
-        async with serving(settings, engine_settings, loading.heard, listening=begun) as running:
+        async with serving(settings, engine_settings, loading.heard, listening=begun, first=first) as running:
             loading.loaded()
             log.info("%s", _memory(running.engine.link.hello))
             log.info("%s", _kept(settings))

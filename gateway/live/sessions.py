@@ -362,12 +362,14 @@ class LiveSessions:
         """Close the session with the id ``target`` and remove it from the journal. It must be in the same fork
         tree as the session ``session_id``. Raises ``MemberUnknown`` or ``PruneInvalid``; then nothing has
         changed."""
-        owner = self.registry.get(session_id).handles.owner  # all sessions of a tree have the same owner
         number = await self.forks.begin_pruning(session_id, target)
-        await self._whole(self._prune(target, number, owner))
+        await self._whole(self._prune(target, number))
 
-    async def _prune(self, target: str, number: int | None, owner: bytes) -> None:
-        await self.registry.wait_for_reopening(owner)  # what is being resumed is in `_live` after this
+    async def _prune(self, target: str, number: int | None) -> None:
+        if number is not None:
+            await self.registry.wait_for_reopening(
+                number
+            )  # if it is resumed now, it is in `_live` after this
         live, connection = self._live.pop(target, None), self._connections.pop(target, None)
         self._end_lease(target)
         if connection is not None:

@@ -1,7 +1,8 @@
 """The engine in a child process, watched and restarted: the form behind ``holdfast serve``.
 
-The child gets one socket, a crash report, and its settings as the first frame. It exits when the socket
-ends, so a killed parent leaves no orphan. Its stderr is the parent's.
+The child gets one socket and a crash report, and imports what it needs. Over the socket it is sent the
+descriptors that its settings ask for, and the settings. It exits when the socket ends, so a killed parent
+leaves no orphan. Its stderr is the parent's.
 
 An engine hangs if its heartbeat is overdue for ``PATIENCE`` while this event loop was on time. Time in which
 its device thread was runnable but had no core does not count, up to ``STARVED``: on a crowded machine
@@ -17,10 +18,9 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -34,18 +34,11 @@ from ...kvstore.system_limits import explained
 from ..errors import EngineDied, EngineGone, LinkClosed, RuntimeFault
 from ..kv_placement.tier_setup import host_memory, make_room, with_secret
 from ..settings import EngineSettings
+from .child import DESCRIPTORS, PROGRAM, Spawned
 from .client import EngineLink
 from .crash_report import ASK, CrashReport, EngineDeath
 from .gateway_end import GatewayEnd
 from .messages import Heartbeat, frame
-
-PROGRAM = (sys.executable, "-m", "holdfast.runtime")
-ENVIRONMENT = {"PYTHONSAFEPATH": "1", "GOMP_SPINCOUNT": "20000"}
-"""Environment variables of each engine process."""
-USUAL = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
-"""Environment variables of each engine process, unless the operator has set them. By default glibc returns
-the pages of a step's tensors (up to 32 MiB, its limit) to the kernel now and then and faults them in again
-one by one: up to 50,000 page faults for a prompt of 2,048 tokens, and twice the time."""
 
 GRACE = 2.0  # seconds in which a child must exit after its socket ended
 TICK = 0.25  # seconds between two checks of its heartbeat
@@ -219,7 +212,8 @@ class ChildEngine:
     Entering raises the fault that the child reported (``ModelUnreadable``, ``SettingsInvalid``…), or
     ``EngineDied`` if it reported none. An engine that dies later is restarted behind the same link, until
     one reports a fault. ``on_heartbeat`` gets each heartbeat, for a progress bar. ``program``: the child's
-    command line, to which the descriptors are added.
+    command line, to which the descriptors are added. ``first``: the first child, if it was started before; it
+    is this object's when it is entered.
     """
 
     def __init__(
@@ -229,6 +223,7 @@ class ChildEngine:
         backoff: Backoff | None = None,
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
         program: Sequence[str] = PROGRAM,
+        first: Spawned | None = None,
     ) -> None:
         self.link = EngineLink()
         self._settings = settings
@@ -237,6 +232,7 @@ class ChildEngine:
         self._backoff = backoff or Backoff()
         self._on_heartbeat = on_heartbeat
         self._program = program
+        self._first = first
         self._child: EngineProcess | None = None
         self._watch: asyncio.Task[None] | None = None
         self._leaving = False
@@ -291,18 +287,15 @@ class ChildEngine:
         """Spawn a child, send it the settings, and wait until its engine is loaded; then the link uses it.
         Raises the fault that the child reported, or ``EngineDied``."""
         end = GatewayEnd(self._on_heartbeat)
+        spawned, self._first = self._first or Spawned.of(self._program), None
         with ExitStack() as undone:
-            ours, theirs = socket.socketpair()
-            undone.callback(ours.close)
-            with theirs:
-                report = CrashReport.new()
-                undone.callback(report.close)
-                undone.callback(self._stop_disk)
-                process = self._spawn(theirs, report)
+            undone.callback(spawned.close)
+            undone.callback(self._stop_disk)
+            self._send_descriptors(spawned.sock)
             undone.pop_all()
-        self._child = child = EngineProcess(process, report, end)
+        self._child = child = EngineProcess(spawned.process, spawned.report, end)
         self.link.attach(end)
-        transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: end, sock=ours)
+        transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: end, sock=spawned.sock)
         transport.write(frame(self._settings))
         watching = asyncio.create_task(child.watch())
         try:
@@ -363,23 +356,14 @@ class ChildEngine:
             log.error("stacks of engine %d:\n%s", death.engine_number, death.stacks)
         return death
 
-    def _spawn(self, sock: socket.socket, report: CrashReport) -> subprocess.Popen[bytes]:
-        command = [*self._program, "--fd", str(sock.fileno()), "--crash-report", str(report.fd)]
-        fds = [sock.fileno(), report.fd]
-        if self._memory is not None:
-            command += ["--memory", str(self._memory)]
-            fds.append(self._memory)
-            if self._settings.store is not None:
-                self._disk = DiskProcess(self._memory, self._settings.logs)
-                command += ["--disk", str(self._disk.theirs.fileno())]
-                fds.append(self._disk.theirs.fileno())
-        process = subprocess.Popen(
-            command,
-            pass_fds=fds,
-            stdin=subprocess.DEVNULL,
-            stdout=2,  # what a library prints is for the operator, too
-            env={**USUAL, **os.environ, **ENVIRONMENT},
-        )
+    def _send_descriptors(self, sock: socket.socket) -> None:
+        """Send a child the memory of the host tier and the control socket of a new disk process, if there are
+        such (`DESCRIPTORS`)."""
+        fds = [] if self._memory is None else [self._memory]
+        if self._memory is not None and self._settings.store is not None:
+            self._disk = DiskProcess(self._memory, self._settings.logs)
+            fds.append(self._disk.theirs.fileno())
+        with suppress(ConnectionError):  # the child has died meanwhile, which the link tells
+            socket.send_fds(sock, [DESCRIPTORS], fds)
         if self._disk is not None:
             self._disk.start()
-        return process

@@ -17,6 +17,15 @@ HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt", "
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
+def model_name(model: str) -> str:
+    """The name under which a model is served: a folder's name, a file's name without its ending, or ``model``
+    as it is if that is neither."""
+    path = Path(model).expanduser()
+    if path.is_file():
+        return path.stem
+    return path.resolve().name if path.is_dir() else model
+
+
 def find_model(name: str) -> Path:
     """The folder or GGUF file of a model.
 

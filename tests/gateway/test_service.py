@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.gateway.compose import model_name
 from holdfast.gateway.errors import Draining, EngineLoading, ModelNotServed
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import ClientLimits, GatewaySettings
 from holdfast.runtime.errors import EngineDied
 from holdfast.runtime.link.messages import Heartbeat, Phase
+from holdfast.runtime.model.folder import model_name
 
 pytestmark = pytest.mark.anyio
 

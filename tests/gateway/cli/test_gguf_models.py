@@ -12,12 +12,11 @@ import pytest
 
 from holdfast.benchmarks.toys import make_toy
 from holdfast.gateway.cli import doctor, main
-from holdfast.gateway.compose import model_name
 from holdfast.gateway.embedded import embedded
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.errors import ModelUnreadable
 from holdfast.runtime.link.heartbeat import Liveness
-from holdfast.runtime.model.folder import cache_folder, fetched_file, find_model
+from holdfast.runtime.model.folder import cache_folder, fetched_file, find_model, model_name
 from holdfast.runtime.settings import EngineSettings
 
 from ...runtime.model.gguf_toys import Draft, draft

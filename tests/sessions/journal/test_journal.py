@@ -1081,3 +1081,33 @@ async def test_whatever_making_room_raises_the_thread_goes_on() -> None:
             await ticket
         assert next(calls) > 2
         await journal.aclose()
+
+
+@run
+async def test_clients_that_come_back_together_share_commits() -> None:
+    with folder() as path:
+        async with registry_in(path, reciting()) as registry:
+            sessions = [registry.create() for _ in range(30)]
+            for session in sessions:
+                await ask(session, "Hello?")
+            handles = [await left(session) for session in sessions]
+        async with registry_in(path, reciting()) as registry:
+            assert registry.journal is not None
+            before = await registry.journal.statistics()
+            found = await asyncio.gather(*(resumed(registry, handle) for handle in handles))
+            await asyncio.gather(*(left(one.session) for one in found))
+            after = await registry.journal.statistics()
+            assert after["journal_commits"] - before["journal_commits"] < 15
+
+
+@run
+async def test_one_session_is_opened_once_for_clients_that_come_back_together() -> None:
+    with folder() as path:
+        async with registry_in(path, reciting()) as registry:
+            session = registry.create()
+            await ask(session, "Hello?")
+            handle = await left(session)
+        async with registry_in(path, reciting()) as registry:
+            found = await asyncio.gather(*(registry.resume(handle, b"") for _ in range(10)))
+            opened = [one for one in found if isinstance(one, Reopened)]
+            assert len(opened) == 1 and all(one is opened[0].session for one in found if one is not opened[0])
