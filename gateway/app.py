@@ -161,7 +161,8 @@ class _Routes:
 
     async def realtime(self, socket: WebSocket) -> None:
         """The WebSocket route of Realtime: let one client be served to its end (`_SocketsLast`). A client that
-        is refused gets an HTTP answer in place of the WebSocket.
+        is refused gets an HTTP answer in place of the WebSocket. One that comes while the engine loads waits,
+        ``handshake_seconds`` at most.
 
         Two query parameters are our own. ``resumable=true``: the client can come back with the handle that it
         is given. So its replies continue while it is away, and an event that is sent twice (same ``event_id``)
@@ -169,7 +170,8 @@ class _Routes:
         is ``session.resume``.
         """
         try:
-            self._service.admit(socket.query_params.get("model"))
+            seconds = self._service.settings.handshake_seconds
+            await self._service.admitted(socket.query_params.get("model"), seconds)
         except Exception as error:
             await socket.send_denial_response(refusal(error, socket.scope))
             return

@@ -88,7 +88,7 @@ def in_memory(service: Service) -> Client:
 
     async def dial(model: str | None, *, resume: bool = False) -> MemoryTransport:
         try:
-            service.admit(model)
+            await service.admitted(model, service.settings.handshake_seconds)
         except (GatewayError, RuntimeFault) as error:
             raise ConnectionFailed(error.message) from error
         ours, theirs = memory_pair()

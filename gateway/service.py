@@ -222,17 +222,22 @@ class Service:
             raise self._loading()
         return self._live
 
-    async def loaded(self) -> None:
-        """Wait until sessions can be opened, ``loading_seconds`` at most. Returns also if the time is over or
-        the server ends: `admit` raises then. It is for requests over HTTP, which cannot be told to wait;
-        clients of WebSockets try again."""
+    async def loaded(self, seconds: float | None = None) -> None:
+        """Wait until sessions can be opened, ``seconds`` at most; None: ``loading_seconds``. Returns also if
+        the time is over or the server ends: `admit` raises then."""
         self._waiting += 1
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self.settings.loading_seconds):
+                async with asyncio.timeout(self.settings.loading_seconds if seconds is None else seconds):
                     await self._opened.wait()
         finally:
             self._waiting -= 1
+
+    async def admitted(self, model: str | None, seconds: float | None = None) -> LiveSessions:
+        """Wait until the engine is loaded, as `loaded` does, and then `admit`."""
+        self.check_model(model)
+        await self.loaded(seconds)
+        return self.admit(model)
 
     async def read(
         self, request: Request, decode: Callable[[bytes], _T], bound: BodyBound = CONVERSATION
@@ -273,9 +278,7 @@ class Service:
 
         Raises ``ModelNotServed``, ``Draining``, or ``EngineLoading``.
         """
-        self.check_model(model)
-        await self.loaded()
-        return Transcripts(self.admit(model), self._link, self.settings.default_max_tokens)
+        return Transcripts(await self.admitted(model), self._link, self.settings.default_max_tokens)
 
     @property
     def responses(self) -> int:

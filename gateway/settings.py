@@ -172,6 +172,9 @@ class GatewaySettings:
     """If the engine dies, a running reply waits this long for another engine; then it fails."""
     loading_seconds: float = 60.0
     """While the engine loads, an HTTP request that needs it waits this long for it; then it is refused."""
+    handshake_seconds: float = 5.0
+    """The same for the handshake of a WebSocket; less, as many clients give up after ten seconds, and all try
+    again after a refusal."""
     traces_endpoint: str | None = None
     """Where spans of turns go, by OTLP over HTTP; None: none are made. Raises ``TracingUnavailable``."""
     max_queue_seconds: float | None = 300.0

@@ -45,8 +45,8 @@ class Loading(Scripted):
 class Watched(Service):
     """Tells when a request begins to wait for the engine."""
 
-    async def loaded(self) -> None:
-        waiting = asyncio.ensure_future(super().loaded())
+    async def loaded(self, seconds: float | None = None) -> None:
+        waiting = asyncio.ensure_future(super().loaded(seconds))
         await asyncio.sleep(0)  # it waits from then on
         self.waits.set()
         await waiting
@@ -56,7 +56,8 @@ class Watched(Service):
 
 @asynccontextmanager
 async def loading(seconds: float) -> AsyncIterator[tuple[Watched, httpx2.AsyncClient]]:
-    service = Watched(GatewaySettings(loading_seconds=seconds), "scripted", Loading(spoken, END))
+    settings = GatewaySettings(loading_seconds=seconds, handshake_seconds=seconds)
+    service = Watched(settings, "scripted", Loading(spoken, END))
     service.waits = asyncio.Event()
     transport = httpx2.ASGITransport(app=build_app(service))
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
@@ -105,8 +106,20 @@ async def test_a_server_that_gives_up_refuses_what_waits() -> None:
         assert (await asked).json()["error"]["code"] == "server_going_away"
 
 
-async def test_a_socket_is_refused_with_the_phase() -> None:
+async def test_a_socket_waits_for_the_engine() -> None:
+    async def talk(service: Service) -> str:
+        async with in_memory(service).session(max_output_tokens=3) as chat:
+            return await chat.say("Hi").text()
+
     async with loading(1e6) as (service, _):
+        talking = asyncio.create_task(talk(service))
+        await service.waits.wait()
+        open_to(service)
+        assert await talking
+
+
+async def test_a_socket_that_waited_too_long_is_refused_with_the_phase() -> None:
+    async with loading(0.0) as (service, _):
         with pytest.raises(ConnectionFailed, match="compiling kernels"):
             async with in_memory(service).session():
                 pass
