@@ -309,3 +309,11 @@ def test_grammar_tells_what_masks_cost_and_what_is_refused(tmp_path: Path) -> No
     }
     assert len(on["cost_percent"]["runs"]) == 2 and min(on["refused_ms"].values()) > 0
     assert all(set(times) == {"new", "known", "none"} for times in on["first_token_ms"].values())
+
+
+@pytest.mark.slow
+def test_clients_of_a_killed_server_get_the_same_texts(tmp_path: Path) -> None:
+    comeback = import_module("holdfast.benchmarks.comeback")
+    assert comeback.main(["--clients", "3", "--rounds", "1", "--out", str(tmp_path)]) == 0
+    told = json.loads((tmp_path / "comeback.json").read_text())
+    assert {goal["name"]: goal["value"] for goal in told["goals"]}["texts that differ"] == 0
